@@ -1,0 +1,114 @@
+"""Every error of the toolkit. The class says who has to act; the message says where, and what to do.
+
+``StreamsError``
+    ├── ``ConfigError``              the caller: a setting is wrong (named in the message)
+    ├── ``RegistrationError``        the caller: event types and handlers do not fit together
+    ├── ``TopicError``               the operator: a topic is missing, or differs from what the settings say
+    ├── ``OffsetError``              the operator: log and state do not fit together any more; never reset silently
+    ├── ``BrokerUnavailable``        the operator: nothing answers at the address; the engine keeps trying
+    ├── ``EmbeddedBrokerError``      the operator: the embedded Kafka cannot be fetched or started
+    ├── ``RecordError``              the error policy: one record cannot be handled
+    │     ├── ``DecodeError``        its bytes, its type header or its version
+    │     ├── ``EncodeError``        an output or a change cannot be turned into bytes
+    │     └── ``RecordRefused``      the broker will not take an output or a change of its event
+    ├── ``StoreError``               the caller: a store was used in a way that cannot be kept exactly-once
+    ├── ``StateDiskError``           the operator: the disk under a durable store failed (path in the message)
+    ├── ``MembershipLost``           the engine: what the member owned is void, it joins again
+    ├── ``MembershipFatal``          the operator: the group will not have this member at all
+    ├── ``TransactionFailed``        the engine first, then the operator: a transactional call failed (`call` names it)
+    └── ``Stopped``                  the caller: the event source is not running (any more)
+"""
+
+from __future__ import annotations
+
+
+class StreamsError(Exception):
+    """Base of all errors raised by this package. Never raised itself."""
+
+
+class ConfigError(StreamsError, ValueError):
+    """A setting is missing, out of range or contradicts another one. The message names the setting."""
+
+
+class RegistrationError(StreamsError):
+    """An event type or handler was registered twice, too late, or not at all."""
+
+
+class TopicError(StreamsError):
+    """A topic is missing or differs from the settings (partitions, compaction, replication). Nothing was changed."""
+
+
+class OffsetError(StreamsError):
+    """Offsets of state and log do not fit together (truncated, re-created, restored topic).
+
+    Raised instead of a silent reset. The message names topic, partition, both offsets and the ways out.
+    """
+
+
+class BrokerUnavailable(StreamsError):
+    """No broker answered in time. The message names the addresses (never credentials)."""
+
+
+class EmbeddedBrokerError(StreamsError):
+    """The embedded Kafka cannot be fetched, formatted or started. The message says what to do."""
+
+
+class RecordError(StreamsError):
+    """One record (input, output or change) cannot be handled; the event's error policy decides."""
+
+
+class DecodeError(RecordError):
+    """Bytes that are not what their type header says, or a type header that nobody knows."""
+
+
+class EncodeError(RecordError):
+    """A value that its codec cannot turn into bytes."""
+
+
+class RecordRefused(RecordError):
+    """The broker refuses an output or a change (too large, unknown topic, not authorised)."""
+
+
+class StoreError(StreamsError):
+    """A store was used outside of an event, with a null key, with a reserved key, or after it was revoked."""
+
+
+class StateDiskError(StreamsError):
+    """The disk under a durable store failed. The message names the path."""
+
+
+class MembershipLost(StreamsError):
+    """The member is not in the group any more; everything that it owned is void."""
+
+
+class MembershipFatal(StreamsError):
+    """The group refuses this member for good (fenced instance id, not authorised, other protocol)."""
+
+
+class Stopped(StreamsError):
+    """The event source is stopped or stopping; the request was not carried out."""
+
+
+class TransactionFailed(StreamsError):
+    """A transactional call failed.
+
+    ``call`` is the name of the call, ``code`` the broker's or the client's error name. ``kind`` says what is known
+    about the transaction, which is all that the recovery decides by:
+
+    ``"abortable"``
+        the transaction can be aborted, the producer can be used for that; nothing of it is visible.
+    ``"stale"``
+        the same, because the group moved on to another generation: wait for the new snapshot, then send again.
+    ``"lost"``
+        the same, because the group does not know this member: nothing may be sent again.
+    ``"fenced"``
+        somebody else initialised the same transactional id: the producer is of no use any more.
+    ``"unknown"``
+        no clear answer: the transaction may be committed or not. The producer is of no use any more.
+    """
+
+    def __init__(self, call: str, code: str, kind: str, reason: str = "") -> None:
+        super().__init__(f"{call}: {code}" + (f" ({reason})" if reason else ""))
+        self.call = call
+        self.code = code
+        self.kind = kind
