@@ -1,0 +1,103 @@
+"""Every contract that a user may implement, on one page.
+
+Threads: all methods here are called on the event loop's thread, one at a time per partition, unless a method says
+otherwise. An object belongs to one partition; nothing needs a lock. Exceptions: anything raised by a store while an
+event runs fails that event (its error policy decides); anything raised while a store is restored, committed or revoked
+stops the event source, because the state can not be trusted any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from streams.records import Change, TopicPartition
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class Codec(Protocol[T]):
+    """Turns values of one type into bytes and back. Stateless; may be called from any thread.
+
+    ``decode(encode(x)) == x`` for every ``x`` that ``encode`` takes. Both raise ``EncodeError`` / ``DecodeError`` and
+    nothing else. Byte order is fixed by the codec, never the machine's.
+    """
+
+    def encode(self, value: T, /) -> bytes: ...
+
+    def decode(self, data: bytes, /) -> T: ...
+
+
+@runtime_checkable
+class StateStore(Protocol):
+    """The least that a store must do: be filled from its changelog, and let go.
+
+    Order: the factory is called when the partition is prepared; then ``receive_change`` once per changelog record, in the
+    order of the changelog; then events run; at the end ``revoked``, once, after the last transaction of the partition is
+    settled or given up. A store of this kind tells the engine about its changes itself, by
+    ``EventContext.record_change``. If an event fails that has touched it, the engine cannot undo what the store did: it
+    drops the store and restores the partition from the changelog before it goes on. Stores that journal
+    (``JournalledStore``) are undone in place instead.
+    """
+
+    def receive_change(self, change: Change, /) -> None:
+        """Apply one record of the changelog (``value is None``: the key was deleted). Seen once per record, in order."""
+        ...
+
+    def revoked(self) -> None:
+        """The partition is gone: free everything. Called once; nothing is called afterwards."""
+        ...
+
+
+@runtime_checkable
+class JournalledStore(StateStore, Protocol):
+    """A store that keeps encoded bytes and journals its own changes, so a failed event leaves no trace in it.
+
+    Order per event: ``begin``, any number of reads and writes by the handler, ``end``; then either nothing, or ``undo`` of
+    the same list (before the next ``begin``). Writes outside of ``begin`` … ``end`` raise ``StoreError``.
+    """
+
+    def begin(self, journal: list[Change], /) -> None:
+        """From now on every write appends a ``Change`` (with the bytes that it replaced) to ``journal``."""
+        ...
+
+    def end(self) -> None:
+        """The event is over: forget the journal; writes are refused until the next ``begin``."""
+        ...
+
+    def undo(self, journal: list[Change], /) -> None:
+        """Put back the ``previous`` bytes of each change, last one first."""
+        ...
+
+
+@runtime_checkable
+class DurableStore(JournalledStore, Protocol):
+    """A store that survives the process. It is told of each committed cut, and says from where to go on restoring."""
+
+    def committed(self, changes: dict[bytes, bytes | None], changelog_offset: int, /) -> None:
+        """These keys are committed up to this changelog offset: write both in one atomic step.
+
+        Called after the transaction is known to be committed, in order. Raises ``StateDiskError`` if the disk fails.
+        """
+        ...
+
+    def checkpoint(self) -> int | None:
+        """The changelog offset of the last ``committed``; ``None`` for an empty store."""
+        ...
+
+
+StateStoreFactory = Callable[[TopicPartition], Any]
+"""Makes an empty store for one partition of the *source* topic. The result must be a ``StateStore``."""
+
+
+class Clock(Protocol):
+    """Where the runtime gets the time, so that tests can move it."""
+
+    def now(self) -> float:
+        """Seconds, monotonic, from an arbitrary start."""
+        ...
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the epoch, for records and logs."""
+        ...

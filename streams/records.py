@@ -1,0 +1,92 @@
+"""The nouns of the toolkit: where a record is, what was received, what is to be sent, what changed in a store.
+
+These are made per event, so they are ``msgspec.Struct`` (0.08 us to build; a frozen dataclass costs ten times that).
+Treat all of them as values: nobody changes one after it was handed over.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import msgspec
+
+TYPE_HEADER: Final = "__grt__"
+"""Header that carries an event's name on the wire (the ancestor's name, so that both can read each other)."""
+VERSION_HEADER: Final = "__grv__"
+"""Header that carries an event's version as decimal digits. Absent means version 1."""
+
+Headers = list[tuple[str, bytes | None]]
+"""Record headers as Kafka has them: ordered, names may repeat, values may be null."""
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic. Sorts by topic, then number."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]"
+
+
+class IncomingRecord(msgspec.Struct, gc=False):
+    """A record as it was received. ``timestamp_ms`` is the record's own (producer's or broker's), -1 if it has none."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers | None
+    timestamp_ms: int = -1
+
+    @property
+    def record_type(self) -> str | None:
+        """The event's name on the wire, or ``None`` when the header is missing, null or not UTF-8."""
+        for name, value in self.headers or ():
+            if name == TYPE_HEADER:
+                try:
+                    return value.decode() if value is not None else None
+                except UnicodeDecodeError:
+                    return None
+        return None
+
+    def header(self, name: str) -> bytes | None:
+        """The value of the first header called ``name``, or ``None``."""
+        for found, value in self.headers or ():
+            if found == name:
+                return value
+        return None
+
+    @property
+    def where(self) -> str:
+        """``topic[partition]@offset``, as error messages name it."""
+        return f"{self.topic}[{self.partition}]@{self.offset}"
+
+
+class Record(msgspec.Struct, gc=False):
+    """A record to be sent.
+
+    ``value=None`` is a tombstone; ``b""`` is an empty value: they are different things. ``partition=None`` lets the key
+    decide (murmur2, as Java does; records without key are spread). ``timestamp_ms=None``: the time of sending.
+    """
+
+    topic: str
+    value: bytes | None
+    key: bytes | None = None
+    headers: Headers | None = None
+    partition: int | None = None
+    timestamp_ms: int | None = None
+
+
+class Change(msgspec.Struct, gc=False):
+    """One write to a store: ``key`` now has ``value`` (``None``: deleted); before it had ``previous`` (``None``: nothing).
+
+    ``previous`` is what an undo puts back. While a store is restored from its changelog ``previous`` is ``None``.
+    ``type`` is the name of the entry's type for own stores that keep several kinds of entries; it travels as header.
+    """
+
+    key: bytes
+    value: bytes | None
+    previous: bytes | None = None
+    type: str = ""

@@ -1,0 +1,33 @@
+"""Names and settings of the topics that belong to an event source.
+
+Internal topics are named ``<group>.<source topic>.<purpose>``: one group reads one source, and an operator sees at once
+to whom a topic belongs.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+MAX_NAME_LENGTH: Final = 249
+"""Kafka's limit for topic names (``Topic.MAX_NAME_LENGTH``)."""
+
+
+class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic as it must be. ``configs`` holds only what matters to correctness; other settings are the operator's."""
+
+    name: str
+    partitions: int
+    replication_factor: int
+    configs: dict[str, str] = {}
+
+
+def changelog_name(group_id: str, topic: str) -> str:
+    """The compacted topic of a source's state changes and input offsets."""
+    return f"{group_id}.{topic}.changelog"
+
+
+def dead_letter_name(group_id: str, topic: str) -> str:
+    """The topic of the records that the error policy gave up on."""
+    return f"{group_id}.{topic}.dead-letters"
