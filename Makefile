@@ -1,0 +1,100 @@
+# Everything sets up its own virtual environment, once, from the hashed lock files in requirements/.
+#   make VENV=/some/where ...    another place for it
+#   make PYTHON=python3.12 ...   another interpreter (3.11 or newer)
+#   make test ARGS="-k prefix"   more arguments for the tool behind a target
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+PYTHON ?= python3
+ARGS ?=
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation
+BUILT := $(VENV)/.stamp-build
+FOR_DEMO := $(VENV)/.stamp-demo
+FOR_DEV := $(VENV)/.stamp-dev
+
+.PHONY: help demo test lint types contracts docs bench core-coverage lock clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(FOR_DEMO) ## real flights through Spark, Kafka and exactly-once handlers, checked to the last flight
+	@$(BIN)/kes demo $(ARGS)
+
+test: $(FOR_DEV) ## all tests (except the soak runs)
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(FOR_DEV) ## style, and who may import whom
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports --no-cache
+
+types: $(FOR_DEV) ## mypy --strict and pyright
+	$(BIN)/mypy $(ARGS)
+	$(BIN)/basedpyright --pythonpath $(BIN)/python $(ARGS)
+
+core-coverage: $(FOR_DEV) ## the deciding code (streams/core): every branch taken by the tests that need no broker
+	$(BIN)/coverage run -m pytest -q -m "not broker and not spark and not soak" tests/unit tests/property $(ARGS)
+	$(BIN)/coverage report --include='streams/core/*' --fail-under=100
+
+docs: $(FOR_DEV) ## the documentation as HTML; a warning is an error
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html $(ARGS)
+	@echo "docs: docs/_build/html/index.html"
+
+bench: $(FOR_DEV) ## speed, measured against a hand-written loop in the same run
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+lock: $(FOR_DEV) ## write requirements/*.txt: exact versions, hashed (ARGS=--upgrade: the newest allowed)
+	@for set in build dev demo; do \
+	  case $$set in \
+	    build) source="requirements/build.in" ;; \
+	    dev)   source="pyproject.toml --all-extras" ;; \
+	    demo)  source="pyproject.toml --extra demo --constraint requirements/dev.txt" ;; \
+	  esac; \
+	  echo "locking requirements/$$set.txt"; \
+	  $(BIN)/uv pip compile $$source --output-file requirements/$$set.txt --universal --python-version 3.11 \
+	    --generate-hashes --no-annotate --no-header --no-emit-index-url --quiet $(ARGS); \
+	done
+
+clean: ## forget what was built (not the caches of downloaded jars)
+	rm -rf $(VENV) docs/_build build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+
+# ------------------------------------------------------------------------------------------ environment
+
+$(BUILT): requirements/build.txt
+	@if ! $(BIN)/python -c pass 2>/dev/null; then \
+	  for python in $(PYTHON) python3.13 python3.12 python3.11 none; do \
+	    "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break; \
+	  done; \
+	  if [ "$$python" = none ]; then \
+	    echo "setup: Python 3.11 or newer is needed, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)." >&2; \
+	    echo "setup: install one, or name it: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; \
+	  fi; \
+	  if ! "$$python" -c 'import venv, ensurepip' 2>/dev/null; then \
+	    echo "setup: $$python cannot make virtual environments (module venv or ensurepip is missing)." >&2; \
+	    echo "setup: on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; \
+	  fi; \
+	  echo "setup: making $(VENV) with $$("$$python" --version)"; \
+	  "$$python" -m venv "$(VENV)"; \
+	fi
+	@$(PIP) --quiet --require-hashes -r requirements/build.txt
+	@touch $@
+
+$(FOR_DEMO): $(BUILT) requirements/demo.txt pyproject.toml
+	@echo "setup: installing what the demo needs (once; PySpark is large, a few minutes on a slow line)"
+	@$(PIP) $(QUIET) --require-hashes -r requirements/demo.txt
+	@$(PIP) --quiet --no-deps -e .
+	@touch $@
+
+$(FOR_DEV): $(BUILT) requirements/dev.txt pyproject.toml
+	@echo "setup: installing what tests, checks and docs need (once; PySpark is large, a few minutes on a slow line)"
+	@$(PIP) $(QUIET) --require-hashes -r requirements/dev.txt
+	@$(PIP) --quiet --no-deps -e .
+	@touch $@ $(FOR_DEMO)
+
+# On a terminal pip shows its progress bars; in a log one line per package is noise.
+QUIET = $(if $(MAKE_TERMOUT),,--quiet)
