@@ -1,0 +1,3 @@
+"""Examples, runnable from a checkout: ``kes run examples.bank:source``, ``kes demo``."""
+
+from __future__ import annotations

