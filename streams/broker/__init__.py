@@ -1,0 +1,8 @@
+"""A real Kafka from ``pip`` alone, for development, tests and demos: ``with KafkaBroker() as kafka: ...``."""
+
+from __future__ import annotations
+
+from streams.broker.kafka_broker import KafkaBroker
+from streams.broker.progress import Progress
+
+__all__ = ["KafkaBroker", "Progress"]

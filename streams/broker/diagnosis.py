@@ -1,0 +1,64 @@
+"""Why a broker did not start, from what it wrote: one sentence that says what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from streams.broker.probe import HOST
+from streams.errors import EmbeddedBrokerError
+
+_LINES = 15
+_BROKEN_JAR = ("NoClassDefFoundError", "ClassNotFoundException", "ZipException", "error in opening zip")
+
+
+class PortTaken(EmbeddedBrokerError):
+    """Another process listens on the port."""
+
+
+def port_taken(port: int) -> PortTaken:
+    """The error for a client port that is in use."""
+    return PortTaken(f"port {port} on {HOST} is taken by another process: stop that one, or name another port")
+
+
+def tail(path: Path, start: int) -> str:
+    """The last lines that the log gained after byte ``start``."""
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return "\n".join(lines[-400:])
+
+
+def ended(port: int, folder: Path, said: str) -> EmbeddedBrokerError:
+    """The error for a process that ended before it served."""
+    if "Address already in use" in said or "java.net.BindException" in said:
+        return port_taken(port)
+    if "No space left on device" in said or "Disk quota exceeded" in said:
+        return EmbeddedBrokerError(f"the disk is full under {folder}: free some space, or name another folder")
+    if "Failed to acquire lock on file" in said:
+        return EmbeddedBrokerError(f"the data folder {folder} is in use by another broker: stop that one first")
+    if "UnsupportedClassVersionError" in said:
+        return EmbeddedBrokerError(f"the Java is too old for this Kafka: name a newer one in KES_JAVA.{_last(said)}")
+    if any(name in said for name in _BROKEN_JAR):
+        return EmbeddedBrokerError(f"jars of Kafka are missing or broken: check KES_KAFKA_JARS.{_last(said)}")
+    if "insufficient memory" in said or "Could not reserve enough space" in said:
+        return EmbeddedBrokerError(
+            f"there is too little memory for the broker: lower heap_mb, or free some.{_last(said)}"
+        )
+    if "ConfigException" in said:
+        return EmbeddedBrokerError(f"the broker refuses a server property.{_last(said)}")
+    return EmbeddedBrokerError(f"the broker ended while it started.{_last(said)}")
+
+
+def timed_out(seconds: float, said: str) -> EmbeddedBrokerError:
+    """The error for a process that runs but does not serve in time."""
+    return EmbeddedBrokerError(
+        f"the broker did not serve within {seconds:g} s (is the machine overloaded? raise start_timeout).{_last(said)}"
+    )
+
+
+def _last(said: str) -> str:
+    lines = said.splitlines()[-_LINES:]
+    return "\nIts last lines:\n" + "\n".join(f"    {line}" for line in lines) if lines else " It wrote nothing."

@@ -1,0 +1,266 @@
+"""``KafkaBroker``: a real Kafka on this machine, owned by this process."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from streams.broker import diagnosis
+from streams.broker.jars import JarSet, errors_named, kafka_jars
+from streams.broker.keeping import GRACE_SECONDS, Kept
+from streams.broker.probe import HOST, free_port, is_free, metadata
+from streams.broker.progress import Progress, silent
+from streams.broker.settings import server_settings
+from streams.broker.template import formatted
+from streams.errors import ConfigError, EmbeddedBrokerError
+from streams.sak.java import Java, JavaError, find_java
+
+log = logging.getLogger(__name__)
+
+_PORT_ATTEMPTS = 5
+_POLL_SECONDS = 0.02
+
+_FAST_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
+_LOGGING = (
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss.SSS",
+)
+
+
+class KafkaBroker:
+    """A single Kafka node that ends with this process, however this process ends.
+
+    ``port``
+        the client port on 127.0.0.1; by default a free one, kept over ``restart()``.
+    ``data_dir``
+        where topics are kept, made if missing; by default a temporary folder that ``stop()`` removes.
+    ``durable``
+        the virtual machine's ordinary settings, for long runs and load; by default those that start quickly.
+    ``heap_mb``
+        the largest Java heap.
+    ``properties``
+        further server properties (``server.properties`` names); they win over the defaults.
+    ``start_timeout``
+        seconds until a start is given up.
+    ``progress``
+        called while Kafka is downloaded, the first time only.
+
+    Use it as a context manager, or call ``start()`` and ``stop()``. Several may run side by side. Methods may be called
+    from any thread; they block. Raised: ``EmbeddedBrokerError`` when Kafka cannot be fetched or started,
+    ``ConfigError`` for a wrong argument.
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int | None = None,
+        data_dir: Path | str | None = None,
+        durable: bool = False,
+        heap_mb: int = 512,
+        properties: Mapping[str, str] | None = None,
+        start_timeout: float = 60.0,
+        progress: Progress = silent,
+    ) -> None:
+        if port is not None and not 1 <= port <= 65535:
+            raise ConfigError(f"port must be 1 to 65535, not {port}")
+        if heap_mb < 128:
+            raise ConfigError(f"heap_mb must be at least 128, not {heap_mb}: a smaller heap does not hold a broker")
+        if start_timeout <= 0:
+            raise ConfigError(f"start_timeout must be above 0 seconds, not {start_timeout}")
+        self._wanted_port = port
+        self._data_dir = Path(data_dir).expanduser().absolute() if data_dir is not None else None
+        self._durable = durable
+        self._heap_mb = heap_mb
+        self._properties = dict(properties or {})
+        self._start_timeout = start_timeout
+        self._progress = progress
+        self._lock = threading.RLock()
+        self._kept: Kept | None = None
+        self._folder: Path | None = None
+        self._port: int | None = None
+        server_settings(Path(), 1, 2, self._properties)  # a wrong property is an error here, not at the start
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """``host:port`` for clients, from ``start()`` to ``stop()``, also while the broker is killed."""
+        if self._port is None:
+            raise EmbeddedBrokerError("the broker is not started: call start(), or use it as a context manager")
+        return f"{HOST}:{self._port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Process number of the Java process while it lives."""
+        kept = self._kept
+        return kept.pid if kept else None
+
+    @property
+    def keeper_pid(self) -> int | None:
+        """Process number of the keeper, which ends the broker on SIGTERM, from ``start()`` to ``stop()``."""
+        kept = self._kept
+        return kept.keeper_pid if kept else None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process lives (a frozen one does)."""
+        return self.pid is not None
+
+    @property
+    def data_dir(self) -> Path | None:
+        """The folder with the broker's data, settings and ``kafka.log``, from ``start()`` to ``stop()``."""
+        return self._folder
+
+    def __repr__(self) -> str:
+        where = f"{HOST}:{self._port}" if self._port else "not started"
+        return f"<KafkaBroker {where}{'' if self.is_running or not self._port else ', not running'}>"
+
+    # -- its life -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Start, and return once clients are served. The first time on a machine, fetch Kafka."""
+        with self._lock:
+            if self._kept is not None:
+                raise EmbeddedBrokerError(f"the broker at {self.bootstrap_servers} is started already")
+            if self._wanted_port is not None and not is_free(self._wanted_port):
+                raise diagnosis.port_taken(self._wanted_port)
+            try:
+                java = find_java()
+            except JavaError as error:
+                raise EmbeddedBrokerError(str(error)) from error
+            jars = kafka_jars(self._progress)
+            try:
+                self._prepare(java, jars)
+                self._bring_up(fixed=self._wanted_port is not None)
+            except BaseException:
+                self._end()
+                raise
+        return self
+
+    def stop(self) -> None:
+        """End the broker, and remove its data unless ``data_dir`` was given. Safe to repeat."""
+        with self._lock:
+            self._end()
+
+    def kill(self) -> None:
+        """End the broker with SIGKILL, as a crash would. Its data stay for ``restart()``."""
+        with self._lock:
+            kept = self._started()
+            kept.order("k")
+            if not kept.wait_exit(GRACE_SECONDS):
+                raise EmbeddedBrokerError(f"the broker (process {kept.pid}) does not end on SIGKILL")
+
+    def restart(self) -> None:
+        """Start again on the same port and data; a running broker is stopped in an orderly way first."""
+        with self._lock:
+            kept = self._started()
+            if kept.pid is not None:
+                kept.order("t")
+                if not kept.wait_exit(2 * GRACE_SECONDS):
+                    raise EmbeddedBrokerError(f"the broker (process {kept.pid}) does not end")
+            self._bring_up(fixed=True)
+
+    def freeze(self) -> None:
+        """Halt the process (SIGSTOP): connections stay open, nothing is answered."""
+        self._started().order("f")
+
+    def thaw(self) -> None:
+        """Let a frozen process go on (SIGCONT)."""
+        self._started().order("c")
+
+    def leave(self) -> int:
+        """Let the broker outlive this process; returns the keeper's process number, which ends it on SIGTERM.
+
+        Afterwards this object is as never started. Temporary data are removed when the broker ends.
+        """
+        with self._lock:
+            kept = self._started()
+            kept.leave()
+            self._kept, self._port, self._folder = None, None, None
+            return kept.keeper_pid
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def _started(self) -> Kept:
+        if self._kept is None:
+            raise EmbeddedBrokerError("the broker is not started: call start(), or use it as a context manager")
+        return self._kept
+
+    def _prepare(self, java: Java, jars: JarSet) -> None:
+        with errors_named(str(self._data_dir or tempfile.gettempdir())):
+            if self._data_dir is None:
+                self._folder = Path(tempfile.mkdtemp(prefix="kes-kafka-"))
+            else:
+                self._folder = self._data_dir
+                self._folder.mkdir(parents=True, exist_ok=True)
+        formatted(self._folder / "data", java, jars)
+        flags = [] if self._durable else list(_FAST_START)
+        command = [str(java.binary), "-Xms64m", f"-Xmx{self._heap_mb}m", *flags, *_LOGGING, "-cp", jars.classpath]
+        command += ["kafka.Kafka", str(self._folder / "server.properties")]
+        remove = [] if self._data_dir is not None else [self._folder]
+        self._kept = Kept(command, self._folder / "kafka.log", remove)
+
+    def _bring_up(self, *, fixed: bool) -> None:
+        for attempt in range(1, _PORT_ATTEMPTS + 1):
+            port = self._port or self._wanted_port or free_port()
+            if fixed and not is_free(port):
+                raise diagnosis.port_taken(port)
+            try:
+                self._run(port)
+            except diagnosis.PortTaken:
+                # Somebody was faster between the look for a free port and the broker's start.
+                if fixed or attempt == _PORT_ATTEMPTS:
+                    raise
+            else:
+                return
+
+    def _run(self, port: int) -> None:
+        """One start of the process on this port, until it serves."""
+        kept, folder = self._started(), self._folder
+        assert folder is not None
+        text = server_settings(folder / "data", port, free_port(frozenset((port,))), self._properties)
+        with errors_named(str(folder)):
+            (folder / "server.properties").write_text(text)
+        log_file = folder / "kafka.log"
+        heard = log_file.stat().st_size
+        began = time.monotonic()
+        kept.start()
+        while True:
+            answer = metadata(port)
+            if answer is not None and answer.brokers and answer.controller >= 0:
+                break
+            if kept.pid is None:
+                raise diagnosis.ended(port, folder, diagnosis.tail(log_file, heard))
+            if time.monotonic() - began > self._start_timeout:
+                kept.order("k")
+                kept.wait_exit(GRACE_SECONDS)
+                raise diagnosis.timed_out(self._start_timeout, diagnosis.tail(log_file, heard))
+            time.sleep(_POLL_SECONDS)
+        if kept.pid is None:  # another server answered on that port
+            raise diagnosis.port_taken(port)
+        self._port = port
+        log.info("Kafka serves at %s:%d after %.1f s (process %s)", HOST, port, time.monotonic() - began, kept.pid)
+
+    def _end(self) -> None:
+        kept, folder = self._kept, self._folder
+        self._kept, self._port, self._folder = None, None, None
+        if kept is not None:
+            kept.close()
+        if folder is not None and self._data_dir is None:
+            shutil.rmtree(folder, ignore_errors=True)
