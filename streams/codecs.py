@@ -1,0 +1,416 @@
+"""Codecs: values of one type to bytes and back.
+
+Rules that hold for all of them:
+
+* ``encode`` raises ``EncodeError``, ``decode`` raises ``DecodeError``, and nothing else (``MemoryError`` excepted: it
+  says nothing about the data). Texts of errors are cut at 300 characters, because data of strangers is in them.
+* Byte order is big-endian, always. Nothing is imported, looked up or executed by what is in the data.
+* What a codec cannot give back it refuses to write, as far as that can be known from the value alone.
+
+Where the formats leave a choice (``docs/reference/events.md`` has the table): JSON refuses NaN and infinities on both
+sides (msgspec would write them as ``null``, and the reader would trip over it); integers of any size up to Python's
+limit of 4,300 digits pass exactly, msgpack stops at 64 bits; lone surrogates, byte order marks, text after the value
+and nesting beyond the interpreter's recursion limit are refused; of duplicate keys the last one wins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Generic, NoReturn, TypeVar, cast, get_args, get_origin
+
+import msgspec
+
+from streams.errors import ConfigError, DecodeError, EncodeError
+from streams.protocols import Codec
+
+T = TypeVar("T")
+
+RESERVED_KEY_PREFIX: Final = b"\xff\xffkes."
+"""Keys of a changelog that start like this belong to the toolkit (offset records). No UTF-8 text starts with 0xff."""
+
+_LONGEST_REASON: Final = 300
+_SIGN: Final = 1 << 63
+
+
+def reason(error: BaseException) -> str:
+    """The error's class and text, cut to a length that a log line can bear."""
+    text = f"{type(error).__name__}: {error}"
+    return text if len(text) <= _LONGEST_REASON else text[:_LONGEST_REASON] + " ..."
+
+
+class BytesCodec:
+    """Bytes as they are. ``bytearray`` and ``memoryview`` are refused: they could change after they were stored."""
+
+    order_preserving: Final = True
+
+    def encode(self, value: bytes, /) -> bytes:
+        if type(value) is not bytes:
+            raise EncodeError(f"bytes expected, got {type(value).__name__}")
+        return value
+
+    def decode(self, data: bytes, /) -> bytes:
+        return data
+
+    def encode_prefix(self, prefix: bytes, /) -> bytes:
+        return self.encode(prefix)
+
+
+class StrCodec:
+    """Text as UTF-8. The order of the bytes is the order of the code points, which is Python's order of ``str``."""
+
+    order_preserving: Final = True
+
+    def encode(self, value: str, /) -> bytes:
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise EncodeError(f"text that is not valid Unicode (a lone surrogate): {error.reason}") from error
+        except AttributeError as error:
+            raise EncodeError(f"str expected, got {type(value).__name__}") from error
+
+    def decode(self, data: bytes, /) -> str:
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise DecodeError(f"not UTF-8: {error.reason} at byte {error.start}") from error
+
+    def encode_prefix(self, prefix: str, /) -> bytes:
+        return self.encode(prefix)
+
+
+class IntCodec:
+    """Integers from -2**63 to 2**63 - 1 in 8 bytes that sort like the numbers (the sign bit is flipped)."""
+
+    order_preserving: Final = True
+    _struct = struct.Struct(">Q")
+
+    def encode(self, value: int, /) -> bytes:
+        try:
+            return self._struct.pack(value + _SIGN)
+        except (struct.error, TypeError) as error:
+            _refuse_int(value, 64, error)
+
+    def decode(self, data: bytes, /) -> int:
+        try:
+            return cast(int, self._struct.unpack(data)[0]) - _SIGN
+        except struct.error as error:
+            raise DecodeError(f"8 bytes expected, got {len(data)}") from error
+
+
+class FixedIntCodec:
+    """Two's complement, big-endian: what Java's ``IntegerSerializer`` (32) and ``LongSerializer`` (64) write.
+
+    Negative numbers sort after positive ones; where order matters take ``int_codec``.
+    """
+
+    order_preserving: Final = False
+
+    def __init__(self, bits: int) -> None:
+        if bits not in (32, 64):
+            raise ConfigError(f"FixedIntCodec(bits={bits}): 32 or 64")
+        self._bits = bits
+        self._struct = struct.Struct(">i" if bits == 32 else ">q")
+
+    def encode(self, value: int, /) -> bytes:
+        try:
+            return self._struct.pack(value)
+        except (struct.error, TypeError) as error:
+            _refuse_int(value, self._bits, error)
+
+    def decode(self, data: bytes, /) -> int:
+        try:
+            return cast(int, self._struct.unpack(data)[0])
+        except struct.error as error:
+            raise DecodeError(f"{self._struct.size} bytes expected, got {len(data)}") from error
+
+
+def _refuse_int(value: object, bits: int, error: Exception) -> NoReturn:
+    if isinstance(value, int):
+        raise EncodeError(f"integer outside of the signed {bits}-bit range") from error
+    raise EncodeError(f"int expected, got {type(value).__name__}") from error
+
+
+bytes_codec: Final = BytesCodec()
+str_codec: Final = StrCodec()
+int_codec: Final = IntCodec()
+int32_codec: Final = FixedIntCodec(32)
+int64_codec: Final = FixedIntCodec(64)
+
+
+class TupleCodec:
+    """Tuples of a fixed shape of ``str``, ``bytes`` and ``int``; the order of the bytes is the order of the tuples.
+
+    Text and bytes end with 0x00, and a 0x00 inside is written as 0x00 0xff; integers are 8 bytes, as ``int_codec``
+    has them. ``encode_prefix`` takes the first elements only, for prefix scans.
+    """
+
+    order_preserving: Final = True
+
+    def __init__(self, *elements: type) -> None:
+        wrong = [element for element in elements if element not in (str, bytes, int)]
+        if wrong or not elements:
+            raise ConfigError(f"a tuple key is made of str, bytes and int, not of {wrong or 'nothing'}")
+        self._elements = elements
+
+    def encode(self, value: tuple[Any, ...], /) -> bytes:
+        if type(value) is not tuple or len(value) != len(self._elements):
+            raise EncodeError(f"a tuple of {len(self._elements)} elements expected, got {type(value).__name__}")
+        return self.encode_prefix(value)
+
+    def encode_prefix(self, prefix: tuple[Any, ...], /) -> bytes:
+        if type(prefix) is not tuple or len(prefix) > len(self._elements):
+            raise EncodeError(f"a tuple of at most {len(self._elements)} elements expected")
+        parts: list[bytes] = []
+        for kind, element in zip(self._elements, prefix, strict=False):
+            if kind is int:
+                parts.append(int_codec.encode(element))
+            else:
+                raw = str_codec.encode(element) if kind is str else bytes_codec.encode(element)
+                parts.append(raw.replace(b"\x00", b"\x00\xff") + b"\x00")
+        return b"".join(parts)
+
+    def decode(self, data: bytes, /) -> tuple[Any, ...]:
+        values: list[Any] = []
+        at = 0
+        for kind in self._elements:
+            if kind is int:
+                values.append(int_codec.decode(data[at : at + 8]))
+                at += 8
+                continue
+            end = _end_of_element(data, at)
+            raw = data[at:end].replace(b"\x00\xff", b"\x00")
+            values.append(str_codec.decode(raw) if kind is str else raw)
+            at = end + 1
+        if at != len(data):
+            raise DecodeError(f"a tuple of {len(self._elements)} elements ends at byte {at} of {len(data)}")
+        return tuple(values)
+
+
+def _end_of_element(data: bytes, at: int) -> int:
+    while (end := data.find(b"\x00", at)) >= 0:
+        if data[end + 1 : end + 2] != b"\xff":
+            return end
+        at = end + 2
+    raise DecodeError("a tuple's element has no end")
+
+
+class _MsgspecCodec(Generic[T]):
+    """What JSON and msgpack share: an exact class on the way in, wrapped errors, old versions as plain dicts."""
+
+    order_preserving: Final = False
+    _encode: Callable[[object], bytes]
+    _decode: Callable[[bytes], T]
+    _decode_plain: Callable[[bytes], Any]
+
+    def __init__(self, type_: type[T]) -> None:
+        self._name = getattr(type_, "__name__", str(type_))
+        self._class = type_ if _is_class_of_ours(type_) else None
+        self._may_hold_float = _examine(type_)
+
+    def encode(self, value: T, /) -> bytes:
+        if self._class is not None and value.__class__ is not self._class:
+            raise EncodeError(f"{self._name} expected, got {type(value).__name__} (subclasses lose what they add)")
+        try:
+            return self._encode(value)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise EncodeError(f"{self._name} cannot be encoded: {reason(error)}") from error
+
+    def decode(self, data: bytes, /) -> T:
+        try:
+            return self._decode(data)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise DecodeError(f"not a {self._name}: {reason(error)}") from error
+
+    def decode_dict(self, data: bytes, /) -> dict[str, Any]:
+        """The same bytes without the type: what upcasters work on."""
+        try:
+            return cast("dict[str, Any]", self._decode_plain(data))
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise DecodeError(f"not an older {self._name}: {reason(error)}") from error
+
+    def from_dict(self, plain: dict[str, Any], /) -> T:
+        """A value from what upcasters made."""
+        try:
+            return self._decode(self._encode(plain))
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise DecodeError(f"upcasters did not make a {self._name}: {reason(error)}") from error
+
+
+class JsonCodec(_MsgspecCodec[T]):
+    """JSON of one type: ``msgspec.Struct``, dataclass, or whatever else msgspec can decode (``list[int]``).
+
+    ``encode`` takes exactly that class. Fields are not checked against their annotations when an object is built; a
+    type checker does that.
+    """
+
+    def __init__(self, type_: type[T]) -> None:
+        super().__init__(type_)
+        self._encode = _json_encoder.encode
+        self._decode = msgspec.json.Decoder(type_).decode
+        self._decode_plain = _json_plain.decode
+
+    def encode(self, value: T, /) -> bytes:
+        data = super().encode(value)
+        if self._may_hold_float and b"null" in data:
+            _refuse_non_finite(msgspec.to_builtins(value), self._name)
+        return data
+
+
+class MsgpackCodec(_MsgspecCodec[T]):
+    """MessagePack of one type, as ``JsonCodec``. NaN and infinities pass; integers need 64 bits at most."""
+
+    def __init__(self, type_: type[T]) -> None:
+        super().__init__(type_)
+        self._encode = _msgpack_encoder.encode
+        self._decode = msgspec.msgpack.Decoder(type_).decode
+        self._decode_plain = _msgpack_plain.decode
+
+
+_json_encoder: Final = msgspec.json.Encoder()
+_json_plain: Final = msgspec.json.Decoder(dict[str, Any])
+_msgpack_encoder: Final = msgspec.msgpack.Encoder()
+_msgpack_plain: Final = msgspec.msgpack.Decoder(dict[str, Any])
+
+
+class PydanticCodec(Generic[T]):
+    """JSON of a pydantic model or pydantic dataclass, by field aliases where there are some.
+
+    Texts of errors name fields and rules, never the input.
+    """
+
+    order_preserving: Final = False
+
+    def __init__(self, type_: type[T]) -> None:
+        from pydantic import TypeAdapter  # optional; whoever has a model has it installed
+
+        self._name = type_.__name__
+        self._class = type_
+        self._adapter: TypeAdapter[T] = TypeAdapter(type_)
+
+    def encode(self, value: T, /) -> bytes:
+        if value.__class__ is not self._class:
+            raise EncodeError(f"{self._name} expected, got {type(value).__name__} (subclasses lose what they add)")
+        try:
+            data = self._adapter.dump_json(value, by_alias=True, warnings="error")
+            if b"null" in data:
+                _refuse_non_finite(self._adapter.dump_python(value), self._name)
+        except (MemoryError, EncodeError):
+            raise
+        except Exception as error:
+            raise EncodeError(f"{self._name} cannot be encoded: {_pydantic_reason(error)}") from error
+        return data
+
+    def decode(self, data: bytes, /) -> T:
+        try:
+            return self._adapter.validate_json(data)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise DecodeError(f"not a {self._name}: {_pydantic_reason(error)}") from None
+
+    def decode_dict(self, data: bytes, /) -> dict[str, Any]:
+        """The same bytes without the type: what upcasters work on."""
+        try:
+            return _json_plain.decode(data)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise DecodeError(f"not an older {self._name}: {reason(error)}") from error
+
+    def from_dict(self, plain: dict[str, Any], /) -> T:
+        """A value from what upcasters made."""
+        try:
+            data = _json_encoder.encode(plain)
+        except Exception as error:
+            raise DecodeError(f"upcasters did not make a {self._name}: {reason(error)}") from error
+        return self.decode(data)
+
+
+def _pydantic_reason(error: Exception) -> str:
+    errors = getattr(error, "errors", None)
+    if errors is None:
+        return reason(error)
+    found = errors(include_url=False, include_context=False, include_input=False)
+    text = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'value'}: {each['msg']}" for each in found[:5])
+    return text[:_LONGEST_REASON]
+
+
+def is_pydantic(type_: object) -> bool:
+    """Whether this is a pydantic model or dataclass; asked without importing pydantic."""
+    return isinstance(type_, type) and "__pydantic_validator__" in vars(type_)
+
+
+def is_plain_dataclass(type_: type) -> bool:
+    """Whether the class itself (not only a base of it) was made by ``@dataclass``."""
+    return dataclasses.is_dataclass(type_) and "__dataclass_params__" in vars(type_)
+
+
+def codec_for(type_: type[T]) -> Codec[T]:
+    """The codec that fits a type: ``bytes``, ``str`` and ``int`` plain, tuples of them too, JSON for the rest.
+
+    Raises ``ConfigError`` for a type that cannot be decoded again.
+    """
+    plain: dict[Any, Codec[Any]] = {bytes: bytes_codec, str: str_codec, int: int_codec}
+    if type_ in plain:
+        return plain[type_]
+    if get_origin(type_) is tuple and all(element in plain for element in get_args(type_)):
+        return cast("Codec[T]", TupleCodec(*get_args(type_)))
+    if is_pydantic(type_):
+        return PydanticCodec(type_)
+    return JsonCodec(type_)
+
+
+def _is_class_of_ours(type_: object) -> bool:
+    return isinstance(type_, type) and (issubclass(type_, msgspec.Struct) or dataclasses.is_dataclass(type_))
+
+
+def _examine(type_: Any) -> bool:
+    """Whether a float can be somewhere inside; refuses types that msgspec could write but not read."""
+    try:
+        root = msgspec.inspect.type_info(type_)
+    except Exception as error:
+        raise ConfigError(f"{type_!r} cannot be encoded and decoded: {reason(error)}") from error
+    found_float = False
+    for node in _nodes(root):
+        if isinstance(node, msgspec.inspect.CustomType):
+            raise ConfigError(f"{type_!r} holds a {node.cls!r}, which cannot be decoded; give a codec of your own")
+        found_float |= isinstance(node, msgspec.inspect.FloatType | msgspec.inspect.AnyType)
+    return found_float
+
+
+def _nodes(root: Any) -> Iterator[Any]:
+    """All type nodes below ``root``; msgspec gives recursive types as cycles."""
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, tuple | list):
+            waiting.extend(node)
+        elif isinstance(node, msgspec.inspect.Type | msgspec.inspect.Field) and id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            waiting.extend(getattr(node, field) for field in node.__struct_fields__ if field != "default")
+
+
+def _refuse_non_finite(plain: Any, name: str) -> None:
+    waiting = [plain]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, float) and not math.isfinite(node):
+            raise EncodeError(f"{name} holds {node!r}, which JSON cannot carry; use None, or MsgpackCodec")
+        if isinstance(node, dict):
+            waiting.extend(node.keys())
+            waiting.extend(node.values())
+        elif isinstance(node, list | tuple | set | frozenset):
+            waiting.extend(node)

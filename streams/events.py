@@ -1,0 +1,234 @@
+"""Event types: a class, its name and version on the wire, and how older versions become the present one.
+
+    @event_type("Deposited", version=2)
+    class Deposited(msgspec.Struct, frozen=True):
+        account: str
+        cents: int
+        currency: str
+
+    @upcaster(Deposited, from_version=1)
+    def add_currency(old: dict[str, Any]) -> dict[str, Any]:
+        return old | {"currency": "EUR"}
+
+The name travels in the header ``__grt__``, the version in ``__grv__`` (left out when it is 1). What comes from the
+wire is only ever looked up and decoded, never imported or executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar, cast, overload
+
+import msgspec
+
+from streams.codecs import codec_for, is_plain_dataclass, is_pydantic, reason
+from streams.errors import ConfigError, DecodeError, RegistrationError
+from streams.protocols import Codec
+from streams.records import TYPE_HEADER, VERSION_HEADER, Headers
+
+T = TypeVar("T")
+Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
+U = TypeVar("U", bound=Upcaster)
+
+LONGEST_NAME: Final = 255
+"""Bytes of an event's name, at most: it travels with every record."""
+
+
+class EventType(Generic[T]):
+    """One event class as the wire knows it. Made by ``event_type_of``, one per class, never changed afterwards.
+
+    ``headers`` is shared by all records of the type: copy it before adding to it. May be used from any thread.
+    """
+
+    __slots__ = ("_codec", "_decode", "_upcasters", "cls", "encode", "headers", "name", "version")
+
+    def __init__(self, cls: type[T], name: str, version: int, codec: Codec[T], upcasters: dict[int, Upcaster]) -> None:
+        self.cls = cls
+        self.name = name
+        self.version = version
+        self.headers: Headers = [(TYPE_HEADER, name.encode())]
+        if version > 1:
+            self.headers.append((VERSION_HEADER, b"%d" % version))
+        self._codec = codec
+        self._upcasters = upcasters
+        self._decode = codec.decode
+        self.encode: Callable[[T], bytes] = codec.encode
+        """The event as bytes of the present version. Raises ``EncodeError``."""
+
+    def __repr__(self) -> str:
+        return f"EventType({self.name!r}, version={self.version})"
+
+    def decode(self, value: bytes | None, version: int = 1) -> T:
+        """The event in these bytes, brought up to the present version. Raises ``DecodeError``, and nothing else."""
+        if version != self.version or value is None:
+            return self._decode_other(value, version)
+        return self._decode(value)
+
+    def _decode_other(self, value: bytes | None, version: int) -> T:
+        if value is None:
+            raise DecodeError(f"{self.name}: the value is null; an event has a value")
+        if not 1 <= version < self.version:
+            raise DecodeError(
+                f"{self.name} version {version} is newer than version {self.version}, the newest known here; "
+                "update this program before the writers"
+                if version > self.version
+                else f"{self.name} version {version}: versions start at 1"
+            )
+        codec: Any = self._codec
+        plain = codec.decode_dict(value)
+        for step in range(version, self.version):
+            plain = self._upcast(plain, step)
+        return cast(T, codec.from_dict(plain))
+
+    def _upcast(self, plain: dict[str, Any], step: int) -> dict[str, Any]:
+        upcast = self._upcasters.get(step)
+        if upcast is None:
+            raise DecodeError(
+                f"{self.name} version {step} is older than version {self.version}, and there is no upcaster for it: "
+                f"@upcaster({self.cls.__name__}, from_version={step})"
+            )
+        try:
+            result = upcast(plain)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise DecodeError(f"{self.name}: the upcaster from version {step} failed: {reason(error)}") from error
+        if not isinstance(result, dict):
+            raise DecodeError(
+                f"{self.name}: the upcaster from version {step} returned {type(result).__name__}, not a dict"
+            )
+        return result
+
+
+class _Declaration(msgspec.Struct):
+    """What a decorator said. The codec is built at first use, when all names in annotations are defined."""
+
+    name: str
+    version: int
+    codec: Any
+    upcasters: dict[int, Upcaster]
+
+
+_declared: Final[dict[type, _Declaration]] = {}
+_ready: Final[dict[type, EventType[Any]]] = {}
+
+
+@overload
+def event_type(cls: type[T], /) -> type[T]: ...
+
+
+@overload
+def event_type(
+    name: str | None = None, /, *, version: int = 1, codec: Codec[Any] | None = None
+) -> Callable[[type[T]], type[T]]: ...
+
+
+def event_type(
+    name: type[T] | str | None = None, /, *, version: int = 1, codec: Codec[Any] | None = None
+) -> type[T] | Callable[[type[T]], type[T]]:
+    """Names an event class for the wire; bare, or with a name (default: the class's), a version (default 1) and a
+    codec.
+
+    The codec is JSON unless given; a class that is no dataclass, ``msgspec.Struct`` or pydantic model needs one. Put
+    it above ``@dataclass``. Raises ``RegistrationError``. Two classes may have one name: one event source takes only
+    one of them.
+    """
+    if isinstance(name, type):
+        return _declare(name, name.__name__, version, codec)
+
+    def decorate(cls: type[T]) -> type[T]:
+        return _declare(cls, cls.__name__ if name is None else name, version, codec)
+
+    return decorate
+
+
+def _declare(cls: type[T], name: str, version: int, codec: Codec[Any] | None) -> type[T]:
+    if cls in _declared:
+        raise RegistrationError(f"{cls.__qualname__} is an event type already: {_declared[cls].name!r}")
+    if cls in _ready:
+        raise RegistrationError(f"{cls.__qualname__} was used as an event before @event_type was applied to it")
+    _check_name(cls, name)
+    if type(version) is not int or version < 1:
+        raise RegistrationError(f"{cls.__qualname__}: version={version!r}; versions are integers from 1")
+    if codec is None:
+        _check_class(cls)
+    _declared[cls] = _Declaration(name, version, codec, {})
+    return cls
+
+
+def _check_name(cls: type, name: str) -> None:
+    try:
+        fits = 0 < len(name.encode()) <= LONGEST_NAME and name.isprintable()
+    except UnicodeEncodeError:
+        fits = False
+    if not fits:
+        raise RegistrationError(
+            f"{cls.__qualname__}: an event's name has 1 to {LONGEST_NAME} printable bytes of UTF-8, not {name[:60]!r}"
+        )
+
+
+def _check_class(cls: type) -> None:
+    if not (issubclass(cls, msgspec.Struct) or is_pydantic(cls) or is_plain_dataclass(cls)):
+        raise RegistrationError(
+            f"{cls.__qualname__} is no dataclass, msgspec.Struct or pydantic model: make it one of them "
+            "(@event_type stands above @dataclass), or give a codec: @event_type(codec=...)"
+        )
+
+
+def upcaster(cls: type, *, from_version: int) -> Callable[[U], U]:
+    """Makes a function the step from one version of an event to the next, on the decoded dict, which it may change.
+
+    Steps are chained up to the class's version. Raises ``RegistrationError`` if the class is not declared with a higher
+    version, if the step exists already, or if the class's codec has no dict form (JSON, msgpack and pydantic have one).
+    """
+    declaration = _declared.get(cls)
+    if declaration is None:
+        raise RegistrationError(f"{cls.__qualname__} has no versions: apply @event_type(version=...) to it first")
+    if type(from_version) is not int or not 1 <= from_version < declaration.version:
+        raise RegistrationError(
+            f"upcasters of {declaration.name} start from version 1 to {declaration.version - 1}, not {from_version!r}"
+        )
+    if declaration.codec is not None and not hasattr(declaration.codec, "decode_dict"):
+        raise RegistrationError(f"the codec of {declaration.name} has no dict form that an upcaster could work on")
+    steps = declaration.upcasters
+
+    def register(function: U) -> U:
+        if from_version in steps:
+            raise RegistrationError(f"{declaration.name} has an upcaster from version {from_version} already")
+        steps[from_version] = function
+        return function
+
+    return register
+
+
+def event_type_of(cls: type[T]) -> EventType[T]:
+    """The event type of a class: one dict lookup once it is known.
+
+    Dataclasses, structs and pydantic models without ``@event_type`` get their own name and version 1. Raises
+    ``RegistrationError`` for other classes, and for those whose fields cannot be decoded. A subclass is a type of its
+    own.
+    """
+    found = _ready.get(cls)
+    return _prepare(cls) if found is None else found
+
+
+def _prepare(cls: type[T]) -> EventType[T]:
+    declaration = _declared.get(cls)
+    if declaration is None:
+        _check_class(cls)
+        _check_name(cls, cls.__name__)
+        declaration = _Declaration(cls.__name__, 1, None, {})
+    try:
+        codec: Codec[T] = declaration.codec or codec_for(cls)
+    except ConfigError as error:
+        raise RegistrationError(f"event type {declaration.name}: {error}") from error
+    return _ready.setdefault(cls, EventType(cls, declaration.name, declaration.version, codec, declaration.upcasters))
+
+
+def parse_version(header: bytes | None) -> int:
+    """The version in a ``__grv__`` header: decimal digits, from 1. Raises ``DecodeError``. Not called without a
+    header.
+    """
+    if header is None or not header.isdigit() or len(header) > 9 or (version := int(header)) < 1:
+        raise DecodeError(f"header {VERSION_HEADER}: decimal digits from 1 expected, got {(header or b'null')[:20]!r}")
+    return version

@@ -1,0 +1,103 @@
+"""What all stores over an engine share: the journal, the undo, the restore, the end.
+
+An event's writes go into the engine at once, and into the journal with the bytes that they replaced. If the event
+fails, the journal is walked backwards. The store keeps bytes, so nothing that a handler still holds can change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from streams.codecs import RESERVED_KEY_PREFIX
+from streams.errors import StoreError
+from streams.records import Change, TopicPartition
+from streams.stores.engines import KeyValueEngine
+
+
+class JournalledBytes:
+    """A ``JournalledStore`` over an engine, in bytes. Base of ``Table`` and ``SimpleStore``; not for use by itself."""
+
+    def __init__(self, partition: TopicPartition, engine: KeyValueEngine) -> None:
+        self.partition = partition
+        self._engine = engine
+        self._journal: list[Change] | None = None
+        self._get = engine.get
+        self._put = engine.put
+
+    def begin(self, journal: list[Change], /) -> None:
+        """Start journalling into this list; see ``JournalledStore``."""
+        if self._journal is not None:
+            raise StoreError(f"the store of {self.partition} is in an event already")
+        len(self._engine)  # a revoked store refuses here
+        self._journal = journal
+
+    def end(self) -> None:
+        """Stop journalling; see ``JournalledStore``."""
+        self._journal = None
+
+    def undo(self, journal: list[Change], /) -> None:
+        """Put back what these changes replaced; see ``JournalledStore``."""
+        for change in reversed(journal):
+            self._apply(change.key, change.previous)
+
+    def receive_change(self, change: Change, /) -> None:
+        """Apply one record of the changelog; see ``StateStore``. Raises ``StoreError`` for keys of the toolkit."""
+        if change.key >= RESERVED_KEY_PREFIX:
+            self._refuse_reserved(change.key)
+        self._apply(change.key, change.value)
+
+    def revoked(self) -> None:
+        """Free everything. Whoever kept the store gets ``StoreError`` from now on."""
+        self._engine.clear()
+        self._journal = None
+        self._engine = gone = _Revoked(self.partition)
+        self._get = gone.get
+        self._put = gone.put
+
+    def dump(self) -> Iterator[tuple[bytes, bytes]]:
+        """Every key and value as bytes, for checks and tools. In the order of the keys if the engine has one."""
+        return self._engine.items()
+
+    def __len__(self) -> int:
+        return len(self._engine)
+
+    def _apply(self, key: bytes, value: bytes | None) -> None:
+        if value is None:
+            self._engine.delete(key)
+        else:
+            self._put(key, value)
+
+    def _delete(self, key: bytes) -> Change | None:
+        journal = self._journal
+        if journal is None:
+            self._refuse_write()
+        previous = self._get(key)
+        if previous is None:
+            return None
+        change = Change(key, None, previous)
+        journal.append(change)
+        self._engine.delete(key)
+        return change
+
+    def _refuse_write(self) -> NoReturn:
+        len(self._engine)  # raises if the store was revoked
+        raise StoreError(
+            f"the store of {self.partition} was written to outside of an event (a handler or interjection)"
+        )
+
+    def _refuse_reserved(self, key: bytes) -> None:
+        if key.startswith(RESERVED_KEY_PREFIX):
+            raise StoreError(f"keys that start with {RESERVED_KEY_PREFIX!r} are reserved (store of {self.partition})")
+
+
+class _Revoked:
+    """The engine of a store whose partition is gone: every use is refused."""
+
+    def __init__(self, partition: TopicPartition) -> None:
+        self._partition = partition
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise StoreError(f"the store of {self._partition} was revoked: the partition is no longer here")
+
+    get = put = delete = items = range = clear = __len__ = _refuse

@@ -1,0 +1,83 @@
+"""The ordered engine in memory: a dict for the values, a sorted list for the keys.
+
+New keys wait in a set and are merged into the sorted list when somebody asks for order. So restoring a large
+changelog is one sort instead of one insertion per record, and a handler that only gets and puts never pays for the
+order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Final
+
+from sortedcontainers import SortedList
+
+_FIRST_CHUNK: Final = 8
+_LARGEST_CHUNK: Final = 512
+
+
+class OrderedEngine:
+    """Keys in the order of their bytes. A scan goes by chunks of keys and looks each chunk up anew by the last key
+    seen.
+    """
+
+    def __init__(self) -> None:
+        self._data: dict[bytes, bytes] = {}
+        self._keys: SortedList[bytes] = SortedList()
+        self._new_keys: set[bytes] = set()
+        self.get: Callable[[bytes], bytes | None] = self._data.get
+
+    def put(self, key: bytes, value: bytes, /) -> None:
+        if key not in self._data:
+            self._new_keys.add(key)
+        self._data[key] = value
+
+    def delete(self, key: bytes, /) -> None:
+        if self._data.pop(key, None) is None:
+            return
+        if key in self._new_keys:
+            self._new_keys.remove(key)
+        else:
+            self._keys.remove(key)
+
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        return self.range(None, None)
+
+    def range(
+        self,
+        low: bytes | None,
+        high: bytes | None,
+        /,
+        *,
+        reverse: bool = False,
+        inclusive: tuple[bool, bool] = (True, False),
+    ) -> Iterator[tuple[bytes, bytes]]:
+        size = _FIRST_CHUNK
+        while low is None or high is None or low <= high:
+            chunk = list(islice(self._sorted_keys().irange(low, high, inclusive, reverse), size))
+            for key in chunk:
+                value = self._data.get(key)
+                if value is not None:
+                    yield key, value
+            if len(chunk) < size:
+                return
+            if reverse:
+                high, inclusive = chunk[-1], (inclusive[0], False)
+            else:
+                low, inclusive = chunk[-1], (False, inclusive[1])
+            size = min(size * 8, _LARGEST_CHUNK)
+
+    def clear(self) -> None:
+        self._data.clear()
+        self._keys.clear()
+        self._new_keys.clear()
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def _sorted_keys(self) -> SortedList[bytes]:
+        if self._new_keys:
+            self._keys.update(self._new_keys)
+            self._new_keys.clear()
+        return self._keys

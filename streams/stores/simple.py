@@ -1,0 +1,85 @@
+"""``SimpleStore``: items that know their key, ordered by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar, cast
+
+from streams.codecs import codec_for, str_codec
+from streams.errors import StoreError
+from streams.protocols import Codec
+from streams.records import Change, TopicPartition
+from streams.stores.engines import OrderedKeyValueEngine, after_prefix
+from streams.stores.journalled import JournalledBytes
+from streams.stores.ordered import OrderedEngine
+
+T = TypeVar("T")
+
+
+class SimpleStore(JournalledBytes, Generic[T]):
+    """Items of one type, each under a text key that is taken from the item, in the order of the keys.
+
+    ``put`` and ``delete`` journal their changes, so a failed event leaves no trace; they also return the ``Change``,
+    and handing that on to ``ctx.record_change`` at once, as the ancestor's stores needed it, does no harm. Errors and
+    threads as in ``Table``.
+    """
+
+    def __init__(self, partition: TopicPartition, codec: Codec[T], key_of: Callable[[T], str]) -> None:
+        super().__init__(partition, OrderedEngine())
+        self._codec = codec
+        self._key_of = key_of
+
+    @staticmethod
+    def factory(
+        item: type[T], *, key: Callable[[T], str], codec: Codec[T] | None = None
+    ) -> Callable[[TopicPartition], SimpleStore[T]]:
+        """Makes an empty store for each partition. ``key`` takes the key from an item. Raises ``ConfigError``."""
+        chosen: Codec[T] = codec_for(item) if codec is None else codec
+        return lambda partition: SimpleStore(partition, chosen, key)
+
+    def get(self, key: str) -> T | None:
+        """The item under ``key``, decoded anew, or ``None``."""
+        data = self._get(self._encode_key(key))
+        return None if data is None else self._codec.decode(data)
+
+    def put(self, item: T) -> Change:
+        """Keep an item under its key."""
+        journal = self._journal
+        if journal is None:
+            self._refuse_write()
+        change = self.to_change(item)
+        assert change.value is not None
+        journal.append(change)
+        self._put(change.key, change.value)
+        return change
+
+    def delete(self, key: str) -> Change | None:
+        """Remove the item under ``key``; ``None`` if there is none."""
+        return self._delete(self._encode_key(key))
+
+    def to_change(self, item: T) -> Change:
+        """The change that ``put(item)`` would make; nothing is kept."""
+        if item is None:
+            raise StoreError(f"None was put into the store of {self.partition}; delete(key) removes an item")
+        key = self._encode_key(self._key_of(item))
+        return Change(key, self._codec.encode(item), self._get(key))
+
+    def __contains__(self, key: str) -> bool:
+        return self._get(self._encode_key(key)) is not None
+
+    def __iter__(self) -> Iterator[T]:
+        """All items in the order of their keys; the store may be written to meanwhile, as ``Table`` tells."""
+        for _, data in self._engine.items():
+            yield self._codec.decode(data)
+
+    def prefix(self, prefix: str, *, reverse: bool = False) -> Iterator[T]:
+        """The items whose keys start with ``prefix``, in order."""
+        low = self._encode_key(prefix)
+        engine = cast(OrderedKeyValueEngine, self._engine)
+        for _, data in engine.range(low, after_prefix(low), reverse=reverse):
+            yield self._codec.decode(data)
+
+    def _encode_key(self, key: str) -> bytes:
+        if key is None:
+            raise StoreError(f"the store of {self.partition} was used with a null key")
+        return str_codec.encode(key)

@@ -1,0 +1,171 @@
+"""``Table``: keys and values of given types, over an engine that holds bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, NoReturn, TypeVar, cast, overload
+
+from streams.codecs import RESERVED_KEY_PREFIX, codec_for
+from streams.errors import ConfigError, DecodeError, StoreError
+from streams.protocols import Codec
+from streams.records import Change, TopicPartition
+from streams.stores.engines import KeyValueEngine, OrderedKeyValueEngine, after_prefix
+from streams.stores.journalled import JournalledBytes
+from streams.stores.memory import HashEngine
+from streams.stores.ordered import OrderedEngine
+
+K = TypeVar("K")
+V = TypeVar("V")
+D = TypeVar("D")
+
+
+class Table(JournalledBytes, Generic[K, V]):
+    """The state of one partition: a value for each key.
+
+    ``get`` decodes, ``put`` encodes: a value that was read is the handler's own copy, and changing it changes nothing
+    here until it is put again. Reads are allowed at any time; writes inside of an event only. All methods raise
+    ``StoreError`` after the partition was revoked, and for a null key; ``EncodeError`` and ``DecodeError`` come from
+    the codecs. Not thread-safe: the event loop's thread only.
+
+    Scans (``items``, ``range`` ...) may go on while the handler writes: keys that are there all the time are seen
+    exactly once, with the value that they have when they are reached; keys put or deleted meanwhile may be seen or
+    not.
+    """
+
+    def __init__(
+        self, partition: TopicPartition, engine: KeyValueEngine, key_codec: Codec[K], value_codec: Codec[V]
+    ) -> None:
+        super().__init__(partition, engine)
+        self._key_codec = key_codec
+        self._encode_key = key_codec.encode
+        self._decode_key = key_codec.decode
+        self._encode_value = value_codec.encode
+        self._decode_value = value_codec.decode
+
+    @staticmethod
+    def factory(
+        *,
+        key: type[K],
+        value: type[V],
+        ordered: bool = False,
+        key_codec: Codec[K] | None = None,
+        value_codec: Codec[V] | None = None,
+    ) -> Callable[[TopicPartition], Table[K, V]]:
+        """What ``EventSource(store=...)`` wants: makes an empty table for each partition.
+
+        ``ordered=True`` keeps the keys sorted, for ``range``, ``prefix``, ``first`` and ``last``; the key's codec
+        must preserve order (``str``, ``bytes``, ``int``, tuples of them; own codecs say ``order_preserving = True``).
+        Without codecs ``codec_for`` chooses. Raises ``ConfigError``.
+        """
+        keys: Codec[K] = codec_for(key) if key_codec is None else key_codec
+        values: Codec[V] = codec_for(value) if value_codec is None else value_codec
+        if ordered and not getattr(keys, "order_preserving", False):
+            raise ConfigError(f"Table(ordered=True): {type(keys).__name__} of {key!r} does not keep keys in order")
+
+        def make(partition: TopicPartition) -> Table[K, V]:
+            return Table(partition, OrderedEngine() if ordered else HashEngine(), keys, values)
+
+        return make
+
+    @overload
+    def get(self, key: K) -> V | None: ...
+
+    @overload
+    def get(self, key: K, default: D) -> V | D: ...
+
+    def get(self, key: K, default: Any = None) -> Any:
+        """The value of ``key``, decoded anew at each call, or ``default``."""
+        if key is None:
+            self._refuse_null_key()
+        data = self._get(self._encode_key(key))
+        if data is None:
+            return default
+        try:
+            return self._decode_value(data)
+        except DecodeError as error:
+            raise self._unreadable(error, key) from error
+
+    def put(self, key: K, value: V) -> None:
+        """Set the value of ``key``: its bytes at this moment are what is kept and what goes into the changelog."""
+        journal = self._journal
+        if journal is None:
+            self._refuse_write()
+        if key is None:
+            self._refuse_null_key()
+        if value is None:
+            raise StoreError(f"None was put into the table of {self.partition}; delete(key) removes a key")
+        key_bytes = self._encode_key(key)
+        value_bytes = self._encode_value(value)
+        if key_bytes >= RESERVED_KEY_PREFIX:
+            self._refuse_reserved(key_bytes)
+        journal.append(Change(key_bytes, value_bytes, self._get(key_bytes)))
+        self._put(key_bytes, value_bytes)
+
+    def delete(self, key: K) -> bool:
+        """Remove ``key``; tells whether it was there. Nothing is recorded if it was not."""
+        if key is None:
+            self._refuse_null_key()
+        return self._delete(self._encode_key(key)) is not None
+
+    def __contains__(self, key: K) -> bool:
+        if key is None:
+            self._refuse_null_key()
+        return self._get(self._encode_key(key)) is not None
+
+    def items(self) -> Iterator[tuple[K, V]]:
+        """Every key with its value, decoded one by one; in order if the table is ordered."""
+        return self._decoded(self._engine.items())
+
+    def keys(self) -> Iterator[K]:
+        """Every key."""
+        return (self._decode_key(key) for key, _ in self._engine.items())
+
+    def values(self) -> Iterator[V]:
+        """Every value."""
+        return (value for _, value in self.items())
+
+    def range(
+        self, low: K | None = None, high: K | None = None, *, reverse: bool = False, include_high: bool = False
+    ) -> Iterator[tuple[K, V]]:
+        """Keys from ``low`` up to and without ``high`` (``None``: no end there), from the high end if ``reverse``."""
+        low_bytes = None if low is None else self._encode_key(low)
+        high_bytes = None if high is None else self._encode_key(high)
+        found = self._ordered().range(low_bytes, high_bytes, reverse=reverse, inclusive=(True, include_high))
+        return self._decoded(found)
+
+    def prefix(self, prefix: K | tuple[Any, ...], *, reverse: bool = False) -> Iterator[tuple[K, V]]:
+        """Keys that start with ``prefix``: text, bytes, or the first elements of a tuple key."""
+        encode_prefix = getattr(self._key_codec, "encode_prefix", None)
+        if encode_prefix is None:
+            raise StoreError(f"keys of {type(self._key_codec).__name__} have no prefixes; use range(low, high)")
+        low: bytes = encode_prefix(prefix)
+        return self._decoded(self._ordered().range(low, after_prefix(low), reverse=reverse))
+
+    def first(self) -> tuple[K, V] | None:
+        """The lowest key with its value, or ``None`` if the table is empty."""
+        return next(self.range(), None)
+
+    def last(self) -> tuple[K, V] | None:
+        """The highest key with its value, or ``None`` if the table is empty."""
+        return next(self.range(reverse=True), None)
+
+    def _ordered(self) -> OrderedKeyValueEngine:
+        engine = self._engine
+        if not hasattr(engine, "range"):
+            raise StoreError("this table has no order; make it with Table.factory(..., ordered=True)")
+        return cast(OrderedKeyValueEngine, engine)
+
+    def _decoded(self, found: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[K, V]]:
+        for key_bytes, value_bytes in found:
+            key = self._decode_key(key_bytes)
+            try:
+                value = self._decode_value(value_bytes)
+            except DecodeError as error:
+                raise self._unreadable(error, key) from error
+            yield key, value
+
+    def _unreadable(self, error: DecodeError, key: object) -> DecodeError:
+        return DecodeError(f"state of {self.partition}, key {str(key)[:80]!r}: {error}")
+
+    def _refuse_null_key(self) -> NoReturn:
+        raise StoreError(f"the table of {self.partition} was used with a null key (an event without key, perhaps)")
