@@ -1,0 +1,139 @@
+"""kafka-python's group coordinator client with our payload: the hooks it offers, and the four it does not offer.
+
+Join, sync, heartbeat, retries and moves of the coordinator are kafka-python's. Everything here runs on its IO thread. The
+private names that are overridden are why ``kafka-python`` is pinned to one minor version; ``tests/broker/test_membership.py``
+fails when one of them moves.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Protocol
+
+import kafka.errors as kafka_errors
+from kafka.coordinator.base import BaseCoordinator
+from kafka.protocol.consumer import UNKNOWN_MEMBER_ID
+
+from streams.clients import group_wire
+from streams.clients.kafka_python_client import KafkaPythonClient
+
+log = logging.getLogger(__name__)
+
+
+class Hooks(Protocol):
+    """What the coordinator client asks of, and tells, the membership. All on the IO thread."""
+
+    def subscription(self) -> bytes:
+        """The bytes of the next JoinGroup."""
+        ...
+
+    def lead(self, members: dict[str, bytes]) -> dict[str, bytes]:
+        """Member id -> subscription to member id -> assignment. Heartbeats wait for it."""
+        ...
+
+    def published(self, generation: int, member_id: str) -> None:
+        """The JoinGroup answer is here: this generation is valid for commits from now on."""
+        ...
+
+    async def joined(self, generation: int, assignment: bytes) -> None:
+        """The rebalance is complete. Heartbeats go on while this takes its time."""
+        ...
+
+    def voided(self, reason: str) -> None:
+        """The membership is gone; nothing that was owned is owned any more."""
+        ...
+
+    def woken(self) -> None:
+        """There is something to do for the main coroutine."""
+        ...
+
+    def fatal(self, error: BaseException) -> None:
+        """The group will not have this member."""
+        ...
+
+
+class GroupCoordinator(BaseCoordinator):  # type: ignore[misc]
+    """One member of one group on the wire."""
+
+    def __init__(self, hooks: Hooks, client: KafkaPythonClient, **settings: Any) -> None:
+        self._hooks = hooks
+        self._closing = False
+        self._silent = False
+        self._reason = ""
+        super().__init__(client.kafka, **settings)
+
+    # ------------------------------------------------------------------ hooks that kafka-python documents
+
+    def protocol_type(self) -> str:
+        return "consumer"
+
+    def group_protocols(self) -> list[tuple[str, bytes]]:
+        return [(group_wire.PROTOCOL, self._hooks.subscription())]
+
+    def _perform_assignment(self, leader_id: str, protocol: str, members: Any) -> dict[str, bytes]:
+        return self._hooks.lead({member.member_id: member.metadata for member in members})
+
+    async def _on_join_complete_async(self, generation: int, member_id: str, protocol: str, data: bytes) -> None:
+        self._answers()
+        await self._hooks.joined(generation, data)
+
+    # ------------------------------------------------------------------ overridden: the moments that it keeps to itself
+
+    def _process_join_group_response(self, response: Any, send_time: float) -> Any:
+        answer = super()._process_join_group_response(response, send_time)
+        # Before SyncGroup: from this answer on the broker refuses the old generation and takes the new one.
+        self._hooks.published(self._generation.generation_id, self._generation.member_id)
+        return answer
+
+    def reset_generation(self, member_id: str = UNKNOWN_MEMBER_ID) -> None:
+        # Before anything else: what was owned is void, and no transaction may see a valid snapshot any more.
+        if self._generation.generation_id >= 0:
+            self._hooks.voided(self._reason or "the group does not know this member any more")
+        self._reason = ""
+        super().reset_generation(member_id)
+        self._hooks.woken()
+
+    def request_rejoin(self) -> None:
+        super().request_rejoin()
+        self._hooks.woken()
+
+    def need_rejoin(self) -> bool:
+        return not self._closing and bool(super().need_rejoin())
+
+    def _handle_heartbeat_response(self, response: Any, send_time: float) -> Any:
+        try:
+            answer = super()._handle_heartbeat_response(response, send_time)
+        except (kafka_errors.FencedInstanceIdError, kafka_errors.GroupAuthorizationFailedError) as error:
+            self._hooks.fatal(error)  # kafka-python logs it, stops heartbeating and stays "stable"
+            raise
+        self._answers()
+        return answer
+
+    async def maybe_leave_group_async(self, reason: str | None = None, timeout_ms: float | None = None) -> None:
+        # Called by kafka-python when nobody polled for the rebalance timeout.
+        self._reason = "the engine made no progress for the rebalance timeout"
+        await super().maybe_leave_group_async(reason or self._reason, timeout_ms)
+
+    def coordinator_dead(self, error: Any) -> None:
+        if self.coordinator_id is not None and not self._silent and not self._closing:
+            self._silent = True
+            log.warning("group %s: its coordinator does not answer (%s); looking for it", self.group_id, error)
+        super().coordinator_dead(error)
+
+    # ------------------------------------------------------------------ ours
+
+    def _answers(self) -> None:
+        if self._silent:
+            self._silent = False
+            log.info("group %s: its coordinator answers again", self.group_id)
+
+    @property
+    def member_id(self) -> str:
+        """The broker's name for this member, empty before the first answer."""
+        member_id: str = self._generation.member_id
+        return member_id
+
+    def stop(self) -> None:
+        """No more joining, no more heartbeats."""
+        self._closing = True
+        self._close_heartbeat()

@@ -1,0 +1,138 @@
+"""Bytes of the group protocol: what members send each other, and the group metadata a producer shows to the broker.
+
+A report travels as user data of Kafka's own subscription, an assignment as user data of Kafka's own assignment, so
+that the usual tools show members, topics and partitions. User data is one version byte and msgpack. Fields may be added
+without a new version (unknown ones are skipped, missing ones have defaults); the version changes when a field's meaning does.
+
+Other members' bytes are input from outside: nothing here trusts them, and no decoder raises anything but ``ValueError``.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+
+from streams.errors import ConfigError
+from streams.group import Assignment, MemberReport
+
+PROTOCOL = "kes-sticky-1"
+"""The name under which members find out that they can share a group. Another one: INCONSISTENT_GROUP_PROTOCOL."""
+
+_VERSION = 1
+_SUBSCRIPTION_VERSION = 3  # has owned partitions and generation; broker and tools read any version
+_report_decoder = msgspec.msgpack.Decoder(MemberReport)
+_assignment_decoder = msgspec.msgpack.Decoder(Assignment)
+
+
+def checked_name(setting: str, value: str, *, dots: bool = True) -> str:
+    """``value``, if it can be part of group metadata: 1 to 200 printable ASCII characters. Else ``ConfigError``.
+
+    ``dots=False`` for instance names: a transactional id is ``<group>.<instance>.<slot>`` and is taken apart again.
+    """
+    if not 1 <= len(value) <= 200 or not (value.isascii() and value.isprintable()) or value != value.strip():
+        raise ConfigError(f"{setting} must be 1 to 200 printable ASCII characters without outer spaces, not {value!r}")
+    if not dots and "." in value:
+        raise ConfigError(f"{setting} must not contain a dot (it is a part of transactional ids), got {value!r}")
+    return value
+
+
+def transactional_id(group_id: str, instance: str, slot: int) -> str:
+    """``<group>.<instance>.<slot>``: stable over restarts, so that a successor can end what was left open."""
+    return f"{group_id}.{instance}.{slot}"
+
+
+def instance_of(group_id: str, transactional_id: str) -> str | None:
+    """The instance a transactional id belongs to, or ``None`` when it is not one of this group.
+
+    Read from the right, because a group id may contain dots and may begin with another group's id.
+    """
+    rest, dot, slot = transactional_id.rpartition(".")
+    group, dot_before, instance = rest.rpartition(".")
+    if not (dot and dot_before and instance and slot.isascii() and slot.isdecimal()):
+        return None
+    return instance if group == group_id else None
+
+
+def group_metadata(group_id: str, generation: int, member_id: str, group_instance_id: str | None) -> bytes:
+    """Group metadata as librdkafka reads it (``CGMDv2``): generation, group, member and, for static members, instance.
+
+    The broker does not fence generation -1, so bytes for it cannot be built: ``ValueError``. (librdkafka reads the
+    generation in the byte order of the machine.)
+    """
+    if generation < 0 or not member_id:
+        raise ValueError(f"not a member: generation {generation}, member id {member_id!r}")
+    names = (group_id, member_id) if group_instance_id is None else (group_id, member_id, group_instance_id)
+    if not all(name and name.isascii() and name.isprintable() for name in names):
+        raise ValueError(f"group metadata takes printable ASCII only, not {names!r}")
+    group, member, *instance = (name.encode() + b"\0" for name in names)
+    return b"CGMDv2:" + struct.pack("=i", generation) + group + member + (b"\0" + instance[0] if instance else b"\1")
+
+
+def encode_report(topic: str, report: MemberReport) -> bytes:
+    """A JoinGroup subscription that carries the report, and says in Kafka's own words what is owned."""
+    owned: list[Any] = []
+    if report.owned:
+        owned = [ConsumerProtocolSubscription.TopicPartition(topic=topic, partitions=sorted(report.owned))]
+    subscription = ConsumerProtocolSubscription(
+        version=_SUBSCRIPTION_VERSION,
+        topics=[topic],
+        user_data=bytes([_VERSION]) + msgspec.msgpack.encode(report),
+        owned_partitions=owned,
+        generation_id=report.generation,
+    )
+    encoded: bytes = subscription.encode()
+    return encoded
+
+
+def decode_report(topic: str, member_id: str, data: bytes) -> tuple[MemberReport, str | None]:
+    """A member's report, and what is wrong with it (``None``: nothing).
+
+    A member that cannot be understood (another topic, another version, foreign user data) is reported as one that
+    leaves: it keeps what Kafka's own part says that it owns until it gave it up, and gets nothing new.
+    """
+    foreign = MemberReport(instance=f"?{member_id}", leaving=True)
+    try:
+        subscription = ConsumerProtocolSubscription.decode(data)
+        topics = list(subscription.topics)
+        owned = {
+            number
+            for entry in subscription.owned_partitions or ()
+            if entry.topic == topic
+            for number in entry.partitions
+        }
+        foreign = msgspec.structs.replace(foreign, owned=frozenset(owned), generation=subscription.generation_id)
+    except Exception as error:  # a parser of foreign bytes: struct.error, UnicodeDecodeError, MemoryError, ...
+        return foreign, f"its subscription cannot be read ({type(error).__name__})"
+    if topics != [topic]:
+        return foreign, f"it works on {', '.join(map(repr, topics)) or 'no topic'}, not on {topic!r}"
+    try:
+        return _report_decoder.decode(_body(subscription.user_data)), None
+    except (ValueError, msgspec.MsgspecError) as error:
+        return foreign, f"its user data cannot be read ({error})"
+
+
+def encode_assignment(topic: str, assignment: Assignment) -> bytes:
+    """A SyncGroup assignment that carries ours, and says in Kafka's own words what is assigned."""
+    encoded: bytes = ConsumerProtocolAssignment(
+        version=_SUBSCRIPTION_VERSION,
+        assigned_partitions=[(topic, sorted(assignment.own))] if assignment.own else [],
+        user_data=bytes([_VERSION]) + msgspec.msgpack.encode(assignment),
+    ).encode()
+    return encoded
+
+
+def decode_assignment(data: bytes) -> Assignment:
+    """The assignment in a SyncGroup answer. ``ValueError`` when the leader wrote something else."""
+    try:
+        return _assignment_decoder.decode(_body(ConsumerProtocolAssignment.decode(data).user_data))
+    except Exception as error:  # as above: foreign bytes
+        raise ValueError(f"not an assignment: {error}") from error
+
+
+def _body(user_data: bytes | None) -> bytes:
+    if not user_data or user_data[0] != _VERSION:
+        raise ValueError(f"user data of version {user_data[0] if user_data else 'none'}, this is version {_VERSION}")
+    return user_data[1:]

@@ -1,0 +1,235 @@
+"""One kafka-python client, shared by the membership and the take-over: its IO thread, its connections, its end.
+
+Threads: kafka-python runs one IO thread (an event loop of its own). Coroutines below run there; ``call`` and ``close`` are
+for all other threads. No record goes through here.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import kafka.errors as kafka_errors
+from kafka.net.compat import KafkaNetClient
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
+from kafka.protocol.metadata import FindCoordinatorRequest
+
+from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+GROUP, TRANSACTION = 0, 1
+"""Kinds of coordinators."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.2  # seconds between tries of one request
+_SAY_UNREACHABLE_AFTER = 2.0  # seconds
+
+
+class _Manager(KafkaConnectionManager):  # type: ignore[misc]
+    """Remembers why a connection could not be made; kafka-python only logs it."""
+
+    last_failure: BaseException | None = None
+
+    async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
+        try:
+            transport = await super()._build_transport(node, timeout_at)
+        except Exception as error:
+            self.last_failure = error
+            raise
+        self.last_failure = None
+        return transport
+
+
+class KafkaPythonClient:
+    """Connections to a cluster, and the thread that serves them.
+
+    ``bootstrap_servers`` is a comma-separated list; ``security`` are kafka-python settings
+    (``kafka_python_settings.translate``). Making one does no I/O. Raises ``ConfigError`` for addresses that are none.
+    """
+
+    def __init__(self, bootstrap_servers: str, client_id: str, security: Mapping[str, Any]) -> None:
+        _quiet_kafka_python()
+        self.addresses = bootstrap_servers
+        settings = {
+            **security,
+            "bootstrap_servers": bootstrap_servers,
+            "client_id": client_id,
+            "reconnect_backoff_max_ms": 1000,  # the default of 30 s would outlast most outages
+            "receive_message_max_bytes": 100_000_000,  # lists of transactions of large clusters
+        }
+        try:
+            self.net: Any = NetworkSelector(**settings)
+            self.manager: Any = _Manager(self.net, **settings)
+        except (ValueError, TypeError, kafka_errors.KafkaError) as error:
+            raise ConfigError(f"bootstrap.servers={bootstrap_servers!r}: {error}") from None
+        self.kafka: Any = KafkaNetClient(net=self.net, manager=self.manager)
+        self._closed = False
+
+    def start(self) -> None:
+        """Start the IO thread. Repeating it is harmless."""
+        self.net.start()
+
+    def __repr__(self) -> str:
+        return f"<KafkaPythonClient {self.addresses}>"
+
+    # ------------------------------------------------------------------ for other threads
+
+    def call(self, work: Callable[[], Awaitable[T]], deadline: float) -> T:
+        """Run ``work`` on the IO thread and wait for it. ``work`` keeps to the deadline by itself, within a second."""
+        answer: Future[T] = Future()
+
+        async def run() -> None:
+            try:
+                answer.set_result(await work())
+            except Exception as error:
+                answer.set_exception(error)
+            finally:  # the loop was closed below us
+                if not answer.done():
+                    answer.set_exception(BrokerUnavailable(f"the client of {self.addresses} was closed"))
+
+        try:
+            self.net.call_soon_threadsafe(run)
+            return answer.result(max(0.0, deadline - time.monotonic()) + 1.0)
+        except TimeoutError:
+            raise BrokerUnavailable(f"no answer from {self.addresses} in time") from None
+        except RuntimeError as error:
+            raise BrokerUnavailable(f"the client of {self.addresses} is closed") from error
+
+    def close(self, timeout_seconds: float) -> None:
+        """End the IO thread and all connections. Repeating it is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        deadline = time.monotonic() + timeout_seconds
+        if self.net._io_thread is not None:
+            closing: Future[None] = Future()
+
+            def close_connections() -> None:
+                try:
+                    self.manager.close()
+                finally:
+                    closing.set_result(None)
+
+            try:
+                self.net.call_soon_threadsafe(close_connections)
+                closing.result(max(0.1, deadline - time.monotonic()))
+            except (TimeoutError, RuntimeError):
+                log.warning("the Kafka client of %s did not close its connections in time", self.addresses)
+            thread = self.net._io_thread
+            self.net.stop(timeout_ms=max(100.0, (deadline - time.monotonic()) * 1000))
+            if thread.is_alive():
+                log.warning("the Kafka client of %s did not end in time; its thread is left behind", self.addresses)
+                return
+        self.net.close()
+
+    # ------------------------------------------------------------------ for the IO thread
+
+    async def connected(self) -> None:
+        """Return when a broker answered. Tries for ever, says once that none does. Raises what trying cannot cure."""
+        said, start = False, time.monotonic()
+        bootstrap = self.manager.bootstrap_async(None)
+        while not bootstrap.succeeded():
+            # Looked at, not awaited: each wait with a timeout would leave a callback behind, for days if need be.
+            await self.net.sleep(0.01 if time.monotonic() - start < 1 else 0.1)
+            self._raise_hopeless()
+            if bootstrap.failed():
+                if not bootstrap.exception.retriable:
+                    raise self.translated(bootstrap.exception, "connecting") from bootstrap.exception
+                bootstrap = self.manager.bootstrap_async(None)
+            if not said and time.monotonic() - start > _SAY_UNREACHABLE_AFTER:
+                said = True
+                log.warning("no broker answers at %s (%s); trying on", self.addresses, self.manager.last_failure)
+        if said:
+            log.info("broker at %s answers", self.addresses)
+
+    def _raise_hopeless(self) -> None:
+        """Wrong credentials or a certificate that does not fit will not get better by trying again."""
+        for error in self.manager._auth_failures.values():
+            raise self.translated(error, "connecting") from error
+        cause: BaseException | None = self.manager.last_failure
+        while cause is not None:
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                raise ConfigError(
+                    f"{self.addresses}: the broker's certificate is refused: {cause.verify_message}; "
+                    "check ssl.ca.location and the host name in bootstrap.servers"
+                ) from cause
+            cause = cause.__cause__ or cause.__context__
+
+    async def send(self, request: Any, node: int | str | None, deadline: float) -> Any:
+        """One request, one answer. Raises ``KafkaError`` when there is none before the deadline."""
+        left = max(1.0, (deadline - time.monotonic()) * 1000)
+        return await self.manager.wait_for(self.manager.send(request, node_id=node), left)
+
+    async def coordinator(self, kind: int, key: str, deadline: float) -> int:
+        """The broker that coordinates a group or a transactional id. Asked each time: the answer moves with leaders."""
+        request = FindCoordinatorRequest(key=key, key_type=kind, coordinator_keys=[key])
+        answer = await self.send(request, None, deadline)
+        found = answer.coordinators[0] if answer.coordinators else answer
+        raise_for(found.error_code)
+        node: int = found.node_id
+        if self.manager.cluster.broker_metadata(node) is None:
+            await self.refreshed(deadline)
+        return node
+
+    async def refreshed(self, deadline: float) -> None:
+        """Ask for the list of brokers again."""
+        update = self.manager.cluster.request_update()
+        await self.manager.wait_for(update, max(1.0, (deadline - time.monotonic()) * 1000))
+
+    async def until(self, deadline: float, step: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Try until it works, something that trying cannot cure happens, or the deadline passes (``BrokerUnavailable``)."""
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return await attempt()
+            except kafka_errors.KafkaError as error:
+                unknown_broker = isinstance(error, kafka_errors.UnknownBrokerIdError)
+                if not (error.retriable or unknown_broker):
+                    raise self.translated(error, step) from error
+                if time.monotonic() + pause >= deadline:
+                    raise self.translated(error, step) from error
+                if isinstance(error, kafka_errors.InvalidMetadataError) or unknown_broker:
+                    self.manager.cluster.request_update()
+                # Waiting for the markers of a transaction is short, and readers stall meanwhile: no growing pause.
+                patient = isinstance(
+                    error, kafka_errors.UnstableOffsetCommitError | kafka_errors.ConcurrentTransactionsError
+                )
+            await self.net.sleep(pause)
+            pause = _FIRST_PAUSE if patient else min(pause * 2, _LONGEST_PAUSE)
+
+    def translated(self, error: BaseException, step: str) -> StreamsError:
+        """A kafka-python error in our words. Messages name the step and the addresses, never credentials."""
+        where = f"{step} at {self.addresses}"
+        if isinstance(error, kafka_errors.SaslAuthenticationFailedError | kafka_errors.UnsupportedSaslMechanismError):
+            return ConfigError(
+                f"{where}: the broker refuses the credentials; check sasl.mechanism, sasl.username, sasl.password"
+            )
+        if isinstance(error, kafka_errors.AuthorizationError):
+            return ConfigError(
+                f"{where}: not authorised ({type(error).__name__}); the principal needs the right in the cluster's ACLs"
+            )
+        if isinstance(error, kafka_errors.UnsupportedVersionError):
+            return ConfigError(f"{where}: the broker is too old, Kafka 2.8 or newer is needed ({error})")
+        if isinstance(error, kafka_errors.UnknownTopicOrPartitionError | kafka_errors.InvalidTopicError):
+            return TopicError(f"{where}: topic or partition does not exist")
+        return BrokerUnavailable(f"{where}: no answer in time, the last was {type(error).__name__}")
+
+
+def raise_for(error_code: int) -> None:
+    """Raise the kafka-python error for a code that is not 0."""
+    if error_code:
+        raise kafka_errors.for_code(error_code)()
+
+
+def _quiet_kafka_python() -> None:
+    """kafka-python logs some 15 lines a second while a broker is away, and what matters is logged here. The application's
+    own setting of the ``kafka`` loggers wins."""
+    logger = logging.getLogger("kafka")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.CRITICAL)

@@ -1,0 +1,216 @@
+"""The questions to the broker that a take-over asks: ``streams.group.TakeOver`` over kafka-python.
+
+Why not librdkafka: its clients cannot list or fence transactions, wait for stable offsets in steps of 100 to 500 ms, and
+one that lived through a broker restart may answer FENCED_LEADER_EPOCH for ever. Here each question asks the cluster's metadata first.
+
+Threads: all methods block and may be called from any thread but the client's IO thread, several at once.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Collection
+from typing import Any
+
+import kafka.errors as kafka_errors
+from kafka.protocol.admin.transactions import ListTransactionsRequest
+from kafka.protocol.consumer import LeaveGroupRequest, ListOffsetsRequest, OffsetFetchRequest
+from kafka.protocol.metadata import MetadataRequest
+from kafka.protocol.producer.transaction import InitProducerIdRequest
+
+from streams.clients import group_wire
+from streams.clients.kafka_python_client import GROUP, TRANSACTION, KafkaPythonClient, raise_for
+from streams.errors import TopicError
+
+_OPEN = ["Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"]
+_EARLIEST, _LATEST = -2, -1
+_FENCE_TIMEOUT_MS = 5000  # of the throw-away producer, which never begins a transaction
+
+
+class KafkaPythonTakeOver:
+    """Questions of one group about its source ``topic``, on a client that it shares and does not close."""
+
+    def __init__(self, client: KafkaPythonClient, group_id: str, topic: str) -> None:
+        self._client, self._group_id, self._topic = client, group_id, topic
+
+    def fence_departed(self, members: Collection[str], deadline: float) -> list[str]:
+        """End open transactions of instances of this group that are not in ``members``; returns their transactional ids.
+
+        Done by a throw-away InitProducerId: it aborts what is open, and fences the producer that held it. Raises
+        ``ConfigError`` without the right to describe and write transactional ids.
+        """
+        present = frozenset(members)
+
+        async def work() -> list[str]:
+            await self._client.connected()
+            found = await self._client.until(deadline, "listing transactions", lambda: self._open_ids(deadline))
+            departed = sorted(
+                {
+                    name
+                    for name in found
+                    if (instance := group_wire.instance_of(self._group_id, name)) and instance not in present
+                }
+            )
+            for name in departed:
+                await self._client.until(deadline, f"fencing {name}", lambda name=name: self._fence(name, deadline))  # type: ignore[misc]
+            return departed
+
+        return self._client.call(work, deadline)
+
+    def stable_offsets(self, partitions: Collection[int], deadline: float) -> dict[int, int | None]:
+        """The group's committed offsets of the source topic, waiting for pending transactional commits. ``None``: none."""
+
+        async def work() -> dict[int, int | None]:
+            await self._client.connected()
+            step = f"reading the offsets of group {self._group_id}"
+            return await self._client.until(deadline, step, lambda: self._offsets(sorted(set(partitions)), deadline))
+
+        return self._client.call(work, deadline)
+
+    def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
+        """(log start, high watermark) of each partition. ``TopicError`` when one does not exist."""
+
+        async def work() -> dict[int, tuple[int, int]]:
+            await self._client.connected()
+            numbers = sorted(set(partitions))
+            return await self._client.until(
+                deadline, f"reading the offsets of topic {topic}", lambda: self._range(topic, numbers, deadline)
+            )
+
+        return self._client.call(work, deadline)
+
+    def topic_id(self, topic: str, deadline: float) -> str:
+        """The topic's id as Kafka's tools print it, another one after the topic was deleted and created again."""
+
+        async def attempt() -> str:
+            answer = (await self._metadata(topic, deadline)).topic_id
+            return base64.urlsafe_b64encode(answer.bytes).decode().rstrip("=")
+
+        async def work() -> str:
+            await self._client.connected()
+            return await self._client.until(deadline, f"asking for topic {topic}", attempt)
+
+        return self._client.call(work, deadline)
+
+    def remove_member(self, instance: str, deadline: float) -> bool:
+        """Take a static member out of the group, without waiting for its session. ``False``: it was not in it."""
+
+        async def attempt() -> bool:
+            node = await self._client.coordinator(GROUP, self._group_id, deadline)
+            leaver = LeaveGroupRequest.MemberIdentity(member_id="", group_instance_id=instance)
+            answer = await self._client.send(
+                LeaveGroupRequest(group_id=self._group_id, member_id="", members=[leaver]), node, deadline
+            )
+            raise_for(answer.error_code)
+            code = answer.members[0].error_code if answer.members else 0
+            if code == kafka_errors.UnknownMemberIdError.errno:
+                return False
+            raise_for(code)
+            return True
+
+        async def work() -> bool:
+            await self._client.connected()
+            return await self._client.until(deadline, f"removing {instance} from group {self._group_id}", attempt)
+
+        return self._client.call(work, deadline)
+
+    # ------------------------------------------------------------------ IO thread: one try each
+
+    async def _open_ids(self, deadline: float) -> list[str]:
+        """Transactional ids with an open transaction, of all groups: each broker knows those that it coordinates."""
+        cluster = await self._client.send(_metadata_request([]), None, deadline)
+        found: list[str] = []
+        for broker in cluster.brokers:
+            request = ListTransactionsRequest(state_filters=_OPEN, producer_id_filters=[])
+            answer = await self._client.send(request, broker.node_id, deadline)
+            raise_for(answer.error_code)
+            found += [state.transactional_id for state in answer.transaction_states]
+        return found
+
+    async def _fence(self, transactional_id: str, deadline: float) -> None:
+        """CONCURRENT_TRANSACTIONS says that the abort is under way: asked again until it is through."""
+        node = await self._client.coordinator(TRANSACTION, transactional_id, deadline)
+        request = InitProducerIdRequest(
+            transactional_id=transactional_id,
+            transaction_timeout_ms=_FENCE_TIMEOUT_MS,
+            producer_id=-1,
+            producer_epoch=-1,
+            max_version=4,
+        )
+        raise_for((await self._client.send(request, node, deadline)).error_code)
+
+    async def _offsets(self, partitions: list[int], deadline: float) -> dict[int, int | None]:
+        if not partitions:
+            return {}
+        node = await self._client.coordinator(GROUP, self._group_id, deadline)
+        group_of = OffsetFetchRequest.OffsetFetchRequestGroup
+        topic = group_of.OffsetFetchRequestTopics(name=self._topic, partition_indexes=partitions)
+        request = OffsetFetchRequest(
+            groups=[group_of(group_id=self._group_id, topics=[topic])],
+            require_stable=True,
+            min_version=8,
+            max_version=8,
+        )
+        group = (await self._client.send(request, node, deadline)).groups[0]
+        raise_for(group.error_code)
+        offsets: dict[int, int | None] = dict.fromkeys(partitions)
+        for entry in (entry for topic in group.topics for entry in topic.partitions):
+            raise_for(entry.error_code)
+            offsets[entry.partition_index] = entry.committed_offset if entry.committed_offset >= 0 else None
+        return offsets
+
+    async def _range(self, topic: str, partitions: list[int], deadline: float) -> dict[int, tuple[int, int]]:
+        if not partitions:
+            return {}
+        leaders = {
+            entry.partition_index: entry.leader_id for entry in (await self._metadata(topic, deadline)).partitions
+        }
+        missing = [number for number in partitions if number not in leaders]
+        if missing:
+            raise TopicError(f"topic {topic} has {len(leaders)} partitions, none with number {missing}")
+        by_leader: dict[int, list[int]] = {}
+        for number in partitions:
+            by_leader.setdefault(leaders[number], []).append(number)
+        if -1 in by_leader:
+            raise kafka_errors.LeaderNotAvailableError()
+        ranges: dict[int, tuple[int, int]] = {}
+        for leader, numbers in by_leader.items():
+            first = await self._list_offsets(topic, numbers, leader, _EARLIEST, deadline)
+            last = await self._list_offsets(topic, numbers, leader, _LATEST, deadline)
+            ranges.update((number, (first[number], last[number])) for number in numbers)
+        return ranges
+
+    async def _list_offsets(
+        self, topic: str, partitions: list[int], leader: int, timestamp: int, deadline: float
+    ) -> dict[int, int]:
+        """Read uncommitted, so the high watermark; without a leader epoch, so never fenced by one that is remembered."""
+        topic_of = ListOffsetsRequest.ListOffsetsTopic
+        asked = [
+            topic_of.ListOffsetsPartition(partition_index=number, current_leader_epoch=-1, timestamp=timestamp)
+            for number in partitions
+        ]
+        request = ListOffsetsRequest(
+            replica_id=-1, isolation_level=0, max_version=5, topics=[topic_of(name=topic, partitions=asked)]
+        )
+        offsets = {}
+        for entry in (
+            entry for found in (await self._client.send(request, leader, deadline)).topics for entry in found.partitions
+        ):
+            raise_for(entry.error_code)
+            offsets[entry.partition_index] = entry.offset
+        return offsets
+
+    async def _metadata(self, topic: str, deadline: float) -> Any:
+        answer = await self._client.send(_metadata_request([topic]), None, deadline)
+        raise_for(answer.topics[0].error_code)
+        return answer.topics[0]
+
+
+def _metadata_request(topics: list[str]) -> Any:
+    return MetadataRequest(
+        topics=[MetadataRequest.MetadataRequestTopic(name=name) for name in topics],
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
+        min_version=10,
+    )
