@@ -2,7 +2,8 @@
 
 Run as a script by path with an isolated interpreter (a few MB, no import of this package): standard library only.
 
-    _keeper.py SETTINGS      one JSON object: command, log, grace (seconds), remove (folders to remove at the end)
+    _keeper.py SETTINGS      one JSON object: command, log, grace (seconds),
+                             throw_away (folders) and files (both removed at the end)
 
 It reads one-byte orders from its standard input and answers with lines on its standard output:
 
@@ -123,14 +124,20 @@ class Keeper:
 
     def end(self) -> None:
         if self.child is not None:
-            self.terminate()
+            if self.settings["throw_away"]:  # nothing to be saved by an orderly end
+                self.child.kill()
+            else:
+                self.terminate()
             try:
                 self.child.wait(self.settings["grace"])
             except subprocess.TimeoutExpired:
                 self.child.kill()
                 self.child.wait()
-        for folder in self.settings["remove"]:
+        for folder in self.settings["throw_away"]:
             shutil.rmtree(folder, ignore_errors=True)
+        for file in self.settings["files"]:
+            with contextlib.suppress(OSError):
+                os.unlink(file)
 
     def say(self, line: str) -> None:
         with contextlib.suppress(OSError):  # the owner is gone; its end is noticed elsewhere

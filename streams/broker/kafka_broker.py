@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -86,6 +86,8 @@ class KafkaBroker:
         self._kept: Kept | None = None
         self._folder: Path | None = None
         self._port: int | None = None
+        self._descriptors: tuple[int, ...] = ()
+        self._files: tuple[Path, ...] = ()
         server_settings(Path(), 1, 2, self._properties)  # a wrong property is an error here, not at the start
 
     # -- what it is ---------------------------------------------------------------------------------------------------
@@ -176,6 +178,10 @@ class KafkaBroker:
         """Let a frozen process go on (SIGCONT)."""
         self._started().order("c")
 
+    def belongs_to_keeper(self, *, descriptors: Sequence[int], files: Sequence[Path]) -> None:
+        """Before ``start()``: open files that the keeper holds while it lives, and files that it removes at the end."""
+        self._descriptors, self._files = tuple(descriptors), tuple(files)
+
     def leave(self) -> int:
         """Let the broker outlive this process; returns the keeper's process number, which ends it on SIGTERM.
 
@@ -213,8 +219,8 @@ class KafkaBroker:
         flags = [] if self._durable else list(_FAST_START)
         command = [str(java.binary), "-Xms64m", f"-Xmx{self._heap_mb}m", *flags, *_LOGGING, "-cp", jars.classpath]
         command += ["kafka.Kafka", str(self._folder / "server.properties")]
-        remove = [] if self._data_dir is not None else [self._folder]
-        self._kept = Kept(command, self._folder / "kafka.log", remove)
+        throw_away = [] if self._data_dir is not None else [self._folder]
+        self._kept = Kept(command, self._folder / "kafka.log", throw_away, self._files, self._descriptors)
 
     def _bring_up(self, *, fixed: bool) -> None:
         for attempt in range(1, _PORT_ATTEMPTS + 1):

@@ -24,12 +24,16 @@ GRACE_SECONDS = 15.0
 class Kept:
     """A running keeper. Orders and questions may come from any thread."""
 
-    def __init__(self, command: Sequence[str], log: Path, remove: Sequence[Path]) -> None:
+    def __init__(
+        self, command: Sequence[str], log: Path, throw_away: Sequence[Path], files: Sequence[Path], held: Sequence[int]
+    ) -> None:
+        """Start the keeper. At the end it removes ``throw_away`` and ``files``; it inherits what is ``held``."""
         settings: dict[str, Any] = {
             "command": list(command),
             "log": str(log),
             "grace": GRACE_SECONDS,
-            "remove": [str(folder) for folder in remove],
+            "throw_away": [str(folder) for folder in throw_away],
+            "files": [str(file) for file in files],
         }
         self._lock = threading.Lock()
         self._rest = b""
@@ -42,6 +46,7 @@ class Kept:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
+                    pass_fds=held,
                     start_new_session=True,  # Ctrl-C in a terminal is the owner's business
                 )
         except OSError as error:

@@ -1,0 +1,102 @@
+"""``kes broker``: an embedded real Kafka that goes on in the background until it is stopped."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from streams.broker.detached import DetachedBroker, detached_brokers, start_detached, stop_detached
+from streams.cli.console import duration, emit, progress
+from streams.errors import ConfigError
+
+app = typer.Typer(no_args_is_help=True, help="An embedded real Kafka: start, stop, status.")
+
+_Name = Annotated[str, typer.Option(help="Several brokers run side by side under different names.")]
+_Json = Annotated[bool, typer.Option("--json", help="One line of JSON instead of text.")]
+
+
+@app.command()
+def start(
+    name: _Name = "default",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port for clients on 127.0.0.1; 0: a free one.")] = 9092,
+    data_dir: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Keep the data here. Without it they are removed at the stop.")
+    ] = None,
+    durable: Annotated[
+        bool,
+        typer.Option("--durable", help="The virtual machine's ordinary settings: slower start, faster under load."),
+    ] = False,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A further server property.")
+    ] = None,
+    json: _Json = False,
+) -> None:
+    """Start a broker in the background. The first time, Kafka (45 MB) is fetched into the cache folder."""
+    with progress("bytes") as show:
+        broker = start_detached(
+            name,
+            port=port or None,
+            data_dir=data_dir,
+            durable=durable,
+            properties=_properties(setting or []),
+            progress=show,
+        )
+    emit(_facts(broker), json, lambda: _started(broker))
+
+
+@app.command()
+def stop(name: _Name = "default", json: _Json = False) -> None:
+    """Stop a broker. One that does not run is no error."""
+    broker = stop_detached(name)
+    said = f"the broker {name!r} is stopped" if broker else f"no broker {name!r} runs"
+    emit({"name": name, "stopped": broker is not None}, json, lambda: Text(said))
+
+
+@app.command()
+def status(json: _Json = False) -> None:
+    """List the brokers that run in the background."""
+    brokers = detached_brokers()
+    emit([{**_facts(broker), "answers": broker.answers} for broker in brokers], json, lambda: _listed(brokers))
+
+
+def _properties(settings: list[str]) -> dict[str, str]:
+    pairs = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"--set wants NAME=VALUE, not {setting!r}")
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
+def _facts(broker: DetachedBroker) -> dict[str, Any]:
+    return {**asdict(broker), "bootstrap_servers": broker.bootstrap_servers}
+
+
+def _started(broker: DetachedBroker) -> Text:
+    data = "removed at the stop" if broker.throw_away else f"kept in {broker.data_dir}"
+    which = "" if broker.name == "default" else f" --name {broker.name}"
+    return Text(
+        f"Kafka serves at {broker.bootstrap_servers} (process {broker.pid}).\nIts data are {data}.\n"
+        f"    export KES_BOOTSTRAP_SERVERS={broker.bootstrap_servers}\n"
+        f"    kes broker stop{which}"
+    )
+
+
+def _listed(brokers: list[DetachedBroker]) -> Table | Text:
+    if not brokers:
+        return Text("no broker runs")
+    table = Table("name", "address", "answers", "process", "since", "data")
+    for broker in brokers:
+        data = f"{broker.data_dir}{' (removed at the stop)' if broker.throw_away else ''}"
+        since = duration(time.time() - broker.started)
+        table.add_row(
+            broker.name, broker.bootstrap_servers, "yes" if broker.answers else "no", str(broker.pid), since, data
+        )
+    return table
