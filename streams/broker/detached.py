@@ -136,7 +136,7 @@ def _running(name: str) -> DetachedBroker | None:
 
 @contextlib.contextmanager
 def _lock(name: str, patience: float = 0.0) -> Iterator[int | None]:
-    """The name's lock as a descriptor, or nothing when another process holds it for longer than ``patience`` seconds."""
+    """The name's lock as a descriptor, or nothing when another process holds it all the ``patience`` (seconds)."""
     import fcntl  # not on Windows, where the keeper does not run either
 
     descriptor = os.open(_folder() / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -19,6 +19,7 @@ import queue
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _CONNECTIONS = 4
 _ATTEMPTS = 3
+_PAUSE_SECONDS = 0.5
 _NETWORK_SECONDS = 30
 _WAYS_OUT = (
     "Three ways out: run once with a network (company mirrors: section [repositories] of jgo's settings file, with a "
@@ -105,8 +107,8 @@ def _fetched(root: Path, progress: Progress) -> JarSet:
     version, jars = pinned()
     key = hashlib.sha256("\n".join(jar.sha256 for jar in jars).encode()).hexdigest()[:12]
     folder = root / f"{version}-{key}" / "jars"
-    if _broken(folder, jars):
-        with errors_named(f"the cache folder {root}"):
+    with errors_named(f"the cache folder {root}"):
+        if _broken(folder, jars):
             folder.mkdir(parents=True, exist_ok=True)
             with FileLock(folder.parent / "fetch.lock"):
                 # Asked again: another process may have fetched them while this one waited.
@@ -230,6 +232,7 @@ def _in_threads(jars: list[Jar], work: Callable[[Jar], None]) -> None:
 def _fetch_one(jar: Jar, incoming: Path, folder: Path, count: _Count) -> None:
     reason: object = None
     for attempt in range(_ATTEMPTS):
+        time.sleep(attempt * _PAUSE_SECONDS)
         place = incoming / f"{jar.name}.{attempt}"
         try:
             path = _download(jar, place, count)

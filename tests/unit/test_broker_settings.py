@@ -1,0 +1,145 @@
+"""The settings file, what a failed start is said to be, and the question whether a broker is there."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from pathlib import Path
+
+import pytest
+
+from streams.broker import KafkaBroker, diagnosis
+from streams.broker.probe import Answer, free_port, is_free, metadata
+from streams.broker.settings import server_settings
+from streams.errors import ConfigError, EmbeddedBrokerError
+
+
+def lines(**extra: str) -> dict[str, str]:
+    text = server_settings(Path("/data"), 9092, 9093, {name.replace("_", "."): value for name, value in extra.items()})
+    return dict(line.split("=", 1) for line in text.splitlines())
+
+
+def test_further_properties_win() -> None:
+    assert lines()["group.initial.rebalance.delay.ms"] == "0"
+    assert lines(group_initial_rebalance_delay_ms="7", log_retention_ms="5")["group.initial.rebalance.delay.ms"] == "7"
+    assert lines(log_retention_ms="5")["log.retention.ms"] == "5"
+
+
+@pytest.mark.parametrize("name", ["node.id", "listeners", "log.dirs", "process.roles"])
+def test_what_makes_the_node_up_cannot_be_set(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        KafkaBroker(properties={name: "x"})
+
+
+def test_values_are_written_as_java_reads_them() -> None:
+    text = server_settings(Path("/Daten/Köln"), 1, 2, {"sasl.jaas.config": " a\\b\nc"})
+    assert "log.dirs=/Daten/K\\u00f6ln\n" in text
+    assert "sasl.jaas.config=\\ a\\\\b\\nc\n" in text
+    assert text.isascii()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"port": 0}, "port"),
+        ({"port": 70000}, "port"),
+        ({"heap_mb": 10}, "heap_mb"),
+        ({"start_timeout": 0.0}, "start_timeout"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict[str, float], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        KafkaBroker(**arguments)  # type: ignore[arg-type]
+
+
+def test_before_the_start_there_is_no_address() -> None:
+    broker = KafkaBroker()
+    assert not broker.is_running
+    assert broker.pid is None
+    broker.stop()
+    for act in (broker.kill, broker.restart, broker.freeze, lambda: broker.bootstrap_servers):
+        with pytest.raises(EmbeddedBrokerError, match=r"start\(\)"):
+            act()
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "org.apache.kafka.common.KafkaException: Socket server failed to bind: Address already in use",
+            "port 9092 .*taken",
+        ),
+        ("java.io.IOException: No space left on device", "disk is full under /data"),
+        ("Failed to acquire lock on file .lock in /data", "in use by another broker"),
+        ("Exception: java.lang.NoClassDefFoundError: scala/Function0", "jars .* broken"),
+        ("UnsupportedClassVersionError: kafka/Kafka", "too old"),
+        ("OpenJDK: There is insufficient memory for the Java Runtime", "memory"),
+        ("org.apache.kafka.common.config.ConfigException: Invalid value x for num.partitions", "server property"),
+        ("first\nsecond thing", "ended while it started.*\n.*second thing"),
+        ("", "wrote nothing"),
+    ],
+)
+def test_a_failed_start_is_explained(said: str, told: str) -> None:
+    error = diagnosis.ended(9092, Path("/data"), said)
+    with pytest.raises(EmbeddedBrokerError, match=f"(?s){told}"):
+        raise error
+
+
+def test_only_what_this_start_wrote_counts(tmp_path: Path) -> None:
+    log = tmp_path / "kafka.log"
+    log.write_text("an old complaint\n")
+    start = log.stat().st_size
+    assert diagnosis.tail(log, start) == ""
+    with log.open("a") as file:
+        file.write("a new one\n")
+    assert diagnosis.tail(log, start) == "a new one"
+    assert diagnosis.tail(tmp_path / "none", 0) == ""
+
+
+def answer_once(body: bytes) -> int:
+    """A server on a free port that answers one connection with these bytes, whatever it is asked."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with server, server.accept()[0] as connection:
+            connection.recv(1000)
+            connection.sendall(body)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return int(server.getsockname()[1])
+
+
+def framed(body: bytes) -> bytes:
+    return struct.pack(">i", len(body)) + body
+
+
+def test_metadata_answer_is_read() -> None:
+    broker = struct.pack(">ih4sih2s", 3, 4, b"host", 9092, 2, b"r1")
+    alone = struct.pack(">ih4sih", 4, 4, b"host", 9092, -1)
+    body = struct.pack(">ii", 7, 2) + broker + alone + struct.pack(">ii", 3, 0)
+    assert metadata(answer_once(framed(body))) == Answer((3, 4), 3)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        framed(struct.pack(">iii", 8, 0, 1)),  # another correlation id
+        framed(struct.pack(">iii", 7, 5, 1)),  # brokers promised, none there
+        framed(b"x" * 20),
+        struct.pack(">i", 500) + b"short",
+        struct.pack(">i", -1),
+    ],
+)
+def test_other_servers_are_not_taken_for_a_broker(body: bytes) -> None:
+    assert metadata(answer_once(body)) is None
+
+
+def test_free_ports() -> None:
+    port = free_port()
+    assert is_free(port)
+    with socket.create_server(("127.0.0.1", port)):
+        assert not is_free(port)
+        assert metadata(port, timeout=0.2) is None
