@@ -1,4 +1,4 @@
-"""The command line `kes`: thin commands over the public parts, each in its own module, loaded only when it is called."""
+"""The command line `kes`: thin commands over the public parts, each a module, loaded when it is called."""
 
 from __future__ import annotations
 

@@ -1,0 +1,156 @@
+"""What every command shows alike: answers on stdout (a table, or JSON), everything else on stderr."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import msgspec
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
+from rich.text import Text
+
+LOG_EVERY_SECONDS = 5.0
+_BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+class ShowProgress(Protocol):
+    """Called with what is being done, how much of it is done, and how much there is (0: not known)."""
+
+    def __call__(self, what: str, done: int, total: int, /) -> None: ...
+
+
+def answers() -> Console:
+    """The console of answers: stdout."""
+    return Console(highlight=False)
+
+
+def notices() -> Console:
+    """The console of everything that is not an answer: stderr."""
+    return Console(stderr=True, highlight=False)
+
+
+def emit(data: Any, json: bool, table: Callable[[], RenderableType]) -> None:
+    """Print an answer: ``data`` as one line of JSON, or what ``table`` makes for people (not called for JSON)."""
+    if json:
+        sys.stdout.write(msgspec.json.encode(data, enc_hook=str).decode() + "\n")
+        sys.stdout.flush()
+    else:
+        answers().print(table())
+
+
+def complain(message: str, hint: str = "") -> None:
+    """One problem on stderr, its text untouched (no markup is read in it)."""
+    console = notices()
+    console.print(Text("kes: ", style="bold red") + Text(message), soft_wrap=True)
+    if hint:
+        console.print(Text(hint), soft_wrap=True)
+
+
+def configure_logging(verbosity: int, who: str = "") -> None:
+    """Log lines of the package to stderr: 0 warnings, 1 information, 2 everything. ``who`` is put into every line."""
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
+    logger = logging.getLogger("streams")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)-7s {who and who + ' '}%(name)s: %(message)s"))
+    logger.handlers[:] = [handler]
+    logger.setLevel(level)
+    logger.propagate = False
+
+
+@contextmanager
+def progress(unit: str = "") -> Iterator[ShowProgress]:
+    """Show how work moves on, with rate and time left: bars on a terminal, a line now and then elsewhere.
+
+    ``unit`` is what is counted (``"events"``); ``"bytes"`` is written as kB, MB and so on.
+    """
+    console = notices()
+    if console.is_terminal and os.environ.get("TERM") != "dumb":
+        with Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), _Figures(unit), console=console
+        ) as bars:
+            yield _Bars(bars)
+    else:
+        yield LogLines(unit, time.monotonic, console.print)
+
+
+class _Bars:
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, what: str, done: int, total: int, /) -> None:
+        if what not in self._tasks:
+            self._tasks[what] = self._bars.add_task(what, total=None)
+        self._bars.update(self._tasks[what], completed=done, total=total or None)
+
+
+class _Figures(ProgressColumn):
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self._unit = unit
+
+    def render(self, task: Task) -> Text:
+        return Text(figures(int(task.completed), int(task.total or 0), task.speed or 0.0, self._unit))
+
+
+class LogLines:
+    """Progress without a terminal: a line at the first call, every five seconds, and at the end of each work."""
+
+    def __init__(self, unit: str, now: Callable[[], float], say: Callable[[str], None]) -> None:
+        self._unit = unit
+        self._now = now
+        self._say = say
+        self._began: dict[str, tuple[float, int]] = {}
+        self._said: dict[str, float] = {}
+
+    def __call__(self, what: str, done: int, total: int, /) -> None:
+        now = self._now()
+        began, first = self._began.setdefault(what, (now, done))
+        said = self._said.get(what, -LOG_EVERY_SECONDS)
+        ended = 0 < total <= done
+        if now - said < LOG_EVERY_SECONDS and what in self._said and not ended:
+            return
+        if ended:  # a work of the same name may follow
+            del self._began[what]
+        self._said[what] = now
+        rate = (done - first) / (now - began) if now > began else 0.0
+        self._say(f"{what}: {figures(done, total, rate, self._unit)}")
+
+
+def figures(done: int, total: int, rate: float, unit: str) -> str:
+    """``12,000 of 48,000 events (25 %), 3,000/s, 12 s left``; what is not known is left out."""
+    amount = f"{_amount(done, unit)} of {_amount(total, unit)}" if total else _amount(done, unit)
+    counted = f" {unit}" if unit and unit != "bytes" else ""
+    words = [amount + counted + (f" ({done * 100 // total} %)" if total else "")]
+    if rate > 0:
+        words.append(f"{_amount(int(rate), unit)}/s")
+        if total > done:
+            words.append(f"{duration((total - done) / rate)} left")
+    return ", ".join(words)
+
+
+def duration(seconds: float) -> str:
+    """``8 s``, ``2 min 05 s``, ``1 h 10 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def _amount(number: int, unit: str) -> str:
+    if unit != "bytes":
+        return f"{number:,}"
+    size, name = float(number), _BYTE_UNITS[0]
+    for larger in _BYTE_UNITS[1:]:
+        if size < 1000:
+            break
+        size, name = size / 1000, larger
+    return f"{size:.0f} {name}" if name == "B" else f"{size:.1f} {name}"

@@ -1,0 +1,162 @@
+"""The root of ``kes``: which commands there are, and what happens when one of them fails.
+
+A command lives in its own module under ``streams.cli`` as a typer application called ``app`` and is imported only when
+it is called: ``kes --help`` loads none of them. An application with one command and no callback of its own becomes a
+plain command (``kes lag``), any other a group (``kes broker start``).
+
+Exit codes of every command: 0 done; 1 a problem that the message tells how to solve; 2 wrong usage; 70 a fault of ours
+(or, of ``kes run``, a worker that cannot be kept alive); 130 interrupted; 143 terminated.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Annotated, NamedTuple, NoReturn
+
+import typer
+
+from streams.errors import ConfigError, StreamsError
+
+EXIT_PROBLEM = 1
+EXIT_FAULT = 70
+EXIT_INTERRUPTED = 130
+DISTRIBUTION = "kafka-event-source"
+
+
+class Command(NamedTuple):
+    """One entry of the command list: the module that holds its ``app``, its line in the help, the extra it needs."""
+
+    module: str
+    help: str
+    extra: str = ""
+
+
+COMMANDS = {
+    "demo": Command("streams.cli.demo", "Real flights through Spark, Kafka and exactly-once handlers.", "demo"),
+    "run": Command("streams.cli.run", "Run an event source in worker processes that are kept alive."),
+    "broker": Command("streams.cli.broker", "An embedded real Kafka: start, stop, status.", "broker"),
+    "topics": Command("streams.cli.topics", "Topics as the settings want them: plan, apply."),
+    "lag": Command("streams.cli.lag", "Committed offset, end and distance of every partition."),
+    "state": Command("streams.cli.state", "Look into the stores of an event source: get, scan, dump."),
+    "dlq": Command("streams.cli.dlq", "Dead letters: list, show, requeue."),
+    "doctor": Command("streams.cli.doctor", "Check this machine and the broker for known problems."),
+}
+
+
+def run() -> NoReturn:
+    """Entry point of the script ``kes``: run the command of this process, exit with its code."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command line and return its exit code. Every failure has become a message on stderr by then."""
+    try:
+        build(argv)(args=list(argv), prog_name="kes")
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        return report(error)
+    return 0
+
+
+def build(argv: Sequence[str]) -> typer.Typer:
+    """The application for this command line: all commands are listed, the called one is loaded."""
+    root = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    root.callback()(_root)
+    called = next((argument for argument in argv if not argument.startswith("-")), None)
+    for name, command in COMMANDS.items():
+        if find_spec(command.module) is None:
+            continue
+        if name == called:
+            _add(root, name, command, _load(name, command))
+        else:
+            root.command(name, help=command.help)(_not_loaded)
+    return root
+
+
+def report(error: BaseException) -> int:
+    """Say on stderr what went wrong and what to do; return the exit code. ``KES_DEBUG=1`` adds the stack trace."""
+    from streams.cli.console import complain
+
+    if os.environ.get("KES_DEBUG") == "1":
+        import traceback
+
+        traceback.print_exception(error, file=sys.stderr)
+    if isinstance(error, StreamsError):
+        complain(f"{_kind(error)}: {error}")
+        return EXIT_PROBLEM
+    complain(
+        f"unexpected {type(error).__name__}: {error}",
+        hint="This should not happen. KES_DEBUG=1 shows where it comes from.",
+    )
+    return EXIT_FAULT
+
+
+def _kind(error: StreamsError) -> str:
+    """``BrokerUnavailable`` -> ``broker unavailable``: the class says who has to act."""
+    name = type(error).__name__.removesuffix("Error")
+    return "".join(" " + letter.lower() if letter.isupper() else letter for letter in name).strip() + (
+        " error" if type(error).__name__.endswith("Error") else ""
+    )
+
+
+def _load(name: str, command: Command) -> typer.Typer:
+    """Import the command's module. A missing optional package is a setting to be made, not a crash."""
+    try:
+        app = import_module(command.module).app
+    except ModuleNotFoundError as error:
+        if not command.extra or (error.name or "").partition(".")[0] == "streams":
+            raise
+        raise ConfigError(
+            f"`kes {name}` needs the package {error.name!r}: pip install '{DISTRIBUTION}[{command.extra}]'"
+        ) from error
+    assert isinstance(app, typer.Typer), f"{command.module}.app"
+    return app
+
+
+def _add(root: typer.Typer, name: str, command: Command, app: typer.Typer) -> None:
+    single = len(app.registered_commands) == 1 and not app.registered_groups and app.registered_callback is None
+    only = app.registered_commands[0] if single else None
+    if only is None or only.callback is None:
+        root.add_typer(app, name=name, help=command.help)
+    else:
+        root.command(
+            name, help=only.help, context_settings=only.context_settings, no_args_is_help=only.no_args_is_help
+        )(only.callback)
+
+
+def _not_loaded() -> None:  # stands in the list of commands for one that is not called
+    raise AssertionError("a command that was not loaded was called")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            found = version(DISTRIBUTION)
+        except PackageNotFoundError:
+            found = "(not installed)"
+        typer.echo(f"{DISTRIBUTION} {found}")
+        raise typer.Exit
+
+
+def _root(
+    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Log more; twice: everything.")] = 0,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """Exactly-once event sourcing for Kafka.
+
+    Environment: KES_BOOTSTRAP_SERVERS (the broker), KES_CACHE_DIR, KES_STATE_DIR, KES_DEBUG=1 (stack traces).
+    """
+    from streams.cli.console import configure_logging
+
+    configure_logging(verbose)

@@ -1,0 +1,79 @@
+"""``kes run module:source``: an event source in worker processes that are kept alive."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.text import Text
+
+from streams.cli.console import notices
+from streams.cli.supervisor import RestartPolicy, Status, Supervisor, worker_command
+
+app = typer.Typer()
+
+_STYLES = {"started": "green", "exited": "yellow", "gave up": "bold red", "killed": "bold red"}
+
+
+@app.command()
+def run(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(metavar="MODULE:SOURCE", help="An EventSource, or a function making one.")],
+    workers: Annotated[int, typer.Option("--workers", "-n", min=1, help="Processes; each is a group member.")] = 1,
+    instance_prefix: Annotated[
+        str, typer.Option(help="Worker n is PREFIX-n, and stays it. One prefix per supervisor. Default: host name.")
+    ] = "",
+    drain_seconds: Annotated[float, typer.Option(min=0.0, help="Patience with workers that are to stop.")] = 60.0,
+    max_crashes: Annotated[int, typer.Option(min=0, help="Crashes of one worker in the window before giving up.")] = 5,
+    window_seconds: Annotated[float, typer.Option(min=1.0, help="Length of that window.")] = 60.0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Warnings only.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Starts, exits, restarts as JSON lines on stdout.")] = False,
+) -> None:
+    """Run an event source in worker processes that are kept alive.
+
+    SIGINT, SIGTERM and SIGHUP drain: what is begun is committed, then the workers leave. A second signal kills them.
+
+    Exit codes: 0 drained or finished; 1 a problem to be solved first (the message says which); 2 wrong usage;
+    70 a worker failed too often; 128 + signal (130, 143): killed before the drain was complete.
+    """
+    module, _, name = source.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), *(name.split(".") if name else ()))):
+        raise typer.BadParameter(
+            f"{source!r} is not MODULE:SOURCE, as in bank:source or shop.orders:make_source", param_hint="MODULE:SOURCE"
+        )
+    verbosity = max(0 if quiet else 1, context.parent.params["verbose"] if context.parent else 0)
+    supervisor = Supervisor(
+        worker_command(source, verbosity),
+        workers=workers,
+        instance_prefix=instance_prefix or socket.gethostname(),
+        policy=RestartPolicy(max_crashes=max_crashes, window_seconds=window_seconds),
+        drain_seconds=drain_seconds,
+        status=_status_json if json else _StatusLines(quiet),
+    )
+    raise typer.Exit(supervisor.run())
+
+
+def _status_json(status: Status) -> None:
+    sys.stdout.write(msgspec.json.encode(status).decode() + "\n")
+    sys.stdout.flush()
+
+
+class _StatusLines:
+    """What happens to the workers, a line each, on stderr."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet
+        self._console = notices()
+
+    def __call__(self, status: Status) -> None:
+        event = status["event"]
+        if self._quiet and event in ("started", "exited", "stopping") and not status.get("code"):
+            return
+        details = ", ".join(
+            f"{key.replace('_', ' ')} {value}" for key, value in status.items() if key not in ("event", "worker")
+        )
+        who = status.get("worker", "all workers")
+        self._console.print(Text.assemble(f"{who}: ", (event, _STYLES.get(event, "")), f" ({details})"), soft_wrap=True)

@@ -1,0 +1,250 @@
+"""Keeps worker processes alive: the supervisor behind ``kes run``.
+
+One thread waits for four things: a signal, the end of a worker, the time of a restart, the end of the patience with a
+drain. Signals arrive through the wakeup descriptor, so nothing happens inside a handler.
+
+Each worker holds the read end of a pipe whose only write end is the supervisor's. When the supervisor is gone, however
+it went, the pipe ends and the workers drain and leave (``streams.cli.worker``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from streams.cli.worker import EXIT_PROBLEM as WORKER_PROBLEM
+
+EXIT_DONE = 0
+EXIT_PROBLEM = 1
+EXIT_GAVE_UP = 70
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+Status = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartPolicy:
+    """When a dead worker is started again: after a pause that grows, and not for ever."""
+
+    first_delay_seconds: float = 0.5
+    max_delay_seconds: float = 30.0
+    max_crashes: int = 5
+    window_seconds: float = 60.0
+
+
+class Restarts:
+    """The crashes of one worker, and what follows from them. Pure: time is an argument."""
+
+    def __init__(self, policy: RestartPolicy) -> None:
+        self._policy = policy
+        self._crashes: deque[float] = deque()
+
+    def crashed(self, now: float) -> float | None:
+        """Note a crash; return the seconds until the next start, or None when it crashed too often in the window."""
+        self._crashes.append(now)
+        while self._crashes[0] < now - self._policy.window_seconds:
+            self._crashes.popleft()
+        if len(self._crashes) > self._policy.max_crashes:
+            return None
+        delay = self._policy.first_delay_seconds * 2.0 ** (len(self._crashes) - 1)
+        return min(delay, self._policy.max_delay_seconds)
+
+
+@dataclass
+class _Worker:
+    instance_id: str
+    restarts: Restarts
+    process: subprocess.Popen[bytes] | None = None
+    start_at: float | None = 0.0  # when to start it; None: it runs, or it is done
+    starts: int = 0
+
+
+class Supervisor:
+    """Starts ``workers`` processes of ``command`` and stays until all of them are done.
+
+    ``command`` gets the number of the pipe's descriptor as its last argument. Worker ``n`` finds its name,
+    ``<instance_prefix>-<n>``, in ``KES_INSTANCE_ID``: the same name after each restart, so that transactional ids
+    stay what they were. ``status`` is called with what happens, for people or programs to see.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        workers: int,
+        instance_prefix: str,
+        policy: RestartPolicy,
+        drain_seconds: float,
+        status: Callable[[Status], None],
+    ) -> None:
+        self._command = list(command)
+        self._workers = [_Worker(f"{instance_prefix}-{n}", Restarts(policy)) for n in range(workers)]
+        self._policy = policy
+        self._drain_seconds = drain_seconds
+        self._status = status
+        self._exit_code = EXIT_DONE
+        self._stop_signal: int | None = None
+        self._stopping = False
+        self._drain_until: float | None = None
+        self._pipe = (-1, -1)
+
+    def run(self) -> int:
+        """Supervise until every worker is done; return the exit code. Main thread only: it takes the signals."""
+        self._pipe = os.pipe()
+        wake_read, wake_write = os.pipe()
+        for end in (wake_read, wake_write):
+            os.set_blocking(end, False)
+        old_wakeup = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        old_handlers = {number: signal.signal(number, _taken) for number in (*STOP_SIGNALS, signal.SIGCHLD)}
+        try:
+            self._loop(wake_read)
+        finally:
+            self._kill()
+            signal.set_wakeup_fd(old_wakeup)
+            for number, handler in old_handlers.items():
+                signal.signal(number, handler)
+            for end in (*self._pipe, wake_read, wake_write):
+                os.close(end)
+        return self._exit_code
+
+    def _loop(self, wake_read: int) -> None:
+        while True:
+            now = time.monotonic()
+            self._start_due(now)
+            self._reap(now)
+            if self._drain_until is not None and now >= self._drain_until:
+                self._give_up_draining()
+            if all(worker.process is None and worker.start_at is None for worker in self._workers):
+                return
+            for number in _signals(wake_read, self._wait_seconds(time.monotonic())):
+                if number in STOP_SIGNALS:
+                    self._signalled(number)
+
+    def _wait_seconds(self, now: float) -> float | None:
+        due = [worker.start_at for worker in self._workers if worker.start_at is not None]
+        if self._drain_until is not None:
+            due.append(self._drain_until)
+        return max(0.0, min(due) - now) if due else None
+
+    def _start_due(self, now: float) -> None:
+        for worker in self._workers:
+            if worker.start_at is None or worker.start_at > now:
+                continue
+            worker.start_at = None
+            worker.starts += 1
+            worker.process = subprocess.Popen(
+                [*self._command, str(self._pipe[0])],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[self._pipe[0]],
+                process_group=0,  # Ctrl-C on the terminal is for the supervisor, which passes it on once
+                env={**os.environ, "KES_INSTANCE_ID": worker.instance_id},
+            )
+            self._tell("started", worker, pid=worker.process.pid, starts=worker.starts)
+
+    def _reap(self, now: float) -> None:
+        for worker in self._workers:
+            if worker.process is None or (code := worker.process.poll()) is None:
+                continue
+            pid, worker.process = worker.process.pid, None
+            self._tell("exited", worker, pid=pid, code=code, reason=_reason(code))
+            if self._stopping:
+                # SIGTERM itself ends a worker only before it has begun: there was nothing to drain.
+                if code not in (0, -signal.SIGTERM) and self._exit_code == EXIT_DONE:
+                    self._exit_code = EXIT_PROBLEM if code == WORKER_PROBLEM else EXIT_GAVE_UP
+            elif code == WORKER_PROBLEM:
+                self._stop_all(EXIT_PROBLEM)
+            elif code != 0:
+                self._crashed(worker, now)
+
+    def _crashed(self, worker: _Worker, now: float) -> None:
+        delay = worker.restarts.crashed(now)
+        if delay is None:
+            self._tell(
+                "gave up", worker, crashes=self._policy.max_crashes + 1, within_seconds=self._policy.window_seconds
+            )
+            self._stop_all(EXIT_GAVE_UP)
+        else:
+            worker.start_at = now + delay
+            self._tell("restarting", worker, in_seconds=delay)
+
+    def _signalled(self, number: int) -> None:
+        if self._stop_signal is None:
+            self._stop_signal = number
+            self._stop_all(self._exit_code)
+        else:
+            self._exit_code = 128 + number
+            self._kill()
+
+    def _stop_all(self, exit_code: int) -> None:
+        """Ask every worker to drain; the first reason decides the exit code."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._exit_code = exit_code
+        self._drain_until = time.monotonic() + self._drain_seconds
+        running = [worker.process for worker in self._workers if worker.process is not None]
+        if running:
+            self._status({"event": "stopping", "drain_seconds": self._drain_seconds})
+        for worker in self._workers:
+            worker.start_at = None
+        for process in running:
+            process.send_signal(signal.SIGTERM)
+
+    def _give_up_draining(self) -> None:
+        self._drain_until = None
+        if self._exit_code == EXIT_DONE:
+            self._exit_code = 128 + (self._stop_signal or signal.SIGTERM)
+        for worker in self._workers:
+            if worker.process is not None:
+                self._tell("killed", worker, pid=worker.process.pid, reason="it did not drain in time")
+        self._kill()
+
+    def _kill(self) -> None:
+        for worker in self._workers:
+            worker.start_at = None
+            if worker.process is not None:
+                with contextlib.suppress(ProcessLookupError):  # its own children too: each worker leads a process group
+                    os.killpg(worker.process.pid, signal.SIGKILL)
+                code = worker.process.wait()
+                self._tell("exited", worker, pid=worker.process.pid, code=code, reason=_reason(code))
+                worker.process = None
+
+    def _tell(self, event: str, worker: _Worker, **more: Any) -> None:
+        self._status({"event": event, "worker": worker.instance_id, **more})
+
+
+def worker_command(source: str, verbosity: int) -> list[str]:
+    """The command line of one worker process, but for its last argument (the pipe)."""
+    return [sys.executable, "-m", "streams.cli.worker", source, str(verbosity)]
+
+
+def _reason(code: int) -> str:
+    if code >= 0:
+        known = {0: "drained", WORKER_PROBLEM: "a problem that a restart does not solve"}
+        return known.get(code, f"failed with exit code {code}")
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def _signals(wake_read: int, wait_seconds: float | None) -> bytes:
+    """Wait for signals; return their numbers, in the order of arrival."""
+    select.select([wake_read], [], [], wait_seconds)
+    with contextlib.suppress(BlockingIOError):
+        return os.read(wake_read, 4096)
+    return b""
+
+
+def _taken(number: int, frame: FrameType | None) -> None:
+    """Its being a handler makes Python write the number to the wakeup descriptor; nothing else is to do."""

@@ -1,0 +1,128 @@
+"""The root of ``kes``: what is loaded, what a failure looks like, and how answers and progress are written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+from rich.text import Text
+
+from streams.cli import console, main
+from streams.errors import BrokerUnavailable, ConfigError, StreamsError
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Register a command ``try`` that raises what it is given."""
+
+    def register(error: BaseException | None) -> None:
+        app = typer.Typer()
+
+        @app.command()
+        def attempt() -> None:
+            if error is not None:
+                raise error
+
+        monkeypatch.setattr(main, "COMMANDS", {"try": main.Command("streams.cli.run", "Try.", "demo")})
+        monkeypatch.setattr(main, "import_module", lambda name: SimpleNamespace(app=app))
+
+    monkeypatch.delenv("KES_DEBUG", raising=False)
+    return register
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (BrokerUnavailable("nothing answers at localhost:1"), 1, "kes: broker unavailable: nothing answers"),
+        (ConfigError("linger_ms [must] be positive"), 1, "kes: config error: linger_ms [must] be"),  # no markup
+        (RuntimeError("a fault"), 70, "kes: unexpected RuntimeError: a fault"),
+        (KeyboardInterrupt(), 130, ""),
+        (None, 0, ""),
+    ],
+)
+def test_a_failure_is_one_message_and_an_exit_code(
+    command: Any, capsys: pytest.CaptureFixture[str], error: BaseException | None, code: int, message: str
+) -> None:
+    command(error)
+    assert main.main(["try"]) == code
+    out, err = capsys.readouterr()
+    assert message in err
+    assert "Traceback" not in err
+    assert out == ""
+
+
+def test_the_stack_trace_is_there_for_the_asking(
+    command: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command(StreamsError("why"))
+    monkeypatch.setenv("KES_DEBUG", "1")
+    assert main.main(["try"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_missing_optional_package_is_named_with_its_extra(
+    command: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command(None)
+
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark.sql")
+
+    monkeypatch.setattr(main, "import_module", missing)
+    assert main.main(["try"]) == 1
+    assert "pip install 'kafka-event-source[demo]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["--help"], 0), ([], 2), (["nothing"], 2)])
+def test_exit_codes_of_the_root(arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(arguments) == code
+    assert capsys.readouterr() != ("", "")
+
+
+def test_help_lists_every_present_command_and_loads_none() -> None:
+    script = (
+        "import sys; from streams.cli.main import main; code = main(['--help']);"
+        "loaded = [name for name in sys.modules if name.startswith('streams.cli.')];"
+        "sys.exit(f'{code} {sorted(loaded)}')"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.stderr.strip() == "0 ['streams.cli.main']"
+    assert "run " in ended.stdout
+
+
+def test_answers_are_json_or_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    console.emit({"lag": [1, 2], "text": "a b"}, True, lambda: pytest.fail("no table is made for JSON"))
+    assert capsys.readouterr().out == '{"lag":[1,2],"text":"a b"}\n'
+    console.emit({}, False, lambda: Text("the table"))
+    assert capsys.readouterr().out == "the table\n"
+
+
+def test_without_a_terminal_progress_is_a_line_now_and_then() -> None:
+    now, lines = [0.0], list[str]()
+    shown = console.LogLines("events", lambda: now[0], lines.append)
+    for second in range(11):
+        now[0] = float(second)
+        shown("folding", second * 100, 1000)
+    assert lines == [
+        "folding: 0 of 1,000 events (0 %)",
+        "folding: 500 of 1,000 events (50 %), 100/s, 5 s left",
+        "folding: 1,000 of 1,000 events (100 %), 100/s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "rate", "unit", "text"),
+    [
+        (0, 0, 0.0, "", "0"),
+        (1234567, 0, 1000.0, "events", "1,234,567 events, 1,000/s"),
+        (45_000_000, 90_000_000, 1_500_000.0, "bytes", "45.0 MB of 90.0 MB (50 %), 1.5 MB/s, 30 s left"),
+        (999, 0, 0.0, "bytes", "999 B"),
+        (1, 7201, 1.0, "rows", "1 of 7,201 rows (0 %), 1/s, 2 h 00 min left"),
+    ],
+)
+def test_figures(done: int, total: int, rate: float, unit: str, text: str) -> None:
+    assert console.figures(done, total, rate, unit) == text

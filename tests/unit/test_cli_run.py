@@ -1,0 +1,323 @@
+"""``kes run``: real worker processes of dummy sources, no broker. Every wait is for an event, with a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streams.cli import worker
+from streams.cli.supervisor import RestartPolicy, Restarts
+from streams.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_SECONDS = 30.0
+
+DUMMY = '''
+import json, os, signal, sys
+from streams.errors import ConfigError, TopicError
+
+def tell(event):
+    line = {"event": event, "worker": os.environ["KES_INSTANCE_ID"], "pid": os.getpid()}
+    os.write(1, (json.dumps(line) + "\\n").encode())
+
+class Source:
+    """Waits for SIGTERM, drains."""
+    def run(self):
+        signal.signal(signal.SIGTERM, self.drain)
+        tell("ready")
+        while True:
+            signal.pause()
+    def drain(self, *_):
+        tell("drained")
+        sys.exit(0)
+
+class Stubborn(Source):
+    def drain(self, *_):
+        tell("ignored")
+
+class HungOrphan(Stubborn):
+    def run(self):
+        sys.modules["__main__"].ORPHAN_DRAIN_SECONDS = 0.1
+        super().run()
+
+class Finished:
+    def run(self):
+        tell("finished")
+
+class Crash:
+    def run(self):
+        raise RuntimeError("the handler's own fault")
+
+class SecondCrashes(Source):
+    def run(self):
+        if os.environ["KES_INSTANCE_ID"].endswith("-1"):
+            os._exit(9)
+        super().run()
+
+class WrongTopic:
+    def run(self):
+        raise TopicError("topic 'orders' has 3 partitions, the settings say 4")
+
+source = Source()
+stubborn, hung, finished = Stubborn(), HungOrphan(), Finished()
+crash, second, topic = Crash(), SecondCrashes(), WrongTopic()
+'''
+
+
+class Kes:
+    """A running ``kes run --json``, its status lines and what the dummies tell, in order."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        (folder / "dummy.py").write_text(DUMMY)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "streams", "run", "--json", "--instance-prefix", "w", *arguments],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "KES_DEBUG": "", "NO_COLOR": "1"},
+        )
+        self.seen: list[dict[str, Any]] = []
+        self.complaints = ""
+        self._lines: queue.Queue[bytes | None] = queue.Queue()
+        self._threads = [threading.Thread(target=self._read_answers), threading.Thread(target=self._read_complaints)]
+        for thread in self._threads:
+            thread.start()
+
+    def _read_answers(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)  # nobody holds the pipe any more: all processes are gone
+
+    def _read_complaints(self) -> None:
+        assert self.process.stderr is not None
+        self.complaints = self.process.stderr.read().decode()
+
+    def until(self, event: str, worker: str | None = None) -> dict[str, Any]:
+        """The next status line of this kind."""
+        return self._until(lambda seen: seen["event"] == event and worker in (None, seen.get("worker")))
+
+    def until_ready(self, workers: int) -> dict[str, int]:
+        """All workers run; their process ids by name."""
+        return {ready["worker"]: ready["pid"] for ready in (self.until("ready") for _ in range(workers))}
+
+    def _until(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        while (line := self._lines.get(timeout=DEADLINE_SECONDS)) is not None:
+            self.seen.append(json.loads(line))
+            if wanted(self.seen[-1]):
+                return self.seen[-1]
+        raise AssertionError(f"all processes are gone; seen: {self.seen}; stderr: {self.complaints}")
+
+    def ended(self) -> int:
+        """Wait for the end of the supervisor *and* of all workers; its exit code."""
+        while (line := self._lines.get(timeout=DEADLINE_SECONDS)) is not None:
+            self.seen.append(json.loads(line))
+        code = self.process.wait(DEADLINE_SECONDS)
+        self._join()
+        return code
+
+    def close(self) -> None:
+        """End what a failed test left running: the workers notice that their supervisor is gone."""
+        if self.process.poll() is None:
+            self.process.kill()
+        for started in self.seen:
+            if started["event"] == "started":
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(started["pid"], signal.SIGKILL)
+        self.process.wait(DEADLINE_SECONDS)
+        self._join()
+        for stream in (self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
+
+    def _join(self) -> None:
+        for thread in self._threads:
+            thread.join(DEADLINE_SECONDS)
+
+    def events(self, worker: str) -> list[str]:
+        return [seen["event"] for seen in self.seen if seen.get("worker") == worker]
+
+
+@pytest.fixture
+def kes(tmp_path: Path) -> Iterator[Callable[..., Kes]]:
+    started: list[Kes] = []
+
+    def start(*arguments: str) -> Kes:
+        started.append(Kes(tmp_path, *arguments))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+# ------------------------------------------------------------------------------------------------ policy
+
+
+def test_pauses_double_up_to_the_cap() -> None:
+    restarts = Restarts(RestartPolicy(first_delay_seconds=1.0, max_delay_seconds=5.0, max_crashes=9))
+    assert [restarts.crashed(0.0) for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
+
+
+def test_too_many_crashes_in_the_window_end_it() -> None:
+    restarts = Restarts(RestartPolicy(max_crashes=3, window_seconds=10.0))
+    assert all(restarts.crashed(now) is not None for now in (0.0, 3.0, 6.0))
+    assert restarts.crashed(9.9) is None
+
+
+def test_crashes_before_the_window_are_forgotten() -> None:
+    restarts = Restarts(RestartPolicy(first_delay_seconds=1.0, max_crashes=2, window_seconds=10.0))
+    assert [restarts.crashed(now) for now in (0.0, 5.0, 11.0, 22.0)] == [1.0, 2.0, 2.0, 1.0]
+
+
+# --------------------------------------------------------------------------------------------- supervisor
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_drains_all_workers(kes: Callable[..., Kes], number: signal.Signals) -> None:
+    running = kes("dummy:source", "--workers", "2")
+    assert set(running.until_ready(2)) == {"w-0", "w-1"}
+    running.process.send_signal(number)
+    assert running.ended() == 0
+    for name in ("w-0", "w-1"):
+        assert running.events(name) == ["started", "ready", "drained", "exited"]
+
+
+def test_a_killed_worker_comes_back_under_its_name_and_the_other_stays(kes: Callable[..., Kes]) -> None:
+    running = kes("dummy:source", "--workers", "2")
+    pids = running.until_ready(2)
+    os.kill(pids["w-1"], signal.SIGKILL)
+    again = running.until("ready")
+    assert again["worker"] == "w-1"
+    assert again["pid"] != pids["w-1"]
+    running.process.terminate()
+    assert running.ended() == 0
+    assert running.events("w-0") == ["started", "ready", "drained", "exited"]
+    assert running.events("w-1") == [
+        "started", "ready", "exited", "restarting", "started", "ready", "drained", "exited",
+    ]  # fmt: skip
+
+
+def test_a_worker_that_cannot_live_ends_the_run_and_the_others_drain(kes: Callable[..., Kes]) -> None:
+    running = kes("dummy:second", "--workers", "2", "--max-crashes", "1")
+    assert running.ended() == 70
+    assert running.events("w-1") == ["started", "exited", "restarting", "started", "exited", "gave up"]
+    assert running.events("w-0")[-1] == "exited"
+    assert [seen["event"] for seen in running.seen].count("stopping") == 1
+
+
+def test_the_stack_trace_of_a_handler_is_shown(kes: Callable[..., Kes]) -> None:
+    running = kes("dummy:crash", "--max-crashes", "0")
+    assert running.ended() == 70
+    assert "RuntimeError: the handler's own fault" in running.complaints
+    assert "dummy.py" in running.complaints
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("dummy:topic", "topic 'orders' has 3 partitions"),
+        ("dummy:missing", "has no 'missing'"),
+        ("nowhere:source", "No module named 'nowhere'"),
+        ("dummy:tell", "cannot be called without arguments"),
+        ("dummy:json", "neither an event source nor makes one"),
+    ],
+)
+def test_a_users_problem_ends_the_run_at_once_without_a_stack_trace(
+    kes: Callable[..., Kes], source: str, message: str
+) -> None:
+    running = kes(source)
+    assert running.ended() == 1
+    assert message in running.complaints
+    assert "Traceback" not in running.complaints
+    assert running.events("w-0") == ["started", "exited"]
+
+
+def test_workers_that_finish_by_themselves_are_not_started_again(kes: Callable[..., Kes]) -> None:
+    running = kes("dummy:finished", "--workers", "2")
+    assert running.ended() == 0
+    assert [seen["event"] for seen in running.seen].count("finished") == 2
+
+
+def test_the_second_signal_kills(kes: Callable[..., Kes]) -> None:
+    running = kes("dummy:stubborn")
+    running.until_ready(1)
+    running.process.terminate()
+    running.until("ignored")
+    running.process.send_signal(signal.SIGINT)
+    assert running.ended() == 130
+    assert running.seen[-1]["reason"] == "killed by SIGKILL"
+
+
+def test_a_drain_that_takes_too_long_is_cut_off(kes: Callable[..., Kes]) -> None:
+    running = kes("dummy:stubborn", "--drain-seconds", "0.2")
+    running.until_ready(1)
+    running.process.terminate()
+    assert running.ended() == 143
+    assert running.events("w-0")[-2:] == ["killed", "exited"]
+
+
+@pytest.mark.parametrize(("source", "last"), [("dummy:source", "drained"), ("dummy:hung", "ignored")])
+def test_workers_end_with_a_supervisor_that_was_killed(kes: Callable[..., Kes], source: str, last: str) -> None:
+    running = kes(source, "--workers", "2")
+    running.until_ready(2)
+    running.process.kill()
+    assert running.ended() == -signal.SIGKILL  # returns when the last process has let go of stdout
+    assert running.events("w-0")[-1] == running.events("w-1")[-1] == last
+
+
+def test_what_is_not_a_source_is_wrong_usage(kes: Callable[..., Kes]) -> None:
+    running = kes("./bank.py:source")
+    assert running.ended() == 2
+    assert "MODULE:SOURCE" in running.complaints
+    assert running.seen == []
+
+
+# ------------------------------------------------------------------------------------------------- worker
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    runs = SimpleNamespace(run=lambda: None)
+    made = SimpleNamespace(
+        source=runs, deep=SimpleNamespace(inner=runs), make=lambda: runs, number=3, none=lambda: None
+    )
+    monkeypatch.setitem(sys.modules, "made_up_module", made)  # type: ignore[arg-type]
+    return made
+
+
+@pytest.mark.parametrize("name", ["", ":source", ":deep.inner", ":make"])
+def test_a_source_is_an_object_with_run_or_made_by_a_function(module: SimpleNamespace, name: str) -> None:
+    assert worker.load(f"made_up_module{name}") is module.source
+
+
+@pytest.mark.parametrize("name", [":number", ":none", ":deep.nothing"])
+def test_what_cannot_be_run_is_refused_by_name(module: SimpleNamespace, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"made_up_module.*{name.rpartition('.')[2].lstrip(':')}"):
+        worker.load(f"made_up_module{name}")
+
+
+def test_a_restart_is_quick_enough_to_matter(kes: Callable[..., Kes]) -> None:
+    """The first pause is short: a crashed worker is back before its session would have timed out (10 s)."""
+    running = kes("dummy:source")
+    pid = running.until_ready(1)["w-0"]
+    began = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    assert running.until("restarting")["in_seconds"] <= 1.0
+    running.until("ready")
+    assert time.monotonic() - began < 10.0
+    running.process.terminate()
+    assert running.ended() == 0
