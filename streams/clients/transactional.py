@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import NamedTuple
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple, NoReturn
 
-from streams.clients.settings import ClientSettings
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from streams.clients.connection import ConnectionLog
+from streams.clients.settings import ClientSettings, build
+from streams.clients.translate import FENCED, REFUSED, error_of, transaction_failed
+from streams.errors import RecordRefused, Stopped, TransactionFailed
 from streams.records import Headers, Record
+
+_RETRY_PAUSE_SECONDS = 0.02
 
 
 class RefusedDelivery(NamedTuple):
-    """A record that the broker (or the client) will not take, whatever is tried: the fault of the record or its topic."""
+    """A record that will not be taken, however often it is sent: it, or its topic, is at fault."""
 
     topic: str
     partition: int
@@ -21,54 +31,218 @@ class RefusedDelivery(NamedTuple):
 
 
 class TransactionalProducer:
-    """See the methods for who may call them."""
+    """A transactional id and its producer.
+
+    Threads: ``produce``, ``produce_raw`` and ``poll`` are for one thread (the loop's, they never block); ``init``,
+    ``warm_up``, ``flush``, ``send_offsets``, ``commit`` and ``abort`` block and are for one worker thread; the two may
+    overlap. ``close`` may be called by any thread, also while a call of the worker hangs.
+
+    A call that fails raises ``TransactionFailed``, whose ``kind`` tells what is left of transaction and producer. The
+    blocking calls honour their timeouts, with one exception that nothing here can cure: ``send_offsets`` may hang for
+    ever around a restart of the broker. The caller needs a deadline of its own, and a new producer.
+    """
 
     def __init__(self, settings: ClientSettings, transactional_id: str, *, transaction_timeout_ms: int) -> None:
         self.transactional_id = transactional_id
         self.refused: list[RefusedDelivery] = []
+        """What was refused in this transaction, in the order of the answers; emptied by ``begin``. Complete after
+        ``flush``, ``commit`` or ``abort`` came back."""
+        self._connection = ConnectionLog(settings.bootstrap_servers, transactional_id)
+        self._failed: KafkaError | None = None
+        config = settings.producer(transactional_id, transaction_timeout_ms)
+        self._producer: Producer | None = build(
+            Producer, {**config, "on_delivery": self._on_failed_delivery}, self._connection
+        )
+        self._produce: Callable[..., None] = self._producer.produce
+        self._poll: Callable[..., int] = self._producer.poll
 
     def init(self, timeout_seconds: float) -> None:
-        """Settle what an earlier producer with this id left open, and fence it. Blocks."""
-        raise NotImplementedError
+        """Settle what an earlier producer with this id left open, and fence it. Blocks; once per object.
 
-    def warm_up(self, topics: Collection[str], timeout_seconds: float) -> None:
-        """Take the first-time costs now, so that the first real transaction does not stall. Blocks."""
-        raise NotImplementedError
+        A new id takes some 20 ms; a used one that left a transaction open 0.5 to 1 s (librdkafka asks every 500 ms).
+        """
+        try:
+            self._open().init_transactions(timeout_seconds)
+        except KafkaException as exception:
+            raise self._failure("init_transactions", exception) from None
 
     def begin(self) -> None:
-        """Start a transaction. Local."""
-        raise NotImplementedError
+        """Start a transaction. Local, some 30 us."""
+        self.refused = []
+        self._failed = None
+        try:
+            self._open().begin_transaction()
+        except KafkaException as exception:
+            raise self._failure("begin_transaction", exception) from None
 
     def produce(self, record: Record) -> bool:
-        """Queue a record; ``False``: the local queue is full, try again after ``poll``. Never blocks."""
-        raise NotImplementedError
+        """Queue a record for sending; never blocks. The partition is the key's (murmur2) if the record names none.
+
+        ``False``: the local queue is full and the record was not taken; try again after ``poll``. Raises
+        ``RecordRefused`` if the client itself will not take it (too large, no such partition), and
+        ``TransactionFailed`` if the producer takes no records any more (no transaction, fenced).
+        """
+        partition = -1 if record.partition is None else record.partition
+        try:
+            self._produce(
+                record.topic,
+                record.value,
+                record.key,
+                partition,
+                None,
+                None,
+                0 if record.timestamp_ms is None else record.timestamp_ms,
+                record.headers,
+            )
+        except BufferError:
+            return False
+        except KafkaException as exception:
+            raise self._refusal(record.topic, partition, record.key, exception) from None
+        return True
 
     def produce_raw(
         self, topic: str, value: bytes | None, key: bytes | None, partition: int, headers: Headers | None
     ) -> bool:
-        """``produce`` without the ``Record``; ``partition=-1`` lets the key decide."""
-        raise NotImplementedError
+        """``produce`` for the hot path, without a ``Record``; ``partition=-1`` lets the key decide."""
+        try:
+            self._produce(topic, value, key, partition, None, None, 0, headers)
+        except BufferError:
+            return False
+        except KafkaException as exception:
+            raise self._refusal(topic, partition, key, exception) from None
+        return True
 
     def poll(self) -> None:
-        """Serve callbacks. Never blocks."""
-        raise NotImplementedError
+        """Serve callbacks; never blocks. Frees the places of acknowledged records in the local queue."""
+        self._poll(0)
 
     def flush(self, timeout_seconds: float) -> None:
-        """Wait until every record is acknowledged. Blocks."""
-        raise NotImplementedError
+        """Wait until every record is acknowledged. Blocks.
+
+        Raises if a record failed: kind ``abortable`` and ``refused`` filled if records are at fault, else what the
+        failure of the delivery says. Nothing is committed then.
+        """
+        left = self._open().flush(timeout_seconds)
+        failed = self._failed
+        if failed is not None:
+            raise self._delivery_failure(failed)
+        if left:
+            reason = f"{left} records not acknowledged after {timeout_seconds:g} s"
+            if self._connection.down:
+                reason += f"; {self._connection.reason}"
+            raise TransactionFailed("flush", "_TIMED_OUT", "unknown", self._named(reason))
 
     def send_offsets(self, topic: str, offsets: Mapping[int, int], metadata: bytes, timeout_seconds: float) -> None:
-        """Add offsets, fenced by the group metadata. Blocks, perhaps for longer than the timeout."""
-        raise NotImplementedError
+        """Make ``offsets`` (partition: next offset) part of the transaction, fenced by the group metadata.
+
+        Blocks, perhaps for longer than the timeout (see above). ``offsets`` must not be empty: a transaction without
+        offsets is not fenced.
+        """
+        if not offsets:
+            raise ValueError("a transaction without offsets is not fenced by the group")
+        positions = [TopicPartition(topic, partition, offset) for partition, offset in offsets.items()]
+        try:
+            self._open().send_offsets_to_transaction(positions, metadata, timeout_seconds)
+        except KafkaException as exception:
+            raise self._failure("send_offsets_to_transaction", exception) from None
 
     def commit(self, timeout_seconds: float) -> None:
-        """End the transaction. Blocks."""
-        raise NotImplementedError
+        """End the transaction. Blocks. Errors that may be retried are, until the time is over (then ``unknown``)."""
+        self._end("commit_transaction", timeout_seconds)
 
     def abort(self, timeout_seconds: float) -> None:
-        """Abort the transaction. Blocks."""
-        raise NotImplementedError
+        """Abort the transaction. Blocks. The producer should be replaced afterwards (a gap in its sequence is left)."""
+        self._end("abort_transaction", timeout_seconds)
 
     def close(self) -> None:
-        """Drop the producer: never raises, never flushes, never blocks for long."""
-        raise NotImplementedError
+        """Drop the producer: never raises, never flushes, never blocks. A transaction is left open.
+
+        The destructor may take long around an outage, so it runs on a thread of its own.
+        """
+        producer, self._producer = self._producer, None
+        if producer is None:
+            return
+        self._produce = self._poll = _closed
+        thread = threading.Thread(
+            target=_discard, args=([producer],), name=f"close {self.transactional_id}", daemon=True
+        )
+        del producer
+        thread.start()
+
+    def _open(self) -> Producer:
+        if self._producer is None:
+            raise Stopped(f"producer {self.transactional_id} is closed")
+        return self._producer
+
+    def _end(self, call: str, timeout_seconds: float) -> None:
+        producer = self._open()
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            try:
+                getattr(producer, call)(max(deadline - time.monotonic(), 0.001))
+                return
+            except KafkaException as exception:
+                if not error_of(exception).retriable() or time.monotonic() + _RETRY_PAUSE_SECONDS >= deadline:
+                    raise self._failure(call, exception) from None
+                time.sleep(_RETRY_PAUSE_SECONDS)
+
+    def _on_failed_delivery(self, error: KafkaError | None, message: Message) -> None:
+        """Called by whoever polls, for failed deliveries only. Must not raise: a commit would pass it on."""
+        if error is None:
+            return
+        code = error.code()
+        if code in REFUSED:
+            topic, partition = message.topic() or "", message.partition()
+            self.refused.append(
+                RefusedDelivery(
+                    topic,
+                    -1 if partition is None else partition,
+                    message.key(),
+                    message.value(),
+                    error.name(),
+                    error.str(),
+                )
+            )
+        if self._failed is None or (code in REFUSED and self._failed.code() not in REFUSED) or code in FENCED:
+            self._failed = error
+
+    def _delivery_failure(self, error: KafkaError) -> TransactionFailed:
+        if error.code() in REFUSED and self.refused:
+            first = self.refused[0]
+            reason = f"{first.topic}[{first.partition}]: {first.reason}"
+            return TransactionFailed("flush", first.code, "abortable", self._named(reason))
+        return self._failure("flush", KafkaException(error))
+
+    def _failure(self, call: str, exception: KafkaException) -> TransactionFailed:
+        failure = transaction_failed(call, exception)
+        reason = error_of(exception).str()
+        if self._connection.down and self._connection.reason not in reason:
+            reason += f"; {self._connection.reason}"
+        return TransactionFailed(call, failure.code, failure.kind, self._named(reason))
+
+    def _refusal(
+        self, topic: str, partition: int, key: bytes | None, exception: KafkaException
+    ) -> RecordRefused | TransactionFailed:
+        error = error_of(exception)
+        if error.code() not in REFUSED:
+            return self._failure("produce", exception)
+        where = topic if partition < 0 else f"{topic}[{partition}]"
+        return RecordRefused(f"{where}, key {_shown(key)}: {error.name()}: {error.str()}")
+
+    def _named(self, reason: str) -> str:
+        return f"{self.transactional_id}: {reason}"
+
+
+def _shown(key: bytes | None) -> str:
+    if key is None:
+        return "null"
+    return repr(key) if len(key) <= 40 else f"{key[:40]!r}... ({len(key)} bytes)"
+
+
+def _closed(*_arguments: object) -> NoReturn:
+    raise Stopped("the producer is closed")
+
+
+def _discard(last_reference: list[Producer]) -> None:
+    with contextlib.suppress(Exception):
+        last_reference.clear()

@@ -1,0 +1,61 @@
+"""What is heard of a client's connections: told once per change, never once per attempt.
+
+librdkafka tells of every failed attempt to connect, several times a second while a broker is away, both in its log
+and in its error callback. Here the first becomes debug output, and the second one line when the cluster is lost and
+one when it is back.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from confluent_kafka import KafkaError
+
+logger = logging.getLogger(__name__)
+
+_CHATTER: Final = frozenset(
+    {"FAIL", "ERROR", "CONNFAIL", "DISCONN", "RESOLVE", "BROKERDOWN", "REQTMOUT", "CONFWARN", "TERMINATE"}
+)
+"""Facilities of librdkafka's log that repeat what the error callback says, or warn of a setting that only other
+kinds of clients use (one set of overrides serves producers, consumers and admin clients)."""
+
+_DOWN: Final = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION, KafkaError._SSL})
+
+
+class ConnectionLog:
+    """The error callback and the log sink of one client. Called on the thread that polls the client."""
+
+    def __init__(self, addresses: str, client: str) -> None:
+        self.addresses = addresses
+        self.client = client
+        self.down = False
+        self.reason = ""
+        """The last complaint, for error messages. Never contains credentials (librdkafka does not log them)."""
+
+    def on_error(self, error: KafkaError) -> None:
+        """librdkafka's ``error_cb``."""
+        code = error.code()
+        if code != KafkaError._ALL_BROKERS_DOWN or not self.reason:
+            self.reason = f"{error.name()}: {error.str()}"
+        if code in _DOWN and not self.down:
+            self.down = True
+            logger.warning(
+                "%s: Kafka at %s can not be reached (%s), trying on", self.client, self.addresses, self.reason
+            )
+
+    def on_answer(self) -> None:
+        """Something came from a broker."""
+        if self.down:
+            self.down = False
+            logger.info("%s: Kafka at %s answers again", self.client, self.addresses)
+
+    def log(self, level: int, _format: str, facility: str, _name: str, text: str) -> None:
+        """What confluent-kafka calls as ``logger.log``: a line of librdkafka's own log."""
+        logger.log(
+            logging.DEBUG if facility in _CHATTER else min(level, logging.WARNING),
+            "%s: %s %s",
+            self.client,
+            facility,
+            text,
+        )

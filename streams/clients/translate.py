@@ -1,0 +1,164 @@
+"""What a librdkafka error means to the toolkit.
+
+The only place that looks at error codes. Messages carry the broker's or the client's *name* of an error, never a
+number.
+Sources of the tables: librdkafka's ``INTRODUCTION.md`` (transactional error handling), and measurements against Kafka
+4.1.1: the code, and which of the three flags (fatal, abort needed, retriable) comes with it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from confluent_kafka import KafkaError
+
+from streams.errors import BrokerUnavailable, ConfigError, TopicError, TransactionFailed
+
+FENCED: Final = frozenset(
+    {
+        KafkaError._FENCED,
+        KafkaError.PRODUCER_FENCED,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+    }
+)
+"""Somebody initialised the same transactional id, or the coordinator timed the transaction out."""
+
+GROUP_KINDS: Final = {
+    KafkaError.ILLEGAL_GENERATION: "stale",
+    KafkaError.REBALANCE_IN_PROGRESS: "stale",  # never seen on the transactional path; it would mean the same
+    KafkaError.STALE_MEMBER_EPOCH: "stale",  # the broker-side protocol's word for it (KIP-848)
+    KafkaError.UNKNOWN_MEMBER_ID: "lost",
+    KafkaError.FENCED_INSTANCE_ID: "lost",
+    KafkaError.FENCED_MEMBER_EPOCH: "lost",
+}
+"""What the group coordinator says to offsets whose metadata is not the group's. None of these is fatal: abort works."""
+
+REFUSED: Final = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_MSG_SIZE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.UNKNOWN_TOPIC_ID,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+    }
+)
+"""A record (or its topic) is at fault: sending it again would fail again. All other failed deliveries are consequences
+of something else (purged by an abort, timed out in an outage, fenced) and say nothing about the record."""
+
+NO_SUCH_TOPIC: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.UNKNOWN_TOPIC_ID,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+    }
+)
+
+BAD_OFFSET: Final = frozenset(
+    {
+        KafkaError._AUTO_OFFSET_RESET,  # what OFFSET_OUT_OF_RANGE becomes under ``auto.offset.reset=error``
+        KafkaError.OFFSET_OUT_OF_RANGE,
+        KafkaError._LOG_TRUNCATION,
+    }
+)
+
+NOT_AUTHORIZED: Final = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+
+NO_ANSWER: Final = frozenset(
+    {
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._RESOLVE,
+        KafkaError._WAIT_COORD,
+        KafkaError._WAIT_CACHE,
+        KafkaError._UNKNOWN_BROKER,
+        KafkaError._DESTROY_BROKER,
+        KafkaError._NODE_UPDATE,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.NOT_CONTROLLER,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.UNSTABLE_OFFSET_COMMIT,
+        KafkaError.REBOOTSTRAP_REQUIRED,
+    }
+)
+"""The cluster (or the part that matters) does not answer for now: trying again may help."""
+
+
+def error_of(exception: BaseException) -> KafkaError:
+    """The ``KafkaError`` inside an exception of confluent-kafka; ``_FAIL`` with its text for anything else."""
+    first = exception.args[0] if exception.args else None
+    return first if isinstance(first, KafkaError) else KafkaError(KafkaError._FAIL, str(exception))
+
+
+def transaction_failed(call: str, exception: BaseException) -> TransactionFailed:
+    """What a failed transactional call says about the transaction (the kinds are told in ``TransactionFailed``)."""
+    error = error_of(exception)
+    return TransactionFailed(call, error.name(), _kind(error), error.str())
+
+
+def _kind(error: KafkaError) -> str:
+    code = error.code()
+    if code in FENCED:
+        return "fenced"
+    if error.fatal():
+        return "unknown"
+    if code in GROUP_KINDS:
+        return GROUP_KINDS[code]
+    if error.txn_requires_abort():
+        return "abortable"
+    return "unknown"  # timeouts, retriable ones whose time is over, and whatever nobody has seen yet
+
+
+def broker_unavailable(
+    step: str, addresses: str, error: KafkaError | None = None, reason: str = ""
+) -> BrokerUnavailable:
+    """``step`` could not be done because nothing answered; ``reason`` is the last thing heard of the connections."""
+    causes = [f"{error.name()}: {error.str()}"] if error is not None else []
+    if reason and (error is None or reason not in causes[0]):
+        causes.append(reason)
+    cause = f" ({'; '.join(causes)})" if causes else ""
+    return BrokerUnavailable(f"{step}: no answer from Kafka at {addresses}{cause}; check the address and that it runs")
+
+
+def request_failed(
+    step: str, addresses: str, error: KafkaError, reason: str = ""
+) -> BrokerUnavailable | TopicError | ConfigError:
+    """An administrative request failed: for want of an answer, of permission, or because of what it asked for."""
+    code = error.code()
+    if code in NO_ANSWER:
+        return broker_unavailable(step, addresses, error, reason)
+    if code == KafkaError._AUTHENTICATION or code == KafkaError.SASL_AUTHENTICATION_FAILED:
+        return ConfigError(
+            f"{step}: Kafka at {addresses} refuses the credentials ({error.str()}); check the sasl.* settings"
+        )
+    if code in NOT_AUTHORIZED:
+        return TopicError(
+            f"{step}: not authorised ({error.name()}); the principal needs the right in the cluster's ACLs"
+        )
+    return TopicError(f"{step}: {error.name()}: {error.str()}")
