@@ -1,8 +1,8 @@
 """kafka-python's group coordinator client with our payload: the hooks it offers, and the four it does not offer.
 
-Join, sync, heartbeat, retries and moves of the coordinator are kafka-python's. Everything here runs on its IO thread. The
-private names that are overridden are why ``kafka-python`` is pinned to one minor version; ``tests/broker/test_membership.py``
-fails when one of them moves.
+Join, sync, heartbeat, retries and moves of the coordinator are kafka-python's. Everything here runs on its IO thread.
+The private names that are overridden are why ``kafka-python`` is pinned to one minor version;
+``tests/broker/test_membership.py`` fails when one of them moves.
 """
 
 from __future__ import annotations
@@ -16,8 +16,22 @@ from kafka.protocol.consumer import UNKNOWN_MEMBER_ID
 
 from streams.clients import group_wire
 from streams.clients.kafka_python_client import KafkaPythonClient
+from streams.errors import ConfigError, MembershipFatal, StreamsError
 
 log = logging.getLogger(__name__)
+
+FATAL = (
+    kafka_errors.FencedInstanceIdError,
+    kafka_errors.AuthorizationError,
+    kafka_errors.SaslAuthenticationFailedError,
+    kafka_errors.UnsupportedSaslMechanismError,
+    kafka_errors.InconsistentGroupProtocolError,
+    kafka_errors.InvalidSessionTimeoutError,
+    kafka_errors.InvalidGroupIdError,
+    kafka_errors.GroupMaxSizeReachedError,
+    kafka_errors.UnsupportedVersionError,
+)
+"""What trying again does not cure."""
 
 
 class Hooks(Protocol):
@@ -52,14 +66,13 @@ class Hooks(Protocol):
         ...
 
 
-class GroupCoordinator(BaseCoordinator):  # type: ignore[misc]
+class GroupCoordinator(BaseCoordinator):
     """One member of one group on the wire."""
 
     def __init__(self, hooks: Hooks, client: KafkaPythonClient, **settings: Any) -> None:
         self._hooks = hooks
         self._closing = False
         self._silent = False
-        self._reason = ""
         super().__init__(client.kafka, **settings)
 
     # ------------------------------------------------------------------ hooks that kafka-python documents
@@ -88,8 +101,7 @@ class GroupCoordinator(BaseCoordinator):  # type: ignore[misc]
     def reset_generation(self, member_id: str = UNKNOWN_MEMBER_ID) -> None:
         # Before anything else: what was owned is void, and no transaction may see a valid snapshot any more.
         if self._generation.generation_id >= 0:
-            self._hooks.voided(self._reason or "the group does not know this member any more")
-        self._reason = ""
+            self._hooks.voided("the group does not know this member any more")
         super().reset_generation(member_id)
         self._hooks.woken()
 
@@ -110,9 +122,22 @@ class GroupCoordinator(BaseCoordinator):  # type: ignore[misc]
         return answer
 
     async def maybe_leave_group_async(self, reason: str | None = None, timeout_ms: float | None = None) -> None:
-        # Called by kafka-python when nobody polled for the rebalance timeout.
-        self._reason = "the engine made no progress for the rebalance timeout"
-        await super().maybe_leave_group_async(reason or self._reason, timeout_ms)
+        # Called by kafka-python when nobody polled for the rebalance timeout. It asks first, and forgets afterwards.
+        reason = reason or "no progress for the rebalance timeout"
+        self._hooks.voided(reason)
+        await super().maybe_leave_group_async(reason, timeout_ms)
+
+    async def _send_heartbeat_request(self) -> Any:
+        # A broker that keeps the connection and does not answer (frozen, cut off) would stop heartbeats for the whole
+        # request timeout. After a session without an answer the connection is closed, and the coordinator looked for.
+        node, patience = self.coordinator_id, self.config["session_timeout_ms"]
+        try:
+            return await self._manager.wait_for(self._manager.call_soon(super()._send_heartbeat_request), patience)
+        except kafka_errors.KafkaTimeoutError:
+            self.coordinator_dead("no answer to a heartbeat for a session timeout")
+            if node is not None:
+                self._client.close(node)
+            raise
 
     def coordinator_dead(self, error: Any) -> None:
         if self.coordinator_id is not None and not self._silent and not self._closing:
@@ -137,3 +162,25 @@ class GroupCoordinator(BaseCoordinator):  # type: ignore[misc]
         """No more joining, no more heartbeats."""
         self._closing = True
         self._close_heartbeat()
+
+
+def explained(error: BaseException, client: KafkaPythonClient, group_id: str, instance: str) -> StreamsError:
+    """One of ``FATAL`` in our words: what the group refuses, and what to do."""
+    group = f"group {group_id}"
+    if isinstance(error, kafka_errors.InvalidSessionTimeoutError):
+        return ConfigError(
+            f"{group}: the broker refuses the session timeout; it must be within the broker's "
+            "group.min.session.timeout.ms (6000 unless set) and group.max.session.timeout.ms"
+        )
+    if isinstance(error, kafka_errors.FencedInstanceIdError):
+        return MembershipFatal(f"{group}: another process joined as instance {instance!r}; this one has to stop")
+    if isinstance(error, kafka_errors.InconsistentGroupProtocolError):
+        return MembershipFatal(
+            f"{group}: its members speak another protocol than {group_wire.PROTOCOL!r}; use a group id of its own"
+        )
+    if isinstance(error, kafka_errors.GroupMaxSizeReachedError):
+        return MembershipFatal(f"{group}: it is full (the broker's group.max.size)")
+    if isinstance(error, kafka_errors.InvalidGroupIdError):
+        return ConfigError(f"{group}: the broker refuses this group id")
+    translated = client.translated(error, f"joining {group}")
+    return translated if isinstance(translated, ConfigError) else MembershipFatal(f"{group}: {error!r}")

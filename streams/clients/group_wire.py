@@ -2,9 +2,10 @@
 
 A report travels as user data of Kafka's own subscription, an assignment as user data of Kafka's own assignment, so
 that the usual tools show members, topics and partitions. User data is one version byte and msgpack. Fields may be added
-without a new version (unknown ones are skipped, missing ones have defaults); the version changes when a field's meaning does.
+without a new version (unknown ones are skipped, missing ones have defaults); a field whose meaning changes needs one.
 
-Other members' bytes are input from outside: nothing here trusts them, and no decoder raises anything but ``ValueError``.
+Other members' bytes are input from outside: nothing here trusts them, and no decoder raises anything but
+``ValueError``.
 """
 
 from __future__ import annotations

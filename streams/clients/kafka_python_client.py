@@ -1,7 +1,7 @@
 """One kafka-python client, shared by the membership and the take-over: its IO thread, its connections, its end.
 
-Threads: kafka-python runs one IO thread (an event loop of its own). Coroutines below run there; ``call`` and ``close`` are
-for all other threads. No record goes through here.
+Threads: kafka-python runs one IO thread (an event loop of its own). Coroutines below run there; ``call`` and ``close``
+are for all other threads. No record goes through here.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ T = TypeVar("T")
 GROUP, TRANSACTION = 0, 1
 """Kinds of coordinators."""
 
+REQUEST_TIMEOUT_MS = 10_000
+"""For an answer, before the connection is taken for dead. A JoinGroup has its own, from the rebalance timeout."""
+
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.2  # seconds between tries of one request
 _SAY_UNREACHABLE_AFTER = 2.0  # seconds
 
 
-class _Manager(KafkaConnectionManager):  # type: ignore[misc]
+class _Manager(KafkaConnectionManager):
     """Remembers why a connection could not be made; kafka-python only logs it."""
 
     last_failure: BaseException | None = None
@@ -44,6 +47,20 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]
             raise
         self.last_failure = None
         return transport
+
+
+class _Loop(NetworkSelector):
+    """Tells when it ends by an error; kafka-python's dies silently, and heartbeats with it."""
+
+    on_crash: Callable[[BaseException], None] | None = None
+
+    def run_forever(self) -> None:
+        try:
+            super().run_forever()
+        except Exception as error:
+            log.exception("the IO thread of the group member failed")
+            if self.on_crash is not None:
+                self.on_crash(error)
 
 
 class KafkaPythonClient:
@@ -61,10 +78,13 @@ class KafkaPythonClient:
             "bootstrap_servers": bootstrap_servers,
             "client_id": client_id,
             "reconnect_backoff_max_ms": 1000,  # the default of 30 s would outlast most outages
+            "socket_connection_setup_timeout_ms": 5000,
+            "socket_connection_setup_timeout_max_ms": 5000,
+            "request_timeout_ms": REQUEST_TIMEOUT_MS,
             "receive_message_max_bytes": 100_000_000,  # lists of transactions of large clusters
         }
         try:
-            self.net: Any = NetworkSelector(**settings)
+            self.net: Any = _Loop(**settings)
             self.manager: Any = _Manager(self.net, **settings)
         except (ValueError, TypeError, kafka_errors.KafkaError) as error:
             raise ConfigError(f"bootstrap.servers={bootstrap_servers!r}: {error}") from None
@@ -93,13 +113,20 @@ class KafkaPythonClient:
                 if not answer.done():
                     answer.set_exception(BrokerUnavailable(f"the client of {self.addresses} was closed"))
 
+        if not self.post(run):
+            raise BrokerUnavailable(f"the client of {self.addresses} is closed")
         try:
-            self.net.call_soon_threadsafe(run)
             return answer.result(max(0.0, deadline - time.monotonic()) + 1.0)
         except TimeoutError:
             raise BrokerUnavailable(f"no answer from {self.addresses} in time") from None
-        except RuntimeError as error:
-            raise BrokerUnavailable(f"the client of {self.addresses} is closed") from error
+
+    def post(self, work: Callable[[], Any]) -> bool:
+        """Have ``work`` (a function or a coroutine function) run on the IO thread. ``False``: that has ended."""
+        try:
+            self.net.call_soon_threadsafe(work)
+        except Exception:  # closed: RuntimeError; crashed: whatever it crashed with
+            return False
+        return True
 
     def close(self, timeout_seconds: float) -> None:
         """End the IO thread and all connections. Repeating it is harmless."""
@@ -117,9 +144,9 @@ class KafkaPythonClient:
                     closing.set_result(None)
 
             try:
-                self.net.call_soon_threadsafe(close_connections)
-                closing.result(max(0.1, deadline - time.monotonic()))
-            except (TimeoutError, RuntimeError):
+                if self.post(close_connections):
+                    closing.result(max(0.1, deadline - time.monotonic()))
+            except TimeoutError:
                 log.warning("the Kafka client of %s did not close its connections in time", self.addresses)
             thread = self.net._io_thread
             self.net.stop(timeout_ms=max(100.0, (deadline - time.monotonic()) * 1000))
@@ -130,11 +157,13 @@ class KafkaPythonClient:
 
     # ------------------------------------------------------------------ for the IO thread
 
-    async def connected(self) -> None:
-        """Return when a broker answered. Tries for ever, says once that none does. Raises what trying cannot cure."""
+    async def connected(self, deadline: float = float("inf")) -> None:
+        """Return when a broker answered; log once that none does. Raises what trying cannot cure, and at a deadline."""
         said, start = False, time.monotonic()
         bootstrap = self.manager.bootstrap_async(None)
         while not bootstrap.succeeded():
+            if time.monotonic() >= deadline:
+                raise BrokerUnavailable(f"no broker answers at {self.addresses} ({self.manager.last_failure})")
             # Looked at, not awaited: each wait with a timeout would leave a callback behind, for days if need be.
             await self.net.sleep(0.01 if time.monotonic() - start < 1 else 0.1)
             self._raise_hopeless()
@@ -183,7 +212,7 @@ class KafkaPythonClient:
         await self.manager.wait_for(update, max(1.0, (deadline - time.monotonic()) * 1000))
 
     async def until(self, deadline: float, step: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Try until it works, something that trying cannot cure happens, or the deadline passes (``BrokerUnavailable``)."""
+        """Try until it works, trying cannot cure it, or the deadline passes (``BrokerUnavailable``)."""
         pause = _FIRST_PAUSE
         while True:
             try:
@@ -228,8 +257,10 @@ def raise_for(error_code: int) -> None:
 
 
 def _quiet_kafka_python() -> None:
-    """kafka-python logs some 15 lines a second while a broker is away, and what matters is logged here. The application's
-    own setting of the ``kafka`` loggers wins."""
+    """kafka-python logs some 15 lines a second while a broker is away, and what matters is logged here.
+
+    A level that the application gave the ``kafka`` logger, or one below it, is left as it is.
+    """
     logger = logging.getLogger("kafka")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.CRITICAL)

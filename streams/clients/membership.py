@@ -2,13 +2,13 @@
 
 Three rules carry the exactly-once guarantee (``docs/internals/membership.md`` has the facts behind them):
 
-* **Incarnation first.** When the membership is lost, the snapshot is replaced before anything else happens. A transaction that
-  began under an older incarnation finds another one right before it sends offsets, and is dropped.
-* **The new generation is published with the JoinGroup answer**, because from then on the broker refuses the old one.
-* **Revoke is a barrier.** Joining again waits until ``released`` was called for all that was revoked; heartbeats go on meanwhile.
+* **Incarnation first.** When the membership is lost, the snapshot is replaced before anything else happens. A
+  transaction that began under an older incarnation finds another one right before it sends offsets, and is dropped.
+* **The new generation is published with the JoinGroup answer**: from then on the broker refuses the old one.
+* **Revoke is a barrier.** Joining again waits until ``released`` was called for all that was revoked; heartbeats go on.
 
-Threads: all state below belongs to kafka-python's IO thread, except ``snapshot`` (replaced by one assignment, read anywhere).
-The public methods post to that thread and return.
+Threads: all state below belongs to kafka-python's IO thread, except ``snapshot`` (replaced by one assignment, read
+anywhere). The public methods post to that thread and return.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kafka.net.wakeup_notifier import WakeupNotifier
 from kafka.protocol.consumer import LeaveGroupRequest
 
 from streams.clients import group_wire
-from streams.clients.group_coordinator import GroupCoordinator
+from streams.clients.group_coordinator import FATAL, GroupCoordinator, explained
 from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, raise_for
 from streams.clients.takeover import KafkaPythonTakeOver
 from streams.errors import ConfigError, MembershipFatal, StreamsError
@@ -45,18 +45,6 @@ log = logging.getLogger(__name__)
 _IDLE_LOOK = 0.5  # seconds between looks at `alive` when nothing happens
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds between tries after an error
 _LEAVE_PATIENCE = 3.0  # seconds for a LeaveGroup at the end
-
-_FATAL = (
-    kafka_errors.FencedInstanceIdError,
-    kafka_errors.AuthorizationError,
-    kafka_errors.SaslAuthenticationFailedError,
-    kafka_errors.UnsupportedSaslMechanismError,
-    kafka_errors.InconsistentGroupProtocolError,
-    kafka_errors.InvalidSessionTimeoutError,
-    kafka_errors.InvalidGroupIdError,
-    kafka_errors.GroupMaxSizeReachedError,
-    kafka_errors.UnsupportedVersionError,
-)
 
 
 def connect_group(
@@ -104,9 +92,9 @@ def connect_group(
 class KafkaPythonMembership:
     """One member of ``group_id`` that shares the ``partitions`` of ``topic`` with the others, as ``assignor`` decides.
 
-    ``instance`` is its stable name. ``static``: it is its group instance id too, so a restart within the session timeout
-    keeps its partitions without a rebalance, and ``close`` leaves only after ``leave``. ``alive`` is asked every half second: while it
-    says no for the rebalance timeout, the member gives itself up. Raises ``ConfigError``.
+    ``instance`` is its stable name. ``static``: it is its group instance id too, so that a restart within the session
+    timeout gets its partitions back before others do, and ``close`` leaves only after ``leave``. ``alive`` is asked
+    every half second: when it says no for the rebalance timeout, the member gives itself up. Raises ``ConfigError``.
     """
 
     def __init__(
@@ -130,7 +118,8 @@ class KafkaPythonMembership:
             raise ConfigError(f"topic {topic!r} has {partitions} partitions, at least 1 is needed")
         if not 0 < heartbeat_interval_ms < session_timeout_ms:
             raise ConfigError(
-                f"heartbeat.interval.ms={heartbeat_interval_ms} must be above 0 and below session.timeout.ms={session_timeout_ms}"
+                f"heartbeat interval of {heartbeat_interval_ms} ms: it must be above 0 and below the session timeout "
+                f"of {session_timeout_ms} ms"
             )
         if rebalance_timeout_ms < 1:
             raise ConfigError(f"rebalance timeout of {rebalance_timeout_ms} ms: it must be above 0")
@@ -156,6 +145,7 @@ class KafkaPythonMembership:
         self._leaving = False
         self._stopped = False
         self._echo_misses = 0
+        self._trouble = ""
         # Also a predecessor's counter must not fit: a restarted static member is given the assignment made for it.
         self._sent = MemberReport(instance=instance, sequence=time.time_ns() // 1000)
 
@@ -171,8 +161,9 @@ class KafkaPythonMembership:
         if self._deliver is not None:
             raise RuntimeError("a membership is started once")
         self._deliver = deliver
+        self._client.net.on_crash = self._crashed
         self._client.start()
-        self._client.net.call_soon_threadsafe(self._run)
+        self._client.post(self._run)
 
     def released(self, partitions: Collection[int]) -> None:
         """The last transaction on these revoked partitions is settled. Others than the revoked ones are ignored."""
@@ -184,17 +175,17 @@ class KafkaPythonMembership:
             self._waiting_for -= given_up
             self._released.notify()
 
-        self._post(note)
+        self._client.post(note)
 
     def leave(self) -> None:
-        """Ask the group to take everything away (``Revoked`` follows, then ``Assigned`` with nothing). Harmless to repeat."""
+        """Ask the group to take everything away: ``Revoked`` follows, then ``Assigned`` with nothing."""
 
         def note() -> None:
             self._leaving = True
             if self._coordinator is not None:
                 self._coordinator.request_rejoin()
 
-        self._post(note)
+        self._client.post(note)
 
     def close(self, timeout_seconds: float) -> None:
         """Leave the group (a static member: only after ``leave``), end the thread and the shared client.
@@ -212,20 +203,13 @@ class KafkaPythonMembership:
             finally:
                 done.set_result(None)
 
-        if self._deliver is not None and self._post(depart):
+        if self._deliver is not None and self._client.post(depart):
             try:
                 done.result(timeout_seconds)
             except TimeoutError:
                 log.warning("group %s: leaving took too long; the session has to expire", self._group_id)
         self._void_quietly()
         self._client.close(max(0.5, deadline - time.monotonic()))
-
-    def _post(self, work: Callable[[], Any]) -> bool:
-        try:
-            self._client.net.call_soon_threadsafe(work)
-        except RuntimeError:  # closed, nothing is left to be told
-            return False
-        return True
 
     # ------------------------------------------------------------------ IO thread: main coroutine
 
@@ -242,31 +226,39 @@ class KafkaPythonMembership:
             try:
                 await self._step(self._coordinator)
                 pause = _FIRST_PAUSE
-            except _FATAL as error:
+            except FATAL as error:
                 self.fatal(error)
             except kafka_errors.KafkaError as error:
-                log.debug("group %s: %r", self._group_id, error)
+                self._say_once(error)
                 await self._client.net.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
             except Exception:
                 log.exception("group %s: unexpected failure of the membership; trying on", self._group_id)
                 await self._client.net.sleep(_LONGEST_PAUSE)
 
+    def _say_once(self, error: Exception) -> None:
+        """Outages are told by the coordinator hooks and the client; this is for all else that keeps it from joining."""
+        trouble = type(error).__name__
+        if not error.retriable and trouble != self._trouble:  # type: ignore[attr-defined]
+            log.warning("group %s: cannot join yet (%s); trying on", self._group_id, trouble)
+            self._trouble = trouble
+
     async def _step(self, coordinator: GroupCoordinator) -> None:
-        """Join if there is a reason to, then wait for the next reason."""
+        """Join if there is a reason to, then wait for the next reason.
+
+        When the engine is not alive, heartbeats go on without ``poll_heartbeat``, until kafka-python leaves the group
+        after the rebalance timeout. It would join again at once, to leave again: a dead engine does not come to join.
+        """
         if self._alive():
             await coordinator.ensure_active_group_async(timeout_ms=None)
             coordinator.poll_heartbeat()
-        elif self._snapshot.generation >= 0:
-            # Heartbeats go on without `poll_heartbeat`, until kafka-python gives up after the rebalance timeout. It
-            # would then join again at once, so a dead engine is not let past this line.
-            pass
+            self._trouble = ""
         await self._wake(_IDLE_LOOK)
 
     # ------------------------------------------------------------------ IO thread: hooks of the coordinator
 
     def subscription(self) -> bytes:
-        """The report for the next JoinGroup. Its counter makes the bytes differ, else a follower's JoinGroup is no news."""
+        """The report for the next JoinGroup. Its counter makes the bytes differ, or a follower would not be heard."""
         self._sent = MemberReport(
             instance=self._instance,
             owned=self._owned,
@@ -309,9 +301,10 @@ class KafkaPythonMembership:
         self._applied = generation
         incarnation = self._snapshot.incarnation
         if assignment.quit and not assignment.own and not self._leaving:
-            self.fatal(
+            self._end(
                 MembershipFatal(
-                    f"group {self._group_id}: another member is named {self._instance!r}; give each process an instance name of its own"
+                    f"group {self._group_id}: another member is named {self._instance!r}; "
+                    "each process needs an instance name of its own"
                 )
             )
             return
@@ -337,7 +330,7 @@ class KafkaPythonMembership:
         return assignment if assignment.sequence == self._sent.sequence else None
 
     async def _barrier(self, incarnation: int, revoked: frozenset[int]) -> bool:
-        """Wait until all is released. ``False``: the membership was lost meanwhile. Heartbeats go on, up to the rebalance timeout."""
+        """Wait until all is released, at most the rebalance timeout. ``False``: the membership was lost meanwhile."""
         self._waiting_for = set(revoked)
         self._tell(Revoked(incarnation, revoked))
         while self._waiting_for and self._snapshot.incarnation == incarnation and not self._stopped:
@@ -345,7 +338,9 @@ class KafkaPythonMembership:
         return self._snapshot.incarnation == incarnation and not self._stopped
 
     def voided(self, reason: str) -> None:
-        """Everything owned is void. The snapshot comes first: see the incarnation rule above."""
+        """Everything owned is void. The snapshot comes first: see the incarnation rule above. Repeating is harmless."""
+        if self._snapshot.generation < 0:
+            return
         self._void_quietly()
         if not self._stopped:
             log.warning("group %s: membership lost: %s", self._group_id, reason)
@@ -357,7 +352,7 @@ class KafkaPythonMembership:
 
     def fatal(self, error: BaseException) -> None:
         """The group will not have this member. Tells why, in our words, and ends."""
-        self._end(error if isinstance(error, StreamsError) else self._explained(error))
+        self._end(explained(error, self._client, self._group_id, self._instance))
 
     # ------------------------------------------------------------------ IO thread: small parts
 
@@ -371,8 +366,7 @@ class KafkaPythonMembership:
     def _end(self, error: StreamsError) -> None:
         if self._stopped:
             return
-        if self._snapshot.generation >= 0:
-            self.voided(str(error))
+        self.voided(str(error))
         self._stopped = True
         if self._coordinator is not None:
             self._coordinator.stop()
@@ -407,28 +401,8 @@ class KafkaPythonMembership:
         answer = await self._client.send(request, node, deadline)
         raise_for(answer.error_code)
 
-    def _explained(self, error: BaseException) -> StreamsError:
-        group = f"group {self._group_id}"
-        if isinstance(error, kafka_errors.InvalidSessionTimeoutError):
-            timeout = self._settings["session_timeout_ms"]
-            return ConfigError(
-                f"{group}: the broker refuses session.timeout.ms={timeout}; it must be within the broker's "
-                "group.min.session.timeout.ms (6000 unless set) and group.max.session.timeout.ms"
-            )
-        if isinstance(error, kafka_errors.FencedInstanceIdError):
-            return MembershipFatal(
-                f"{group}: another process joined as instance {self._instance!r}; this one has to stop"
-            )
-        if isinstance(error, kafka_errors.InconsistentGroupProtocolError):
-            return MembershipFatal(
-                f"{group}: its members speak another protocol than {group_wire.PROTOCOL!r}; use a group id of its own"
-            )
-        if isinstance(error, kafka_errors.GroupMaxSizeReachedError):
-            return MembershipFatal(f"{group}: it is full (the broker's group.max.size)")
-        if isinstance(error, kafka_errors.InvalidGroupIdError):
-            return ConfigError(f"{group}: the broker refuses this group id")
-        translated = self._client.translated(error, f"joining {group}")
-        return translated if isinstance(translated, ConfigError) else MembershipFatal(f"{group}: {error!r}")
+    def _crashed(self, error: BaseException) -> None:
+        self._end(MembershipFatal(f"group {self._group_id}: the thread of the membership failed: {error!r}"))
 
 
 def _ranges(partitions: Collection[int]) -> str:

@@ -1,7 +1,8 @@
 """The questions to the broker that a take-over asks: ``streams.group.TakeOver`` over kafka-python.
 
-Why not librdkafka: its clients cannot list or fence transactions, wait for stable offsets in steps of 100 to 500 ms, and
-one that lived through a broker restart may answer FENCED_LEADER_EPOCH for ever. Here each question asks the cluster's metadata first.
+Why not librdkafka: its clients cannot list or fence transactions, wait for stable offsets in steps of 100 to 500 ms,
+and one that lived through a broker restart may answer FENCED_LEADER_EPOCH for ever. Here each question asks for the
+cluster's metadata first.
 
 Threads: all methods block and may be called from any thread but the client's IO thread, several at once.
 """
@@ -34,7 +35,7 @@ class KafkaPythonTakeOver:
         self._client, self._group_id, self._topic = client, group_id, topic
 
     def fence_departed(self, members: Collection[str], deadline: float) -> list[str]:
-        """End open transactions of instances of this group that are not in ``members``; returns their transactional ids.
+        """End open transactions of this group's instances that are not in ``members``; returns their transactional ids.
 
         Done by a throw-away InitProducerId: it aborts what is open, and fences the producer that held it. Raises
         ``ConfigError`` without the right to describe and write transactional ids.
@@ -42,26 +43,22 @@ class KafkaPythonTakeOver:
         present = frozenset(members)
 
         async def work() -> list[str]:
-            await self._client.connected()
+            await self._client.connected(deadline)
             found = await self._client.until(deadline, "listing transactions", lambda: self._open_ids(deadline))
-            departed = sorted(
-                {
-                    name
-                    for name in found
-                    if (instance := group_wire.instance_of(self._group_id, name)) and instance not in present
-                }
-            )
-            for name in departed:
-                await self._client.until(deadline, f"fencing {name}", lambda name=name: self._fence(name, deadline))  # type: ignore[misc]
+            owners = {name: group_wire.instance_of(self._group_id, name) for name in found}
+            departed = sorted(name for name, owner in owners.items() if owner and owner not in present)
+            fencing = [self._client.manager.call_soon(self._fence, name, deadline) for name in departed]
+            for fenced in fencing:
+                await fenced
             return departed
 
         return self._client.call(work, deadline)
 
     def stable_offsets(self, partitions: Collection[int], deadline: float) -> dict[int, int | None]:
-        """The group's committed offsets of the source topic, waiting for pending transactional commits. ``None``: none."""
+        """The group's committed offsets of the source topic, when no commit is pending any more. ``None``: none."""
 
         async def work() -> dict[int, int | None]:
-            await self._client.connected()
+            await self._client.connected(deadline)
             step = f"reading the offsets of group {self._group_id}"
             return await self._client.until(deadline, step, lambda: self._offsets(sorted(set(partitions)), deadline))
 
@@ -71,7 +68,7 @@ class KafkaPythonTakeOver:
         """(log start, high watermark) of each partition. ``TopicError`` when one does not exist."""
 
         async def work() -> dict[int, tuple[int, int]]:
-            await self._client.connected()
+            await self._client.connected(deadline)
             numbers = sorted(set(partitions))
             return await self._client.until(
                 deadline, f"reading the offsets of topic {topic}", lambda: self._range(topic, numbers, deadline)
@@ -87,7 +84,7 @@ class KafkaPythonTakeOver:
             return base64.urlsafe_b64encode(answer.bytes).decode().rstrip("=")
 
         async def work() -> str:
-            await self._client.connected()
+            await self._client.connected(deadline)
             return await self._client.until(deadline, f"asking for topic {topic}", attempt)
 
         return self._client.call(work, deadline)
@@ -109,7 +106,7 @@ class KafkaPythonTakeOver:
             return True
 
         async def work() -> bool:
-            await self._client.connected()
+            await self._client.connected(deadline)
             return await self._client.until(deadline, f"removing {instance} from group {self._group_id}", attempt)
 
         return self._client.call(work, deadline)
@@ -129,6 +126,11 @@ class KafkaPythonTakeOver:
 
     async def _fence(self, transactional_id: str, deadline: float) -> None:
         """CONCURRENT_TRANSACTIONS says that the abort is under way: asked again until it is through."""
+        await self._client.until(
+            deadline, f"fencing {transactional_id}", lambda: self._fence_once(transactional_id, deadline)
+        )
+
+    async def _fence_once(self, transactional_id: str, deadline: float) -> None:
         node = await self._client.coordinator(TRANSACTION, transactional_id, deadline)
         request = InitProducerIdRequest(
             transactional_id=transactional_id,
@@ -183,7 +185,7 @@ class KafkaPythonTakeOver:
     async def _list_offsets(
         self, topic: str, partitions: list[int], leader: int, timestamp: int, deadline: float
     ) -> dict[int, int]:
-        """Read uncommitted, so the high watermark; without a leader epoch, so never fenced by one that is remembered."""
+        """Read uncommitted, so the high watermark; without a leader epoch, so an old one cannot be fenced."""
         topic_of = ListOffsetsRequest.ListOffsetsTopic
         asked = [
             topic_of.ListOffsetsPartition(partition_index=number, current_leader_epoch=-1, timestamp=timestamp)
