@@ -1,0 +1,95 @@
+"""A local Spark session that works from ``pip install`` alone, and the registration of the data source.
+
+Four things go wrong with a plain ``SparkSession.builder`` on a fresh machine, and all four end in a message that names
+something else: no Java on ``PATH``; the wheel's Java, which does not know one of Spark's arguments; workers that run
+another Python than the driver; and a host name that does not resolve to this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+import streams
+from streams.errors import ConfigError
+from streams.sak.java import JavaError, spark_java_home
+from streams.spark.source import GrtDataSource, LocalGrtDataSource
+
+_LOG4J = Path(__file__).with_name("log4j2.properties")
+
+_SETTINGS: Mapping[str, str] = {
+    "spark.log.level": "ERROR",  # an own log4j2 file alone is not enough: the shell mode PySpark runs in says WARN
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.shuffle.partitions": "4",
+    # A worker that is kept costs memory; a worker that is started costs a second of imports.
+    "spark.python.worker.reuse": "true",
+}
+
+
+def local_session(
+    app_name: str = "kafka-event-source",
+    *,
+    cores: int = 2,
+    memory: str = "1g",
+    settings: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A local session on ``cores`` threads with ``format("grt")`` registered; stop it with ``.stop()``.
+
+    ``memory`` is the heap of the one Java process. ``settings`` are Spark's own, and win over the ones chosen here
+    (loopback only, no web interface, UTC, quiet logs). The first session of a process starts Java and takes some
+    seconds. When a session is already active in this process, that one is returned, with the source registered: Spark
+    keeps one per process, and its start-up settings cannot be changed any more.
+
+    Sets ``JAVA_HOME`` and, unless it is set already, ``PYSPARK_PYTHON`` in this process's environment, because that is
+    where Spark looks for both. Raises ``ConfigError`` when no usable Java is found.
+    """
+    if (active := SparkSession.getActiveSession()) is not None:
+        register(active)
+        return active
+    try:
+        os.environ["JAVA_HOME"] = str(spark_java_home())
+    except JavaError as error:
+        raise ConfigError(f"Spark needs Java: {error}") from error
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    _let_workers_import_us()
+    wanted = {
+        **_SETTINGS,
+        "spark.driver.memory": memory,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}",
+        **(settings or {}),
+    }
+    builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
+    for name, value in wanted.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    register(session)
+    return session
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``spark.read.format("grt")`` and ``df.write.format("grt")`` known to a session. Repeating it is harmless.
+
+    On a cluster the package must be installed on the workers too. A session on one machine stages large writes in that
+    machine's temporary folder; a cluster needs the option ``stagingDir`` for them.
+    """
+    one_machine = str(spark.conf.get("spark.master", "")).startswith("local")
+    spark.dataSource.register(LocalGrtDataSource if one_machine else GrtDataSource)
+
+
+def _let_workers_import_us() -> None:
+    """Put the folder of this package on the workers' path: they are started by Java, which knows nothing of ours."""
+    root = str(Path(streams.__file__).resolve().parent.parent)
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if root not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, paths)])

@@ -1,0 +1,203 @@
+"""What an event class looks like on the wire, as a small tree: the one description that schemas, encoding and
+decoding share.
+
+Nodes follow the JSON that ``streams.events`` writes: names as encoded (aliases, ``rename=``), bytes in base64, decimals
+and UUIDs as text, times in ISO 8601. What JSON and Spark cannot both express exactly is refused here, by name of the
+field, before any job runs.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import inspect
+
+from streams.codecs import JsonCodec, PydanticCodec, is_pydantic
+from streams.errors import ConfigError
+from streams.events import EventType, event_type_of
+
+ScalarKind = Literal["str", "int", "float", "bool", "bytes", "datetime", "local_datetime", "date", "decimal", "uuid"]
+
+_SCALARS: Final[dict[type[inspect.Type], ScalarKind]] = {
+    inspect.StrType: "str",
+    inspect.IntType: "int",
+    inspect.FloatType: "float",
+    inspect.BoolType: "bool",
+    inspect.BytesType: "bytes",
+    inspect.ByteArrayType: "bytes",
+    inspect.DateType: "date",
+    inspect.DecimalType: "decimal",
+    inspect.UUIDType: "uuid",
+}
+_LISTS = (inspect.ListType, inspect.SetType, inspect.FrozenSetType, inspect.VarTupleType)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scalar:
+    """One value. ``allowed`` holds the values of an enum or a ``Literal``, all text or all integers."""
+
+    kind: ScalarKind
+    nullable: bool = False
+    allowed: tuple[str, ...] | tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequence:
+    """A list, set or tuple of any length."""
+
+    item: Shape
+    nullable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mapping:
+    """A dict with text keys."""
+
+    value: Shape
+    nullable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """``name`` in Python and in the DataFrame, ``wire`` in JSON. ``default`` is JSON text, ``None`` when there is
+    none."""
+
+    name: str
+    wire: str
+    shape: Shape
+    required: bool
+    default: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Structure:
+    """A class with fields. ``tag`` is the constant field by which msgspec tells union members apart."""
+
+    name: str
+    fields: tuple[Field, ...]
+    tag: tuple[str, str | int] | None = None
+    nullable: bool = False
+
+
+Shape = Scalar | Sequence | Mapping | Structure
+
+
+def shape_of(cls: type) -> Structure:
+    """The shape of an event class; raises ``ConfigError`` (field named) for what Spark cannot hold exactly."""
+    shape = _structure(cls, cls.__name__, ())
+    lower = [field.name.lower() for field in shape.fields]
+    if len(set(lower)) != len(lower):
+        raise ConfigError(f"{cls.__name__}: two fields differ only in case, which Spark does not tell apart")
+    return shape
+
+
+def json_event(cls: type) -> EventType[Any]:
+    """The event type of a class whose codec is the JSON one; raises ``ConfigError`` when it has a codec of its own."""
+    event: EventType[Any] = event_type_of(cls)
+    if not isinstance(event._codec, JsonCodec | PydanticCodec):
+        raise ConfigError(
+            f"{cls.__name__} has a codec of its own ({type(event._codec).__name__}); Spark writes and reads JSON "
+            "events only"
+        )
+    return event
+
+
+def _structure(cls: type, path: str, above: tuple[type, ...]) -> Structure:
+    if cls in above:
+        raise ConfigError(f"{path}: {cls.__name__} contains itself; Spark has no recursive types")
+    if is_pydantic(cls):
+        return _pydantic(cls, path, above)
+    info = inspect.type_info(cls)
+    if not isinstance(info, inspect.StructType | inspect.DataclassType):
+        raise ConfigError(f"{path}: {cls.__name__} is no msgspec.Struct, dataclass or pydantic model")
+    tag = None
+    if isinstance(info, inspect.StructType):
+        if info.array_like:
+            raise ConfigError(
+                f"{path}: {cls.__name__} is array_like; only structs written as objects have column names"
+            )
+        if info.tag_field is not None and info.tag is not None:
+            tag = (info.tag_field, info.tag)
+    fields = []
+    for found in info.fields:
+        default = None
+        if found.default is not msgspec.NODEFAULT:
+            default = _json(found.default)
+        elif found.default_factory is not msgspec.NODEFAULT:
+            default = _json(found.default_factory())
+        shape = _shape(found.type, f"{path}.{found.name}", (*above, cls))
+        fields.append(
+            Field(name=found.name, wire=found.encode_name, shape=shape, required=found.required, default=default)
+        )
+    return Structure(name=cls.__name__, fields=tuple(fields), tag=tag)
+
+
+def _pydantic(cls: type, path: str, above: tuple[type, ...]) -> Structure:
+    described: dict[str, Any] | None = getattr(cls, "model_fields", None)
+    if described is None:
+        raise ConfigError(f"{path}: {cls.__name__} is a pydantic dataclass; make it a model or a plain dataclass")
+    fields = []
+    for name, info in described.items():
+        if info.serialization_alias != info.validation_alias:
+            raise ConfigError(f"{path}.{name}: reads and writes under different aliases; Spark needs one")
+        required = bool(info.is_required())
+        shape = _shape(inspect.type_info(info.annotation), f"{path}.{name}", (*above, cls))
+        default = None if required else _json(info.get_default(call_default_factory=True))
+        wire = info.serialization_alias or name
+        if isinstance(shape, Scalar) and shape.kind == "bytes":
+            raise ConfigError(f"{path}.{name}: pydantic writes bytes as text, not base64; use a msgspec.Struct or str")
+        fields.append(Field(name=name, wire=wire, shape=shape, required=required, default=default))
+    return Structure(name=cls.__name__, fields=tuple(fields))
+
+
+def _json(value: Any) -> str:
+    def of_model(inner: Any) -> Any:
+        return inner.model_dump(mode="json", by_alias=True)
+
+    return msgspec.json.encode(value, enc_hook=of_model).decode()
+
+
+def _shape(info: Any, path: str, above: tuple[type, ...]) -> Shape:
+    nullable = False
+    if isinstance(info, inspect.UnionType):
+        members = [member for member in info.types if not isinstance(member, inspect.NoneType)]
+        nullable = len(members) < len(info.types)
+        if len(members) != 1:
+            names = ", ".join(type(member).__name__.removesuffix("Type") for member in members)
+            raise ConfigError(f"{path}: a union of {names} has no single column type; make it one type, or two events")
+        info = members[0]
+    if (kind := _SCALARS.get(type(info))) is not None:
+        return Scalar(kind=kind, nullable=nullable)
+    if isinstance(info, inspect.DateTimeType):
+        # Without a promise about the zone it is an instant: Spark's timestamp is one, and so is what is written.
+        return Scalar(kind="local_datetime" if info.tz is False else "datetime", nullable=nullable)
+    if isinstance(info, inspect.EnumType):
+        return _choice([member.value for member in info.cls], path, nullable)
+    if isinstance(info, inspect.LiteralType):
+        return _choice(list(info.values), path, nullable)
+    if isinstance(info, _LISTS):
+        return Sequence(item=_shape(info.item_type, f"{path}[]", above), nullable=nullable)
+    if isinstance(info, inspect.DictType):
+        if not isinstance(info.key_type, inspect.StrType):
+            raise ConfigError(f"{path}: a dict in JSON has text keys; make it dict[str, ...]")
+        return Mapping(value=_shape(info.value_type, f"{path}{{}}", above), nullable=nullable)
+    cls = getattr(info, "cls", None)
+    if isinstance(cls, type) and not issubclass(cls, enum.Enum):
+        inner = _structure(cls, path, above)
+        return Structure(name=inner.name, fields=inner.fields, tag=inner.tag, nullable=nullable)
+    raise ConfigError(
+        f"{path}: {type(info).__name__.removesuffix('Type')} has no column type; known are str, int, float, bool, "
+        "bytes, "
+        "datetime, date, Decimal, UUID, enums, Optional, lists, dicts with text keys, and nested classes"
+    )
+
+
+def _choice(values: list[Any], path: str, nullable: bool) -> Scalar:
+    if values and all(isinstance(value, str) for value in values):
+        return Scalar(kind="str", nullable=nullable, allowed=tuple(str(value) for value in values))
+    if values and all(type(value) is int or isinstance(value, enum.IntEnum) for value in values):
+        return Scalar(kind="int", nullable=nullable, allowed=tuple(int(value) for value in values))
+    raise ConfigError(f"{path}: the values of an enum or Literal must be all text or all integers")

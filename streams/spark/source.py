@@ -1,0 +1,122 @@
+"""``format("grt")``: Kafka topics as a Spark source and sink, in Python, without a connector jar.
+
+Spark builds these objects in processes of its own (one to plan a read, one to plan a write, one to commit it) and
+sends them to the tasks by pickle; they hold parsed options and nothing alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NoReturn
+
+from confluent_kafka.admin import AdminClient
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, InputPartition
+from pyspark.sql.types import StructType
+
+from streams.errors import ConfigError, OffsetError
+from streams.spark.kafka import bounds, client, partitions_of
+from streams.spark.options import EARLIEST, LATEST, Offsets, ReadOptions, read_options, write_options
+from streams.spark.reader import Range, batches
+from streams.spark.sink import BatchWriter
+
+READ_SCHEMA: Final = (
+    "key binary, value binary, type string, version int, headers array<struct<key: string, value: binary>>, "
+    "topic string, "
+    "partition int, offset bigint, timestamp timestamp"
+)
+
+
+class GrtDataSource(DataSource):
+    """The data source as Spark knows it; ``streams.spark.register`` makes it known to a session."""
+
+    one_machine = False
+    """Whether driver and tasks share a temporary folder."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "grt"
+
+    def schema(self) -> str:
+        return READ_SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return BatchReader(read_options(_plain(self.options)), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        if overwrite:
+            raise ConfigError("format('grt') cannot overwrite: a topic is only ever appended to; use mode('append')")
+        return BatchWriter(write_options(_plain(self.options)), schema, one_machine=self.one_machine)
+
+    def streamReader(self, schema: StructType) -> NoReturn:  # noqa: N802
+        raise ConfigError("readStream.format('grt') is not supported yet; read in batch with spark.read.format('grt')")
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802
+        raise ConfigError("writeStream.format('grt') is not supported yet; write in batch with df.write.format('grt')")
+
+
+class LocalGrtDataSource(GrtDataSource):
+    """The same in a session on one machine, where large writes may be staged in the temporary folder unasked."""
+
+    one_machine = True
+
+
+class BatchReader(DataSourceReader):
+    """A bounded read: its ranges are fixed once, when Spark plans the query."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        if schema.simpleString() != StructType.fromDDL(READ_SCHEMA).simpleString():
+            raise ConfigError(
+                "format('grt') has columns of its own; leave out .schema(...) and use streams.spark.decode"
+            )
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return list(planned(self._options))
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        if not isinstance(partition, Range):  # Spark's way of saying that there is nothing to read
+            return iter(())
+        return batches(partition, self._options)
+
+
+def planned(options: ReadOptions) -> list[Range]:
+    """One range for each partition that has something between start and end. Asks the cluster; blocks.
+
+    Raises ``TopicError``, ``BrokerUnavailable``, and ``OffsetError`` when the log does not hold the offsets asked for
+    (any more).
+    """
+    admin = client(AdminClient, options.kafka)
+    topics = partitions_of(admin, options.topics, options.kafka)
+    edges = bounds(admin, topics, committed_only=options.committed_only, kafka=options.kafka)
+    found = []
+    for (topic, partition), (first, end) in sorted(edges.items()):
+        start = _position("startingOffsets", options.starting, topic, partition, first, end)
+        stop = _position("endingOffsets", options.ending, topic, partition, first, end)
+        if start < stop:
+            found.append(Range(topic, partition, start, stop))
+    return found
+
+
+def _position(option: str, offsets: Offsets, topic: str, partition: int, first: int, end: int) -> int:
+    if offsets == "earliest":
+        return first
+    if offsets == "latest":
+        return end
+    assert isinstance(offsets, dict)
+    given = offsets[topic].get(partition)
+    if given is None:
+        raise ConfigError(f"option {option} says nothing about {topic}[{partition}]: name all partitions of the topic")
+    if given in (EARLIEST, LATEST):
+        return first if given == EARLIEST else end
+    if not first <= given <= end:
+        raise OffsetError(
+            f"option {option}: {topic}[{partition}] has the offsets {first} to {end} now, not {given}; records "
+            "before the "
+            "first are gone (retention), the end is that of committed records"
+        )
+    return given
+
+
+def _plain(options: Mapping[str, str]) -> dict[str, str]:
+    # Spark's map ignores case by keeping lower-case names; what is read here is lower case too, on purpose.
+    return {name.lower(): options[name] for name in options}
