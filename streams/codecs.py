@@ -19,6 +19,7 @@ import dataclasses
 import math
 import struct
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final, Generic, NoReturn, TypeVar, cast, get_args, get_origin
 
 import msgspec
@@ -33,12 +34,6 @@ RESERVED_KEY_PREFIX: Final = b"\xff\xffkes."
 
 _LONGEST_REASON: Final = 300
 _SIGN: Final = 1 << 63
-
-
-def reason(error: BaseException) -> str:
-    """The error's class and text, cut to a length that a log line can bear."""
-    text = f"{type(error).__name__}: {error}"
-    return text if len(text) <= _LONGEST_REASON else text[:_LONGEST_REASON] + " ..."
 
 
 class BytesCodec:
@@ -143,8 +138,8 @@ int64_codec: Final = FixedIntCodec(64)
 class TupleCodec:
     """Tuples of a fixed shape of ``str``, ``bytes`` and ``int``; the order of the bytes is the order of the tuples.
 
-    Text and bytes end with 0x00, and a 0x00 inside is written as 0x00 0xff; integers are 8 bytes, as ``int_codec``
-    has them. ``encode_prefix`` takes the first elements only, for prefix scans.
+    Text and bytes end with 0x00; inside of them 0x00 is written as 0x01 0x01, and 0x01 as 0x01 0x02, so that the end
+    sorts below all that may follow. Integers are 8 bytes, as ``int_codec`` has them.
     """
 
     order_preserving: Final = True
@@ -161,6 +156,7 @@ class TupleCodec:
         return self.encode_prefix(value)
 
     def encode_prefix(self, prefix: tuple[Any, ...], /) -> bytes:
+        """The first elements only: what all keys that begin with them begin with."""
         if type(prefix) is not tuple or len(prefix) > len(self._elements):
             raise EncodeError(f"a tuple of at most {len(self._elements)} elements expected")
         parts: list[bytes] = []
@@ -169,7 +165,7 @@ class TupleCodec:
                 parts.append(int_codec.encode(element))
             else:
                 raw = str_codec.encode(element) if kind is str else bytes_codec.encode(element)
-                parts.append(raw.replace(b"\x00", b"\x00\xff") + b"\x00")
+                parts.append(_escape(raw) + b"\x00")
         return b"".join(parts)
 
     def decode(self, data: bytes, /) -> tuple[Any, ...]:
@@ -180,8 +176,12 @@ class TupleCodec:
                 values.append(int_codec.decode(data[at : at + 8]))
                 at += 8
                 continue
-            end = _end_of_element(data, at)
-            raw = data[at:end].replace(b"\x00\xff", b"\x00")
+            end = data.find(b"\x00", at)
+            if end < 0:
+                raise DecodeError(f"element {len(values)} of a tuple has no end")
+            raw = data[at:end].replace(b"\x01\x01", b"\x00").replace(b"\x01\x02", b"\x01")
+            if _escape(raw) != data[at:end]:
+                raise DecodeError(f"element {len(values)} of a tuple holds a wrong escape")
             values.append(str_codec.decode(raw) if kind is str else raw)
             at = end + 1
         if at != len(data):
@@ -189,36 +189,38 @@ class TupleCodec:
         return tuple(values)
 
 
-def _end_of_element(data: bytes, at: int) -> int:
-    while (end := data.find(b"\x00", at)) >= 0:
-        if data[end + 1 : end + 2] != b"\xff":
-            return end
-        at = end + 2
-    raise DecodeError("a tuple's element has no end")
+def _escape(raw: bytes) -> bytes:
+    return raw.replace(b"\x01", b"\x01\x02").replace(b"\x00", b"\x01\x01")
 
 
-class _MsgspecCodec(Generic[T]):
-    """What JSON and msgpack share: an exact class on the way in, wrapped errors, old versions as plain dicts."""
+class _TypedCodec(Generic[T]):
+    """What JSON, msgpack and pydantic share: an exact class on the way in, wrapped errors, plain dicts."""
 
     order_preserving: Final = False
-    _encode: Callable[[object], bytes]
+    _null_is_suspect = False  # a null that was written may be a NaN
+    _encode: Callable[[T], bytes]
     _decode: Callable[[bytes], T]
-    _decode_plain: Callable[[bytes], Any]
+    _to_plain: Callable[[T], object] = staticmethod(msgspec.to_builtins)
+    _encode_plain: Callable[[object], bytes]
+    _decode_plain: Callable[[bytes], dict[str, Any]]
 
     def __init__(self, type_: type[T]) -> None:
         self._name = getattr(type_, "__name__", str(type_))
         self._class = type_ if _is_class_of_ours(type_) else None
-        self._may_hold_float = _examine(type_)
 
     def encode(self, value: T, /) -> bytes:
-        if self._class is not None and value.__class__ is not self._class:
+        expected = self._class
+        if expected is not None and value.__class__ is not expected:
             raise EncodeError(f"{self._name} expected, got {type(value).__name__} (subclasses lose what they add)")
         try:
-            return self._encode(value)
+            data = self._encode(value)
         except MemoryError:
             raise
         except Exception as error:
-            raise EncodeError(f"{self._name} cannot be encoded: {reason(error)}") from error
+            raise EncodeError(f"{self._name} cannot be encoded: {reason(error)}") from _cause(error)
+        if self._null_is_suspect and data.find(b"null") >= 0:  # half the price of `in`
+            _refuse_non_finite(self._to_plain(value), self._name)
+        return data
 
     def decode(self, data: bytes, /) -> T:
         try:
@@ -226,12 +228,12 @@ class _MsgspecCodec(Generic[T]):
         except MemoryError:
             raise
         except Exception as error:
-            raise DecodeError(f"not a {self._name}: {reason(error)}") from error
+            raise DecodeError(f"not a {self._name}: {reason(error)}") from _cause(error)
 
     def decode_dict(self, data: bytes, /) -> dict[str, Any]:
         """The same bytes without the type: what upcasters work on."""
         try:
-            return cast("dict[str, Any]", self._decode_plain(data))
+            return self._decode_plain(data)
         except MemoryError:
             raise
         except Exception as error:
@@ -240,110 +242,79 @@ class _MsgspecCodec(Generic[T]):
     def from_dict(self, plain: dict[str, Any], /) -> T:
         """A value from what upcasters made."""
         try:
-            return self._decode(self._encode(plain))
+            return self._decode(self._encode_plain(plain))
         except MemoryError:
             raise
         except Exception as error:
-            raise DecodeError(f"upcasters did not make a {self._name}: {reason(error)}") from error
+            raise DecodeError(f"upcasters did not make a {self._name}: {reason(error)}") from _cause(error)
 
 
-class JsonCodec(_MsgspecCodec[T]):
+class JsonCodec(_TypedCodec[T]):
     """JSON of one type: ``msgspec.Struct``, dataclass, or whatever else msgspec can decode (``list[int]``).
 
     ``encode`` takes exactly that class. Fields are not checked against their annotations when an object is built; a
-    type checker does that.
+    type checker does that. Raises ``ConfigError`` for types that cannot be decoded.
     """
 
     def __init__(self, type_: type[T]) -> None:
         super().__init__(type_)
-        self._encode = _json_encoder.encode
+        self._null_is_suspect = _examine(type_)
+        self._encode = self._encode_plain = msgspec.json.Encoder().encode
         self._decode = msgspec.json.Decoder(type_).decode
-        self._decode_plain = _json_plain.decode
-
-    def encode(self, value: T, /) -> bytes:
-        data = super().encode(value)
-        if self._may_hold_float and b"null" in data:
-            _refuse_non_finite(msgspec.to_builtins(value), self._name)
-        return data
+        self._decode_plain = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class MsgpackCodec(_MsgspecCodec[T]):
+class MsgpackCodec(_TypedCodec[T]):
     """MessagePack of one type, as ``JsonCodec``. NaN and infinities pass; integers need 64 bits at most."""
 
     def __init__(self, type_: type[T]) -> None:
         super().__init__(type_)
-        self._encode = _msgpack_encoder.encode
+        _examine(type_)
+        self._encode = self._encode_plain = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(type_).decode
-        self._decode_plain = _msgpack_plain.decode
+        self._decode_plain = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
-_json_encoder: Final = msgspec.json.Encoder()
-_json_plain: Final = msgspec.json.Decoder(dict[str, Any])
-_msgpack_encoder: Final = msgspec.msgpack.Encoder()
-_msgpack_plain: Final = msgspec.msgpack.Decoder(dict[str, Any])
-
-
-class PydanticCodec(Generic[T]):
+class PydanticCodec(_TypedCodec[T]):
     """JSON of a pydantic model or pydantic dataclass, by field aliases where there are some.
 
     Texts of errors name fields and rules, never the input.
     """
 
-    order_preserving: Final = False
+    _null_is_suspect = True
 
     def __init__(self, type_: type[T]) -> None:
         from pydantic import TypeAdapter  # optional; whoever has a model has it installed
 
-        self._name = type_.__name__
+        super().__init__(type_)
         self._class = type_
-        self._adapter: TypeAdapter[T] = TypeAdapter(type_)
-
-    def encode(self, value: T, /) -> bytes:
-        if value.__class__ is not self._class:
-            raise EncodeError(f"{self._name} expected, got {type(value).__name__} (subclasses lose what they add)")
         try:
-            data = self._adapter.dump_json(value, by_alias=True, warnings="error")
-            if b"null" in data:
-                _refuse_non_finite(self._adapter.dump_python(value), self._name)
-        except (MemoryError, EncodeError):
-            raise
+            adapter: TypeAdapter[T] = TypeAdapter(type_)
         except Exception as error:
-            raise EncodeError(f"{self._name} cannot be encoded: {_pydantic_reason(error)}") from error
-        return data
-
-    def decode(self, data: bytes, /) -> T:
-        try:
-            return self._adapter.validate_json(data)
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise DecodeError(f"not a {self._name}: {_pydantic_reason(error)}") from None
-
-    def decode_dict(self, data: bytes, /) -> dict[str, Any]:
-        """The same bytes without the type: what upcasters work on."""
-        try:
-            return _json_plain.decode(data)
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise DecodeError(f"not an older {self._name}: {reason(error)}") from error
-
-    def from_dict(self, plain: dict[str, Any], /) -> T:
-        """A value from what upcasters made."""
-        try:
-            data = _json_encoder.encode(plain)
-        except Exception as error:
-            raise DecodeError(f"upcasters did not make a {self._name}: {reason(error)}") from error
-        return self.decode(data)
+            raise ConfigError(f"{type_!r} cannot be encoded and decoded: {reason(error)}") from error
+        self._encode = partial(adapter.dump_json, by_alias=True, warnings="error")
+        self._decode = adapter.validate_json
+        self._to_plain = adapter.dump_python
+        self._encode_plain = msgspec.json.Encoder().encode
+        self._decode_plain = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def _pydantic_reason(error: Exception) -> str:
-    errors = getattr(error, "errors", None)
-    if errors is None:
-        return reason(error)
-    found = errors(include_url=False, include_context=False, include_input=False)
-    text = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'value'}: {each['msg']}" for each in found[:5])
-    return text[:_LONGEST_REASON]
+def reason(error: Exception) -> str:
+    """The error's class and text, cut to fit a log line, without the input that pydantic would show."""
+    try:
+        if _cause(error) is None:
+            found: list[Any] = cast(Any, error).errors(include_url=False, include_context=False, include_input=False)
+            text = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'value'}: {each['msg']}" for each in found[:5])
+        else:
+            text = f"{type(error).__name__}: {error}"
+    except Exception:  # an exception of the user's class: anything may go wrong in its text
+        text = type(error).__name__
+    return text if len(text) <= _LONGEST_REASON else text[:_LONGEST_REASON] + " ..."
+
+
+def _cause(error: Exception) -> Exception | None:
+    """What an error is chained to: not pydantic's, whose traceback shows the input."""
+    return None if hasattr(error, "errors") else error
 
 
 def is_pydantic(type_: object) -> bool:

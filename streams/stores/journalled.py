@@ -57,10 +57,14 @@ class JournalledBytes:
 
     def dump(self) -> Iterator[tuple[bytes, bytes]]:
         """Every key and value as bytes, for checks and tools. In the order of the keys if the engine has one."""
-        return self._engine.items()
+        return self._scan(self._engine.items())
 
     def __len__(self) -> int:
         return len(self._engine)
+
+    def _scan(self, found: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        yield from found
+        len(self._engine)  # a scan that a revocation cut short must not look complete: this raises
 
     def _apply(self, key: bytes, value: bytes | None) -> None:
         if value is None:

@@ -69,14 +69,14 @@ class SimpleStore(JournalledBytes, Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """All items in the order of their keys; the store may be written to meanwhile, as ``Table`` tells."""
-        for _, data in self._engine.items():
+        for _, data in self._scan(self._engine.items()):
             yield self._codec.decode(data)
 
     def prefix(self, prefix: str, *, reverse: bool = False) -> Iterator[T]:
         """The items whose keys start with ``prefix``, in order."""
         low = self._encode_key(prefix)
         engine = cast(OrderedKeyValueEngine, self._engine)
-        for _, data in engine.range(low, after_prefix(low), reverse=reverse):
+        for _, data in self._scan(engine.range(low, after_prefix(low), reverse=reverse)):
             yield self._codec.decode(data)
 
     def _encode_key(self, key: str) -> bytes:

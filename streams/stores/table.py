@@ -118,7 +118,7 @@ class Table(JournalledBytes, Generic[K, V]):
 
     def keys(self) -> Iterator[K]:
         """Every key."""
-        return (self._decode_key(key) for key, _ in self._engine.items())
+        return (self._decode_key(key) for key, _ in self._scan(self._engine.items()))
 
     def values(self) -> Iterator[V]:
         """Every value."""
@@ -156,7 +156,7 @@ class Table(JournalledBytes, Generic[K, V]):
         return cast(OrderedKeyValueEngine, engine)
 
     def _decoded(self, found: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[K, V]]:
-        for key_bytes, value_bytes in found:
+        for key_bytes, value_bytes in self._scan(found):
             key = self._decode_key(key_bytes)
             try:
                 value = self._decode_value(value_bytes)

@@ -1,0 +1,20 @@
+"""Waiting longer after each failure."""
+
+from __future__ import annotations
+
+import random
+
+
+def backoff_seconds(
+    failures: int, first: float, longest: float, *, jitter: float = 0.25, rng: random.Random | None = None
+) -> float:
+    """How long to wait after the n-th failure in a row (from 1): ``first``, doubled each time, at most ``longest``.
+
+    Up to the share ``jitter`` of it is added or taken off at random, so that many who failed together do not come back
+    together; the result may exceed ``longest`` by that share. ``failures <= 0`` gives 0. ``rng`` is for tests.
+    """
+    if failures <= 0:
+        return 0.0
+    doublings = min(failures - 1, 60)  # 2**60 times anything is beyond every limit, and no float overflows on the way
+    wait = min(first * 2.0**doublings, longest)
+    return wait * (1.0 + jitter * (rng or random).uniform(-1.0, 1.0))

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NewType
+
+import msgspec
+import pydantic
+import pytest
+
+from streams.codecs import (
+    FixedIntCodec,
+    JsonCodec,
+    MsgpackCodec,
+    PydanticCodec,
+    StrCodec,
+    TupleCodec,
+    bytes_codec,
+    codec_for,
+    int32_codec,
+    int64_codec,
+    int_codec,
+    str_codec,
+)
+from streams.errors import ConfigError, DecodeError, EncodeError
+from streams.protocols import Codec
+
+
+class Point(msgspec.Struct):
+    x: float = 0.0
+    label: str | None = None
+
+
+class Tree(msgspec.Struct):
+    children: list[Tree] = []
+    weight: float = 0.0
+
+
+@dataclass
+class Plain:
+    n: int
+    any: Any = None
+
+
+class Model(pydantic.BaseModel):
+    x: float = pydantic.Field(default=0.0, alias="ex")
+
+
+def test_bytes_on_the_wire_are_fixed() -> None:
+    assert int_codec.encode(0) == b"\x80" + b"\x00" * 7
+    assert int_codec.encode(-1) == b"\x7f" + b"\xff" * 7
+    assert int32_codec.encode(-2) == b"\xff\xff\xff\xfe"
+    assert int64_codec.encode(258) == b"\x00" * 6 + b"\x01\x02"
+    assert str_codec.encode("ü") == b"\xc3\xbc"
+    assert JsonCodec(Point).encode(Point(1.5, "a")) == b'{"x":1.5,"label":"a"}'
+    assert TupleCodec(str, int).encode(("a\x00", 0)) == b"a\x01\x01\x00\x80" + b"\x00" * 7
+
+
+def test_255_and_256_keep_their_order() -> None:
+    numbers = [-(2**63), -257, -256, -1, 0, 1, 255, 256, 2**31, 2**63 - 1]
+    assert sorted(numbers, key=int_codec.encode) == numbers
+
+
+@pytest.mark.parametrize(
+    ("codec", "value"),
+    [
+        (int_codec, 2**63),
+        (int_codec, -(2**63) - 1),
+        (int_codec, 1.0),
+        (int_codec, None),
+        (int_codec, "1"),
+        (int32_codec, 2**31),
+        (int64_codec, 2**63),
+        (int64_codec, None),
+        (str_codec, "\ud800"),
+        (str_codec, b"x"),
+        (str_codec, None),
+        (bytes_codec, "x"),
+        (bytes_codec, bytearray(b"x")),
+        (bytes_codec, None),
+        (TupleCodec(str, int), ("a",)),
+        (TupleCodec(str, int), ("a", "b")),
+        (TupleCodec(str, int), ["a", 1]),
+        (TupleCodec(bytes), ("a",)),
+        (JsonCodec(Point), Plain(1)),
+        (JsonCodec(Point), {"x": 1.0}),
+        (JsonCodec(Point), None),
+        (JsonCodec(Point), Point(float("nan"))),
+        (JsonCodec(Point), Point(float("inf"))),
+        (JsonCodec(Point), Point(0.0, "\ud800")),
+        (JsonCodec(Tree), Tree([Tree([Tree([], float("-inf"))])])),
+        (JsonCodec(Plain), Plain(1, {"deep": [1.0, (float("nan"),)]})),
+        (JsonCodec(Plain), Plain(1, object())),
+        (JsonCodec(Plain), Plain(10**5000)),
+        (JsonCodec(list[float]), [float("nan")]),
+        (MsgpackCodec(Plain), Plain(2**64)),
+        (MsgpackCodec(Plain), Plain(1, object())),
+        (PydanticCodec(Model), Model(ex=float("nan"))),
+        (PydanticCodec(Model), Point()),
+        (PydanticCodec(Model), Model.model_construct(x="text")),
+    ],
+)
+def test_what_could_not_be_read_back_is_not_written(codec: Codec[Any], value: object) -> None:
+    with pytest.raises(EncodeError):
+        codec.encode(value)
+
+
+def test_cycles_and_depth_are_encode_errors() -> None:
+    cycle = Tree()
+    cycle.children = [cycle]
+    for codec in (JsonCodec(Tree), MsgpackCodec(Tree)):
+        with pytest.raises(EncodeError, match="recursion"):
+            codec.encode(cycle)
+
+
+def test_null_in_the_text_is_not_mistaken_for_a_lost_number() -> None:
+    codec = JsonCodec(Point)
+    for point in (Point(1.0), Point(1.0, "null")):
+        assert codec.decode(codec.encode(point)) == point
+
+
+def test_nan_passes_through_msgpack() -> None:
+    codec = MsgpackCodec(Point)
+    assert str(codec.decode(codec.encode(Point(float("nan")))).x) == "nan"
+
+
+class Strict(msgspec.Struct):
+    n: int
+
+    def __post_init__(self) -> None:
+        if self.n < 0:
+            raise KeyError(self.n)
+
+
+@pytest.mark.parametrize(
+    ("codec", "data"),
+    [
+        (int_codec, b""),
+        (int_codec, b"\x80" * 7),
+        (int_codec, b"\x80" * 9),
+        (int32_codec, b"\x00" * 8),
+        (int64_codec, b"\x00" * 4),
+        (str_codec, b"\xff"),
+        (TupleCodec(str, int), b""),
+        (TupleCodec(str, int), b"a\x00"),
+        (TupleCodec(str), b"a\x01\x03\x00"),
+        (TupleCodec(str), b"a\x01\x00"),
+        (TupleCodec(str), b"a\x00a\x00"),
+        (TupleCodec(str), b"\xff\x00"),
+        (JsonCodec(Strict), b'{"n":-1}'),
+        (MsgpackCodec(Strict), b"\x81\xa1n\xff"),
+        (PydanticCodec(Model), b""),
+        (PydanticCodec(Model), b'{"ex":"\xff"}'),
+        (PydanticCodec(Model), b"[" * 10_000),
+        (MsgpackCodec(Plain), b"\x82\xa1n\x01\xa3any" + b"\x91" * 10_000),
+        (MsgpackCodec(Plain), b"\xdd\xff\xff\xff\xff"),
+    ],
+)
+def test_bad_bytes_are_decode_errors(codec: Codec[Any], data: bytes) -> None:
+    with pytest.raises(DecodeError):
+        codec.decode(data)
+
+
+def test_errors_stay_short() -> None:
+    with pytest.raises(DecodeError) as caught:
+        JsonCodec(Closed).decode(b'{"' + b"x" * 100_000 + b'":1}')
+    assert len(str(caught.value)) < 400
+
+
+class Closed(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+def test_codec_for() -> None:
+    assert codec_for(bytes) is bytes_codec
+    assert codec_for(str) is str_codec
+    assert codec_for(int) is int_codec
+    assert isinstance(codec_for(tuple[str, int]), TupleCodec)
+    assert isinstance(codec_for(tuple[str, float]), JsonCodec)
+    assert isinstance(codec_for(bool), JsonCodec)
+    assert isinstance(codec_for(Point), JsonCodec)
+    assert isinstance(codec_for(Plain), JsonCodec)
+    assert isinstance(codec_for(dict[str, list[datetime]]), JsonCodec)
+    assert isinstance(codec_for(Model), PydanticCodec)
+
+    @pydantic.dataclasses.dataclass
+    class Checked:
+        n: pydantic.PositiveInt
+
+    with pytest.raises(DecodeError, match="greater than 0"):
+        codec_for(Checked).decode(b'{"n":-1}')
+
+
+def test_codec_for_refuses_what_cannot_come_back() -> None:
+    class Opaque:
+        pass
+
+    @dataclass
+    class Holder:
+        inner: dict[str, Opaque]
+
+    Unknown = NewType("Unknown", Opaque)
+    for type_ in (Opaque, Holder, list[Opaque], Unknown, tuple[Opaque, ...]):
+        with pytest.raises(ConfigError):
+            codec_for(type_)
+    with pytest.raises(ConfigError):
+        TupleCodec()
+    with pytest.raises(ConfigError):
+        TupleCodec(float)
+    with pytest.raises(ConfigError):
+        FixedIntCodec(16)
+
+
+def test_they_are_codecs() -> None:
+    for codec in (StrCodec(), int_codec, TupleCodec(str), JsonCodec(Point), MsgpackCodec(Point), PydanticCodec(Model)):
+        assert isinstance(codec, Codec)

@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from streams.codecs import RESERVED_KEY_PREFIX, JsonCodec, int64_codec
+from streams.errors import ConfigError, DecodeError, EncodeError, StoreError
+from streams.protocols import JournalledStore, StateStore
+from streams.records import Change, TopicPartition
+from streams.stores import HashEngine, KeyValueEngine, OrderedEngine, OrderedKeyValueEngine, SimpleStore, Table
+from streams.stores.engines import after_prefix
+from streams.stores.journalled import JournalledBytes
+
+HERE = TopicPartition("bank", 3)
+
+
+class Account(msgspec.Struct):
+    name: str = ""
+    cents: int = 0
+
+
+@contextmanager
+def event(store: JournalledBytes) -> Iterator[list[Change]]:
+    journal: list[Change] = []
+    store.begin(journal)
+    try:
+        yield journal
+    finally:
+        store.end()
+
+
+def hash_table() -> Table[str, Account]:
+    return Table.factory(key=str, value=Account)(HERE)
+
+
+def ordered_table() -> Table[str, Account]:
+    return Table.factory(key=str, value=Account, ordered=True)(HERE)
+
+
+def simple_store() -> SimpleStore[Account]:
+    return SimpleStore.factory(Account, key=lambda account: account.name)(HERE)
+
+
+tables = pytest.mark.parametrize("make", [hash_table, ordered_table])
+stores = pytest.mark.parametrize("make", [hash_table, ordered_table, simple_store])
+
+
+@stores
+def test_they_are_what_the_engine_asks_for(make: Callable[[], JournalledBytes]) -> None:
+    assert isinstance(make(), StateStore)
+    assert isinstance(make(), JournalledStore)
+    assert isinstance(HashEngine(), KeyValueEngine)
+    assert isinstance(OrderedEngine(), OrderedKeyValueEngine)
+
+
+@tables
+def test_reading_and_writing(make: Callable[[], Table[str, Account]]) -> None:
+    table = make()
+    with event(table) as journal:
+        table.put("a", Account("a", 1))
+        table.put("a", Account("a", 2))
+        assert table.delete("a")
+        assert not table.delete("a")
+        table.put("b", Account("b"))
+    assert journal == [
+        Change(b"a", b'{"name":"a","cents":1}', None),
+        Change(b"a", b'{"name":"a","cents":2}', b'{"name":"a","cents":1}'),
+        Change(b"a", None, b'{"name":"a","cents":2}'),
+        Change(b"b", b'{"name":"b","cents":0}', None),
+    ]
+    assert table.get("a") is None
+    assert table.get("a", 7) == 7
+    assert table.get("b", 7) == Account("b")
+    assert ("a" in table, "b" in table, len(table)) == (False, True, 1)
+    assert list(table.items()) == [("b", Account("b"))]
+    assert list(table.keys()) == ["b"]
+    assert list(table.values()) == [Account("b")]
+    assert list(table.dump()) == [(b"b", b'{"name":"b","cents":0}')]
+
+
+@tables
+def test_nobody_holds_a_reference_into_the_store(make: Callable[[], Table[str, Account]]) -> None:
+    table = make()
+    account = Account("a", 1)
+    with event(table) as journal:
+        table.put("a", account)
+        account.cents = 99
+    read = table.get("a")
+    assert read == Account("a", 1)
+    read.cents = 98
+    assert table.get("a") == Account("a", 1)
+    assert journal[0].value == b'{"name":"a","cents":1}'
+
+
+@tables
+def test_a_failed_event_leaves_no_trace(make: Callable[[], Table[str, Account]]) -> None:
+    table = make()
+    with event(table):
+        table.put("kept", Account("kept", 1))
+        table.put("gone", Account("gone", 1))
+    before = dict(table.dump())
+    with event(table) as journal:
+        table.put("kept", Account("kept", 2))
+        table.put("kept", Account("kept", 3))
+        table.delete("gone")
+        table.put("gone", Account("gone", 4))
+        table.delete("gone")
+        table.put("new", Account("new"))
+    table.undo(journal)
+    assert dict(table.dump()) == before
+
+
+@stores
+def test_writes_outside_of_an_event_are_refused(make: Callable[[], Any]) -> None:
+    store = make()
+    put = (lambda: store.put(Account("a"))) if isinstance(store, SimpleStore) else (lambda: store.put("a", Account()))
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"bank\[3\] was written to outside of an event"):
+            put()
+        with pytest.raises(StoreError, match="outside of an event"):
+            store.delete("a")
+        with event(store):
+            put()
+    with event(store), pytest.raises(StoreError, match="in an event already"):
+        store.begin([])
+
+
+@stores
+def test_a_revoked_store_refuses_everything(make: Callable[[], Any]) -> None:
+    store = make()
+    for number in range(100):
+        store.receive_change(Change(b"%d" % number, b'{"name":"x"}'))
+    scans = [iter(store), store.prefix("")] if isinstance(store, SimpleStore) else [store.items(), store.keys()]
+    for scan in scans:
+        next(scan)
+    store.begin([])
+    store.revoked()
+    for scan in [*scans, store.dump]:
+        with pytest.raises(StoreError, match="revoked"):
+            list(scan() if callable(scan) else scan)
+    value = (Account("a"),) if isinstance(store, SimpleStore) else ("a", Account())
+    uses: list[Callable[[], object]] = [
+        lambda: store.get("a"),
+        lambda: store.put(*value),
+        lambda: store.delete("a"),
+        lambda: store.begin([]),
+        lambda: store.receive_change(Change(b"a", b"")),
+        lambda: store.receive_change(Change(b"a", None)),
+        lambda: store.undo([Change(b"a", b"", b"")]),
+        lambda: "a" in store,
+        lambda: len(store),
+    ]
+    for use in uses:
+        with pytest.raises(StoreError, match="revoked"):
+            use()
+
+
+@tables
+def test_null_keys_none_values_and_reserved_keys(make: Callable[[], Table[str, Account]]) -> None:
+    table: Any = make()
+    with event(table) as journal:
+        for use in (table.get, table.delete, table.__contains__, lambda key: table.put(key, Account())):
+            with pytest.raises(StoreError, match="null key"):
+                use(None)
+        with pytest.raises(StoreError, match=r"delete\(key\)"):
+            table.put("a", None)
+        with pytest.raises(EncodeError):
+            table.put("a", "not an account")
+        with pytest.raises(EncodeError):
+            table.put("\ud800", Account())
+        with pytest.raises(EncodeError):
+            table.put(5, Account())
+    assert journal == []
+    assert len(table) == 0
+    with pytest.raises(StoreError, match="reserved"):
+        table.receive_change(Change(RESERVED_KEY_PREFIX + b"offset", b"x"))
+
+    raw = Table.factory(key=bytes, value=bytes)(HERE)
+    with event(raw):
+        with pytest.raises(StoreError, match="reserved"):
+            raw.put(RESERVED_KEY_PREFIX, b"")
+        raw.put(b"\xff\xffkes", b"below")
+        raw.put(b"\xff\xffkes/", b"above")
+    raw.receive_change(Change(b"\xff\xffkes/", None))
+    assert list(raw.items()) == [(b"\xff\xffkes", b"below")]
+
+
+def test_an_empty_value_is_a_value() -> None:
+    for ordered in (False, True):
+        raw = Table.factory(key=bytes, value=bytes, ordered=ordered)(HERE)
+        with event(raw) as journal:
+            raw.put(b"", b"")
+        assert raw.get(b"") == b""
+        assert b"" in raw
+        assert list(raw.items()) == [(b"", b"")]
+        restored = Table.factory(key=bytes, value=bytes, ordered=ordered)(HERE)
+        for change in journal:
+            restored.receive_change(change)
+        assert list(restored.items()) == [(b"", b"")]
+
+
+def test_a_state_that_cannot_be_read_names_the_place_and_the_key() -> None:
+    table = hash_table()
+    table.receive_change(Change(b"a", b"{"))
+    with pytest.raises(DecodeError, match=r"state of bank\[3\], key 'a': not a Account"):
+        table.get("a")
+    with pytest.raises(DecodeError, match=r"key 'a'"):
+        list(table.items())
+
+
+def ordered_ints(*keys: int) -> Table[int, int]:
+    table = Table.factory(key=int, value=int, ordered=True)(HERE)
+    with event(table):
+        for key in keys:
+            table.put(key, key * 10)
+    return table
+
+
+def keys_of(found: Iterator[tuple[Any, Any]]) -> list[Any]:
+    return [key for key, _ in found]
+
+
+def test_ranges() -> None:
+    table = ordered_ints(5, -3, 0, 256, 255)
+    assert keys_of(table.range()) == [-3, 0, 5, 255, 256]
+    assert keys_of(table.range(0, 255)) == [0, 5]
+    assert keys_of(table.range(0, 255, include_high=True)) == [0, 5, 255]
+    assert keys_of(table.range(0, 255, reverse=True)) == [5, 0]
+    assert keys_of(table.range(-10, 6, reverse=True, include_high=True)) == [5, 0, -3]
+    assert keys_of(table.range(255, 0)) == []
+    assert keys_of(table.range(5, 5)) == []
+    assert keys_of(table.range(5, 5, include_high=True)) == [5]
+    assert table.first() == (-3, -30)
+    assert table.last() == (256, 2560)
+    assert ordered_ints().first() is None
+
+
+def test_prefixes() -> None:
+    table = Table.factory(key=str, value=int, ordered=True)(HERE)
+    pairs = Table.factory(key=tuple[str, int], value=int, ordered=True)(HERE)
+    with event(table), event(pairs):
+        for key in ("b", "a", "ab", "aüx", "a\U0010ffff", "", "ac"):
+            table.put(key, 0)
+        for number, pair in enumerate([("a", 2), ("a", -1), ("ab", 0), ("a\x00", 5), ("", 0)]):
+            pairs.put(pair, number)
+    assert keys_of(table.prefix("a")) == ["a", "ab", "ac", "aüx", "a\U0010ffff"]
+    assert keys_of(table.prefix("a", reverse=True)) == ["a\U0010ffff", "aüx", "ac", "ab", "a"]
+    assert keys_of(table.prefix("")) == ["", "a", "ab", "ac", "aüx", "a\U0010ffff", "b"]
+    assert keys_of(table.prefix("zzz")) == []
+    assert keys_of(pairs.prefix(("a",))) == [("a", -1), ("a", 2)]
+    assert keys_of(pairs.range()) == [("", 0), ("a", -1), ("a", 2), ("a\x00", 5), ("ab", 0)]
+    with pytest.raises(StoreError, match="no prefixes"):
+        ordered_ints(1).prefix(1)
+    assert after_prefix(b"a\xff\xff") == b"b"
+    assert after_prefix(b"\xff") is None
+    assert after_prefix(b"") is None
+
+
+def test_order_is_asked_for() -> None:
+    with pytest.raises(StoreError, match="ordered=True"):
+        hash_table().range()
+    with pytest.raises(StoreError, match="ordered=True"):
+        hash_table().prefix("a")
+    for codec in (int64_codec, JsonCodec(int)):
+        with pytest.raises(ConfigError, match="does not keep keys in order"):
+            Table.factory(key=int, value=int, ordered=True, key_codec=codec)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_writing_while_scanning(ordered: bool, reverse: bool) -> None:
+    table = Table.factory(key=int, value=int, ordered=ordered)(HERE)
+    with event(table):
+        for key in range(5000):
+            table.put(key, 0)
+        seen = []
+        for key, value in table.range(reverse=reverse) if ordered else table.items():
+            assert value == 0
+            seen.append(key)
+            table.delete(key)
+            table.put(key, 1)  # again, behind the scan: not seen twice
+            table.put(10_000 + key, 0) if reverse else table.put(-1 - key, 0)
+            if key % 2 == 0:
+                table.delete(key ^ 1)
+    assert len(seen) == len(set(seen))
+    assert set(range(0, 5000, 2)) <= set(seen), "what is there all the time is seen"
+    assert seen == sorted(seen, reverse=reverse) or not ordered
+
+
+def test_a_simple_store_restores_itself() -> None:
+    store, changelog = simple_store(), []
+    with event(store) as journal:
+        changelog.append(store.put(Account("b", 1)))
+        changelog.append(store.put(Account("a", 2)))
+        changelog.append(store.put(Account("b", 3)))
+        deleted = store.delete("a")
+        assert deleted is not None
+        changelog.append(deleted)
+        assert store.delete("a") is None
+        changelog.append(store.put(Account("ab", 4)))
+    assert journal == changelog
+    restored = simple_store()
+    for change in changelog:
+        restored.receive_change(change)
+    assert list(restored) == [Account("ab", 4), Account("b", 3)] == list(store)
+    assert list(restored.prefix("a")) == [Account("ab", 4)]
+    assert (restored.get("b"), restored.get("a"), "ab" in restored, len(restored)) == (Account("b", 3), None, True, 2)
+    assert list(restored.dump()) == list(store.dump())
+
+
+def test_recording_a_simple_stores_change_again_does_no_harm() -> None:
+    store = simple_store()
+    with event(store):
+        store.put(Account("a", 1))
+    with event(store) as journal:
+        for cents in (2, 3):
+            journal.append(store.put(Account("a", cents)))
+        journal.append(store.to_change(Account("a", 4)))
+        journal.append(store.delete("a"))  # type: ignore[arg-type]
+        journal.append(store.to_change(Account("b", 4)))
+    assert list(store) == []
+    store.undo(journal)
+    assert list(store) == [Account("a", 1)]
+
+
+def test_simple_store_refuses_null() -> None:
+    store: Any = simple_store()
+    with event(store):
+        with pytest.raises(StoreError, match=r"delete\(key\)"):
+            store.put(None)
+        with pytest.raises(StoreError, match="null key"):
+            store.put(Account(None))  # type: ignore[arg-type]
+        with pytest.raises(StoreError, match="null key"):
+            store.get(None)
+    store.receive_change(Change(b"a", b"{"))
+    with pytest.raises(DecodeError):
+        store.get("a")
