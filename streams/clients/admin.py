@@ -2,12 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, Final, TypeVar
 
 import msgspec
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public names that its stubs do not re-export
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
 
-from streams.clients.settings import ClientSettings
+from streams.clients.connection import ConnectionLog
+from streams.clients.settings import ClientSettings, build
+from streams.clients.translate import NO_ANSWER, NO_SUCH_TOPIC, error_of, request_failed
+from streams.errors import TopicError
 from streams.topics import TopicSpec
+
+logger = logging.getLogger(__name__)
+
+K = TypeVar("K")
+
+_EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+_LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+_ATTEMPT_SECONDS: Final = 5.0
+_FIRST_PAUSE: Final = 0.01
+_LONGEST_PAUSE: Final = 0.5
+_STUCK: Final = frozenset({KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH})
+"""An admin client that lived through a restart of the broker may get these for ever: it never refreshes its metadata
+for them. A new one does not."""
 
 
 class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +58,7 @@ class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watermarks(msgspec.Struct, frozen=True):
-    """Offsets of one partition: first record that is left, last stable offset + 1 (LSO), end of the log (HW)."""
+    """Offsets of one partition: the first record that is left, where ``read_committed`` stops (LSO), the end (HW)."""
 
     start: int
     stable: int
@@ -29,7 +66,10 @@ class Watermarks(msgspec.Struct, frozen=True):
 
 
 class PartitionLag(msgspec.Struct, frozen=True):
-    """What a group has still to read: ``committed`` is ``None`` where the group has no offset."""
+    """What a group has still to read: ``end - committed``, as other tools have it, transaction markers included.
+
+    ``committed`` is ``None`` where the group has no offset; ``lag`` counts from ``start`` then.
+    """
 
     partition: int
     committed: int | None
@@ -40,40 +80,264 @@ class PartitionLag(msgspec.Struct, frozen=True):
 
 
 class TopicAdmin:
-    """May be used by any thread. Every call is bounded by its timeout and raises ``BrokerUnavailable`` after it."""
+    """Requests about topics and offsets. May be used by any thread; every method blocks.
 
-    def __init__(self, settings: ClientSettings) -> None: ...
+    Each is bounded by its timeout. What passes (an election, a coordinator that is loading) is tried again until then;
+    afterwards ``BrokerUnavailable``, with the addresses and the last that was heard. ``TopicError``: the request itself
+    is refused; ``ConfigError``: the credentials are.
+    """
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._connection = ConnectionLog(settings.bootstrap_servers, "admin")
+        self._lock = threading.Lock()
+        self._retired: list[AdminClient] = []  # one that is collected fails the requests of other threads
+        self._client: AdminClient = build(AdminClient, settings.admin(), self._connection)
 
     def describe(self, names: Collection[str], timeout_seconds: float = 10.0) -> dict[str, TopicDescription | None]:
-        """What is there; ``None`` for a topic that does not exist. Never creates one."""
-        raise NotImplementedError
+        """What is there; ``None`` for a topic that does not exist. Never creates one (as a metadata request may)."""
+        deadline = time.monotonic() + timeout_seconds
+        found = self._layouts(names, deadline)
+        configs = self._configs([name for name in names if found[name] is not None], deadline)
+        result: dict[str, TopicDescription | None] = {}
+        for name in names:
+            topic = found[name]
+            if topic is None or name not in configs:
+                result[name] = None
+            else:
+                result[name] = TopicDescription(
+                    name=name,
+                    topic_id=str(topic.topic_id),
+                    partitions=len(topic.partitions),
+                    replication_factor=max((len(partition.replicas) for partition in topic.partitions), default=0),
+                    configs=configs[name],
+                )
+        return result
 
     def create(self, specs: Sequence[TopicSpec], timeout_seconds: float = 30.0) -> list[str]:
-        """Create what is missing, wait until it can be used; the names of the new topics."""
-        raise NotImplementedError
+        """Create what is missing, and wait until every partition of all ``specs`` has a leader.
+
+        Returns the names of the topics that this call made. Topics that exist are left as they are (ask
+        ``differences``), also when somebody else makes one at the same moment. Repeating is harmless.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        names = [spec.name for spec in specs]
+        there = self._layouts(names, deadline)
+        created = []
+        for spec in specs:
+            if there[spec.name] is None and self._create_one(spec, deadline):
+                created.append(spec.name)
+        self._wait(names, deadline, "has a leader", lambda topic: topic is not None and all_led(topic))
+        return created
 
     def differences(self, specs: Sequence[TopicSpec], timeout_seconds: float = 10.0) -> list[str]:
-        """How the cluster differs from ``specs``, one sentence per difference."""
-        raise NotImplementedError
+        """How the cluster differs from ``specs``: one sentence each, naming topic and setting. Empty: it does not."""
+        found = self.describe([spec.name for spec in specs], timeout_seconds)
+        return [sentence for spec in specs for sentence in differences(spec, found[spec.name])]
 
     def delete(self, names: Collection[str], timeout_seconds: float = 30.0) -> None:
-        """Delete topics, wait until they are gone. Missing ones are no error."""
-        raise NotImplementedError
+        """Delete topics with everything in them, and wait until they are gone. Missing ones are no error."""
+        deadline = time.monotonic() + timeout_seconds
+
+        def attempt(client: AdminClient, seconds: float) -> Mapping[str, Future[Any]]:
+            return client.delete_topics(list(dict.fromkeys(names)), operation_timeout=seconds, request_timeout=seconds)
+
+        if names:
+            self._ask("deleting topic", attempt, deadline, NO_SUCH_TOPIC)
+            self._wait(names, deadline, "is gone", lambda topic: topic is None)
 
     def watermarks(
         self, topic: str, partitions: Collection[int] | None = None, timeout_seconds: float = 10.0
     ) -> dict[int, Watermarks]:
-        """Start, LSO and end of partitions (default: all)."""
-        raise NotImplementedError
+        """Start, LSO and end of partitions (all, if none are named). Three requests per broker, at once."""
+        deadline = time.monotonic() + timeout_seconds
+        numbers = range(self._partitions(topic, deadline)) if partitions is None else partitions
+        wanted = [TopicPartition(topic, number) for number in numbers]
+        if not wanted:
+            return {}
+        start = self._offsets(wanted, _EARLIEST, IsolationLevel.READ_UNCOMMITTED, deadline)
+        stable = self._offsets(wanted, _LATEST, IsolationLevel.READ_COMMITTED, deadline)
+        end = self._offsets(wanted, _LATEST, IsolationLevel.READ_UNCOMMITTED, deadline)
+        return {number: Watermarks(start[number], stable[number], end[number]) for number in numbers}
 
     def committed(self, group: str, topic: str, timeout_seconds: float = 10.0) -> dict[int, int]:
-        """The group's committed offsets, stable ones; partitions without one are left out."""
-        raise NotImplementedError
+        """The group's committed offsets; partitions without one are left out. Waits for pending transactions."""
+
+        def attempt(client: AdminClient, seconds: float) -> Mapping[str, Future[Any]]:
+            request = [ConsumerGroupTopicPartitions(group)]
+            return client.list_consumer_group_offsets(request, require_stable=True, request_timeout=seconds)
+
+        deadline = time.monotonic() + timeout_seconds
+        answer = self._ask("reading the committed offsets of group", attempt, deadline, {KafkaError.GROUP_ID_NOT_FOUND})
+        offsets: dict[int, int] = {}
+        for position in getattr(answer.get(group), "topic_partitions", None) or ():
+            if position.topic == topic and position.offset >= 0:
+                offsets[position.partition] = position.offset
+        return offsets
 
     def lag(self, group: str, topic: str, timeout_seconds: float = 10.0) -> list[PartitionLag]:
-        """Committed offset, LSO and end of every partition of ``topic``."""
-        raise NotImplementedError
+        """Where the group stands in every partition of ``topic``, by partition."""
+        committed = self.committed(group, topic, timeout_seconds)
+        return [
+            PartitionLag(
+                number,
+                committed.get(number),
+                marks.start,
+                marks.stable,
+                marks.end,
+                max(marks.end - committed.get(number, marks.start), 0),
+            )
+            for number, marks in sorted(self.watermarks(topic, None, timeout_seconds).items())
+        ]
 
     def close(self) -> None:
-        """Free everything. Does not raise."""
-        raise NotImplementedError
+        """Let go of the connections. Does not raise; later calls build them anew."""
+        with self._lock:
+            self._retired.clear()
+
+    def _create_one(self, spec: TopicSpec, deadline: float) -> bool:
+        new = NewTopic(spec.name, spec.partitions, spec.replication_factor, config=dict(spec.configs))
+
+        def attempt(client: AdminClient, seconds: float) -> Mapping[str, Future[Any]]:
+            return client.create_topics([new], operation_timeout=seconds, request_timeout=seconds)
+
+        answer = self._ask("creating topic", attempt, deadline, {KafkaError.TOPIC_ALREADY_EXISTS})
+        return not isinstance(answer[spec.name], KafkaError)
+
+    def _layouts(self, names: Collection[str], deadline: float) -> dict[str, Any]:
+        if not names:
+            return {}
+
+        def attempt(client: AdminClient, seconds: float) -> Mapping[str, Future[Any]]:
+            return client.describe_topics(TopicCollection(list(dict.fromkeys(names))), request_timeout=seconds)
+
+        answer = self._ask("describing topic", attempt, deadline, NO_SUCH_TOPIC)
+        return {name: None if isinstance(topic, KafkaError) else topic for name, topic in answer.items()}
+
+    def _configs(self, names: Collection[str], deadline: float) -> dict[str, dict[str, str]]:
+        if not names:
+            return {}
+
+        def attempt(client: AdminClient, seconds: float) -> Mapping[str, Future[Any]]:
+            resources = [ConfigResource(ResourceType.TOPIC, name) for name in dict.fromkeys(names)]
+            futures = client.describe_configs(resources, request_timeout=seconds)
+            return {resource.name: future for resource, future in futures.items()}
+
+        answer = self._ask("reading the settings of topic", attempt, deadline, NO_SUCH_TOPIC)
+        return {
+            name: {key: entry.value for key, entry in entries.items() if entry.value is not None}
+            for name, entries in answer.items()
+            if not isinstance(entries, KafkaError)
+        }
+
+    def _partitions(self, topic: str, deadline: float) -> int:
+        layout = self._layouts([topic], deadline)[topic]
+        if layout is None:
+            raise TopicError(f"topic {topic} does not exist at {self._connection.addresses}")
+        return len(layout.partitions)
+
+    def _offsets(
+        self, wanted: list[TopicPartition], spec: OffsetSpec, level: IsolationLevel, deadline: float
+    ) -> dict[int, int]:
+        def attempt(client: AdminClient, seconds: float) -> Mapping[TopicPartition, Future[Any]]:
+            request = dict.fromkeys(wanted, spec)
+            return client.list_offsets(request, isolation_level=level, request_timeout=seconds)
+
+        answer = self._ask("asking for the offsets of", attempt, deadline)
+        return {position.partition: result.offset for position, result in answer.items()}
+
+    def _wait(self, names: Collection[str], deadline: float, condition: str, holds: Callable[[Any], bool]) -> None:
+        pause = _FIRST_PAUSE
+        while True:
+            waiting = [name for name, topic in self._layouts(names, deadline).items() if not holds(topic)]
+            if not waiting:
+                return
+            if time.monotonic() + pause > deadline:
+                raise TopicError(f"topic {waiting[0]}: waited in vain until it {condition}")
+            time.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _ask(
+        self,
+        step: str,
+        attempt: Callable[[AdminClient, float], Mapping[K, Future[Any]]],
+        deadline: float,
+        expected: Collection[int] = (),
+    ) -> dict[K, Any]:
+        """Results by key; errors with an ``expected`` code take their place. Others are tried again or raised."""
+        pause = _FIRST_PAUSE
+        while True:
+            client = self._client
+            seconds = min(max(deadline - time.monotonic(), 0.1), _ATTEMPT_SECONDS)
+            results: dict[K, Any] = {}
+            failed: tuple[K, KafkaError] | None = None
+            for key, result in _gather(attempt, client, seconds).items():
+                if isinstance(result, KafkaError) and result.code() not in expected:
+                    failed = (key, result)
+                results[key] = result
+            if failed is None:
+                self._connection.on_answer()
+                return results
+            key, error = failed
+            client.poll(0)  # hear what the connections have to say
+            if error.code() not in NO_ANSWER or time.monotonic() + pause > deadline:
+                raise request_failed(
+                    f"{step} {_shown(key)}", self._connection.addresses, error, self._connection.reason
+                )
+            if error.code() in _STUCK:
+                self._replace(client)
+            time.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _replace(self, stuck: AdminClient) -> None:
+        with self._lock:
+            if self._client is stuck:
+                logger.info("admin: connecting to %s anew", self._connection.addresses)
+                self._retired.append(stuck)
+                self._client = build(AdminClient, self._settings.admin(), self._connection)
+
+
+def all_led(topic: Any) -> bool:
+    """Whether every partition of a described topic has a leader."""
+    return all(partition.leader is not None and partition.leader.id >= 0 for partition in topic.partitions)
+
+
+def differences(spec: TopicSpec, found: TopicDescription | None) -> list[str]:
+    """How a topic differs from what it must be, one sentence each. Of its settings only ``spec.configs`` count."""
+    if found is None:
+        return [f"topic {spec.name} does not exist"]
+    sentences = []
+    if found.partitions != spec.partitions:
+        sentences.append(f"topic {spec.name} has {found.partitions} partitions, settings say {spec.partitions}")
+    if spec.replication_factor > 0 and found.replication_factor != spec.replication_factor:
+        sentences.append(
+            f"topic {spec.name} has replication factor {found.replication_factor},"
+            f" settings say {spec.replication_factor}"
+        )
+    for key, value in spec.configs.items():
+        actual = found.configs.get(key)
+        if actual is None or _parts(actual) != _parts(value):
+            sentences.append(f"topic {spec.name} has {key}={actual}, settings say {value}")
+    return sentences
+
+
+def _parts(value: str) -> set[str]:
+    return {part.strip() for part in value.split(",")}  # lists like cleanup.policy have no order
+
+
+def _shown(key: object) -> str:
+    return f"{key.topic}[{key.partition}]" if isinstance(key, TopicPartition) else str(key)
+
+
+def _gather(
+    attempt: Callable[[AdminClient, float], Mapping[K, Future[Any]]], client: AdminClient, seconds: float
+) -> dict[K, Any]:
+    results: dict[K, Any] = {}
+    for key, future in attempt(client, seconds).items():
+        try:
+            results[key] = future.result(seconds + 1.0)
+        except KafkaException as exception:
+            results[key] = error_of(exception)
+        except FutureTimeout:
+            results[key] = KafkaError(KafkaError._TIMED_OUT, "no answer to the request")
+    return results

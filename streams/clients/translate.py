@@ -87,6 +87,7 @@ NO_ANSWER: Final = frozenset(
         KafkaError._ALL_BROKERS_DOWN,
         KafkaError._RESOLVE,
         KafkaError._WAIT_COORD,
+        KafkaError._NOENT,  # a partition without a leader, to an admin client that asks for its offsets
         KafkaError._WAIT_CACHE,
         KafkaError._UNKNOWN_BROKER,
         KafkaError._DESTROY_BROKER,
