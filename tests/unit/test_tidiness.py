@@ -1,0 +1,242 @@
+"""Habits easy to keep and easy to lose: names, sizes, docstrings; nothing of one machine, nothing dangerous."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MAX_LINES = 450
+LIBRARY = sorted((ROOT / "streams").rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+PACKAGES = [path for path in LIBRARY if path.name == "__init__.py"]
+
+# Sleeping in a `while` is how a condition with a deadline is waited for. Elsewhere a sleep hopes, unless told here why
+# time passing is the very thing.
+SLEEP_ALLOWED: dict[str, str] = {
+    "tests/broker/test_membership.py": "nothing happens: a time in which a wrong assignment or a false loss would show",
+}
+
+# Written in pieces, so that this file does not find itself.
+OF_ONE_MACHINE = [
+    r"/ro" + r"ot/",
+    r"/wo" + r"rk/(main|shared|\.)",
+    r"/ho" + r"me/[a-z]",
+    r"/Us" + r"ers/[a-z]",
+    r"/t" + r"mp/team",
+    r"py" + r"pi\.org",
+    r"files\.python" + r"hosted",
+    r"registry\.npm" + r"js",
+    r"repo1?\.maven",
+    r"maven\.(org|apache\.org/maven2)",
+    r"cra" + r"tes\.io",
+    r"proxy\.golang",
+    r"--(extra-)?index" + r"-url",
+]
+DANGEROUS_CALLS = {
+    ("pickle", "loads"), ("pickle", "load"), ("pickle", "Unpickler"), ("marshal", "loads"), ("marshal", "load"),
+    ("yaml", "load"), ("yaml", "unsafe_load"), ("shelve", "open"), ("os", "system"),
+}  # fmt: skip
+
+DANGEROUS_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+def calls_in(tree: ast.AST) -> Iterator[tuple[str, str, ast.Call]]:
+    """Every call as (what it is called on, its name, the call)."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name):
+                yield "", node.func.id, node
+            elif isinstance(node.func, ast.Attribute):
+                value = node.func.value
+                yield (value.id if isinstance(value, ast.Name) else "?"), node.func.attr, node
+
+
+def sleeps_outside_of_loops(tree: ast.Module) -> list[int]:
+    """Lines of the calls named ``sleep`` that no ``while`` repeats."""
+    polling = {id(call) for loop in ast.walk(tree) if isinstance(loop, ast.While) for _, _, call in calls_in(loop)}
+    return sorted(call.lineno for _, name, call in calls_in(tree) if name == "sleep" and id(call) not in polling)
+
+
+def undocumented(tree: ast.Module) -> list[str]:
+    """Public classes, functions and methods without a docstring. What overrides or overloads needs none."""
+    found = [] if ast.get_docstring(tree) else ["(the module)"]
+
+    def look(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("_"):
+                continue
+            decorators = {ast.unparse(decorator).rpartition(".")[2] for decorator in node.decorator_list}
+            if not ast.get_docstring(node) and not decorators & {"override", "overload", "setter"}:
+                found.append(prefix + node.name)
+            if isinstance(node, ast.ClassDef):
+                look(node.body, f"{prefix}{node.name}.")
+
+    look(tree.body, "")
+    return found
+
+
+def exported(path: Path) -> list[str] | None:
+    for node in tree_of(path).body:
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+            assert isinstance(node, ast.Assign | ast.AnnAssign)
+            assert node.value is not None
+            return list(ast.literal_eval(node.value))
+    return None
+
+
+# ------------------------------------------------------------------------------------------------ library
+
+
+@pytest.mark.parametrize("path", LIBRARY + TESTS, ids=name_of)
+def test_no_file_grows_past_all_reading(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MAX_LINES
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=name_of)
+def test_every_module_says_what_it_is_for(path: Path) -> None:
+    if path.read_text().strip():
+        assert "(the module)" not in undocumented(tree_of(path))
+
+
+@pytest.mark.parametrize("path", [path for path in LIBRARY if not path.name.startswith("_")], ids=name_of)
+def test_public_names_have_docstrings(path: Path) -> None:
+    """Top-level names strictly; a method may leave it out where its name and its class's docstring say it all."""
+    assert [name for name in undocumented(tree_of(path)) if "." not in name] == []
+
+
+@pytest.mark.parametrize("path", PACKAGES, ids=name_of)
+def test_a_package_exports_by_one_sorted_list(path: Path) -> None:
+    names = exported(path)
+    if all(isinstance(node, ast.Expr) for node in tree_of(path).body):
+        return  # a docstring at most: nothing is exported
+    assert names is not None, "no __all__"
+    assert names == sorted(set(names))
+
+
+@pytest.mark.parametrize("path", [path for path in LIBRARY if path.name != "__init__.py"], ids=name_of)
+def test_only_packages_have_such_a_list(path: Path) -> None:
+    assert exported(path) is None
+
+
+def test_every_exported_name_is_there_and_documented() -> None:
+    package = importlib.import_module("streams")
+    if not inspect.getdoc(package):
+        pytest.skip("nothing is exported yet")
+    for name in package.__all__:
+        value = getattr(package, name)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            assert inspect.getdoc(value), name
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=name_of)
+def test_the_library_does_nothing_dangerous_and_prints_nothing(path: Path) -> None:
+    tree = tree_of(path)
+    found = [
+        f"line {call.lineno}: {on}.{name}"
+        for on, name, call in calls_in(tree)
+        if (on, name) in DANGEROUS_CALLS or (on == "" and name in {"print", "eval", "exec", "breakpoint"})
+    ]
+    imports = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    imports += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    found += [
+        name for name in imports if name.partition(".")[0] in {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+    ]
+    assert found == []
+
+
+# -------------------------------------------------------------------------------------------------- tests
+
+
+@pytest.mark.parametrize("path", TESTS, ids=name_of)
+def test_tests_do_not_sleep_for_luck(path: Path) -> None:
+    found = sleeps_outside_of_loops(tree_of(path))
+    if name_of(path) in SLEEP_ALLOWED:
+        assert found, "it does not sleep any more: take it from the list"
+    else:
+        assert found == []
+
+
+def test_the_search_for_sleeps_tells_hope_from_polling() -> None:
+    tree = ast.parse("while not done():\n    time.sleep(0.1)\nfor _ in range(3):\n    await anyio.sleep(1)\nsleep(2)\n")
+    assert sleeps_outside_of_loops(tree) == [4, 5]
+
+
+def test_every_file_of_tests_is_found_by_pytest() -> None:
+    with_tests = [path for path in TESTS if re.search(r"^(async )?def test_|^class Test", path.read_text(), re.M)]
+    misnamed = [name_of(path) for path in with_tests if not path.name.startswith("test_")]
+    assert misnamed == []
+
+
+# ------------------------------------------------------------------------------------------- whole project
+
+
+def tracked_files() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_nothing_of_one_machine_is_in_the_files() -> None:
+    pattern = re.compile("|".join(OF_ONE_MACHINE))
+    found = []
+    for path in tracked_files():
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            if path.name != Path(__file__).name and pattern.search(line):
+                found.append(f"{name_of(path)}:{number}: {line.strip()[:100]}")
+    assert found == []
+
+
+def test_the_lock_files_are_exact_and_hashed() -> None:
+    locks = sorted((ROOT / "requirements").glob("*.txt"))
+    assert [path.name for path in locks] == ["build.txt", "demo.txt", "dev.txt"]
+    for path in locks:
+        packages = path.read_text().replace("\\\n", " ").splitlines()
+        assert packages
+        for package in packages:
+            assert re.match(r"[a-z0-9._-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", package), f"{path.name}: {package[:80]}"
+
+
+def test_the_lock_files_hold_every_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
+    locked = {line.partition("==")[0] for line in (ROOT / "requirements/dev.txt").read_text().splitlines()}
+    missing = {re.split(r"[\[<>=~! ]", name, maxsplit=1)[0] for name in wanted} - locked - {project["name"]}
+    assert missing == set()
+
+
+def test_the_readme_names_the_two_commands_and_the_full_check_uses_its_test_command() -> None:
+    commands = re.findall(r"^(make \w+)", (ROOT / "README.md").read_text(), re.M)
+    assert {"make demo", "make test"} <= set(commands)
+    check = (ROOT / ".ci/run").read_text().splitlines()
+    last = [line for line in check if line.strip()][-1]
+    assert re.match(r"make --no-print-directory test\b", last)
+
+
+def test_every_make_target_is_in_the_guide_for_contributors() -> None:
+    targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.M))
+    told = set(re.findall(r"`make ([a-z-]+)", (ROOT / "CONTRIBUTING.md").read_text()))
+    assert targets - told == set()
