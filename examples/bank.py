@@ -1,7 +1,7 @@
 """The smallest useful event source: accounts, and an output for every balance.
 
-    kes broker start
-    kes run examples.bank:source
+kes broker start
+kes run examples.bank:source
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The first event source: what every aircraft is doing, and what is worth telling about it.
 
-The three functions ``depart``, ``arrive`` and ``cancel`` know nothing of Kafka: they change an ``Aircraft`` and return what
-is to be told. The handlers below them read the state, call one of the three, write the state, and send what came out; all
-of that is one transaction with the offset of the flight.
+The three functions ``depart``, ``arrive`` and ``cancel`` know nothing of Kafka: they change an ``Aircraft`` and return
+what is to be told. The handlers below them read the state, call one of the three, write the state, and send what came
+out; all of that is one transaction with the offset of the flight.
 
     kes run examples.flights.aircraft:source --workers 2
 """
@@ -27,6 +27,7 @@ from examples.flights.events import (
     airport_board,
     flight_key,
 )
+from examples.flights.report import reporter
 from streams import EventContext, EventSource, EventSourceConfig, Table
 
 Fact = Turnaround | DelayRecovered
@@ -42,11 +43,11 @@ class Landing(msgspec.Struct, frozen=True):
 class Aircraft(msgspec.Struct, omit_defaults=True):
     """Everything that is kept about one aircraft (or about one flight number, if no aircraft was ever chosen for it).
 
-    ``minutes_late`` adds up late arrivals; early ones do not make up for them. ``last_airport`` is where it was seen last.
-    ``longest_day`` is the day with the most minutes in the air (the first of equals), by the day of landing: a flight
-    across midnight counts for the day on which it ends. ``open_flights`` are departures without an arrival yet, with the
-    delay they left with; a flight that was diverted stays there. ``landing`` is the last landing while the aircraft is on
-    the ground.
+    ``minutes_late`` adds up late arrivals; early ones do not make up for them. ``last_airport`` is where it was seen
+    last. ``longest_day`` is the day with the most minutes in the air (the first of equals), by the day of landing: a
+    flight across midnight counts for the day on which it ends. ``open_flights`` are departures without an arrival yet,
+    with the delay they left with; a flight that was diverted stays there. ``landing`` is the last landing while the
+    aircraft is on the ground.
     """
 
     flights: int = 0
@@ -109,7 +110,9 @@ def cancel(aircraft: Aircraft, event: FlightCancelled) -> None:
 
 
 source = EventSource(
-    EventSourceConfig(group_id=AIRCRAFT_GROUP, topic=FLIGHTS_TOPIC, num_partitions=FLIGHTS_PARTITIONS),
+    EventSourceConfig(
+        group_id=AIRCRAFT_GROUP, topic=FLIGHTS_TOPIC, num_partitions=FLIGHTS_PARTITIONS, metrics_handler=reporter()
+    ),
     store=Table.factory(key=str, value=Aircraft),
 )
 Context = EventContext[Table[str, Aircraft]]

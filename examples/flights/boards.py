@@ -1,7 +1,8 @@
 """The second event source: one board per airline and per airport, published every second if it changed.
 
-Facts arrive keyed by board, so all facts of a board meet in one partition. Sums, counts and a minimum: the board is the same
-in whatever order the facts of different aircraft come in, which is why the demo can check it to the last minute.
+Facts arrive keyed by board, so all facts of a board meet in one partition. Sums, counts and a minimum: the board is
+the same in whatever order the facts of different aircraft come in, which is why the demo can check it to the last
+minute.
 
     kes run examples.flights.boards:source
 """
@@ -19,6 +20,7 @@ from examples.flights.events import (
     DelayRecovered,
     Turnaround,
 )
+from examples.flights.report import reporter
 from streams import EventContext, EventSource, EventSourceConfig, Table
 
 PUBLISH_EVERY_SECONDS = 1.0
@@ -67,7 +69,9 @@ def publish(name: str, board: Board) -> BoardPublished | None:
 
 
 source = EventSource(
-    EventSourceConfig(group_id=BOARDS_GROUP, topic=FACTS_TOPIC, num_partitions=FACTS_PARTITIONS),
+    EventSourceConfig(
+        group_id=BOARDS_GROUP, topic=FACTS_TOPIC, num_partitions=FACTS_PARTITIONS, metrics_handler=reporter()
+    ),
     store=Table.factory(key=str, value=Board),
 )
 Context = EventContext[Table[str, Board]]

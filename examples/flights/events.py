@@ -1,8 +1,8 @@
 """What happens in the demo, as types: the flights that come in, and what the two event sources say about them.
 
-Times named ``*_at`` are seconds since the epoch (UTC). Days are New York's calendar, as ``2013-01-31``. A flight is named
-once and for all by ``flight_id``: scheduled day, airline with number, origin (``20130131-UA1545-EWR``); no two rows of the
-file share one, so every event that comes out can be traced to the flight that caused it.
+Times named ``*_at`` are seconds since the epoch (UTC). Days are New York's calendar, as ``2013-01-31``. A flight is
+named once and for all by ``flight_id``: scheduled day, airline with number, origin (``20130131-UA1545-EWR``); no two
+rows of the file share one, so every event that comes out can be traced to the flight that caused it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ LATE_DEPARTURE_MINUTES: Final = 15
 class FlightDeparted(msgspec.Struct, frozen=True, kw_only=True):
     """Off the gate. ``delay_minutes`` is negative when early.
 
-    A departure that no ``FlightArrived`` follows is a flight that was diverted: the file does not say when, nor where, it
-    came down, so nothing is claimed about it, and the aircraft's state keeps it as not accounted for.
+    A departure that no ``FlightArrived`` follows is a flight that was diverted: the file does not say when, nor where,
+    it came down, so nothing is claimed about it, and the aircraft's state keeps it as not accounted for.
     """
 
     flight_id: str
@@ -49,7 +49,10 @@ class FlightDeparted(msgspec.Struct, frozen=True, kw_only=True):
 
 @event_type("FlightArrived")
 class FlightArrived(msgspec.Struct, frozen=True, kw_only=True):
-    """At the gate of the destination. ``day`` is the day in New York at that moment, ``air_minutes`` the time in the air."""
+    """At the gate of the destination.
+
+    ``day`` is the day in New York at that moment, ``air_minutes`` the time in the air.
+    """
 
     flight_id: str
     tail: str
@@ -76,7 +79,10 @@ class FlightCancelled(msgspec.Struct, frozen=True, kw_only=True):
 
 @event_type("Turnaround")
 class Turnaround(msgspec.Struct, frozen=True, kw_only=True):
-    """An aircraft left New York again, ``minutes`` after it had landed at ``airport``. ``flight_id`` is the new departure."""
+    """An aircraft left New York again, ``minutes`` after it had landed at ``airport``.
+
+    ``flight_id`` is the new departure.
+    """
 
     flight_id: str
     tail: str

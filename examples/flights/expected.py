@@ -81,7 +81,8 @@ WITH facts AS (
   SELECT kind, minutes, concat('airline:', carrier) AS board FROM facts
   UNION ALL SELECT kind, minutes, concat('airport:', airport) FROM facts
 )
-SELECT board, count_if(kind = 'T') AS turnarounds, coalesce(sum(minutes) FILTER (WHERE kind = 'T'), 0) AS turnaround_minutes,
+SELECT board, count_if(kind = 'T') AS turnarounds,
+  coalesce(sum(minutes) FILTER (WHERE kind = 'T'), 0) AS turnaround_minutes,
   min(minutes) FILTER (WHERE kind = 'T') AS fastest_turnaround, count_if(kind = 'R') AS recovered,
   coalesce(sum(minutes) FILTER (WHERE kind = 'R'), 0) AS recovered_minutes
 FROM named GROUP BY board
@@ -110,8 +111,9 @@ class Fact(msgspec.Struct, frozen=True):
 class Expected(msgspec.Struct, frozen=True):
     """Everything the demo is checked against.
 
-    ``events``: how many of each type the flights topic must hold. ``aircraft``: key to the totals (fields of ``Aircraft``).
-    ``facts``: each fact, once per board. ``boards``: board to its sums. ``hours``: (airline, hour) to (flights, minutes).
+    ``events``: how many of each type the flights topic must hold. ``aircraft``: key to the totals (fields of
+    ``Aircraft``). ``facts``: each fact, once per board. ``boards``: board to its sums. ``hours``: (airline, hour) to
+    (flights, minutes).
     """
 
     flights: int
@@ -127,19 +129,21 @@ def expect(spark: SparkSession, csv: Path) -> Expected:
     spark.read.csv(str(csv), header=True).createOrReplaceTempView("raw")
     for view in (_FLIGHTS, _MOVES, _TURNAROUNDS, _RECOVERED):
         spark.sql(view)
-    spark.sql("CACHE TABLE f")
+    for view in ("f", "turnarounds"):
+        spark.sql(f"CACHE TABLE {view}")
     rows = spark.sql(
         "SELECT count(*) AS flights, count(dep_minute) AS departed, count(arr_minute) AS arrived FROM f"
     ).first()
     assert rows is not None
-    facts = [tuple(row) for row in spark.sql(_FACTS).toPandas().itertuples(index=False)]
+    facts = spark.sql(_FACTS).toArrow()
     both = [
-        Fact(kind, flight_id, board, int(minutes))
-        for kind, flight_id, carrier, airport, minutes in facts
+        Fact(kind, flight_id, board, minutes)
+        for kind, flight_id, carrier, airport, minutes in zip(*(c.to_pylist() for c in facts.columns), strict=True)
         for board in (f"airline:{carrier}", f"airport:{airport}")
     ]
     repeated = [fact for fact, times in Counter(both).items() if times > 1]
-    assert not repeated, f"the file names flights twice: {repeated[:3]}"
+    if repeated:
+        raise ValueError(f"the file names flights twice: {repeated[:3]}")
     expected = Expected(
         flights=rows.flights,
         events={
@@ -152,7 +156,8 @@ def expect(spark: SparkSession, csv: Path) -> Expected:
         boards=_by(spark, _BOARDS, "board"),
         hours={(row.carrier, row.hour): (row.flights, row.minutes) for row in spark.sql(_HOURS).collect()},
     )
-    spark.sql("UNCACHE TABLE f")
+    for view in ("turnarounds", "f"):
+        spark.sql(f"UNCACHE TABLE {view}")
     return expected
 
 

