@@ -14,6 +14,7 @@ from streams.stores.journalled import JournalledBytes
 from streams.stores.ordered import OrderedEngine
 
 T = TypeVar("T")
+Item = TypeVar("Item")  # of `factory`, which is called on the bare class
 
 
 class SimpleStore(JournalledBytes, Generic[T]):
@@ -31,10 +32,10 @@ class SimpleStore(JournalledBytes, Generic[T]):
 
     @staticmethod
     def factory(
-        item: type[T], *, key: Callable[[T], str], codec: Codec[T] | None = None
-    ) -> Callable[[TopicPartition], SimpleStore[T]]:
+        item: type[Item], *, key: Callable[[Item], str], codec: Codec[Item] | None = None
+    ) -> Callable[[TopicPartition], SimpleStore[Item]]:
         """Makes an empty store for each partition. ``key`` takes the key from an item. Raises ``ConfigError``."""
-        chosen: Codec[T] = codec_for(item) if codec is None else codec
+        chosen: Codec[Item] = codec_for(item) if codec is None else codec
         return lambda partition: SimpleStore(partition, chosen, key)
 
     def get(self, key: str) -> T | None:

@@ -17,6 +17,8 @@ from streams.stores.ordered import OrderedEngine
 K = TypeVar("K")
 V = TypeVar("V")
 D = TypeVar("D")
+Key = TypeVar("Key")  # of `factory`, which is called on the bare class: pyright wants variables of its own there
+Value = TypeVar("Value")
 
 
 class Table(JournalledBytes, Generic[K, V]):
@@ -45,24 +47,24 @@ class Table(JournalledBytes, Generic[K, V]):
     @staticmethod
     def factory(
         *,
-        key: type[K],
-        value: type[V],
+        key: type[Key],
+        value: type[Value],
         ordered: bool = False,
-        key_codec: Codec[K] | None = None,
-        value_codec: Codec[V] | None = None,
-    ) -> Callable[[TopicPartition], Table[K, V]]:
+        key_codec: Codec[Key] | None = None,
+        value_codec: Codec[Value] | None = None,
+    ) -> Callable[[TopicPartition], Table[Key, Value]]:
         """What ``EventSource(store=...)`` wants: makes an empty table for each partition.
 
         ``ordered=True`` keeps the keys sorted, for ``range``, ``prefix``, ``first`` and ``last``; the key's codec
         must preserve order (``str``, ``bytes``, ``int``, tuples of them; own codecs say ``order_preserving = True``).
         Without codecs ``codec_for`` chooses. Raises ``ConfigError``.
         """
-        keys: Codec[K] = codec_for(key) if key_codec is None else key_codec
-        values: Codec[V] = codec_for(value) if value_codec is None else value_codec
+        keys: Codec[Key] = codec_for(key) if key_codec is None else key_codec
+        values: Codec[Value] = codec_for(value) if value_codec is None else value_codec
         if ordered and not getattr(keys, "order_preserving", False):
             raise ConfigError(f"Table(ordered=True): {type(keys).__name__} of {key!r} does not keep keys in order")
 
-        def make(partition: TopicPartition) -> Table[K, V]:
+        def make(partition: TopicPartition) -> Table[Key, Value]:
             return Table(partition, OrderedEngine() if ordered else HashEngine(), keys, values)
 
         return make

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, cast
 
 import msgspec
 from hypothesis import settings
@@ -12,7 +11,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from streams.records import Change, TopicPartition
 from streams.stores import SimpleStore, Table
-from streams.stores.journalled import JournalledBytes
 
 HERE = TopicPartition("t", 0)
 KEYS = st.one_of(st.sampled_from(["", "a", "ab", "b", "\x00", "a\x00", "ü", "\U0010ffff"]), st.text(max_size=3))
@@ -28,14 +26,19 @@ class Item(msgspec.Struct):
 class StoreMachine(RuleBasedStateMachine):
     """Events that succeed or fail, reads in between, restores at any time, in one go or as a standby."""
 
-    make: ClassVar[Callable[[], Any]]
-    put: ClassVar[Callable[[Any, str, bytes], object]] = lambda store, key, value: store.put(key, value)
-    read: ClassVar[Callable[[Any], Any]] = lambda value: value
+    def make(self) -> Any:
+        raise NotImplementedError
+
+    def put(self, key: str, value: bytes) -> None:
+        self.store.put(key, value)
+
+    def read(self, found: Any) -> bytes:
+        return cast(bytes, found)
 
     @initialize()
     def start(self) -> None:
-        self.store = type(self).make()
-        self.standby = type(self).make()
+        self.store = self.make()
+        self.standby = self.make()
         self.model: dict[str, bytes] = {}
         self.before: dict[str, bytes] = {}
         self.changelog: list[Change] = []
@@ -51,7 +54,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.journal is not None)
     @rule(key=KEYS, value=VALUES)
     def put_one(self, key: str, value: bytes) -> None:
-        type(self).put(self.store, key, value)
+        self.put(key, value)
         self.model[key] = value
 
     @precondition(lambda self: self.journal is not None)
@@ -82,7 +85,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.journal is None)
     @rule()
     def restore(self) -> None:
-        fresh = type(self).make()
+        fresh = self.make()
         for change in self.changelog:
             fresh.receive_change(change)
         assert sorted(fresh.dump()) == sorted(self.store.dump())
@@ -97,7 +100,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(key=KEYS)
     def get(self, key: str) -> None:
         found = self.store.get(key)
-        assert (None if found is None else type(self).read(found)) == self.model.get(key)
+        assert (None if found is None else self.read(found)) == self.model.get(key)
         assert (key in self.store) == (key in self.model)
 
     @invariant()
@@ -107,12 +110,9 @@ class StoreMachine(RuleBasedStateMachine):
             assert {key.decode() for key, _ in self.store.dump()} == set(self.model)
 
 
-def simple() -> JournalledBytes:
-    return SimpleStore.factory(Item, key=lambda item: item.key)(HERE)
-
-
 class HashTableMachine(StoreMachine):
-    make = staticmethod(lambda: Table.factory(key=str, value=bytes)(HERE))
+    def make(self) -> Table[str, bytes]:
+        return Table.factory(key=str, value=bytes)(HERE)
 
     @rule()
     def items(self) -> None:
@@ -120,7 +120,8 @@ class HashTableMachine(StoreMachine):
 
 
 class OrderedTableMachine(StoreMachine):
-    make = staticmethod(lambda: Table.factory(key=str, value=bytes, ordered=True)(HERE))
+    def make(self) -> Table[str, bytes]:
+        return Table.factory(key=str, value=bytes, ordered=True)(HERE)
 
     @rule(low=st.none() | KEYS, high=st.none() | KEYS, reverse=st.booleans(), include_high=st.booleans())
     def range(self, low: str | None, high: str | None, reverse: bool, include_high: bool) -> None:
@@ -144,9 +145,14 @@ class OrderedTableMachine(StoreMachine):
 
 
 class SimpleStoreMachine(StoreMachine):
-    make = staticmethod(simple)
-    put = staticmethod(lambda store, key, value: store.put(Item(key, value)))
-    read = staticmethod(lambda item: item.data)
+    def make(self) -> SimpleStore[Item]:
+        return SimpleStore.factory(Item, key=lambda item: item.key)(HERE)
+
+    def put(self, key: str, value: bytes) -> None:
+        self.store.put(Item(key, value))
+
+    def read(self, found: Item) -> bytes:
+        return found.data
 
     @rule(prefix=KEYS, reverse=st.booleans())
     def prefix(self, prefix: str, reverse: bool) -> None:

@@ -47,7 +47,7 @@ TYPE_HEADERS: dict[str, tuple[Headers | None, Ending]] = {
     "path": ([(TYPE_HEADER, b"../../etc/passwd")], "no route"),
     "module path": ([(TYPE_HEADER, b"os.system")], "no route"),
     "format string": ([(TYPE_HEADER, b"%s{0.__class__}${jndi:x}")], "no route"),
-    "a thousand headers": ([("h", b"x")] * 1000 + [(TYPE_HEADER, b"Sample")], "decoded"),
+    "a thousand headers": ([*[("h", b"x")] * 1000, (TYPE_HEADER, b"Sample")], "decoded"),
 }
 
 VERSION_HEADERS: dict[str, tuple[bytes | None, Ending]] = {

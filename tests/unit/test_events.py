@@ -112,7 +112,7 @@ def test_a_missing_step_and_a_wrong_result_are_decode_errors() -> None:
     kind = event_type_of(Moved)
     with pytest.raises(DecodeError, match=r"no upcaster for it: @upcaster\(Moved, from_version=1\)"):
         kind.decode(b'{"n":1}', 1)
-    upcaster(Moved, from_version=1)(lambda old: None)  # type: ignore[arg-type, return-value]
+    upcaster(Moved, from_version=1)(lambda old: None)  # type: ignore[type-var]
     with pytest.raises(DecodeError, match="returned NoneType, not a dict"):
         kind.decode(b'{"n":1}', 1)
 

@@ -1,0 +1,148 @@
+"""What the type checkers must see in events, codecs and stores. Checked by mypy and pyright, never run.
+
+An ``ignore`` here is an assertion too: strict mypy reports it as soon as the mistake below it is no longer refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, assert_type
+
+import msgspec
+
+from streams.codecs import JsonCodec, MsgpackCodec, TupleCodec, bytes_codec, codec_for, int_codec, str_codec
+from streams.events import EventType, event_type, event_type_of, upcaster
+from streams.protocols import Codec, JournalledStore, StateStore, StateStoreFactory
+from streams.records import Change, TopicPartition
+from streams.stores import HashEngine, KeyValueEngine, OrderedEngine, OrderedKeyValueEngine, SimpleStore, Table
+
+HERE = TopicPartition("t", 0)
+
+
+class Account(msgspec.Struct):
+    cents: int = 0
+
+
+@event_type("Deposited", version=2)
+class Deposited(msgspec.Struct, frozen=True):
+    account: str
+    cents: int
+
+
+@event_type
+@dataclass
+class Bare:
+    n: int
+
+
+@event_type(codec=MsgpackCodec(Account))
+class Packed(msgspec.Struct):
+    pass
+
+
+@upcaster(Deposited, from_version=1)
+def step(old: dict[str, Any]) -> dict[str, Any]:
+    return old
+
+
+def events() -> None:
+    assert_type(Deposited("a", 1), Deposited)
+    assert_type(Bare(1), Bare)
+    assert_type(step({}), dict[str, Any])
+    assert_type(event_type_of(Deposited), EventType[Deposited])
+    assert_type(event_type_of(Deposited).decode(b"", 2), Deposited)
+    assert_type(event_type_of(Bare).encode(Bare(1)), bytes)
+    Deposited("a", "1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    event_type_of(Bare).encode(Deposited("a", 1))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+    @upcaster(Deposited, from_version=1)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+    def wrong(old: int) -> str:
+        return str(old)
+
+
+def codecs() -> None:
+    assert_type(codec_for(Account), Codec[Account])
+    assert_type(codec_for(str).decode(b""), str)
+    assert_type(JsonCodec(Account).decode(b""), Account)
+    assert_type(JsonCodec(list[int]).decode(b""), list[int])
+    text: Codec[str] = str_codec
+    number: Codec[int] = int_codec
+    raw: Codec[bytes] = bytes_codec
+    pair: Codec[tuple[str, int]] = TupleCodec(str, int)
+    packed: Codec[Account] = MsgpackCodec(Account)
+    wrong: Codec[int] = str_codec  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    print(text, number, raw, pair, packed, wrong)
+
+
+def tables() -> None:
+    factory = Table.factory(key=str, value=Account)
+    assert_type(factory, Callable[[TopicPartition], Table[str, Account]])
+    to_the_source: StateStoreFactory = factory
+    table = factory(HERE)
+    assert_type(table, Table[str, Account])
+    assert_type(table.get("a"), Account | None)
+    assert_type(table.get("a", 0), Account | int)
+    assert_type(table.get("a") or Account(), Account)
+    assert_type(table.delete("a"), bool)
+    assert_type(table.items(), Iterator[tuple[str, Account]])
+    assert_type(table.keys(), Iterator[str])
+    assert_type(table.values(), Iterator[Account])
+    assert_type(table.range("a", "b", reverse=True), Iterator[tuple[str, Account]])
+    assert_type(table.prefix("a"), Iterator[tuple[str, Account]])
+    assert_type(table.first(), tuple[str, Account] | None)
+    assert_type(Table.factory(key=tuple[str, int], value=list[int])(HERE), Table[tuple[str, int], list[int]])
+    assert_type(Table.factory(key=int, value=int, ordered=True, key_codec=int_codec)(HERE), Table[int, int])
+    table.put("a", Account())
+    table.put(1, Account())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    table.put("a", None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    table.put("a", 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    table.get(None)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    print(to_the_source)
+
+
+def contracts(table: Table[str, Account], simple: SimpleStore[Account]) -> None:
+    state: StateStore = table
+    journalled: JournalledStore = table
+    also: JournalledStore = simple
+    wrong: JournalledStore = HashEngine()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    engine: KeyValueEngine = HashEngine()
+    ordered: OrderedKeyValueEngine = OrderedEngine()
+    other: OrderedKeyValueEngine = HashEngine()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    print(state, journalled, also, wrong, engine, ordered, other)
+
+
+def simple_stores() -> None:
+    def name_of(account: Account) -> str:
+        return str(account.cents)
+
+    store = SimpleStore.factory(Account, key=name_of)(HERE)
+    assert_type(store, SimpleStore[Account])
+    assert_type(SimpleStore.factory(Account, key=lambda account: str(account.cents))(HERE), SimpleStore[Account])
+    assert_type(store.put(Account()), Change)
+    assert_type(store.delete("a"), Change | None)
+    assert_type(store.get("a"), Account | None)
+    assert_type(list(store), list[Account])
+    store.put("a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+class MyEngine:
+    """An engine of a user's own, with plain methods."""
+
+    def get(self, key: bytes, /) -> bytes | None:
+        return key
+
+    def put(self, key: bytes, value: bytes, /) -> None: ...
+
+    def delete(self, key: bytes, /) -> None: ...
+
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        yield b"", b""
+
+    def clear(self) -> None: ...
+
+    def __len__(self) -> int:
+        return 0
+
+
+own_engine: KeyValueEngine = MyEngine()
