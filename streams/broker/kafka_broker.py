@@ -194,7 +194,7 @@ class KafkaBroker:
             return kept.keeper_pid
 
     def __enter__(self) -> Self:
-        return self.start()
+        return self if self._kept is not None else self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -230,8 +230,9 @@ class KafkaBroker:
             try:
                 self._run(port)
             except diagnosis.PortTaken:
-                # Somebody was faster between the look for a free port and the broker's start.
-                if fixed or attempt == _PORT_ATTEMPTS:
+                # Somebody was faster between the look for a free port and the broker's start. With a fixed port that
+                # is free it was the controller's, which is looked for anew.
+                if attempt == _PORT_ATTEMPTS or (fixed and not is_free(port)):
                     raise
             else:
                 return

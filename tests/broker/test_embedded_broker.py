@@ -1,11 +1,33 @@
-"""The embedded Kafka as its users meet it: started, shared, killed, restarted, left behind."""
+"""The embedded Kafka as its users meet it: started, shared, killed, frozen, restarted, orphaned, left behind."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from streams.testing.fixtures import BrokerAddress
+from streams.broker import KafkaBroker, kafka_broker
+from streams.broker.probe import free_port, metadata
+from streams.errors import EmbeddedBrokerError
+from streams.testing.fixtures import BrokerAddress, OwnBroker
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
+
+ROOT = Path(__file__).parents[2]
 
 
 def make_topic(servers: str, name: str) -> None:
@@ -31,8 +53,356 @@ def consume(servers: str, topic: str, count: int) -> list[str]:
         consumer.close()
 
 
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "the condition did not come true in time"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def port_of(broker: KafkaBroker) -> int:
+    return int(broker.bootstrap_servers.rpartition(":")[2])
+
+
+# -- one broker -------------------------------------------------------------------------------------------------------
+
+
 def test_records_go_through_the_session_broker(kafka_broker: BrokerAddress, topic_prefix: str) -> None:
     topic = topic_prefix + "rows"
     make_topic(kafka_broker.bootstrap_servers, topic)
     produce(kafka_broker.bootstrap_servers, topic, ["a", "b"])
     assert consume(kafka_broker.bootstrap_servers, topic, 2) == ["a", "b"]
+
+
+def test_killed_and_restarted_it_has_every_acknowledged_row(own_broker: OwnBroker) -> None:
+    broker = own_broker()
+    address, first = broker.bootstrap_servers, broker.pid
+    assert first is not None
+    make_topic(address, "rows")
+    rows = [str(number) for number in range(5000)]
+    produce(address, "rows", rows)
+    broker.kill()
+    assert not broker.is_running
+    assert not alive(first)
+    assert broker.bootstrap_servers == address
+    broker.restart()
+    assert broker.pid != first
+    assert broker.bootstrap_servers == address
+    assert consume(address, "rows", len(rows)) == rows
+
+
+def test_orderly_restart_keeps_port_and_data(own_broker: OwnBroker) -> None:
+    broker = own_broker(durable=True, heap_mb=256)
+    address, first = broker.bootstrap_servers, broker.pid
+    make_topic(address, "rows")
+    produce(address, "rows", ["a"])
+    broker.restart()
+    assert broker.pid != first
+    assert consume(address, "rows", 1) == ["a"]
+
+
+def test_a_broker_that_ended_by_itself_is_noticed_and_can_be_restarted(own_broker: OwnBroker) -> None:
+    broker = own_broker()
+    assert broker.pid is not None
+    os.kill(broker.pid, signal.SIGKILL)
+    wait_until(lambda: not broker.is_running)
+    assert "not running" in repr(broker)
+    broker.kill()  # nothing to kill is no error
+    broker.restart()
+    assert metadata(port_of(broker)) is not None
+
+
+def test_frozen_it_is_silent_and_thawed_it_answers(own_broker: OwnBroker) -> None:
+    broker = own_broker()
+    broker.freeze()
+    wait_until(lambda: psutil.Process(broker.pid).status() == psutil.STATUS_STOPPED)
+    assert broker.is_running
+    assert metadata(port_of(broker), timeout=0.5) is None
+    broker.thaw()
+    wait_until(lambda: metadata(port_of(broker)) is not None)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_frozen_broker_can_be_stopped(tmp_path: Path, kept: bool) -> None:
+    with KafkaBroker(data_dir=tmp_path / "data" if kept else None) as broker:
+        pid = broker.pid
+        assert pid is not None
+        broker.freeze()
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+        began = time.monotonic()
+    assert time.monotonic() - began < 12
+    assert not alive(pid)
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+def test_named_data_outlive_the_broker_on_any_port(tmp_path: Path) -> None:
+    folder = tmp_path / "kept here"
+    with KafkaBroker(data_dir=folder) as broker:
+        first = broker.bootstrap_servers
+        make_topic(first, "rows")
+        produce(first, "rows", ["a", "b"])
+    port = free_port(frozenset((int(first.rpartition(":")[2]),)))
+    with KafkaBroker(data_dir=folder, port=port) as broker:
+        assert port_of(broker) == port
+        assert consume(broker.bootstrap_servers, "rows", 2) == ["a", "b"]
+
+
+def test_unnamed_data_end_with_the_broker() -> None:
+    broker = KafkaBroker().start()
+    folder = broker.data_dir
+    assert folder is not None
+    assert (folder / "kafka.log").exists()
+    broker.stop()
+    assert not folder.exists()
+    broker.stop()
+    with broker.start():
+        assert broker.is_running  # the same object again, with data of its own
+        assert broker.data_dir != folder
+
+
+def test_two_side_by_side(own_broker: OwnBroker) -> None:
+    one, two = own_broker(), own_broker(properties={"message.max.bytes": "2000"})
+    assert one.bootstrap_servers != two.bootstrap_servers
+    make_topic(one.bootstrap_servers, "rows")
+    listed = AdminClient({"bootstrap.servers": two.bootstrap_servers}).list_topics(timeout=30)
+    assert "rows" not in listed.topics
+    one.stop()
+    assert metadata(port_of(two)) is not None
+
+
+# -- what can go wrong ------------------------------------------------------------------------------------------------
+
+
+def test_port_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(EmbeddedBrokerError, match=f"port {port} on 127.0.0.1 is taken"):
+            KafkaBroker(port=port).start()
+
+
+def test_a_free_port_that_somebody_else_takes_first_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ports = iter([server.getsockname()[1]])
+        monkeypatch.setattr(kafka_broker, "free_port", lambda *avoid: next(ports, None) or free_port(*avoid))
+        with KafkaBroker() as broker:
+            assert port_of(broker) != server.getsockname()[1]
+
+
+def test_a_data_folder_belongs_to_one_broker(own_broker: OwnBroker, tmp_path: Path) -> None:
+    own_broker(data_dir=tmp_path / "data")
+    with pytest.raises(EmbeddedBrokerError, match=r"data folder .* is in use by another broker"):
+        KafkaBroker(data_dir=tmp_path / "data").start()
+
+
+def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "diary.txt").write_text("mine")
+    with pytest.raises(EmbeddedBrokerError, match=r"holds files, but none of a broker's"):
+        KafkaBroker(data_dir=tmp_path).start()
+    assert (tmp_path / "data" / "diary.txt").read_text() == "mine"
+
+
+def test_a_data_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EmbeddedBrokerError, match=r"file/data cannot be used"):
+        KafkaBroker(data_dir=tmp_path / "file" / "data").start()
+
+
+def test_disk_full_while_the_data_folder_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copytree", full)
+        with pytest.raises(EmbeddedBrokerError, match=r"disk is full under the data folder"):
+            KafkaBroker(data_dir=tmp_path / "data").start()
+    usage = shutil.disk_usage("/")
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+        with pytest.raises(EmbeddedBrokerError, match=r"disk is full: a broker's data needs"):
+            KafkaBroker(data_dir=tmp_path / "data").start()
+    with KafkaBroker(data_dir=tmp_path / "data") as broker:  # nothing half made is in the way
+        assert broker.is_running
+
+
+def test_a_refused_property_is_shown_with_the_last_lines() -> None:
+    with pytest.raises(EmbeddedBrokerError, match=r"(?s)refuses a server property.*last lines.*num\.partitions"):
+        KafkaBroker(properties={"num.partitions": "many"}).start()
+
+
+def test_a_start_that_takes_too_long_is_given_up() -> None:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    with pytest.raises(EmbeddedBrokerError, match=r"did not serve within 0\.1 s"):
+        KafkaBroker(start_timeout=0.1).start()
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+def test_an_interrupted_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: int) -> None:
+        raise KeyboardInterrupt
+
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    monkeypatch.setattr(kafka_broker, "metadata", interrupted)
+    broker = KafkaBroker()
+    with pytest.raises(KeyboardInterrupt):
+        broker.start()
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+    assert broker.data_dir is None
+
+
+def test_started_twice_is_refused(own_broker: OwnBroker) -> None:
+    with pytest.raises(EmbeddedBrokerError, match="started already"):
+        own_broker().start()
+
+
+# -- the owner's end --------------------------------------------------------------------------------------------------
+
+OWNER = """
+import os, sys, time
+from streams.broker import KafkaBroker
+broker = KafkaBroker().start()
+if sys.argv[1] == "forked":
+    if os.fork() == 0:
+        time.sleep(60)  # holds the owner's side of the pipe, as a worker of multiprocessing does
+        os._exit(0)
+print(broker.pid, broker.keeper_pid, broker.data_dir, flush=True)
+if sys.argv[1] == "returns":
+    sys.exit(0)
+time.sleep(60)
+"""
+
+
+@contextlib.contextmanager
+def owner(how: str) -> Iterator[tuple[subprocess.Popen[str], int, int, Path]]:
+    """A process that owns a broker: it, the broker's number, the keeper's, and the broker's folder."""
+    command = [sys.executable, "-c", OWNER, how]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        broker, keeper, folder = process.stdout.readline().split()
+        try:
+            yield process, int(broker), int(keeper), Path(folder)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("how", "ended_by"),
+    [("returns", None), ("sleeps", signal.SIGTERM), ("sleeps", signal.SIGKILL), ("forked", signal.SIGKILL)],
+)
+def test_a_broker_ends_with_its_owner(how: str, ended_by: signal.Signals | None) -> None:
+    with owner(how) as (process, broker, keeper, folder):
+        if ended_by is not None:
+            assert alive(broker)
+            process.send_signal(ended_by)
+        process.wait(30)
+        wait_until(lambda: not alive(broker) and not alive(keeper), seconds=10)
+        assert not folder.exists()
+
+
+def test_a_frozen_broker_ends_with_its_owner_too() -> None:
+    with owner("sleeps") as (process, broker, keeper, folder):
+        os.kill(broker, signal.SIGSTOP)
+        process.kill()
+        wait_until(lambda: not alive(broker) and not alive(keeper), seconds=10)
+        assert not folder.exists()
+
+
+def test_a_signal_to_the_terminals_group_is_the_owners_business() -> None:
+    with owner("sleeps") as (process, broker, _, _):
+        assert os.getsid(broker) != os.getsid(process.pid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
+def test_a_broker_ends_with_its_keeper() -> None:
+    with owner("sleeps") as (_, broker, keeper, folder):
+        os.kill(keeper, signal.SIGKILL)
+        wait_until(lambda: not alive(broker), seconds=10)
+        shutil.rmtree(folder)
+
+
+# -- left behind ------------------------------------------------------------------------------------------------------
+
+
+def kes(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from streams.cli.main import run; run()", "broker", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+
+
+@pytest.fixture
+def name(topic_prefix: str) -> Iterator[str]:
+    """A name for a broker of the command line, which is gone after the test."""
+    given = topic_prefix[-10:-1]
+    yield given
+    kes("stop", "--name", given)
+
+
+def listed(name: str) -> list[dict[str, Any]]:
+    return [broker for broker in json.loads(kes("status", "--json").stdout) if broker["name"] == name]
+
+
+def test_command_line_broker_outlives_its_command(name: str, tmp_path: Path) -> None:
+    arguments = ("--name", name, "--port", "0", "--data-dir", str(tmp_path / "data"), "--set", "num.partitions=3")
+    started = kes("start", *arguments, "--json")
+    assert started.returncode == 0, started.stderr
+    facts = json.loads(started.stdout)
+    make_topic(facts["bootstrap_servers"], "rows")
+    produce(facts["bootstrap_servers"], "rows", ["a"])
+    assert listed(name) == [{**facts, "answers": True}]
+    assert facts["bootstrap_servers"] in kes("status").stdout
+
+    again = kes("start", *arguments)
+    assert again.returncode == 1
+    assert f"the broker '{name}' runs already at {facts['bootstrap_servers']}" in again.stderr
+    assert "Traceback" not in again.stderr
+
+    stopped = kes("stop", "--name", name, "--json")
+    assert json.loads(stopped.stdout) == {"name": name, "stopped": True}
+    assert not alive(facts["pid"])
+    assert not alive(facts["keeper_pid"])
+    assert listed(name) == []
+    assert json.loads(kes("stop", "--name", name, "--json").stdout) == {"name": name, "stopped": False}
+
+    facts = json.loads(kes("start", *arguments, "--json").stdout)
+    assert consume(facts["bootstrap_servers"], "rows", 1) == ["a"]
+
+
+@pytest.mark.parametrize("victim", ["pid", "keeper_pid"])
+def test_command_line_broker_that_was_killed_is_not_listed_and_its_name_is_free(name: str, victim: str) -> None:
+    facts = json.loads(kes("start", "--name", name, "--port", "0", "--json").stdout)
+    os.kill(facts[victim], signal.SIGKILL)
+    wait_until(lambda: not alive(facts["pid"]) and not alive(facts["keeper_pid"]))
+    assert listed(name) == []
+    assert Path(facts["data_dir"]).exists() == (victim == "keeper_pid")
+    shutil.rmtree(facts["data_dir"], ignore_errors=True)
+    again = kes("start", "--name", name, "--port", "0")
+    assert again.returncode == 0
+    assert "export KES_BOOTSTRAP_SERVERS=127.0.0.1:" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("start", "--set", "nonsense"), "--set wants NAME=VALUE"),
+        (("start", "--set", "node.id=5"), "node.id belongs to the embedded broker"),
+        (("start", "--name", "../x"), "a broker's name is"),
+    ],
+)
+def test_command_line_mistakes_are_told_plainly(arguments: tuple[str, ...], said: str) -> None:
+    answer = kes(*arguments)
+    assert answer.returncode == 1
+    assert said in answer.stderr
+    assert "Traceback" not in answer.stderr
