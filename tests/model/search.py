@@ -1,0 +1,79 @@
+"""Breadth-first search over every state of a configuration; the first broken invariant ends it, with a shortest trace."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from typing import NamedTuple
+
+from .actions import describe, successors
+from .rules import Model
+from .state import Broken, World, done, initial
+
+
+class Verdict(NamedTuple):
+    """What a search found. ``trace`` is empty when every explored state holds; ``complete``: there are no others."""
+
+    states: int
+    transitions: int
+    seconds: float
+    complete: bool
+    finished: int
+    """States in which every record is processed exactly once."""
+    problem: str
+    trace: tuple[str, ...]
+
+    def __str__(self) -> str:
+        head = f"{self.states} states, {self.transitions} transitions, {self.seconds:.1f} s of CPU"
+        if not self.problem:
+            return f"{head}: holds" + ("" if self.complete else " (not all states explored)")
+        steps = (f"  {number:2}. {step}" for number, step in enumerate(self.trace, 1))
+        return "\n".join((f"{head}: BROKEN", *steps, f"  => {self.problem}"))
+
+
+def search(model: Model, limit: int = 10_000_000) -> Verdict:
+    """Explore at most ``limit`` states of ``model``, in the order of their distance from the start."""
+    began = time.process_time()
+    start = initial(model.config)
+    seen = {start: 0}
+    order = [start]
+    parents = array("q", [-1])
+    transitions = finished = index = 0
+
+    def verdict(problem: str = "", trace: tuple[str, ...] = ()) -> Verdict:
+        spent = time.process_time() - began
+        return Verdict(len(order), transitions, spent, index == len(order), finished, problem, trace)
+
+    while index < len(order) and len(order) < limit:
+        world = order[index]
+        try:
+            steps, luck = successors(world, model)
+        except Broken as broken:
+            return verdict(str(broken), _trace(order, parents, index, model))
+        if done(world, model.config):
+            finished += 1
+        elif not steps and any(member.alive for member in world.members):
+            stuck = "stalled: records are open, and without another fault, restart or timeout nothing happens any more"
+            return verdict(stuck, _trace(order, parents, index, model))
+        for group in (steps, luck):
+            for _, after in group:
+                transitions += 1
+                if after not in seen:
+                    seen[after] = len(order)
+                    order.append(after)
+                    parents.append(index)
+        index += 1
+    return verdict()
+
+
+def _trace(order: list[World], parents: array[int], index: int, model: Model) -> tuple[str, ...]:
+    """The steps that lead to a state: found again, so that the search need not keep them."""
+    path = [index]
+    while parents[path[-1]] >= 0:
+        path.append(parents[path[-1]])
+    sentences = []
+    for before, after in zip(path[::-1], path[-2::-1], strict=False):
+        steps, luck = successors(order[before], model)
+        label = next(label for label, world in (*steps, *luck) if world == order[after])
+        sentences.append(describe(label, model))
+    return tuple(sentences)

@@ -1,0 +1,199 @@
+"""The state of the small world: immutable, hashable, and free of history that cannot matter any more.
+
+Three habits keep it small. Epochs are not numbers: when a producer epoch is bumped, the slot that held the old one is
+marked fenced and requests in flight under it are dropped (they could only be refused). A log keeps what is below the
+last stable offset as one folded pair (offset, count), and as entries only what a read_committed reader cannot see yet;
+aborted entries vanish. The state of a store is a count, so that "equal to the fold of the input up to offset n" is
+"count == n".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .rules import Config, Fault
+
+NAMES = "AB"
+MEMBERS = len(NAMES)
+GROUP = 1 << 7
+"""Bit of the group's offsets among the targets of transaction markers; bit p is the changelog of partition p."""
+
+# A transaction at its coordinator.
+EMPTY, ONGOING, PREPARE_COMMIT, PREPARE_ABORT = range(4)
+
+# A slot: a transactional producer as its process sees it.
+READY, FENCED, INIT = range(3)
+"""FENCED: somebody initialised our id, we shall find out. INIT: a new producer of the id is being initialised."""
+
+# A transaction in a member's pipeline.
+FILLED, FLUSHED, OFFSETS, ACCEPTED, ENDING, UNCLEAR, FOUND, ABORTING, HUNG = range(9)
+"""FOUND: unclear to its member, but its records are readable in the changelog by now."""
+
+# A partition at a member.
+(NONE, ACTIVE, INCOMING, RELEASING, RELEASED, REVOKING, FENCING, END, READING, STANDBY, KEPT) = range(11)
+ROLE_NAMES = (
+    "none active incoming releasing released revoking fencing end-offset reading standby kept".split()
+)
+
+# Where a member stands in the group protocol.
+OUT, JOINING, JOINED, IN = range(4)
+
+# An order of the plan for one member and partition.
+NOTHING, OWN, RELEASE, AWAIT, REVOKE = range(5)
+
+# A claim in JoinGroup.
+NO_CLAIM, OWNED, TAKING, AWAITED = range(4)
+
+
+class Mark(NamedTuple):
+    """A release marker in a changelog: to whom, and of which generation."""
+
+    instance: int
+    member_id: int
+    generation: int
+
+
+NO_MARK = Mark(-1, 0, 0)
+
+
+class Role(NamedTuple):
+    """A partition at a member. For ACTIVE ``a`` is the position and ``b`` the store's count; INCOMING: ``a`` is the
+    generation in which we were told; FENCING: ``a`` is the next id; END: ``b`` is the group's offset; READING: ``a`` is
+    the number of entries still below the high watermark, ``b`` the group's offset."""
+
+    kind: int = NONE
+    a: int = 0
+    b: int = 0
+    mark: Mark = NO_MARK
+
+
+class Txn(NamedTuple):
+    """One open transaction of a member: input [start, end) of one partition, ``count`` the changelog value after it."""
+
+    slot: int
+    phase: int
+    part: int
+    start: int
+    end: int
+    count: int
+    generation: int = -2
+    """Of the snapshot the offsets were sent with; after a refusal: the generation that was refused."""
+    mark: Mark = NO_MARK
+
+
+class Member(NamedTuple):
+    """One process. ``member_id`` is its incarnation; 0 when it is in no group."""
+
+    alive: bool
+    member_id: int
+    last_id: int
+    generation: int
+    join: int
+    rejoin: bool
+    plan_members: int
+    roles: tuple[Role, ...]
+    pipe: tuple[Txn, ...]
+    slots: tuple[int, ...]
+
+
+class Group(NamedTuple):
+    """The group coordinator: membership, the plan of its generation, committed and pending offsets."""
+
+    generation: int
+    preparing: bool
+    ids: tuple[int, ...]
+    joined: int
+    claims: tuple[tuple[int, ...], ...]
+    plan: tuple[tuple[int, ...], ...]
+    committed: tuple[int, ...]
+    pending: tuple[tuple[tuple[int, int], ...], ...]
+    """Per partition: (transactional id, offset) of transactions that are not settled."""
+
+
+class Entry(NamedTuple):
+    """Records of one transaction in a changelog (outputs land with them), above the last stable offset."""
+
+    tid: int
+    done: bool
+    start: int
+    end: int
+    count: int
+    mark: Mark
+
+
+class Log(NamedTuple):
+    """The changelog of one partition: the fold of what is readable, then what is held up by an open transaction."""
+
+    offset: int
+    count: int
+    writer: int
+    mark: Mark
+    entries: tuple[Entry, ...]
+
+
+class Late(NamedTuple):
+    """A request whose sender no longer waits for it: TxnOffsetCommit (``part`` >= 0) or EndTxn(commit) (``part`` -1)."""
+
+    tid: int
+    part: int
+    end: int
+    generation: int
+    member_id: int
+
+
+class World(NamedTuple):
+    """Everything."""
+
+    tids: tuple[tuple[int, int], ...]
+    """Per transactional id: (status, targets that take part and have no marker yet)."""
+    group: Group
+    logs: tuple[Log, ...]
+    members: tuple[Member, ...]
+    late: tuple[Late, ...]
+    faults: int
+    moves: int
+    restarts: int
+    forgot: bool
+    earlier: Group | None
+    """What a coordinator that loads a prefix of its log believes; kept only where that fault is searched."""
+
+
+class Broken(Exception):
+    """An invariant does not hold; the message says which, and how."""
+
+
+def put(items: tuple, index: int, item: object) -> tuple:  # type: ignore[type-arg]
+    """``items`` with ``item`` at ``index``."""
+    return (*items[:index], item, *items[index + 1 :])
+
+
+def initial(config: Config) -> World:
+    """A is alone in generation 1 and owns everything; B runs, and is in no group yet."""
+    parts = range(config.partitions)
+    nobody = Role()
+    a = Member(
+        True, 1, 1, 1, IN, False, 1, tuple(Role(ACTIVE) for _ in parts), (), (READY,) * config.pool
+    )
+    b = Member(True, 0, 0, -1, OUT, False, 0, tuple(nobody for _ in parts), (), (READY,) * config.pool)
+    none = (NOTHING,) * config.partitions
+    group = Group(
+        1, False, (1, 0), 0, ((NO_CLAIM,) * config.partitions,) * MEMBERS, (none, none),
+        (0,) * config.partitions, ((),) * config.partitions,
+    )  # fmt: skip
+    return World(
+        ((EMPTY, 0),) * (MEMBERS * config.pool),
+        group,
+        tuple(Log(0, 0, -1, NO_MARK, ()) for _ in parts),
+        (a, b),
+        (),
+        config.faults,
+        config.moves,
+        config.restarts,
+        False,
+        group if Fault.STALE_MEMORY in config.kinds else None,
+    )
+
+
+def done(world: World, config: Config) -> bool:
+    """Every input record is processed, committed, and readable."""
+    return all(log.offset == config.records and not log.entries for log in world.logs)

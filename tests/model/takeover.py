@@ -1,0 +1,134 @@
+"""Section 7, taking a partition over: fence, barrier, restore, start; and section 8, the start at a release marker."""
+
+from __future__ import annotations
+
+from .broker import initialise, remember
+from .pipeline import Steps
+from .rules import Model, Rule
+from .state import (
+    ACTIVE,
+    END,
+    FENCING,
+    IN,
+    INCOMING,
+    NONE,
+    ONGOING,
+    READING,
+    STANDBY,
+    Broken,
+    Mark,
+    Role,
+    World,
+    put,
+)
+
+
+def takeover_steps(world: World, model: Model, instance: int, steps: Steps) -> None:
+    """The next step of each partition that one member is preparing."""
+    member = world.members[instance]
+    for part, role in enumerate(member.roles):
+        if role.kind in (END, READING) and _opened_again(world, model, instance):
+            # A zombie's own InitProducerId (R3, R4) may come after our fence, and its next transaction holds us up.
+            steps.append((("fence_again", instance, part), _role(world, instance, part, Role(FENCING))))
+        if role.kind == FENCING:
+            _fence(world, model, instance, part, role, steps)
+        elif role.kind == END:
+            end = len(world.logs[part].entries)
+            label = ("end_offset", instance, part, end)
+            steps.append((label, _role(world, instance, part, Role(READING, end, role.b))))
+        elif role.kind == READING:
+            if role.a == 0 or Rule.S7_POSITION_REACHES_END in model.out:
+                log = world.logs[part]
+                _start(world, model, instance, part, (log.offset, log.count), role.b, steps)
+        elif role.kind == INCOMING:
+            _await_marker(world, model, instance, part, role, steps)
+        elif Rule.S7_BARRIER_BEFORE_RESTORE in model.out:
+            _restored_early(world, model, instance, part, role, steps)
+
+
+def _role(world: World, instance: int, part: int, role: Role) -> World:
+    member = world.members[instance]
+    return remember(world, instance, member._replace(roles=put(member.roles, part, role)))
+
+
+def _fence(world: World, model: Model, instance: int, part: int, role: Role, steps: Steps) -> None:
+    """A throw-away InitProducerId on every id of every instance that is not in the plan, one after the other."""
+    pool = model.config.pool
+    listed = world.members[instance].plan_members
+    tid = role.a
+    while tid < len(world.tids) and listed & (1 << tid // pool):
+        tid += 1
+    if tid == len(world.tids) or Rule.S7_FENCE in model.out:
+        _stable(world, model, instance, part, steps)  # nothing (more) to fence: no step of its own
+        return
+    if world.tids[tid][0] not in (0, ONGOING):
+        return  # CONCURRENT_TRANSACTIONS: its markers are being written
+    if world.tids[tid][0] == 0 and Rule.S7_FENCE_IDLE_IDS_TOO in model.out:
+        steps.append((("fence", instance, tid, "idle, left alone"), _role(world, instance, part, Role(FENCING, tid + 1))))
+        return
+    after, settled = initialise(world, tid)
+    after = _role(after, instance, part, Role(FENCING, tid + 1 if settled else tid))
+    steps.append((("fence", instance, tid, "settled" if settled else "aborts"), after))
+
+
+def _opened_again(world: World, model: Model, instance: int) -> bool:
+    if Rule.S7_FENCE_WHILE_WAITING in model.out or Rule.S7_FENCE in model.out:
+        return False
+    listed, pool = world.members[instance].plan_members, model.config.pool
+    return any(status == ONGOING and not listed & (1 << tid // pool) for tid, (status, _) in enumerate(world.tids))
+
+
+def _stable(world: World, model: Model, instance: int, part: int, steps: Steps) -> None:
+    """OffsetFetch(require_stable): waits while a transaction holds an offset of the partition."""
+    if not world.group.pending[part] or Rule.S7_STABLE_OFFSET in model.out:
+        offset = world.group.committed[part]
+        after = _role(world, instance, part, Role(END, 0, offset))
+        steps.append((("stable_offset", instance, part, offset), after))
+
+
+def _start(
+    world: World, model: Model, instance: int, part: int, state: tuple[int, int], groups: int, steps: Steps
+) -> None:
+    """Section 6: state and offset are one cut of one log; the group's offset is compared, and reported when it differs."""
+    offset, count = state
+    member = world.members[instance]
+    current = (member.member_id, member.generation) == (world.group.ids[instance], world.group.generation)
+    if groups != offset and current and not world.forgot:
+        raise Broken(
+            f"{'AB'[instance]} takes p{part} over at {offset} and reports a mismatch with the group's offset {groups}, "
+            "although the coordinator never lost anything"
+        )
+    if Rule.S6_OFFSET_IN_CHANGELOG in model.out:
+        offset = max(groups, 0)
+    steps.append((("start", instance, part, offset), _role(world, instance, part, Role(ACTIVE, offset, count))))
+
+
+def _await_marker(world: World, model: Model, instance: int, part: int, role: Role, steps: Steps) -> None:
+    log = world.logs[part]
+    if _is_for(world, model, instance, log.mark, role.a):
+        after = _role(world, instance, part, Role(ACTIVE, log.offset, log.count))
+        steps.append((("start_at_marker", instance, part, log.offset), after))
+    elif Rule.S8_MARKER_COMMITTED in model.out:
+        for entry in log.entries:
+            if _is_for(world, model, instance, entry.mark, role.a):
+                after = _role(world, instance, part, Role(ACTIVE, entry.end, entry.count))
+                steps.append((("start_at_marker", instance, part, entry.end, "not committed"), after))
+
+
+def _is_for(world: World, model: Model, instance: int, mark: Mark, told: int) -> bool:
+    if mark.instance != instance:
+        return False
+    if mark.member_id != world.members[instance].member_id and Rule.S8_MARKER_TO_MEMBER_ID not in model.out:
+        return False
+    return mark.generation >= told or Rule.S8_MARKER_OF_GENERATION in model.out
+
+
+def _restored_early(world: World, model: Model, instance: int, part: int, role: Role, steps: Steps) -> None:
+    """A standby that took what it had read for everything, and did not finish at the take-over."""
+    member, log = world.members[instance], world.logs[part]
+    if role.kind == NONE and member.join == IN:
+        early = _role(world, instance, part, Role(STANDBY, log.offset, log.count))
+        steps.append((("restore_early", instance, part, log.offset), early))
+    elif role.kind == STANDBY and member.join == IN and world.group.plan[instance][part] == 1:
+        after = _role(world, instance, part, Role(ACTIVE, role.a, role.b))
+        steps.append((("start", instance, part, role.a), after))
