@@ -10,11 +10,9 @@ from __future__ import annotations
 import logging
 from typing import Any, Protocol
 
-import kafka.errors as kafka_errors
-from kafka.coordinator.base import BaseCoordinator
-from kafka.protocol.consumer import UNKNOWN_MEMBER_ID
-
 from streams.clients import group_wire
+from streams.clients.kafka_python import UNKNOWN_MEMBER_ID, BaseCoordinator
+from streams.clients.kafka_python import errors as kafka_errors
 from streams.clients.kafka_python_client import KafkaPythonClient
 from streams.errors import ConfigError, MembershipFatal, StreamsError
 

@@ -14,8 +14,8 @@ import struct
 from typing import Any
 
 import msgspec
-from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
+from streams.clients.kafka_python import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from streams.errors import ConfigError
 from streams.group import Assignment, MemberReport
 

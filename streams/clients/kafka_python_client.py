@@ -13,12 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-import kafka.errors as kafka_errors
-from kafka.net.compat import KafkaNetClient
-from kafka.net.manager import KafkaConnectionManager
-from kafka.net.selector import NetworkSelector
-from kafka.protocol.metadata import FindCoordinatorRequest
-
+from streams.clients.kafka_python import FindCoordinatorRequest, KafkaConnectionManager, KafkaNetClient, NetworkSelector
+from streams.clients.kafka_python import errors as kafka_errors
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError
 
 log = logging.getLogger(__name__)

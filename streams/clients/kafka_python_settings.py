@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kafka.net.sasl.oauth import AbstractTokenProvider
-
+from streams.clients.kafka_python import AbstractTokenProvider
 from streams.errors import ConfigError
 
 _PREFIXES = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.", "oauth_cb", "oauthbearer_")

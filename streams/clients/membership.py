@@ -19,12 +19,10 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-import kafka.errors as kafka_errors
-from kafka.net.wakeup_notifier import WakeupNotifier
-from kafka.protocol.consumer import LeaveGroupRequest
-
 from streams.clients import group_wire
 from streams.clients.group_coordinator import FATAL, GroupCoordinator, explained
+from streams.clients.kafka_python import LeaveGroupRequest, WakeupNotifier
+from streams.clients.kafka_python import errors as kafka_errors
 from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, raise_for
 from streams.clients.takeover import KafkaPythonTakeOver
 from streams.errors import ConfigError, MembershipFatal, StreamsError
@@ -143,7 +141,7 @@ class KafkaPythonMembership:
         self._applied = -1  # generation of the last assignment that was applied
         self._waiting_for: set[int] = set()  # revoked, not yet released
         self._leaving = False
-        self._stopped = False
+        self._stopped = self._closed = False
         self._echo_misses = 0
         self._trouble = ""
         # Also a predecessor's counter must not fit: a restarted static member is given the assignment made for it.
@@ -192,6 +190,9 @@ class KafkaPythonMembership:
 
         Blocks up to the timeout. No event is delivered any more. Harmless to repeat; also before ``start``.
         """
+        if self._closed:
+            return
+        self._closed = True
         deadline = time.monotonic() + timeout_seconds
         done: Future[None] = Future()
 
@@ -208,7 +209,6 @@ class KafkaPythonMembership:
                 done.result(timeout_seconds)
             except TimeoutError:
                 log.warning("group %s: leaving took too long; the session has to expire", self._group_id)
-        self._void_quietly()
         self._client.close(max(0.5, deadline - time.monotonic()))
 
     # ------------------------------------------------------------------ IO thread: main coroutine

@@ -13,13 +13,16 @@ import base64
 from collections.abc import Collection
 from typing import Any
 
-import kafka.errors as kafka_errors
-from kafka.protocol.admin.transactions import ListTransactionsRequest
-from kafka.protocol.consumer import LeaveGroupRequest, ListOffsetsRequest, OffsetFetchRequest
-from kafka.protocol.metadata import MetadataRequest
-from kafka.protocol.producer.transaction import InitProducerIdRequest
-
 from streams.clients import group_wire
+from streams.clients.kafka_python import (
+    InitProducerIdRequest,
+    LeaveGroupRequest,
+    ListOffsetsRequest,
+    ListTransactionsRequest,
+    MetadataRequest,
+    OffsetFetchRequest,
+)
+from streams.clients.kafka_python import errors as kafka_errors
 from streams.clients.kafka_python_client import GROUP, TRANSACTION, KafkaPythonClient, raise_for
 from streams.errors import TopicError
 
