@@ -16,6 +16,7 @@
     ├── ``MembershipLost``           the engine: what the member owned is void, it joins again
     ├── ``MembershipFatal``          the operator: the group will not have this member at all
     ├── ``TransactionFailed``        the engine first, then the operator: a transactional call failed (`call` names it)
+    ├── ``NotOwned``                 the caller: the partition is not active on this member
     └── ``Stopped``                  the caller: the event source is not running (any more)
 """
 
@@ -83,6 +84,10 @@ class MembershipLost(StreamsError):
 
 class MembershipFatal(StreamsError):
     """The group refuses this member for good (fenced instance id, not authorised, other protocol)."""
+
+
+class NotOwned(StreamsError):
+    """The partition is not active on this member (any more); the request was not carried out here."""
 
 
 class Stopped(StreamsError):

@@ -71,33 +71,5 @@ class JournalledStore(StateStore, Protocol):
         ...
 
 
-@runtime_checkable
-class DurableStore(JournalledStore, Protocol):
-    """A store that survives the process. It is told of each committed cut, and says from where to go on restoring."""
-
-    def committed(self, changes: dict[bytes, bytes | None], changelog_offset: int, /) -> None:
-        """These keys are committed up to this changelog offset: write both in one atomic step.
-
-        Called after the transaction is known to be committed, in order. Raises ``StateDiskError`` if the disk fails.
-        """
-        ...
-
-    def checkpoint(self) -> int | None:
-        """The changelog offset of the last ``committed``; ``None`` for an empty store."""
-        ...
-
-
 StateStoreFactory = Callable[[TopicPartition], Any]
 """Makes an empty store for one partition of the *source* topic. The result must be a ``StateStore``."""
-
-
-class Clock(Protocol):
-    """Where the runtime gets the time, so that tests can move it."""
-
-    def now(self) -> float:
-        """Seconds, monotonic, from an arbitrary start."""
-        ...
-
-    def wall_ms(self) -> int:
-        """Milliseconds since the epoch, for records and logs."""
-        ...

@@ -84,9 +84,27 @@ class Change(msgspec.Struct, gc=False):
 
     ``previous`` is what an undo puts back. While a store is restored from its changelog ``previous`` is ``None``.
     ``type`` is the name of the entry's type for own stores that keep several kinds of entries; it travels as header.
+    ``origin`` is the offset of the event that made the change, filled in by the engine (-1: an interjection).
     """
 
     key: bytes
     value: bytes | None
     previous: bytes | None = None
     type: str = ""
+    origin: int = -1
+
+
+class Output(msgspec.Struct, gc=False):
+    """A record that an event sends, with the event it comes from (``origin`` -1: an interjection of the partition).
+
+    ``partition`` -1 lets the key decide; ``timestamp_ms`` 0 is the time of sending.
+    """
+
+    topic: str
+    value: bytes | None
+    key: bytes | None
+    headers: Headers | None
+    partition: int
+    timestamp_ms: int
+    origin_partition: int
+    origin: int

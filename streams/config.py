@@ -1,0 +1,202 @@
+"""Settings: frozen, keyword-only, units in the names, checked when they are built.
+
+A wrong value is a ``ConfigError`` that names the setting, raised where the settings are made, not where they are used.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from streams.errors import ConfigError
+from streams.metrics import MetricsHandler
+from streams.outcomes import STOP, ErrorPolicy
+from streams.topics import MAX_NAME_LENGTH, changelog_name, dead_letter_name
+
+BOOTSTRAP_VARIABLE = "KES_BOOTSTRAP_SERVERS"
+"""Environment variable with the brokers' addresses, used when the settings name none."""
+INSTANCE_VARIABLE = "KES_INSTANCE_ID"
+"""Environment variable with this process's stable name, used when the settings name none (``kes run`` sets it)."""
+
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_INSTANCE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def _check_name(setting: str, value: str, allowed: re.Pattern[str]) -> None:
+    if not allowed.fullmatch(value) or len(value) > MAX_NAME_LENGTH:
+        raise ConfigError(
+            f"{setting} is {value!r}; it must be 1 to {MAX_NAME_LENGTH} characters that match {allowed.pattern}"
+        )
+
+
+def _at_least(setting: str, value: float, least: float) -> None:
+    if value < least:
+        raise ConfigError(f"{setting} is {value}; it must be {least} or more")
+
+
+class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The pool of transactional producers and its batching rule (names and defaults of the ancestor's ``EosConfig``).
+
+    ``pool_size``: producers ("slots") used in turn; at least ``pending_transactions`` + 2, because one transactional id
+    cannot commit back to back. ``pending_transactions``: sealed transactions that may be under way at a time.
+    ``target_batch_size``, ``max_batch_size``: events or records (whichever is more) at which a transaction is sealed when
+    the pipeline is free, and at which intake stops. ``batch_delay_seconds``: how long a transaction waits for company when
+    nothing is in flight; 0 sends at once.
+    """
+
+    pool_size: int = 3
+    pending_transactions: int = 1
+    target_batch_size: int = 1000
+    max_batch_size: int = 10_000
+    batch_delay_seconds: float = 0.01
+
+    def __post_init__(self) -> None:
+        _at_least("PoolConfig.pending_transactions", self.pending_transactions, 1)
+        _at_least("PoolConfig.target_batch_size", self.target_batch_size, 1)
+        if self.pool_size < self.pending_transactions + 2:
+            raise ConfigError(
+                f"PoolConfig.pool_size is {self.pool_size}; it must be at least pending_transactions + 2 "
+                f"({self.pending_transactions + 2}): one is filled, {self.pending_transactions} commit, one cools down"
+            )
+        if self.max_batch_size < self.target_batch_size:
+            raise ConfigError(
+                f"PoolConfig.max_batch_size is {self.max_batch_size}; it must be at least target_batch_size "
+                f"({self.target_batch_size})"
+            )
+        _at_least("PoolConfig.batch_delay_seconds", self.batch_delay_seconds, 0)
+
+
+class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What an event source needs to know. Only ``group_id``, ``topic`` and ``num_partitions`` have no default.
+
+    Where: ``bootstrap_servers`` (else ``KES_BOOTSTRAP_SERVERS``), ``client_settings`` (librdkafka settings: TLS, SASL …).
+    Who: ``group_id``; ``instance_id`` (else ``KES_INSTANCE_ID``, else made up), which names the transactional ids and must
+    be unique in the group; ``static_membership`` makes it the group's ``group.instance.id`` too.
+    Topics: ``topic`` with ``num_partitions``; ``changelog_topic`` and ``dead_letter_topic`` (names made from group and topic
+    by default); ``replication_factor`` and ``min_insync_replicas`` for those that are created.
+    Start: ``auto_offset_reset`` is for partitions without any committed offset: ``earliest``, ``latest`` or ``error``.
+    Errors: ``decode_policy`` for records that cannot be read or have an unknown type; ``error_policy`` for handlers
+    (each handler may have its own).
+    Bounds: ``max_queued_records`` / ``max_queued_bytes`` per partition, waiting to be handled; beyond either the partition
+    is paused. ``max_poll_records``: records handed over at once.
+    Times: ``session_timeout_seconds`` > ``transaction_timeout_seconds`` (checked); ``heartbeat_interval_seconds``;
+    ``rebalance_timeout_seconds`` also bounds how long the event loop may stand still before the member leaves the group;
+    ``drain_timeout_seconds`` for running events when a partition is given up or the source stops;
+    ``call_timeout_seconds`` for one transactional call; ``recovery_timeout_seconds`` for bringing a failed transaction to
+    an end before the source stops with an error.
+    Callbacks, on the event loop: ``on_partition_activated(partition)``, ``on_partition_revoked(partition)``,
+    ``metrics_handler(measurement)``.
+    """
+
+    group_id: str
+    topic: str
+    num_partitions: int
+    bootstrap_servers: str = ""
+    client_settings: dict[str, Any] = {}
+    instance_id: str = ""
+    static_membership: bool = False
+    changelog_topic: str = ""
+    dead_letter_topic: str = ""
+    replication_factor: int = 1
+    min_insync_replicas: int = 1
+    auto_offset_reset: str = "earliest"
+    decode_policy: ErrorPolicy = STOP
+    error_policy: ErrorPolicy = STOP
+    pool: PoolConfig = PoolConfig()
+    max_queued_records: int = 5_000
+    max_queued_bytes: int = 16 * 1024 * 1024
+    max_poll_records: int = 500
+    session_timeout_seconds: float = 6.0
+    transaction_timeout_seconds: float = 5.0
+    heartbeat_interval_seconds: float = 0.3
+    rebalance_timeout_seconds: float = 15.0
+    drain_timeout_seconds: float = 8.0
+    call_timeout_seconds: float = 5.0
+    recovery_timeout_seconds: float = 300.0
+    on_partition_activated: Callable[[int], None] | None = None
+    on_partition_revoked: Callable[[int], None] | None = None
+    metrics_handler: MetricsHandler | None = None
+
+    def __post_init__(self) -> None:
+        _check_name("group_id", self.group_id, _NAME)
+        _check_name("topic", self.topic, _NAME)
+        _at_least("num_partitions", self.num_partitions, 1)
+        _at_least("replication_factor", self.replication_factor, 1)
+        if not 1 <= self.min_insync_replicas <= self.replication_factor:
+            raise ConfigError(
+                f"min_insync_replicas is {self.min_insync_replicas}; it must be between 1 and replication_factor "
+                f"({self.replication_factor})"
+            )
+        if self.auto_offset_reset not in ("earliest", "latest", "error"):
+            raise ConfigError(f"auto_offset_reset is {self.auto_offset_reset!r}; use 'earliest', 'latest' or 'error'")
+        for name in ("changelog_topic", "dead_letter_topic"):
+            if getattr(self, name):
+                _check_name(name, getattr(self, name), _NAME)
+        if self.instance_id:
+            _check_name("instance_id", self.instance_id, _INSTANCE)
+        for name in ("max_queued_records", "max_queued_bytes", "max_poll_records"):
+            _at_least(name, getattr(self, name), 1)
+        self._check_times()
+        for name in (self.changelog, self.dead_letters):
+            if len(name) > MAX_NAME_LENGTH:
+                raise ConfigError(
+                    f"the topic name {name!r} has {len(name)} characters; Kafka allows {MAX_NAME_LENGTH}: "
+                    "set changelog_topic and dead_letter_topic, or shorten group_id"
+                )
+
+    def _check_times(self) -> None:
+        for name in (
+            "session_timeout_seconds",
+            "transaction_timeout_seconds",
+            "heartbeat_interval_seconds",
+            "rebalance_timeout_seconds",
+            "drain_timeout_seconds",
+            "call_timeout_seconds",
+            "recovery_timeout_seconds",
+        ):
+            value = getattr(self, name)
+            if not 0 < value < 86_400:
+                raise ConfigError(f"{name} is {value}; it must be more than 0 and less than a day")
+        if self.transaction_timeout_seconds >= self.session_timeout_seconds:
+            raise ConfigError(
+                f"transaction_timeout_seconds ({self.transaction_timeout_seconds}) must be smaller than "
+                f"session_timeout_seconds ({self.session_timeout_seconds}): a transaction must not outlive the "
+                "membership that it was begun under"
+            )
+        if self.heartbeat_interval_seconds * 3 > self.session_timeout_seconds:
+            raise ConfigError(
+                f"heartbeat_interval_seconds ({self.heartbeat_interval_seconds}) must be at most a third of "
+                f"session_timeout_seconds ({self.session_timeout_seconds}), or one lost heartbeat ends the session"
+            )
+        if self.drain_timeout_seconds >= self.rebalance_timeout_seconds:
+            raise ConfigError(
+                f"drain_timeout_seconds ({self.drain_timeout_seconds}) must be smaller than rebalance_timeout_seconds "
+                f"({self.rebalance_timeout_seconds}), or the group goes on without waiting for the drain"
+            )
+
+    @property
+    def changelog(self) -> str:
+        """Name of the changelog topic."""
+        return self.changelog_topic or changelog_name(self.group_id, self.topic)
+
+    @property
+    def dead_letters(self) -> str:
+        """Name of the dead-letter topic."""
+        return self.dead_letter_topic or dead_letter_name(self.group_id, self.topic)
+
+    def resolved(self, environment: Mapping[str, str] = os.environ) -> EventSourceConfig:
+        """The same settings with ``bootstrap_servers`` and ``instance_id`` filled in. Raises ``ConfigError`` if it cannot."""
+        servers = self.bootstrap_servers or environment.get(BOOTSTRAP_VARIABLE, "")
+        if not servers:
+            raise ConfigError(f"no broker is named: set bootstrap_servers or the variable {BOOTSTRAP_VARIABLE}")
+        instance = self.instance_id or environment.get(INSTANCE_VARIABLE, "")
+        if not instance:
+            host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64]
+            instance = f"{host}-{uuid.uuid4().hex[:8]}"
+        return msgspec.structs.replace(self, bootstrap_servers=servers, instance_id=instance)

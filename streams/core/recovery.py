@@ -1,0 +1,64 @@
+"""What to do about a transaction that failed: the failure table of the protocol as one pure function.
+
+The order of the questions is the point. First whether the work is still ours: if not, nothing else matters. Then whether
+the commit may have happened: only a commit that was asked for can have, and then nobody guesses. Then patience: the same
+thing is not tried for ever. What is left is known to be aborted and is sent again.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class Remedy(enum.Enum):
+    """The next step for a failed transaction."""
+
+    DROP = "drop"
+    """The partitions are not ours any more: send nothing, drop everything."""
+    LOOK_UP = "look up"
+    """It may be committed: settle it with a new producer, then ask the changelog."""
+    RESEND = "resend"
+    """It is not committed: send it again."""
+    RESEND_AFTER_NEWS = "resend after news"
+    """It is not committed, and our generation was refused: wait for the new snapshot, then send it again."""
+    STOP = "stop"
+    """It keeps failing: leave the group and stop, with the error."""
+
+
+class Patience(msgspec.Struct, frozen=True):
+    """How long the same transaction is tried: ``seconds`` since its first failure; ``attempts`` when the broker keeps
+    answering with a refusal (an outage is not a refusal: there only the time counts)."""
+
+    seconds: float = 300.0
+    attempts: int = 8
+
+
+def remedy(
+    kind: str,
+    *,
+    ours: bool,
+    commit_requested: bool,
+    attempts: int,
+    seconds: float,
+    patience: Patience,
+) -> Remedy:
+    """The step for a transaction whose call failed with ``kind`` (see ``errors.TransactionFailed``).
+
+    ``ours``: the membership it was opened under is still the current one. ``attempts``: how often it was sent, this time
+    included. ``seconds``: since its first failure.
+    """
+    if not ours or kind == "lost":
+        return Remedy.DROP
+    if commit_requested and kind in ("unknown", "fenced"):
+        return Remedy.LOOK_UP
+    if seconds > patience.seconds or (kind in ("abortable", "fenced") and attempts >= patience.attempts):
+        return Remedy.STOP
+    return Remedy.RESEND_AFTER_NEWS if kind == "stale" else Remedy.RESEND
+
+
+def rebuild_all(kind: str) -> bool:
+    """Whether the producers of the other slots are to be replaced too: after anything that smells of an outage, calls on
+    producers made before it may hang for ever (rule R7)."""
+    return kind == "unknown"

@@ -1,0 +1,87 @@
+"""From a record's type header to the function that handles it: a dict, frozen when the source starts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from streams.errors import RegistrationError
+from streams.events import EventType
+from streams.outcomes import ErrorPolicy
+
+
+class Route:
+    """What is known about one type of events. ``wire_version`` is the version header that needs no upcasting."""
+
+    __slots__ = (
+        "decode",
+        "event_type",
+        "handler",
+        "is_async",
+        "is_blocking",
+        "name",
+        "plain",
+        "policy",
+        "wire_version",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        event_type: EventType[Any] | None,
+        handler: Callable[..., Any],
+        *,
+        blocking: bool,
+        policy: ErrorPolicy,
+    ) -> None:
+        self.name = name
+        self.event_type = event_type
+        self.handler = handler
+        self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+            getattr(handler, "__call__", None)  # noqa: B004 - an object whose __call__ is async
+        )
+        self.is_blocking = blocking
+        if self.is_async and blocking:
+            raise RegistrationError(f"the handler of {name} is async; blocking=True is for plain functions")
+        self.plain = not self.is_async and not blocking
+        self.policy = policy
+        self.decode: Callable[..., Any] = event_type.decode if event_type is not None else _as_it_is
+        version = event_type.version if event_type is not None else 1
+        self.wire_version = None if version == 1 else b"%d" % version
+
+
+class Router:
+    """Filled before the start, then only read."""
+
+    def __init__(self) -> None:
+        self.routes: dict[bytes, Route] = {}
+        self.default: Route | None = None
+        self._frozen = False
+
+    def add(self, route: Route) -> None:
+        """Register a type. Raises ``RegistrationError`` for a second handler of the same name, or after the start."""
+        self._refuse_if_frozen(f"the handler of {route.name}")
+        if route.name.encode() in self.routes:
+            raise RegistrationError(f"the event type {route.name!r} has a handler already; one type, one handler")
+        self.routes[route.name.encode()] = route
+
+    def set_default(self, route: Route) -> None:
+        """Register the handler of everything that has no handler of its own."""
+        self._refuse_if_frozen("the default handler")
+        if self.default is not None:
+            raise RegistrationError("there is a default handler already")
+        self.default = route
+
+    def freeze(self) -> None:
+        """The source starts: no more changes."""
+        self._frozen = True
+
+    def _refuse_if_frozen(self, what: str) -> None:
+        if self._frozen:
+            raise RegistrationError(f"{what} comes too late: register before the event source is started")
+
+
+def _as_it_is(value: bytes | None, version: int = 1) -> bytes | None:
+    """The default handler gets the value as it came."""
+    return value

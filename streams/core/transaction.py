@@ -1,0 +1,151 @@
+"""One transaction's life, from the first event that is admitted to the moment its outcome is known.
+
+Rules of this file
+* A transaction is a set of *cuts*: per partition the offset up to which it goes, and the store changes on the way (by key,
+  the last one wins). Outputs are kept in order. All of it stays until the outcome is known, so that the same records can be
+  sent again (exactly-once rule R4).
+* Only completed events are admitted, in the order of their partition: a transaction never waits for a handler.
+* ``size`` = max(events, records) is what the batching rule looks at.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Final
+
+from streams.records import Change, Output
+
+
+class TransactionState(enum.Enum):
+    """Where a transaction is. ``SENDABLE`` is sealed, but (again) not with any producer."""
+
+    OPEN = "open"
+    SENDABLE = "sendable"
+    SENDING = "sending"
+    FLUSHED = "flushed"
+    COMMITTING = "committing"
+    COMMITTED = "committed"
+    DROPPED = "dropped"
+
+
+_S = TransactionState
+LEGAL_MOVES: Final[dict[TransactionState, frozenset[TransactionState]]] = {
+    _S.OPEN: frozenset({_S.SENDABLE, _S.DROPPED}),
+    _S.SENDABLE: frozenset({_S.SENDING, _S.DROPPED}),
+    _S.SENDING: frozenset({_S.FLUSHED, _S.SENDABLE, _S.DROPPED}),
+    _S.FLUSHED: frozenset({_S.COMMITTING, _S.SENDABLE, _S.DROPPED}),
+    _S.COMMITTING: frozenset({_S.COMMITTED, _S.SENDABLE, _S.DROPPED}),
+    _S.COMMITTED: frozenset(),
+    _S.DROPPED: frozenset(),
+}
+
+Waiter = Callable[[BaseException | None], None]
+"""Told once how it ended: ``None`` when committed, else the reason why not."""
+
+
+class Cut:
+    """One partition's part in a transaction: everything up to ``offset`` (the next one to read), and its changes."""
+
+    __slots__ = ("changes", "offset")
+
+    def __init__(self) -> None:
+        self.offset = -1
+        self.changes: dict[bytes, Change] = {}
+
+
+class Transaction:
+    """The contents and the state of one transaction. ``serial`` orders those of one process; ``incarnation`` is the
+    membership it was opened under: under another one it must not be sent."""
+
+    __slots__ = (
+        "attempts",
+        "commit_requested",
+        "cuts",
+        "events",
+        "first_failure_at",
+        "incarnation",
+        "opened_at",
+        "outputs",
+        "produced",
+        "records",
+        "sealed_at",
+        "serial",
+        "state",
+        "waiters",
+    )
+
+    def __init__(self, serial: int, incarnation: int, now: float) -> None:
+        self.serial = serial
+        self.incarnation = incarnation
+        self.opened_at = now
+        self.sealed_at = now
+        self.state = TransactionState.OPEN
+        self.events = 0
+        self.records = 0
+        self.outputs: list[Output] = []
+        self.cuts: dict[int, Cut] = {}
+        self.waiters: list[tuple[int, Waiter]] = []
+        self.produced = 0
+        self.commit_requested = False
+        self.attempts = 0
+        self.first_failure_at: float | None = None
+
+    def to(self, new: TransactionState) -> None:
+        """Move on. Raises ``ValueError`` for a move that is not legal: it is a bug of the engine."""
+        if new not in LEGAL_MOVES[self.state]:
+            raise ValueError(f"a transaction cannot go from {self.state.value} to {new.value}")
+        self.state = new
+
+    @property
+    def size(self) -> int:
+        """What the batching rule counts: events or records, whichever is more."""
+        return self.events if self.events > self.records else self.records
+
+    def admit(self, partition: int, offset: int, origin: int, outputs: list[Output], changes: list[Change]) -> None:
+        """Take in one completed event (``origin``: its offset, -1 for an interjection). ``offset`` is the partition's
+        watermark after it."""
+        cut = self.cuts.get(partition)
+        if cut is None:
+            cut = self.cuts[partition] = Cut()
+        cut.offset = offset
+        if changes:
+            latest = cut.changes
+            for change in changes:
+                change.origin = origin
+                latest[change.key] = change
+            self.records += len(changes)
+        if outputs:
+            self.outputs += outputs
+            self.records += len(outputs)
+        self.events += 1
+
+    def seal(self, now: float) -> None:
+        """Nothing is admitted any more."""
+        self.to(TransactionState.SENDABLE)
+        self.sealed_at = now
+
+    def taken_back(self, now: float) -> None:
+        """It is known not to be committed: everything is as before the first attempt, to be sent again."""
+        if self.state is not TransactionState.OPEN:
+            self.to(TransactionState.SENDABLE)
+        self.produced = 0
+        self.commit_requested = False
+        if self.first_failure_at is None:
+            self.first_failure_at = now
+
+    def without(self, partition: int) -> list[Waiter]:
+        """Take one partition's events out again (only while nothing of it can be committed any more). Returns those who wait."""
+        self.cuts.pop(partition, None)
+        self.outputs = [output for output in self.outputs if output.origin_partition != partition]
+        self.records = len(self.outputs) + sum(len(cut.changes) for cut in self.cuts.values())
+        gone = [waiter for number, waiter in self.waiters if number == partition]
+        self.waiters = [entry for entry in self.waiters if entry[0] != partition]
+        return gone
+
+    def settle(self, error: BaseException | None) -> None:
+        """The outcome is known: committed (``None``), or given up for a reason. Tells those who wait, once."""
+        self.to(TransactionState.DROPPED if error is not None else TransactionState.COMMITTED)
+        waiters, self.waiters = self.waiters, []
+        for _, waiter in waiters:
+            waiter(error)

@@ -1,0 +1,460 @@
+"""The event source: register handlers for event types, then run. Wires everything else together."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import os
+import signal
+import threading
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any, Generic, TypeVar, overload
+
+import anyio
+import msgspec
+
+from streams.config import EventSourceConfig
+from streams.core.router import Route, Router
+from streams.core.schedule import Schedule
+from streams.errors import BrokerUnavailable, NotOwned, RegistrationError, Stopped, TopicError
+from streams.events import event_type_of
+from streams.outcomes import ErrorPolicy, ExecutionState
+from streams.protocols import StateStore
+from streams.records import TopicPartition
+from streams.runtime.connections import KafkaConnections
+from streams.runtime.event_context import EventContext
+from streams.runtime.interjections import Interjection
+from streams.runtime.lifecycle import Engine
+from streams.runtime.ports import Connections, Topics
+from streams.stateless import Stateless
+from streams.topics import TopicSpec
+
+_log = logging.getLogger(__name__)
+
+StoreT = TypeVar("StoreT")
+E = TypeVar("E")
+Answer = ExecutionState | None
+Handler = Callable[[EventContext[StoreT], E], Answer | Awaitable[Answer]]
+InterjectionHandler = Callable[[EventContext[StoreT]], Answer | Awaitable[Answer]]
+H = TypeVar("H", bound=Callable[..., Any])
+
+
+class SourceState(enum.Enum):
+    """Where an event source is in its life."""
+
+    CREATED = "created"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class PartitionStatistics(msgspec.Struct, frozen=True):
+    """One partition: its state, the next offset to handle, records that wait, and whether it is paused."""
+
+    partition: int
+    state: str
+    next_offset: int
+    queued_records: int
+    queued_bytes: int
+    paused: bool
+
+
+class SourceStatistics(msgspec.Struct, frozen=True):
+    """What an event source is doing, at one moment."""
+
+    state: SourceState
+    instance_id: str
+    generation: int
+    partitions: tuple[PartitionStatistics, ...]
+    committed_transactions: int
+    committed_events: int
+    unsettled_transactions: int
+
+
+class EventSource(Generic[StoreT]):
+    """Reads a topic of typed events, and handles each exactly once.
+
+    ``store`` makes the state store of one partition (``Table.factory(...)``, or a factory of your own); without it the
+    source is stateless. Register handlers, then ``run`` (or ``await consume_events()`` in a loop of your own, or
+    ``kes run module:source``). One object runs once at a time; registering ends with the first start.
+    """
+
+    @overload
+    def __init__(self: EventSource[None], config: EventSourceConfig) -> None: ...
+
+    @overload
+    def __init__(self, config: EventSourceConfig, store: Callable[[TopicPartition], StoreT]) -> None: ...
+
+    def __init__(self, config: EventSourceConfig, store: Callable[[TopicPartition], Any] | None = None) -> None:
+        self.config = config
+        self._store_factory: Callable[[TopicPartition], Any] = store or Stateless
+        self._router = Router()
+        self._schedules: list[tuple[Schedule, Route]] = []
+        self._state = SourceState.CREATED
+        self._engine: Engine | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopped = threading.Event()
+        self._stop_asked: bool | None = None  # drain or not, asked before there was an engine to ask
+
+    # -- registering ---------------------------------------------------------------------------------------------------
+
+    def register_event_type(
+        self,
+        event_class: type[E],
+        handler: Handler[StoreT, E] | None = None,
+        /,
+        *,
+        on_error: ErrorPolicy | None = None,
+        blocking: bool = False,
+    ) -> Callable[[Handler[StoreT, E]], Handler[StoreT, E]]:
+        """Register the handler of one event type, as a decorator or with the handler as second argument.
+
+        The handler is a plain function or ``async def``; it answers nothing (complete) or an ``ExecutionState``. Either way
+        the order of the partition is kept. ``blocking=True`` runs a plain function on a thread of the partition, so that it
+        may take its time. ``on_error`` overrides ``config.error_policy``. Raises ``RegistrationError``.
+        """
+        event_type = event_type_of(event_class)
+
+        def register(function: Handler[StoreT, E]) -> Handler[StoreT, E]:
+            policy = on_error or self.config.error_policy
+            self._router.add(Route(event_type.name, event_type, function, blocking=blocking, policy=policy))
+            return function
+
+        if handler is not None:
+            register(handler)
+        return register
+
+    def register_default_handler(
+        self,
+        handler: Handler[StoreT, bytes | None] | None = None,
+        /,
+        *,
+        on_error: ErrorPolicy | None = None,
+        blocking: bool = False,
+    ) -> Callable[[Handler[StoreT, bytes | None]], Handler[StoreT, bytes | None]]:
+        """Register what handles records whose type has no handler; it gets the value's bytes as they came."""
+
+        def register(function: Handler[StoreT, bytes | None]) -> Handler[StoreT, bytes | None]:
+            policy = on_error or self.config.error_policy
+            self._router.set_default(Route("(default)", None, function, blocking=blocking, policy=policy))
+            return function
+
+        if handler is not None:
+            register(handler)
+        return register
+
+    def schedule_interjection(
+        self,
+        handler: InterjectionHandler[StoreT] | None = None,
+        /,
+        *,
+        every: float | timedelta,
+        jitter: float | timedelta = 0.0,
+        on_error: ErrorPolicy | None = None,
+    ) -> Callable[[InterjectionHandler[StoreT]], InterjectionHandler[StoreT]]:
+        """Run a handler on every active partition, every so many seconds, within its order and transaction.
+
+        Runs that were missed are not made up for. A failed run is undone; then ``on_error`` (default:
+        ``config.error_policy``) says whether the source stops or the next run is waited for.
+        """
+        schedule = Schedule(_seconds(every), _seconds(jitter))
+
+        def register(function: InterjectionHandler[StoreT]) -> InterjectionHandler[StoreT]:
+            if self._state is not SourceState.CREATED:
+                raise RegistrationError(
+                    "schedule_interjection comes too late: register before the event source is started"
+                )
+            route = Route(_name(function), None, function, blocking=False, policy=on_error or self.config.error_policy)
+            self._schedules.append((schedule, route))
+            return function
+
+        if handler is not None:
+            register(handler)
+        return register
+
+    # -- interjections -------------------------------------------------------------------------------------------------
+
+    async def interject(self, partition: int, handler: InterjectionHandler[StoreT], /) -> None:
+        """Run a handler once, in this partition's order and transaction. Returns when that is *committed*.
+
+        On the loop of the event source. Raises what the handler raises (its effects are undone then), ``NotOwned`` when the
+        partition is not active on this member, ``MembershipLost`` when it was lost before the commit. Do not await it in a
+        handler of the same partition: that one waits for this one's turn.
+        """
+        worker = self._running().workers.get(partition)
+        if worker is None or worker.state.value != "active":
+            raise NotOwned(f"{self.config.topic}[{partition}] is not active on this member")
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def waiter(error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        route = Route(_name(handler), None, handler, blocking=False, policy=self.config.error_policy)
+        worker.put(Interjection(route, waiter))
+        await future
+
+    async def interject_all(self, handler: InterjectionHandler[StoreT], /) -> list[int]:
+        """``interject`` on every partition that is active on this member. Returns their numbers, once all are committed."""
+        partitions = sorted(p for p, worker in self._running().workers.items() if worker.state.value == "active")
+        async with asyncio.TaskGroup() as tasks:
+            for partition in partitions:
+                tasks.create_task(self.interject(partition, handler))
+        return partitions
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run until stopped, on an event loop of its own. SIGINT and SIGTERM drain and stop; a second one exits at once.
+
+        Raises what made the source stop, if that was not a stop that was asked for: a ``StreamsError``.
+        """
+        anyio.run(self._run_with_signals)
+
+    async def consume_events(self) -> None:
+        """Run until stopped, on the current event loop. Cancelling it is ``stop_now``. Raises like ``run``."""
+        await self._consume(lambda config: KafkaConnections(config))
+
+    async def stop(self) -> None:
+        """Drain and stop: running events end, what is complete is committed, the group is left. Returns when that is done."""
+        self._ask_to_stop(drain=True)
+        await self.wait_stopped()
+
+    def stop_now(self) -> None:
+        """Stop without draining: what is not committed is dropped, and done again by the next owner. From any thread."""
+        self._ask_to_stop(drain=False)
+
+    async def wait_stopped(self) -> None:
+        """Wait until the source has stopped, for whatever reason. From any loop."""
+        while not self._stopped.is_set():
+            await anyio.sleep(0.005)
+
+    @property
+    def state(self) -> SourceState:
+        """Where the event source is in its life."""
+        return self._state
+
+    def statistics(self) -> SourceStatistics:
+        """What it is doing now. From the loop of the event source."""
+        engine = self._engine
+        if engine is None:
+            return SourceStatistics(self._state, self.config.instance_id, -1, (), 0, 0, 0)
+        return SourceStatistics(
+            self._state,
+            engine.config.instance_id,
+            engine.membership.snapshot.generation,
+            tuple(
+                PartitionStatistics(
+                    number,
+                    worker.state.value,
+                    worker.watermark,
+                    worker.queued_records,
+                    worker.queued_bytes,
+                    worker.paused,
+                )
+                for number, worker in sorted(engine.workers.items())
+            ),
+            engine.committed_transactions,
+            engine.committed_events,
+            len(engine.pool.unsettled),
+        )
+
+    async def _run_with_signals(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            await self.consume_events()
+            return
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._obey_signals)
+            try:
+                await self.consume_events()
+            finally:
+                tasks.cancel_scope.cancel()
+
+    async def _obey_signals(self) -> None:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            received = 0
+            async for number in signals:
+                received += 1
+                if received > 1:
+                    os._exit(128 + number)
+                _log.info("%s: draining; a second signal exits at once", signal.Signals(number).name)
+                self._ask_to_stop(drain=True)
+
+    async def _consume(self, connect: Callable[[EventSourceConfig], Connections]) -> None:
+        if self._state in (SourceState.STARTING, SourceState.RUNNING, SourceState.STOPPING):
+            raise RegistrationError("this event source is running already")
+        self._router.freeze()
+        self._stopped.clear()
+        self._state = SourceState.STARTING
+        self._loop = asyncio.get_running_loop()
+        try:
+            await self._consume_until_stopped(connect)
+            self._state = SourceState.STOPPED
+        except BaseException:
+            self._state = SourceState.FAILED
+            raise
+        finally:
+            self._engine = None
+            self._stop_asked = None
+            self._stopped.set()
+
+    async def _consume_until_stopped(self, connect: Callable[[EventSourceConfig], Connections]) -> None:
+        config = self.config.resolved()
+        connections = connect(config)
+        await self._prepare_topics(config, connections)
+        if self._stop_asked is not None:
+            return
+        limit = getattr(connections, "message_limit", 1_000_000)
+        engine = self._engine = Engine(
+            config,
+            self._router,
+            self._schedules,
+            self._checked_store,
+            connections,
+            message_limit=limit,
+            now=asyncio.get_running_loop().time,
+        )
+        try:
+            await engine.run(self._started)
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
+
+    def _started(self) -> None:
+        self._state = SourceState.RUNNING
+
+    def _checked_store(self, topic_partition: TopicPartition) -> Any:
+        store = self._store_factory(topic_partition)
+        if not isinstance(store, StateStore):
+            raise RegistrationError(
+                f"the store factory made a {type(store).__name__} for {topic_partition}; a store needs the methods "
+                "receive_change and revoked (streams.protocols.StateStore)"
+            )
+        return store
+
+    def _ask_to_stop(self, *, drain: bool) -> None:
+        if self._state in (SourceState.STARTING, SourceState.RUNNING, SourceState.STOPPING):
+            self._state = SourceState.STOPPING
+            self._stop_asked = drain
+            engine, loop = self._engine, self._loop
+            if engine is not None and loop is not None:
+                loop.call_soon_threadsafe(lambda: engine.stop(drain=drain))
+
+    def _running(self) -> Engine:
+        if self._engine is None:
+            raise Stopped("the event source is not running")
+        return self._engine
+
+    # -- topics --------------------------------------------------------------------------------------------------------
+
+    def specs(self, config: EventSourceConfig | None = None) -> list[TopicSpec]:
+        """The topics that this source needs, as they must be: source, changelog, dead letters."""
+        config = config or self.config
+        replicated: dict[str, str] = {}
+        if config.min_insync_replicas > 1:
+            replicated["min.insync.replicas"] = str(config.min_insync_replicas)
+
+        def spec(name: str, configs: dict[str, str]) -> TopicSpec:
+            return TopicSpec(
+                name=name,
+                partitions=config.num_partitions,
+                replication_factor=config.replication_factor,
+                configs=replicated | configs,
+            )
+
+        return [
+            spec(config.topic, {}),
+            spec(config.changelog, {"cleanup.policy": "compact"}),
+            spec(config.dead_letters, {}),
+        ]
+
+    async def create_source(self) -> list[str]:
+        """Create the topics that are missing, verify the others. Returns the names of those created.
+
+        Raises ``TopicError`` that tells each difference; nothing that exists is changed.
+        """
+        config = self.config.resolved()
+        return await self._with_topics(config, KafkaConnections(config), self._create_and_verify)
+
+    async def delete_source(self) -> list[str]:
+        """Delete the topics of the source (its own topic, changelog, dead letters), with everything in them.
+
+        Returns the names. Refused with ``Stopped`` … never while this object runs: stop all members first.
+        """
+        if self._state not in (SourceState.CREATED, SourceState.STOPPED, SourceState.FAILED):
+            raise RegistrationError(
+                "delete_source was called while the event source is running; stop all members first"
+            )
+        config = self.config.resolved()
+        names = [spec.name for spec in self.specs(config)]
+
+        def delete(topics: Topics, _: EventSourceConfig) -> list[str]:
+            topics.delete(names, 30.0)
+            return names
+
+        return await self._with_topics(config, KafkaConnections(config), delete)
+
+    async def _prepare_topics(self, config: EventSourceConfig, connections: Connections) -> None:
+        """Create or verify at the start; waits for the broker as long as it takes, and says so."""
+        pause = 0.5
+        while self._stop_asked is None:
+            try:
+                created = await self._with_topics(config, connections, self._create_and_verify)
+            except BrokerUnavailable as error:
+                _log.warning("waiting for the broker: %s", error)
+                await anyio.sleep(pause)
+                pause = min(pause * 2, 5.0)
+            else:
+                if created:
+                    _log.info("created topics: %s", ", ".join(created))
+                return
+
+    def _create_and_verify(self, topics: Topics, config: EventSourceConfig) -> list[str]:
+        specs = self.specs(config)
+        created = topics.create(specs, 30.0)
+        differences = topics.differences(specs)
+        if differences:
+            raise TopicError("; ".join(differences))
+        return created
+
+    async def _with_topics(
+        self,
+        config: EventSourceConfig,
+        connections: Connections,
+        action: Callable[[Topics, EventSourceConfig], list[str]],
+    ) -> list[str]:
+        worker = connections.worker("kes-topics")
+
+        def work() -> list[str]:
+            topics = connections.topics()
+            try:
+                return action(topics, config)
+            finally:
+                topics.close()
+
+        try:
+            return await worker.call(work)
+        finally:
+            worker.abandon()
+
+
+def _seconds(value: float | timedelta) -> float:
+    return value.total_seconds() if isinstance(value, timedelta) else float(value)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

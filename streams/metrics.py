@@ -1,0 +1,73 @@
+"""What can be measured: one small object per transaction, take-over or rebalance, given to one handler.
+
+A handler is called on the event loop's thread, after the fact: it must not block. What it raises is logged and ignored, so
+that measuring never fails a commit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+_log = logging.getLogger("streams.metrics")
+
+
+class TransactionSettled(msgspec.Struct, frozen=True):
+    """One transaction came to its end. ``attempts`` counts how often it was sent; more than 1 means that it was sent again."""
+
+    committed: bool
+    attempts: int
+    events: int
+    outputs: int
+    changes: int
+    partitions: int
+    open_seconds: float
+    commit_seconds: float
+
+
+class TakeOverDone(msgspec.Struct, frozen=True):
+    """One partition was taken over. ``records`` were read from the changelog in ``restore_seconds``."""
+
+    partition: int
+    offset: int
+    records: int
+    fence_seconds: float
+    barrier_seconds: float
+    restore_seconds: float
+
+
+class OffsetMismatch(msgspec.Struct, frozen=True):
+    """The group's committed offset and the changelog's differ. The changelog was taken."""
+
+    partition: int
+    group_offset: int
+    changelog_offset: int
+
+
+class MembershipChanged(msgspec.Struct, frozen=True):
+    """A rebalance reached this member (``lost``: it lost everything)."""
+
+    generation: int
+    owned: int
+    added: int
+    lost: bool
+
+
+class EventFailed(msgspec.Struct, frozen=True):
+    """An event failed for good; ``response`` is what was done about it (a name of ``ErrorResponse``)."""
+
+    partition: int
+    offset: int
+    error: str
+    response: str
+
+
+Measurement = TransactionSettled | TakeOverDone | OffsetMismatch | MembershipChanged | EventFailed
+MetricsHandler = Callable[[Measurement], None]
+
+
+def logging_handler(measurement: Measurement) -> None:
+    """A ready handler: writes each measurement to the logger ``streams.metrics`` at level INFO."""
+    _log.info("%r", measurement)

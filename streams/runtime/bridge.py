@@ -1,0 +1,108 @@
+"""The two doors between threads and the event loop. Nothing else in the runtime crosses that line.
+
+``Worker.call``   loop -> thread: run one blocking call, await its result, give up at a deadline (per batch: about 60 us).
+``Inlet.put``     thread -> loop: hand over a batch; the loop's function runs soon (per batch: about 15 us).
+
+Threads here are daemons: a call into librdkafka that never returns (rule R7 of the protocol) is abandoned with its thread
+and must not keep the process alive. The threads of ``anyio.to_thread`` are not, which is why they are not used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+_Job = tuple[Callable[..., Any], tuple[Any, ...], "asyncio.Future[Any] | None", asyncio.AbstractEventLoop]
+
+_log = logging.getLogger(__name__)
+
+
+class DeadlinePassed(Exception):
+    """The call did not come back in time. It may still be running: abandon the worker, or wait for it."""
+
+
+class Worker:
+    """A thread of its own that runs one blocking call at a time for the event loop. Calls queue up in order."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    async def call(self, function: Callable[..., T], *args: Any, timeout: float | None = None) -> T:
+        """Run ``function(*args)`` on the thread. Raises what it raises, or ``DeadlinePassed`` after ``timeout`` seconds.
+
+        Cancelling the caller does not stop the call; later calls of this worker wait for it.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._jobs.put((function, args, future, loop))
+        if timeout is None:
+            return await future
+        timer = loop.call_later(timeout, _expire, future)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+
+    def post(self, function: Callable[..., object], *args: Any) -> None:
+        """Run it after the calls before it, without waiting for it; what it raises is only logged."""
+        self._jobs.put((function, args, None, asyncio.get_running_loop()))
+
+    def abandon(self) -> None:
+        """Let the thread end by itself, now or when the call that it is in comes back. Never blocks."""
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            function, args, future, loop = job
+            try:
+                result = function(*args)
+            except BaseException as error:
+                if future is None:
+                    _log.warning("%s failed: %r", getattr(function, "__qualname__", function), error)
+                else:
+                    _post(loop, _fail, future, error)
+            else:
+                if future is not None:
+                    _post(loop, _resolve, future, result)
+                del result
+            del function, args, future, loop, job  # an idle thread must not keep a dropped producer alive
+
+
+class Inlet(Generic[T]):
+    """The way from one thread into the loop. Made on the loop; ``put`` may be called from any thread, never blocks."""
+
+    def __init__(self, receive: Callable[[T], None]) -> None:
+        self._receive = receive
+        self._loop = asyncio.get_running_loop()
+
+    def put(self, item: T) -> None:
+        """``receive(item)`` runs on the loop, in the order of the calls. Dropped silently once the loop is closed."""
+        _post(self._loop, self._receive, item)
+
+
+def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(function, *args)
+    except RuntimeError:  # the loop is closed: nobody is left to hear it
+        pass
+
+
+def _resolve(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _expire(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_exception(DeadlinePassed())

@@ -1,0 +1,87 @@
+"""The real ``ports.Connections``: librdkafka for data and transactions, kafka-python for the group and its questions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from streams.clients import kafka_python_settings
+from streams.clients.admin import TopicAdmin
+from streams.clients.consumer import InputConsumer
+from streams.clients.membership import connect_group
+from streams.clients.reader import PartitionReader
+from streams.clients.settings import ClientSettings
+from streams.clients.transactional import TransactionalProducer
+from streams.config import EventSourceConfig
+from streams.core.assignor import sticky_plan
+from streams.group import Membership, TakeOver
+from streams.runtime.bridge import Worker
+from streams.runtime.poller import Poller
+
+DEFAULT_MESSAGE_LIMIT = 1_000_000
+"""librdkafka's default for ``message.max.bytes``."""
+
+ROOM_POLLS = 8
+"""Polls' worth of records that may be on their way to handlers, over all partitions: enough to never run dry."""
+
+
+class KafkaConnections:
+    """Everything one event source connects to. Building a client does no I/O but may take milliseconds."""
+
+    def __init__(self, config: EventSourceConfig) -> None:
+        self._config = config
+        self._settings = ClientSettings(
+            config.bootstrap_servers,
+            config.client_settings,
+            client_id=f"{config.group_id}.{config.instance_id}",
+            group_id=config.group_id,
+        )
+        self._security = kafka_python_settings.translate(config.client_settings)
+
+    @property
+    def message_limit(self) -> int:
+        """The largest record that a producer takes, in bytes."""
+        return int(self._config.client_settings.get("message.max.bytes", DEFAULT_MESSAGE_LIMIT))
+
+    def worker(self, name: str) -> Worker:
+        """A thread for blocking calls."""
+        return Worker(name)
+
+    def producer(self, transactional_id: str) -> TransactionalProducer:
+        """A producer that is not initialised yet."""
+        timeout_ms = int(self._config.transaction_timeout_seconds * 1000)
+        return TransactionalProducer(self._settings, transactional_id, transaction_timeout_ms=timeout_ms)
+
+    def input(self) -> Poller:
+        """The poll thread and its consumer."""
+        config = self._config
+        return Poller(
+            lambda: InputConsumer(self._settings, config.topic),
+            max_poll_records=config.max_poll_records,
+            room=ROOM_POLLS * config.max_poll_records,
+        )
+
+    def reader(self) -> PartitionReader:
+        """A reader for restoring and look-ups."""
+        return PartitionReader(self._settings)
+
+    def topics(self) -> TopicAdmin:
+        """Topic administration."""
+        return TopicAdmin(self._settings)
+
+    def group(self, alive: Callable[[], bool]) -> tuple[Membership, TakeOver]:
+        """The membership and the questions of a take-over, on one connection; ``Membership.close`` closes both."""
+        config = self._config
+        return connect_group(
+            config.bootstrap_servers,
+            config.group_id,
+            config.topic,
+            config.num_partitions,
+            config.instance_id,
+            sticky_plan,
+            session_timeout_ms=int(config.session_timeout_seconds * 1000),
+            heartbeat_interval_ms=int(config.heartbeat_interval_seconds * 1000),
+            rebalance_timeout_ms=int(config.rebalance_timeout_seconds * 1000),
+            static=config.static_membership,
+            security=self._security,
+            alive=alive,
+        )

@@ -1,0 +1,29 @@
+"""What a dead letter looks like: the record as it came, and in its headers where it came from and why it failed."""
+
+from __future__ import annotations
+
+from streams.records import Headers, IncomingRecord, Output
+
+PREFIX = "__kes_dlq_"
+"""Headers of this kind are added to the record's own, which stay as they are."""
+
+LONGEST_TEXT = 2_000
+"""Characters of the error's text that travel with a dead letter."""
+
+
+def dead_letter(topic: str, record: IncomingRecord, error: BaseException, attempts: int, now_ms: int) -> Output:
+    """The record for the dead-letter topic: same key, value and headers, same partition number."""
+    cause = error.__cause__ if error.__cause__ is not None and type(error).__name__.startswith("_") else error
+    facts = {
+        "topic": record.topic,
+        "partition": str(record.partition),
+        "offset": str(record.offset),
+        "timestamp_ms": str(record.timestamp_ms),
+        "error": type(cause).__name__,
+        "message": str(cause)[:LONGEST_TEXT],
+        "attempts": str(attempts),
+        "failed_at_ms": str(now_ms),
+    }
+    headers: Headers = list(record.headers or ())
+    headers += [(PREFIX + name, text.encode(errors="replace")) for name, text in facts.items()]
+    return Output(topic, record.value, record.key, headers, record.partition, 0, record.partition, record.offset)

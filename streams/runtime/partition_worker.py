@@ -1,0 +1,444 @@
+"""One partition, one task, one writer of its store.
+
+The hot path is ``_slice``: plain handlers, run back to back without an await, a slice at a time. Everything that needs
+patience (async and blocking handlers, failures, interjections) goes through ``_one`` and its neighbours, an event at a time.
+Both end in ``pool.admit``, in the order of the partition, so what is admitted is always a completed prefix.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import anyio.lowlevel
+
+from streams.core.partition import PartitionState
+from streams.core.router import Route
+from streams.core.transaction import Waiter
+from streams.errors import DecodeError, NotOwned, RecordError, RecordRefused, StreamsError
+from streams.metrics import EventFailed
+from streams.outcomes import ErrorPolicy, ErrorResponse, ExecutionState
+from streams.protocols import JournalledStore
+from streams.records import TYPE_HEADER, VERSION_HEADER, Change, IncomingRecord, Output, TopicPartition
+from streams.runtime.dead_letters import dead_letter
+from streams.runtime.event_context import EventContext
+from streams.runtime.interjections import Interjection, Timetable
+from streams.runtime.signal import Signal
+from streams.runtime.transaction_pool import OffsetRecord
+
+if TYPE_CHECKING:
+    from streams.runtime.lifecycle import Engine
+
+_log = logging.getLogger(__name__)
+
+SLICE: Final = 128
+"""Events handled between two looks at the loop: long enough that the switch costs nothing, short enough for 2 ms."""
+
+
+class EventFailure(StreamsError):
+    """A handler failed and its policy says to stop. ``__cause__`` is what the handler raised."""
+
+
+class RestartNeeded(Exception):
+    """The store cannot be undone: restore the partition from its changelog, then go on with this event."""
+
+    def __init__(self, offset: int, attempts: int, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.offset = offset
+        self.attempts = attempts
+        self.error = error
+
+
+class PartitionWorker:
+    """Everything this member keeps for one partition. ``watermark`` is the first offset that is not handled yet."""
+
+    def __init__(self, engine: Engine, partition: int, epoch: int) -> None:
+        self.engine = engine
+        self.partition = partition
+        self.epoch = epoch
+        self.state = PartitionState.RESTORING
+        self.topic_partition = TopicPartition(engine.config.topic, partition)
+        self.store: Any = engine.store_factory(self.topic_partition)
+        self.restored_to: int | None = None
+        self.offset_record: OffsetRecord | None = None
+        self.watermark = -1
+        self.paused = False
+        self.queued_records = 0
+        self.queued_bytes = 0
+        self.counted = 0  # of the queued records, those that the poller still counts
+        self.known_failures: dict[int, tuple[int, BaseException]] = {}
+        self.dead_lettered: set[int] = set()
+        self.scope = anyio.CancelScope()
+        self.finished = anyio.Event()
+        self._journalled = isinstance(self.store, JournalledStore)
+        self._inbox: deque[list[IncomingRecord] | Interjection] = deque()
+        self._wake = Signal()
+        self._timetable = Timetable(engine.schedules, engine.rng)
+        self._closing = False
+
+    # -- intake, called by the engine ----------------------------------------------------------------------------------
+
+    def take_in(self, records: list[IncomingRecord]) -> None:
+        """Queue records; pauses the partition when its queue is full."""
+        size = sum([len(record.value or b"") + len(record.key or b"") for record in records])
+        self._inbox.append(records)
+        self.queued_records += len(records)
+        self.queued_bytes += size
+        self.counted += len(records)
+        config = self.engine.config
+        if not self.paused and (
+            self.queued_records >= config.max_queued_records or self.queued_bytes >= config.max_queued_bytes
+        ):
+            self.paused = True
+            self.engine.input.pause(self.partition)
+        if self.paused:
+            self._uncount(self.counted)
+        self._wake.notify()
+
+    def put(self, interjection: Interjection) -> None:
+        """Queue an interjection behind what is queued already."""
+        self._inbox.append(interjection)
+        self._wake.notify()
+
+    def drop_store(self) -> None:
+        """Let the store go, once."""
+        store, self.store = self.store, None
+        if store is not None:
+            store.revoked()
+
+    def close_intake(self) -> None:
+        """Nothing more is handled after the event that is running now; what is queued is dropped (it is not committed)."""
+        self._closing = True
+        self._drop_inbox()
+        self._wake.notify()
+
+    def _drop_inbox(self) -> None:
+        for item in self._inbox:
+            if isinstance(item, Interjection):
+                item.done(NotOwned(f"{self.topic_partition} was given up before the interjection ran"))
+        self._inbox.clear()
+        self._uncount(self.counted)
+        self.queued_records = self.queued_bytes = 0
+
+    def _handled(self, records: list[IncomingRecord]) -> None:
+        """These left the queue."""
+        self.queued_records -= len(records)
+        self.queued_bytes -= sum([len(record.value or b"") + len(record.key or b"") for record in records])
+        self._uncount(min(len(records), self.counted))
+        config = self.engine.config
+        if (
+            self.paused
+            and self.queued_records <= config.max_queued_records // 2
+            and self.queued_bytes <= config.max_queued_bytes // 2
+        ):
+            self.paused = False
+            self.engine.input.resume(self.partition)
+
+    def _uncount(self, records: int) -> None:
+        if records:
+            self.counted -= records
+            self.engine.input.handled(records)
+
+    # -- the task ------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Handle what comes until the intake is closed. Raises ``RestartNeeded``, and ``EventFailure`` to stop the source."""
+        self._timetable.start(self.engine.now())
+        while not self._closing:
+            due = self._timetable.due(self.engine.now())
+            if due is not None:
+                await self._interjection(due)
+            elif not self._inbox:
+                await self._wake.wait(self._timetable.seconds_to_next(self.engine.now()))
+            else:
+                item = self._inbox.popleft()
+                if isinstance(item, Interjection):
+                    await self._interjection(item)
+                else:
+                    await self._records(item)
+
+    async def _records(self, records: list[IncomingRecord]) -> None:
+        pool, now = self.engine.pool, self.engine.now
+        position = 0
+        while position < len(records) and not self._closing:
+            if pool.is_full:
+                await pool.wait_room()
+                continue
+            start = position
+            position, failure = self._slice(records, start, min(start + SLICE, len(records)))
+            pool.pump()
+            if failure is not None or position == start:
+                await self._one(records[position], failure)
+                position += 1
+            else:
+                await anyio.lowlevel.checkpoint()
+            if not self._closing:
+                self._handled(records[start:position])
+            due = self._timetable.due(now())
+            if due is not None and not self._closing:
+                await self._interjection(due)
+
+    def _slice(self, records: list[IncomingRecord], start: int, stop: int) -> tuple[int, BaseException | None]:
+        """Run plain handlers back to back. Returns the position of the first record that needs patience, and why if it
+        is because its handler failed."""
+        engine, partition, store, tp = self.engine, self.partition, self.store, self.topic_partition
+        routes, limit, admit = engine.router.routes, engine.message_limit, engine.pool.admit
+        journalled = self._journalled
+        if self.known_failures:
+            return start, None
+        for position in range(start, stop):
+            record = records[position]
+            name = version = None
+            for header, content in record.headers or ():
+                if header == TYPE_HEADER:
+                    name = name or content
+                elif header == VERSION_HEADER:
+                    version = content
+            route = routes.get(name) if name is not None else None
+            if route is None or not route.plain or version != route.wire_version:
+                return position, None
+            journal: list[Change] = []
+            outputs: list[Output] = []
+            try:
+                event = route.decode(record.value)
+            except DecodeError:
+                return position, None  # met again by _one, which knows what to do
+            ctx = EventContext(store, tp, record, outputs, journal, limit)
+            if journalled:
+                store.begin(journal)
+            try:
+                answer = route.handler(ctx, event)
+                if answer is not None and answer is not ExecutionState.COMPLETE:
+                    raise _Answered(answer, ctx.error)
+                for change in journal:
+                    if change.value is not None and len(change.value) > limit:
+                        raise _change_too_large(change, limit)
+            except Exception as error:
+                ctx.close()
+                self._undo(journal)
+                return position, error
+            ctx._closed = True
+            if journalled:
+                store.end()
+            offset = record.offset
+            self.watermark = offset + 1
+            admit(partition, offset + 1, offset, outputs, journal)
+        return stop, None
+
+    # -- one event, with patience --------------------------------------------------------------------------------------
+
+    async def _one(self, record: IncomingRecord, failure: BaseException | None) -> None:
+        """Handle one record whatever it takes: decode errors, retries, policies. ``failure``: the first attempt's, if made."""
+        attempts, error = self.known_failures.pop(record.offset, (0 if failure is None else 1, failure))
+        route, event, unreadable = self._read(record)
+        if unreadable is not None:
+            await self._last_word(record, None, self.engine.config.decode_policy, unreadable, 1)
+            return
+        assert route is not None
+        soiled = failure is not None  # the store has seen an attempt that failed
+        while True:
+            if error is not None:
+                if soiled and not self._journalled:
+                    raise RestartNeeded(record.offset, attempts, error)
+                if attempts > route.policy.retries or isinstance(error, _FINAL) or _is_fatal(error):
+                    await self._last_word(record, route, route.policy, error, attempts)
+                    return
+                await anyio.sleep(backoff(route.policy, attempts, self.engine.rng))
+            attempts += 1
+            error = await self._attempt(route, event, record, attempts)
+            if error is None:
+                return
+            soiled = True
+
+    def _read(self, record: IncomingRecord) -> tuple[Route | None, Any, DecodeError | None]:
+        """(route, event, None), or the reason why there is none."""
+        router = self.engine.router
+        name = record.header(TYPE_HEADER)
+        route = router.routes.get(name) if name is not None else None
+        if route is None:
+            route = router.default
+            if route is None:
+                advice = "register a handler for it, or a default handler, or set decode_policy"
+                return None, None, DecodeError(f"{record.where}: {_describe_type(record)}; {advice}")
+        version = record.header(VERSION_HEADER)
+        try:
+            return route, route.decode(record.value, _version(version)), None
+        except DecodeError as error:
+            return route, None, DecodeError(f"{record.where}: {error}")
+
+    async def _attempt(self, route: Route, event: Any, record: IncomingRecord, attempt: int) -> BaseException | None:
+        """Run the handler once; admits the event if it completes, undoes it if it fails."""
+        return await self._run(route, record, attempt, lambda ctx: route.handler(ctx, event), record.offset + 1, None)
+
+    async def _run(
+        self,
+        route: Route,
+        record: IncomingRecord | None,
+        attempt: int,
+        handle: Callable[[EventContext[Any]], Any],
+        watermark: int,
+        waiter: Waiter | None,
+    ) -> BaseException | None:
+        journal: list[Change] = []
+        outputs: list[Output] = []
+        limit = self.engine.message_limit
+        ctx = EventContext(self.store, self.topic_partition, record, outputs, journal, limit, attempt)
+        if self._journalled:
+            self.store.begin(journal)
+        try:
+            answer: Any
+            if route.is_blocking:
+                answer = await self.engine.blocking_worker(self.partition).call(handle, ctx)
+            else:
+                answer = handle(ctx)
+                if isinstance(answer, Awaitable):
+                    answer = await answer
+            if answer is not None and answer is not ExecutionState.COMPLETE:
+                raise _Answered(answer, ctx.error)
+            for change in journal:
+                if change.value is not None and len(change.value) > limit:
+                    raise _change_too_large(change, limit)
+        except Exception as error:
+            ctx.close()
+            self._undo(journal)
+            return error
+        ctx.close()
+        if self._journalled:
+            self.store.end()
+        pool = self.engine.pool
+        if record is None and not outputs and not journal:
+            self._nothing_to_commit(waiter)
+            return None
+        while pool.is_full:
+            await pool.wait_room()
+        self.watermark = watermark
+        pool.admit(self.partition, watermark, ctx.offset, outputs, journal, waiter)
+        pool.pump()
+        return None
+
+    def _nothing_to_commit(self, waiter: Waiter | None) -> None:
+        """An interjection that changed nothing is committed when everything before it is."""
+        if waiter is not None:
+            last = self.engine.pool.last_with(self.partition)
+            if last is None:
+                waiter(None)
+            else:
+                last.waiters.append((self.partition, waiter))
+
+    def _undo(self, journal: list[Change]) -> None:
+        if self._journalled:
+            self.store.end()
+            self.store.undo(journal)
+
+    async def _last_word(
+        self,
+        record: IncomingRecord,
+        route: Route | None,
+        policy: ErrorPolicy,
+        error: BaseException,
+        attempts: int,
+    ) -> None:
+        """The retries are used up: do what the policy says."""
+        engine = self.engine
+        response = ErrorResponse.FAIL_CONSUMER if _is_fatal(error) else policy.then
+        what = route.name if route is not None else "a record that cannot be read"
+        engine.measure(EventFailed(self.partition, record.offset, f"{type(error).__name__}: {error}", response.value))
+        text = f"{record.where} ({what}) failed after {attempts} attempt(s): {_text(error)}"
+        if response is ErrorResponse.FATALLY_EXIT:
+            engine.exit_now(f"{text}; fatally_exit")
+        if response is ErrorResponse.FAIL_CONSUMER:
+            raise EventFailure(
+                f"{text}; the source stops, and the record will be met again at the next start"
+            ) from error
+        _log.log(logging.WARNING, "%s; %s", text, response.value, exc_info=error if route is not None else None)
+        outputs: list[Output] = []
+        if response is ErrorResponse.DEAD_LETTER:
+            letter = dead_letter(engine.config.dead_letters, record, error, attempts, engine.wall_ms())
+            if record.offset in self.dead_lettered or len(letter.value or b"") > engine.message_limit:
+                raise EventFailure(f"{text}; its dead letter is refused too, so the source stops") from error
+            self.dead_lettered.add(record.offset)
+            outputs.append(letter)
+        while engine.pool.is_full:
+            await engine.pool.wait_room()
+        self.watermark = record.offset + 1
+        engine.pool.admit(self.partition, self.watermark, record.offset, outputs, [])
+        engine.pool.pump()
+
+    # -- interjections -------------------------------------------------------------------------------------------------
+
+    async def _interjection(self, interjection: Interjection) -> None:
+        engine = self.engine
+        error = await self._run(
+            interjection.route, None, 1, interjection.route.handler, self.watermark, interjection.waiter
+        )
+        if error is None:
+            return
+        if interjection.waiter is not None:
+            interjection.done(error)
+        else:
+            policy = interjection.route.policy
+            engine.measure(EventFailed(self.partition, -1, f"{type(error).__name__}: {error}", policy.then.value))
+            text = f"the interjection {interjection.route.name} of {self.topic_partition} failed: {_text(error)}"
+            if policy.then is ErrorResponse.FATALLY_EXIT:
+                engine.exit_now(f"{text}; fatally_exit")
+            if policy.then is ErrorResponse.FAIL_CONSUMER or _is_fatal(error):
+                raise EventFailure(f"{text}; the source stops") from error
+            _log.warning("%s; it runs again when it is due", text, exc_info=error)
+        if not self._journalled:
+            raise RestartNeeded(-1, 0, error)
+
+
+class _Answered(Exception):
+    """A handler answered ``FAIL`` or ``FATAL`` instead of raising."""
+
+    def __init__(self, answer: object, error: BaseException | None) -> None:
+        super().__init__(str(error) if error is not None else f"the handler answered {answer!r}")
+        self.answer = answer
+        self.__cause__ = error
+
+
+_FINAL = (DecodeError, RecordRefused)
+"""Errors that the same bytes will always give."""
+
+
+def backoff(policy: ErrorPolicy, attempts: int, rng: random.Random) -> float:
+    """Seconds to wait after so many failed attempts: doubled each time, capped, a quarter to either side at random."""
+    return min(policy.backoff_seconds * 2.0 ** min(attempts - 1, 30), policy.max_backoff_seconds) * rng.uniform(
+        0.75, 1.25
+    )
+
+
+def _is_fatal(error: BaseException) -> bool:
+    return isinstance(error, _Answered) and error.answer is not ExecutionState.FAIL
+
+
+def _text(error: BaseException) -> str:
+    if isinstance(error, _Answered) and error.__cause__ is not None:
+        error = error.__cause__
+    return str(error) if isinstance(error, RecordError) else f"{type(error).__name__}: {error}"
+
+
+def _describe_type(record: IncomingRecord) -> str:
+    raw = record.header(TYPE_HEADER)
+    if raw is None:
+        return f"the record has no type header ({TYPE_HEADER})"
+    return f"nobody handles the event type {raw[:64].decode(errors='replace')!r}"
+
+
+def _version(raw: bytes | None) -> int:
+    if raw is None:
+        return 1
+    if not raw.isdigit() or len(raw) > 9:
+        raise DecodeError(f"the version header ({VERSION_HEADER}) is {raw[:32]!r}; it must be decimal digits")
+    return int(raw)
+
+
+def _change_too_large(change: Change, limit: int) -> RecordRefused:
+    return RecordRefused(
+        f"the store's value for key {change.key[:64]!r} has {len(change.value or b'')} bytes, more than message.max.bytes of "
+        f"the producer ({limit}): raise it in client_settings (and max.message.bytes of the changelog), or store less per key"
+    )

@@ -1,0 +1,127 @@
+"""The poll thread: takes records from the input consumer and hands them to the loop, a batch at a time.
+
+Two bounds keep memory flat. The thread stops polling while ``room`` records are on their way to handlers; and a partition
+whose own queue is full is paused, and no longer counts, so that a slow partition holds up only itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from streams.records import IncomingRecord
+from streams.runtime.bridge import Inlet
+
+_log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.02
+"""How long a poll waits for a first record: the longest that a command has to wait for its turn."""
+
+Records = dict[int, list[IncomingRecord]]
+Batch = tuple[Records, dict[int, int]]
+"""Records by partition, and the epoch under which each partition was being read. A partition that was removed and added
+again has another epoch, so what was on its way from before can be told apart."""
+
+
+class Consumer(Protocol):
+    """What the thread drives (``clients.consumer.InputConsumer``)."""
+
+    def add(self, partition: int, offset: int) -> None: ...
+    def remove(self, partitions: Collection[int]) -> None: ...
+    def pause(self, partitions: Collection[int]) -> None: ...
+    def resume(self, partitions: Collection[int]) -> None: ...
+    def poll_batch(self, timeout_seconds: float, limit: int) -> Records | None: ...
+    def close(self) -> None: ...
+
+
+class Poller:
+    """``ports.Input`` over a consumer of its own. Methods may be called from any thread, and return at once."""
+
+    def __init__(self, connect: Callable[[], Consumer], *, max_poll_records: int, room: int) -> None:
+        self._connect = connect
+        self._limit = max_poll_records
+        self._room = room
+        self._commands: queue.SimpleQueue[Callable[[Consumer], None] | None] = queue.SimpleQueue()
+        self._epochs: dict[int, int] = {}
+        self._outstanding = 0
+        self._lock = threading.Lock()
+        self._has_room = threading.Event()
+        self._has_room.set()
+
+    def start(self, deliver: Callable[[Batch], None], fail: Callable[[Exception], None]) -> None:
+        """Start the thread. ``deliver`` and ``fail`` run on the loop that calls this."""
+        inlet, failures = Inlet(deliver), Inlet(fail)
+        threading.Thread(target=self._run, args=(inlet, failures), name="kes-poll", daemon=True).start()
+
+    def add(self, partition: int, offset: int, epoch: int) -> None:
+        """Read a partition from this offset on, under this epoch."""
+
+        def command(consumer: Consumer) -> None:
+            consumer.add(partition, offset)
+            self._epochs = self._epochs | {partition: epoch}
+
+        self._commands.put(command)
+
+    def remove(self, partitions: Collection[int]) -> None:
+        """Stop reading these. Batches that are on their way may still come."""
+        gone = frozenset(partitions)
+
+        def command(consumer: Consumer) -> None:
+            consumer.remove(gone)
+            self._epochs = {partition: epoch for partition, epoch in self._epochs.items() if partition not in gone}
+
+        self._commands.put(command)
+
+    def pause(self, partition: int) -> None:
+        """Read nothing more of it for now."""
+        self._commands.put(lambda consumer: consumer.pause([partition]))
+
+    def resume(self, partition: int) -> None:
+        """Go on reading it."""
+        self._commands.put(lambda consumer: consumer.resume([partition]))
+
+    def handled(self, records: int) -> None:
+        """So many records do not count any more."""
+        with self._lock:
+            self._outstanding -= records
+            if self._outstanding < self._room:
+                self._has_room.set()
+
+    def close(self) -> None:
+        """End the thread and close the consumer, soon."""
+        self._commands.put(None)
+        self._has_room.set()
+
+    def _run(self, inlet: Inlet[Batch], failures: Inlet[Exception]) -> None:
+        consumer: Consumer | None = None
+        try:
+            consumer = self._connect()
+            while self._obey(consumer):
+                if not self._has_room.wait(POLL_SECONDS):
+                    continue
+                batch = consumer.poll_batch(POLL_SECONDS, self._limit)
+                if batch:
+                    with self._lock:
+                        self._outstanding += sum(map(len, batch.values()))
+                        if self._outstanding >= self._room:
+                            self._has_room.clear()
+                    inlet.put((batch, self._epochs))
+        except Exception as error:
+            failures.put(error)
+        finally:
+            if consumer is not None:
+                consumer.close()
+
+    def _obey(self, consumer: Consumer) -> bool:
+        """Carry out what was asked for; wait for it while there is nothing to poll. ``False``: close."""
+        while True:
+            try:
+                command = self._commands.get(block=not self._epochs)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            command(consumer)

@@ -1,0 +1,141 @@
+"""The way back after a failed transaction: rules R3, R4, R5, R7 and R8 of the protocol, as one function.
+
+The failed transaction is always the oldest unsettled one: the flush stage lets older ones settle first. Younger ones are
+ended before it (their open records would hold up the look-up), and nothing is begun again before its outcome is known.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import anyio
+
+from streams.core.recovery import Patience, Remedy, rebuild_all, remedy
+from streams.core.transaction import Transaction
+from streams.errors import MembershipLost, RecordRefused, TransactionFailed
+from streams.runtime.transaction_pool import Refused, TransactionPool
+
+_log = logging.getLogger(__name__)
+
+NEWS_SECONDS = 3.0
+"""How long to wait for the snapshot that replaces a refused one. It comes with our JoinGroup response (0.4 of a heartbeat
+on average, 60 ms at most measured); should it not come, the same transaction is simply refused again."""
+
+
+class Recovery:
+    """``look_up(partition, serial)``: does the changelog say that this transaction is committed? ``refused(partition,
+    origin, error)``: this event's records will never be taken; its partition starts again from its changelog."""
+
+    def __init__(
+        self,
+        pool: TransactionPool,
+        patience: Patience,
+        now: Callable[[], float],
+        look_up: Callable[[int, int], Awaitable[bool]],
+        refused: Callable[[int, int, RecordRefused], None],
+    ) -> None:
+        self._pool = pool
+        self._patience = patience
+        self._now = now
+        self._look_up = look_up
+        self._refused = refused
+
+    async def __call__(self, failure: TransactionFailed) -> None:
+        """Bring everything unsettled to a known state. Raises the failure if it is time to stop."""
+        pool = self._pool
+        if not pool.unsettled:
+            return
+        head = pool.unsettled[0]
+        step = remedy(
+            failure.kind,
+            ours=pool.snapshot().incarnation == head.incarnation,
+            commit_requested=head.commit_requested,
+            attempts=head.attempts,
+            seconds=0.0 if head.first_failure_at is None else self._now() - head.first_failure_at,
+            patience=self._patience,
+        )
+        level = logging.INFO if step is Remedy.RESEND_AFTER_NEWS else logging.WARNING
+        _log.log(level, "transaction %d (attempt %d) failed: %s; %s", head.serial, head.attempts, failure, step.value)
+        if step is Remedy.STOP:
+            raise failure
+        if step is Remedy.DROP:
+            pool.drop_everything(MembershipLost("the membership was lost while a transaction was under way"))
+            return
+        refusals = self._refusals(head, failure)
+        for younger in reversed(list(pool.unsettled)[1:]):
+            await self._end(younger, abortable=True)
+        committed = await self._settle(head, step, failure)
+        if rebuild_all(failure.kind):
+            pool.slots.replace_idle()
+        if committed:
+            pool.committed(head)
+            return
+        for partition, origin, error in refusals:
+            pool.drop_partition(partition, error)
+            self._refused(partition, origin, error)
+        if step is Remedy.RESEND_AFTER_NEWS:
+            await self._news()
+        elif head.attempts > 1:
+            await anyio.sleep(min(0.05 * 2**head.attempts, 1.0))
+
+    async def _settle(self, head: Transaction, step: Remedy, failure: TransactionFailed) -> bool:
+        if step is not Remedy.LOOK_UP:
+            await self._end(head, abortable=failure.kind in ("abortable", "stale"))
+            return False
+        slot = self._pool.release_slot(head)
+        if slot is not None:
+            await self._pool.slots.wait_replaced(slot, self._patience.seconds)
+        committed = await self._look_up(next(iter(head.cuts)), head.serial)
+        _log.warning("transaction %d is %s", head.serial, "committed" if committed else "not committed: sent again")
+        if not committed:
+            self._pool.taken_back(head)
+        return committed
+
+    async def _end(self, txn: Transaction, *, abortable: bool) -> None:
+        """End what is begun of a transaction whose commit was not asked for; it is known to be aborted afterwards."""
+        slot = self._pool.slot_of(txn)
+        if slot is not None:
+            aborted = False
+            if abortable:
+                try:
+                    await slot.abort()
+                    aborted = True
+                except TransactionFailed as failure:
+                    _log.info("transaction %d: %s; a new producer settles it", txn.serial, failure)
+            self._pool.release_slot(txn)
+            if not aborted:
+                await self._pool.slots.wait_replaced(slot, self._patience.seconds)
+        self._pool.taken_back(txn)
+
+    def _refusals(self, head: Transaction, failure: TransactionFailed) -> list[tuple[int, int, RecordRefused]]:
+        """Whose records were refused: (partition, origin, error), one per event."""
+        if isinstance(failure, Refused):
+            return [(failure.partition, failure.origin, failure.refusal)]
+        slot = self._pool.slot_of(head)
+        found: dict[tuple[int, int], RecordRefused] = {}
+        for refusal in slot.refused if slot is not None else ():
+            error = RecordRefused(
+                f"the broker refuses a record for {refusal.topic}[{refusal.partition}]: {refusal.reason}"
+            )
+            for event in _origins(head, refusal.topic, refusal.key, refusal.value, refusal.partition):
+                found.setdefault(event, error)
+        return [(partition, origin, error) for (partition, origin), error in found.items()]
+
+    async def _news(self) -> None:
+        used = self._pool.snapshot_used
+        with anyio.move_on_after(NEWS_SECONDS):
+            while self._pool.snapshot() is used:
+                await anyio.sleep(0.002)
+
+
+def _origins(
+    txn: Transaction, topic: str, key: bytes | None, value: bytes | None, partition: int
+) -> list[tuple[int, int]]:
+    """The event that a refused record came from: the first one whose record looks like it."""
+    for output in txn.outputs:
+        if output.topic == topic and output.key == key and output.value == value:
+            return [(output.origin_partition, output.origin)]
+    cut = txn.cuts.get(partition)
+    change = cut.changes.get(key) if cut is not None and key is not None else None
+    return [(partition, change.origin)] if change is not None else []

@@ -1,0 +1,154 @@
+"""One slot of the transaction pool as the loop sees it: a transactional id, its producer of the moment, and its thread.
+
+Every blocking call has a deadline *outside* the call, because librdkafka's own does not hold around a broker restart
+(rule R7; librdkafka issues 5456 and 5511). When it passes, the producer and its thread are abandoned. ``reopen`` then
+builds a new producer with the same id, which settles and fences whatever the old one left.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
+
+from streams.errors import TransactionFailed
+from streams.group import Snapshot
+from streams.records import Output, Record
+from streams.runtime.bridge import DeadlinePassed
+from streams.runtime.ports import Blocking, Connections, Producer, Refusal
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+GRACE_SECONDS = 2.0
+"""What a call gets on top of the timeout it was given, before it counts as hung."""
+
+
+class Slot:
+    """Used by one transaction at a time. All methods are called on the loop."""
+
+    def __init__(self, transactional_id: str, connections: Connections, call_timeout_seconds: float) -> None:
+        self.transactional_id = transactional_id
+        self._connections = connections
+        self._timeout = call_timeout_seconds
+        self._producer: Producer | None = None
+        self._worker: Blocking | None = None
+
+    async def reopen(self, topics: Collection[str]) -> None:
+        """A new producer with this id, ready to begin. What the one before left open is settled when this returns.
+
+        Raises ``TransactionFailed`` if that did not work in time; call it again.
+        """
+        self.abandon()
+        worker = self._worker = self._connections.worker(f"kes-{self.transactional_id}")
+        try:
+            self._producer = await self._call(self._connect, tuple(topics), name="init_transactions", patience=2.0)
+        except BaseException:
+            if self._worker is worker:
+                self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Drop producer and thread as they are. Never blocks; a call that hangs keeps both until it comes back."""
+        producer, self._producer = self._producer, None
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            if producer is not None:
+                worker.post(producer.close)  # on its own thread: closing takes its time, and must not race with a call
+            worker.abandon()
+
+    @property
+    def refused(self) -> Sequence[Refusal]:
+        """Deliveries of this transaction that the broker refused."""
+        return self._producer.refused if self._producer is not None else ()
+
+    def begin(self) -> None:
+        """Start a transaction. Raises ``TransactionFailed``."""
+        self._alive("begin_transaction").begin()
+
+    def produce(self, output: Output) -> bool:
+        """Hand one record to the producer; ``False``: its queue is full. Raises ``RecordRefused``."""
+        producer = self._alive("produce")
+        if output.timestamp_ms:
+            return producer.produce(
+                Record(
+                    output.topic,
+                    output.value,
+                    output.key,
+                    output.headers,
+                    None if output.partition < 0 else output.partition,
+                    output.timestamp_ms,
+                )
+            )
+        return producer.produce_raw(output.topic, output.value, output.key, output.partition, output.headers)
+
+    def poll(self) -> None:
+        """Let the producer report refused deliveries."""
+        if self._producer is not None:
+            self._producer.poll()
+
+    async def flush(self) -> None:
+        """All records are acknowledged when this returns. Raises ``TransactionFailed``."""
+        producer = self._alive("flush")
+        await self._call(producer.flush, self._timeout, name="flush")
+
+    async def commit(
+        self,
+        topic: str,
+        offsets: Mapping[int, int],
+        fence: Callable[[], Snapshot],
+        requested: Callable[[], None],
+    ) -> None:
+        """Send the offsets under the newest group metadata, then commit.
+
+        ``fence`` is asked right before the offsets are sent, on the slot's thread; what it raises is raised here.
+        ``requested`` is called right before the commit itself, after which the outcome may be unknown.
+        """
+        producer = self._alive("commit_transaction")
+        timeout = self._timeout
+
+        def send_and_commit() -> None:
+            metadata = fence().metadata
+            if metadata is None:
+                raise TransactionFailed(
+                    "send_offsets_to_transaction", "NO_MEMBER", "stale", "not in the group right now"
+                )
+            producer.send_offsets(topic, offsets, metadata, timeout)
+            requested()
+            producer.commit(timeout)
+
+        await self._call(send_and_commit, name="send_offsets_to_transaction or commit_transaction", patience=2.0)
+
+    async def abort(self) -> None:
+        """Abort the transaction. Raises ``TransactionFailed``; the slot has to be reopened either way (rule R8)."""
+        producer = self._alive("abort_transaction")
+        await self._call(producer.abort, self._timeout, name="abort_transaction")
+
+    def _connect(self, topics: tuple[str, ...]) -> Producer:
+        producer = self._connections.producer(self.transactional_id)
+        try:
+            producer.init(self._timeout)
+            producer.warm_up(topics, self._timeout)
+        except BaseException:
+            producer.close()
+            raise
+        return producer
+
+    def _alive(self, call: str) -> Producer:
+        if self._producer is None:
+            raise TransactionFailed(call, "NO_PRODUCER", "unknown", f"{self.transactional_id} is being replaced")
+        return self._producer
+
+    async def _call(self, function: Callable[..., T], *args: object, name: str, patience: float = 1.0) -> T:
+        worker = self._worker
+        if worker is None:
+            raise TransactionFailed(name, "NO_PRODUCER", "unknown", f"{self.transactional_id} is being replaced")
+        try:
+            return await worker.call(function, *args, timeout=self._timeout * patience + GRACE_SECONDS)
+        except DeadlinePassed:
+            _log.warning("%s: %s hangs; producer and thread are abandoned", self.transactional_id, name)
+            self._producer = None
+            self.abandon()
+            raise TransactionFailed(
+                name, "HANGS", "unknown", f"no return from the call on {self.transactional_id}"
+            ) from None

@@ -1,0 +1,380 @@
+"""The transaction pool: admits completed events, and brings transactions to their end, in order.
+
+Three kinds of transactions are unsettled at a time, oldest first: those that commit, those that are being flushed, and the
+open one, which is filled. Two tasks move them on: ``_flush_stage`` seals by the batching rule, produces and flushes;
+``_commit_stage`` sends offsets and commits. The open transaction's records are handed to its producer while it is filled,
+once everything older is flushed (rule R2), so at sealing time most of them are acknowledged already.
+
+When any call fails both stages stop, and ``recovery`` ends what is begun, finds out what is committed and puts the rest
+back to be sent again, with the same records (rule R4). Then the stages start afresh. So there is one way forward and one
+way back, and nothing in between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import anyio
+import msgspec
+
+from streams.codecs import RESERVED_KEY_PREFIX
+from streams.config import EventSourceConfig
+from streams.core import batching
+from streams.core.transaction import Transaction, TransactionState, Waiter
+from streams.errors import RecordRefused, TransactionFailed
+from streams.group import Snapshot
+from streams.metrics import TransactionSettled
+from streams.records import TYPE_HEADER, Change, Headers, Output
+from streams.runtime.signal import Signal
+from streams.runtime.slot import Slot
+from streams.runtime.slots import Slots
+
+OFFSET_KEY = RESERVED_KEY_PREFIX + b"offset"
+"""Key of the one record per changelog partition and transaction that carries the input offset (protocol, section 6)."""
+
+
+class OffsetRecord(msgspec.Struct, frozen=True):
+    """The input offset in the changelog: ``offset`` is the next one to read. ``writer`` and ``serial`` name the transaction,
+    ``generation`` the group's at the time of sealing, ``source_id`` the topic id of the source."""
+
+    offset: int
+    writer: str
+    serial: int
+    generation: int
+    source_id: str = ""
+
+
+class TransactionPool:
+    """Everything is called on the loop. ``admit`` never waits; look at ``is_full`` before the next event."""
+
+    def __init__(
+        self,
+        config: EventSourceConfig,
+        slots: Slots,
+        *,
+        writer: str,
+        now: Callable[[], float],
+        snapshot: Callable[[], Snapshot],
+        settled: Callable[[Transaction, bool], None],
+    ) -> None:
+        self._config = config
+        self.slots = slots
+        self._writer = writer
+        self._now = now
+        self.snapshot = snapshot
+        self._settled = settled
+        self.unsettled: deque[Transaction] = deque()
+        self._slot_of: dict[int, Slot] = {}
+        self._open: Transaction | None = None
+        self._serial = 0
+        self._urgent = False
+        self._work = Signal()  # something to seal or send
+        self._flushed = Signal()  # something to commit
+        self._progress = anyio.Event()  # replaced at each settlement: room, barriers
+        self._failure: TransactionFailed | None = None
+        self._scope = anyio.CancelScope()  # the stages, or the recovery, whichever is running
+        self.snapshot_used: Snapshot | None = None
+        self.incarnation = 0
+        self.source_id = ""
+
+    # -- filling -------------------------------------------------------------------------------------------------------
+
+    def admit(
+        self,
+        partition: int,
+        offset: int,
+        origin: int,
+        outputs: list[Output],
+        changes: list[Change],
+        waiter: Waiter | None = None,
+    ) -> None:
+        """Take in one completed event; ``offset`` is the partition's watermark after it, ``origin`` its own (-1: none)."""
+        txn = self._open
+        if txn is None:
+            txn = self._begin_filling()
+        txn.admit(partition, offset, origin, outputs, changes)
+        if waiter is not None:
+            txn.waiters.append((partition, waiter))
+        if txn.events == 1 or txn.size >= self._config.pool.target_batch_size:
+            self._work.notify()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the open transaction takes no more events."""
+        return self._open is not None and batching.is_full(self._config.pool, self._open.size)
+
+    async def wait_room(self) -> None:
+        """Wait until the open transaction takes events again."""
+        while self.is_full:
+            await self._progress.wait()
+
+    def pump(self) -> None:
+        """Hand the open transaction's records to its producer, as far as order and queues allow. Called per slice."""
+        txn = self._open
+        if txn is None or txn.produced >= len(txn.outputs):
+            return
+        if txn.serial not in self._slot_of:
+            older_flushed = len(self.unsettled) == 1 or self.unsettled[-2].state in _FLUSHED
+            if not older_flushed:
+                return
+        try:
+            if txn.serial in self._slot_of or self._start(txn):
+                self._produce(txn)
+        except TransactionFailed:
+            return  # the flush stage meets it again, in its turn: an older commit must not be disturbed by it
+
+    def last_with(self, partition: int) -> Transaction | None:
+        """The newest unsettled transaction that has a part of this partition."""
+        return next((txn for txn in reversed(self.unsettled) if partition in txn.cuts), None)
+
+    async def wait_settled(self, partition: int) -> None:
+        """The barrier: seal at once, and wait until nothing of this partition is unsettled."""
+        while self.last_with(partition) is not None:
+            self._urgent = True
+            self._work.notify()
+            await self._progress.wait()
+
+    # -- giving up -----------------------------------------------------------------------------------------------------
+
+    def drop_everything(self, reason: BaseException) -> None:
+        """The membership is lost (rule R5): nothing of what was admitted may be sent any more."""
+        self._break(TransactionFailed("membership", "LOST", "lost", str(reason)))
+        for txn in self.unsettled:
+            self.release_slot(txn)
+            txn.settle(reason)
+            self._settled(txn, False)
+        self.unsettled.clear()
+        self._open = None
+        self._announce()
+
+    def drop_partition(self, partition: int, reason: BaseException) -> None:
+        """Take a partition's events out of everything unsettled. Only while none of it may still be committed."""
+        for txn in list(self.unsettled):
+            for waiter in txn.without(partition):
+                waiter(reason)
+            if not txn.cuts:  # nothing is left of it, and a transaction without offsets has no fence (rule R1)
+                self.unsettled.remove(txn)
+                txn.settle(reason)
+                self._open = None if txn is self._open else self._open
+        self._announce()
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    async def run(self, recover: Callable[[TransactionFailed], Awaitable[None]]) -> None:
+        """Move transactions on until cancelled. ``recover`` is awaited after each failure; what it raises ends the pool."""
+        while True:
+            with anyio.CancelScope() as self._scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._guard, self._flush_stage)
+                    tasks.start_soon(self._guard, self._commit_stage)
+            failure = self._take_failure()
+            if failure is not None:
+                with anyio.CancelScope() as self._scope:
+                    await recover(failure)
+                self._announce()
+
+    def _take_failure(self) -> TransactionFailed | None:
+        failure, self._failure = self._failure, None
+        return failure
+
+    async def _guard(self, stage: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await stage()
+        except TransactionFailed as failure:
+            self._break(failure)
+
+    def _break(self, failure: TransactionFailed) -> None:
+        if self._failure is None:
+            self._failure = failure
+        self._scope.cancel()
+
+    async def _flush_stage(self) -> None:
+        while True:
+            txn = await self._next_to_send()
+            txn.to(TransactionState.SENDING)
+            txn.attempts += 1
+            try:
+                while txn.serial not in self._slot_of and not self._start(txn):
+                    await self.slots.wait_free(self._config.recovery_timeout_seconds)
+                while not self._produce(txn):
+                    await anyio.sleep(0.001)  # the producer's queue is full: its own threads are emptying it
+                await self._produce_changelog(txn)
+                slot = self._slot_of[txn.serial]
+                await slot.flush()
+                if slot.refused:
+                    raise TransactionFailed("flush", "REFUSED", "abortable", slot.refused[0].reason)
+            except TransactionFailed:
+                await self._settled_before(txn)  # older ones are not disturbed by the failure of this one
+                raise
+            txn.to(TransactionState.FLUSHED)
+            self._flushed.notify()
+            self.pump()
+
+    async def _commit_stage(self) -> None:
+        while True:
+            while not self.unsettled or self.unsettled[0].state is not TransactionState.FLUSHED:
+                await self._flushed.wait()
+            txn = self.unsettled[0]
+            txn.to(TransactionState.COMMITTING)
+            await self._slot_of[txn.serial].commit(
+                self._config.topic,
+                {partition: cut.offset for partition, cut in txn.cuts.items()},
+                lambda: self._fence(txn),
+                lambda: _requested(txn),
+            )
+            self.committed(txn)
+
+    async def _next_to_send(self) -> Transaction:
+        while True:
+            wait: float | None = None
+            for txn in self.unsettled:
+                if txn.state is TransactionState.SENDABLE:
+                    return txn
+                if txn is self._open:
+                    age = math.inf if self._urgent else self._now() - txn.opened_at
+                    verdict = batching.decide(
+                        self._config.pool, size=txn.size, age_seconds=age, in_flight=len(self.unsettled) - 1
+                    )
+                    if verdict is batching.Seal.NOW:
+                        self._seal(txn)
+                        return txn
+                    if verdict is batching.Seal.LATER:
+                        wait = self._config.pool.batch_delay_seconds - age
+            await self._work.wait(wait)
+
+    def _seal(self, txn: Transaction) -> None:
+        txn.seal(self._now())
+        self._open = None
+        self._urgent = False
+        self._announce()  # there is room again
+
+    async def _settled_before(self, txn: Transaction) -> None:
+        while self.unsettled and self.unsettled[0] is not txn:
+            await self._progress.wait()
+
+    # -- one transaction -----------------------------------------------------------------------------------------------
+
+    def _begin_filling(self) -> Transaction:
+        self._serial += 1
+        txn = self._open = Transaction(self._serial, self.incarnation, self._now())
+        self.unsettled.append(txn)
+        return txn
+
+    def _start(self, txn: Transaction) -> bool:
+        """Give it a producer and begin; ``False`` if none is free."""
+        slot = self.slots.take()
+        if slot is None:
+            return False
+        self._slot_of[txn.serial] = slot
+        slot.begin()
+        return True
+
+    def _produce(self, txn: Transaction) -> bool:
+        """Hand over what is not produced yet; ``False`` if the producer's queue is full."""
+        slot = self._slot_of[txn.serial]
+        outputs = txn.outputs
+        produced = txn.produced
+        try:
+            while produced < len(outputs):
+                if not slot.produce(outputs[produced]):
+                    slot.poll()
+                    return False
+                produced += 1
+        except RecordRefused as refusal:
+            output = outputs[produced]
+            raise Refused(output.origin_partition, output.origin, refusal) from refusal
+        finally:
+            txn.produced = produced
+        return True
+
+    async def _produce_changelog(self, txn: Transaction) -> None:
+        slot = self._slot_of[txn.serial]
+        topic = self._config.changelog
+        generation = self.snapshot().generation
+        for partition, cut in txn.cuts.items():
+            for change in cut.changes.values():
+                headers: Headers | None = [(TYPE_HEADER, change.type.encode())] if change.type else None
+                record = Output(topic, change.value, change.key, headers, partition, 0, partition, change.origin)
+                await self._send(slot, record)
+            value = msgspec.json.encode(OffsetRecord(cut.offset, self._writer, txn.serial, generation, self.source_id))
+            await self._send(slot, Output(topic, value, OFFSET_KEY, None, partition, 0, partition, -1))
+
+    async def _send(self, slot: Slot, output: Output) -> None:
+        try:
+            while not slot.produce(output):
+                slot.poll()
+                await anyio.sleep(0.001)
+        except RecordRefused as refusal:
+            raise Refused(output.origin_partition, output.origin, refusal) from refusal
+
+    def _fence(self, txn: Transaction) -> Snapshot:
+        """The newest snapshot, if the transaction is still ours under it. Runs on the slot's thread."""
+        snapshot = self.snapshot_used = self.snapshot()
+        if snapshot.incarnation != txn.incarnation:
+            raise TransactionFailed("send_offsets_to_transaction", "LOST", "lost", "the membership changed meanwhile")
+        return snapshot
+
+    def committed(self, txn: Transaction) -> None:
+        """It is known to be committed, and it is the oldest: settle it."""
+        assert self.unsettled[0] is txn
+        self.unsettled.popleft()
+        slot = self._slot_of.pop(txn.serial, None)
+        if slot is not None:
+            self.slots.give_back(slot)
+        txn.settle(None)
+        self._settled(txn, True)
+        self._announce()
+        self._work.notify()
+        self._flushed.notify()
+
+    def taken_back(self, txn: Transaction) -> None:
+        """It is known not to be committed: its records wait to be sent again."""
+        txn.taken_back(self._now())
+
+    def slot_of(self, txn: Transaction) -> Slot | None:
+        """The slot it is with, if any."""
+        return self._slot_of.get(txn.serial)
+
+    def release_slot(self, txn: Transaction) -> Slot | None:
+        """Take its slot away, if it has one, and have the producer replaced (rule R8)."""
+        slot = self._slot_of.pop(txn.serial, None)
+        if slot is not None:
+            self.slots.replace(slot)
+        return slot
+
+    def measure(self, txn: Transaction, committed: bool) -> TransactionSettled:
+        """What there is to say about a settled transaction."""
+        now = self._now()
+        return TransactionSettled(
+            committed=committed,
+            attempts=txn.attempts,
+            events=txn.events,
+            outputs=len(txn.outputs),
+            changes=sum(len(cut.changes) for cut in txn.cuts.values()),
+            partitions=len(txn.cuts),
+            open_seconds=txn.sealed_at - txn.opened_at,
+            commit_seconds=now - txn.sealed_at,
+        )
+
+    def _announce(self) -> None:
+        self._progress.set()
+        self._progress = anyio.Event()
+
+
+class Refused(TransactionFailed):
+    """A record that the client itself refused; ``partition`` and ``origin`` name its event."""
+
+    def __init__(self, partition: int, origin: int, reason: RecordRefused) -> None:
+        super().__init__("produce", "REFUSED", "abortable", str(reason))
+        self.partition = partition
+        self.origin = origin
+        self.refusal = reason
+
+
+_FLUSHED = (TransactionState.FLUSHED, TransactionState.COMMITTING)
+
+
+def _requested(txn: Transaction) -> None:
+    txn.commit_requested = True

@@ -1,0 +1,32 @@
+"""The store of an event source without state: it holds nothing, and undoing nothing is easy."""
+
+from __future__ import annotations
+
+from streams.errors import OffsetError
+from streams.records import Change, TopicPartition
+
+
+class Stateless:
+    """A ``JournalledStore`` that holds nothing. Its changelog carries the input offset only."""
+
+    def __init__(self, topic_partition: TopicPartition) -> None:
+        self._where = topic_partition
+
+    def receive_change(self, change: Change, /) -> None:
+        """The changelog of a stateless source has no changes: somebody gave this source the state of another one."""
+        raise OffsetError(
+            f"the changelog of {self._where} holds state (key {change.key[:64]!r}), but the event source has no store: give it "
+            "its store back, or another group_id"
+        )
+
+    def begin(self, journal: list[Change], /) -> None:
+        """Nothing to journal."""
+
+    def end(self) -> None:
+        """Nothing was journalled."""
+
+    def undo(self, journal: list[Change], /) -> None:
+        """Nothing to undo."""
+
+    def revoked(self) -> None:
+        """Nothing to free."""
