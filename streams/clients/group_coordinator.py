@@ -11,9 +11,9 @@ import logging
 from typing import Any, Protocol
 
 from streams.clients import group_wire
-from streams.clients.kafka_python import UNKNOWN_MEMBER_ID, BaseCoordinator
+from streams.clients.kafka_python import UNKNOWN_MEMBER_ID, BaseCoordinator, LeaveGroupRequest
 from streams.clients.kafka_python import errors as kafka_errors
-from streams.clients.kafka_python_client import KafkaPythonClient
+from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, raise_for
 from streams.errors import ConfigError, MembershipFatal, StreamsError
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Hooks(Protocol):
         """The JoinGroup answer is here: this generation is valid for commits from now on."""
         ...
 
-    async def joined(self, generation: int, assignment: bytes) -> None:
+    async def joined(self, generation: int, data: bytes) -> None:
         """The rebalance is complete. Heartbeats go on while this takes its time."""
         ...
 
@@ -182,3 +182,23 @@ def explained(error: BaseException, client: KafkaPythonClient, group_id: str, in
         return ConfigError(f"{group}: the broker refuses this group id")
     translated = client.translated(error, f"joining {group}")
     return translated if isinstance(translated, ConfigError) else MembershipFatal(f"{group}: {error!r}")
+
+
+async def leave_group(
+    client: KafkaPythonClient, group_id: str, member_id: str, instance: str | None, deadline: float
+) -> bool:
+    """Take a member out of the group: by its id, or a static one by its instance. ``False``: it was not in it.
+
+    Not on the coordinator's own connection: a JoinGroup that waits there would hold this up. On the IO thread.
+    """
+    node = await client.coordinator(GROUP, group_id, deadline)
+    leaver = LeaveGroupRequest.MemberIdentity(member_id=member_id, group_instance_id=instance)
+    answer = await client.send(
+        LeaveGroupRequest(group_id=group_id, member_id=member_id, members=[leaver]), node, deadline
+    )
+    raise_for(answer.error_code)
+    code = answer.members[0].error_code if answer.members else 0
+    if code == kafka_errors.UnknownMemberIdError.errno:
+        return False
+    raise_for(code)
+    return True

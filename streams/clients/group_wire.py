@@ -11,6 +11,7 @@ Other members' bytes are input from outside: nothing here trusts them, and no de
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -137,3 +138,14 @@ def _body(user_data: bytes | None) -> bytes:
     if not user_data or user_data[0] != _VERSION:
         raise ValueError(f"user data of version {user_data[0] if user_data else 'none'}, this is version {_VERSION}")
     return user_data[1:]
+
+
+def ranges(partitions: Collection[int]) -> str:
+    """Partition numbers for people: ``0-3, 7``."""
+    runs: list[list[int]] = []
+    for number in sorted(partitions):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs) or "none"

@@ -1,49 +1,41 @@
-"""Everything that is used of kafka-python, in one list: its surface that our pin of its version protects.
+"""Everything that is used of kafka-python, in one list: the surface that our pin of its version protects.
 
-Its import warns of its own use of ``importlib.resources`` (Python 3.11 and 3.12), which would end the tests of an
-application that turns warnings into errors.
+It ships no types, so all of it is ``Any`` here, and is given a type where it enters. Its import warns of its own use of
+``importlib.resources`` (Python 3.11 and 3.12), which would end the tests of an application that has warnings as errors.
 """
 
 from __future__ import annotations
 
 import warnings
+from importlib import import_module
+from typing import Any
+
+
+def _from(module: str, name: str) -> Any:
+    return getattr(import_module(f"kafka.{module}"), name)
+
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
-    import kafka.errors as errors
-    from kafka.coordinator.base import BaseCoordinator
-    from kafka.net.compat import KafkaNetClient
-    from kafka.net.manager import KafkaConnectionManager
-    from kafka.net.sasl.oauth import AbstractTokenProvider
-    from kafka.net.selector import NetworkSelector
-    from kafka.net.wakeup_notifier import WakeupNotifier
-    from kafka.protocol.admin.transactions import ListTransactionsRequest
-    from kafka.protocol.consumer import (
-        UNKNOWN_MEMBER_ID,
-        LeaveGroupRequest,
-        ListOffsetsRequest,
-        OffsetFetchRequest,
-    )
-    from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
-    from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
-    from kafka.protocol.producer.transaction import InitProducerIdRequest
+    errors: Any = import_module("kafka.errors")
 
-__all__ = [
-    "UNKNOWN_MEMBER_ID",
-    "AbstractTokenProvider",
-    "BaseCoordinator",
-    "ConsumerProtocolAssignment",
-    "ConsumerProtocolSubscription",
-    "FindCoordinatorRequest",
-    "InitProducerIdRequest",
-    "KafkaConnectionManager",
-    "KafkaNetClient",
-    "LeaveGroupRequest",
-    "ListOffsetsRequest",
-    "ListTransactionsRequest",
-    "MetadataRequest",
-    "NetworkSelector",
-    "OffsetFetchRequest",
-    "WakeupNotifier",
-    "errors",
-]
+    # The documented extension point: a coordinator client, and the event loop that it lives on.
+    BaseCoordinator: Any = _from("coordinator.base", "BaseCoordinator")
+    UNKNOWN_MEMBER_ID: str = _from("protocol.consumer", "UNKNOWN_MEMBER_ID")
+    KafkaNetClient: Any = _from("net.compat", "KafkaNetClient")
+    KafkaConnectionManager: Any = _from("net.manager", "KafkaConnectionManager")
+    KafkaNetSocket: Any = _from("net.inet", "KafkaNetSocket")
+    NetworkSelector: Any = _from("net.selector", "NetworkSelector")
+    WakeupNotifier: Any = _from("net.wakeup_notifier", "WakeupNotifier")
+    AbstractTokenProvider: Any = _from("net.sasl.oauth", "AbstractTokenProvider")
+
+    # Generated from Kafka's own message definitions.
+    ConsumerProtocolAssignment: Any = _from("protocol.consumer.metadata", "ConsumerProtocolAssignment")
+    ConsumerProtocolSubscription: Any = _from("protocol.consumer.metadata", "ConsumerProtocolSubscription")
+    FindCoordinatorRequest: Any = _from("protocol.metadata", "FindCoordinatorRequest")
+    InitProducerIdRequest: Any = _from("protocol.producer.transaction", "InitProducerIdRequest")
+    LeaveGroupRequest: Any = _from("protocol.consumer", "LeaveGroupRequest")
+    ListOffsetsRequest: Any = _from("protocol.consumer", "ListOffsetsRequest")
+    ListTransactionsRequest: Any = _from("protocol.admin.transactions", "ListTransactionsRequest")
+    MetadataRequest: Any = _from("protocol.metadata", "MetadataRequest")
+    OffsetFetchRequest: Any = _from("protocol.consumer", "OffsetFetchRequest")

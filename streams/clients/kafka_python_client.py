@@ -7,13 +7,20 @@ are for all other threads. No record goes through here.
 from __future__ import annotations
 
 import logging
+import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from streams.clients.kafka_python import FindCoordinatorRequest, KafkaConnectionManager, KafkaNetClient, NetworkSelector
+from streams.clients.kafka_python import (
+    FindCoordinatorRequest,
+    KafkaConnectionManager,
+    KafkaNetClient,
+    KafkaNetSocket,
+    NetworkSelector,
+)
 from streams.clients.kafka_python import errors as kafka_errors
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError
 
@@ -28,6 +35,22 @@ REQUEST_TIMEOUT_MS = 10_000
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.2  # seconds between tries of one request
 _SAY_UNREACHABLE_AFTER = 2.0  # seconds
+
+
+class _Socket(KafkaNetSocket):
+    """Closes a socket that could not connect; kafka-python leaves that to the garbage collector.
+
+    How kafka-python finds it: a subclass serves the proxy addresses of its schemes, and this one asks no proxy.
+    """
+
+    SCHEMES = ("direct",)
+
+    async def sock_connect(self, net: Any, sock: socket.socket, sockaddr: Any, timeout_at: float | None = None) -> Any:
+        try:
+            return await super().sock_connect(net, sock, sockaddr, timeout_at=timeout_at)
+        except BaseException:
+            sock.close()
+            raise
 
 
 class _Manager(KafkaConnectionManager):
@@ -73,6 +96,7 @@ class KafkaPythonClient:
             **security,
             "bootstrap_servers": bootstrap_servers,
             "client_id": client_id,
+            "proxy_url": "direct://",
             "reconnect_backoff_max_ms": 1000,  # the default of 30 s would outlast most outages
             "socket_connection_setup_timeout_ms": 5000,
             "socket_connection_setup_timeout_max_ms": 5000,

@@ -7,7 +7,7 @@ than was asked for would be worse than none. Messages name settings and files, n
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +140,7 @@ class _TokenProvider(AbstractTokenProvider):
     Called on the IO thread for each connection: an ``oauth_cb`` that blocks holds up heartbeats meanwhile.
     """
 
-    def __init__(self, oauth_cb: Callable[[str], tuple[Any, ...]]) -> None:
+    def __init__(self, oauth_cb: Callable[[str], Sequence[Any]]) -> None:
         super().__init__()
         self._oauth_cb = oauth_cb
         self._extensions: dict[str, str] = {}

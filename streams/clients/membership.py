@@ -20,10 +20,10 @@ from concurrent.futures import Future
 from typing import Any
 
 from streams.clients import group_wire
-from streams.clients.group_coordinator import FATAL, GroupCoordinator, explained
-from streams.clients.kafka_python import LeaveGroupRequest, WakeupNotifier
+from streams.clients.group_coordinator import FATAL, GroupCoordinator, explained, leave_group
+from streams.clients.kafka_python import WakeupNotifier
 from streams.clients.kafka_python import errors as kafka_errors
-from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, raise_for
+from streams.clients.kafka_python_client import KafkaPythonClient
 from streams.clients.takeover import KafkaPythonTakeOver
 from streams.errors import ConfigError, MembershipFatal, StreamsError
 from streams.group import (
@@ -291,6 +291,10 @@ class KafkaPythonMembership:
 
     async def joined(self, generation: int, data: bytes) -> None:
         """Apply an assignment: first give up what was taken away, then take what is new."""
+        incarnation = self._snapshot.incarnation
+        if generation < 0 or self._snapshot.generation != generation:
+            self._rejoin()  # lost between the answers to JoinGroup and SyncGroup
+            return
         assignment = self._understood(data)
         if assignment is None:
             self._echo_misses += 1
@@ -299,7 +303,6 @@ class KafkaPythonMembership:
             return
         self._echo_misses = 0
         self._applied = generation
-        incarnation = self._snapshot.incarnation
         if assignment.quit and not assignment.own and not self._leaving:
             self._end(
                 MembershipFatal(
@@ -313,7 +316,7 @@ class KafkaPythonMembership:
             return
         added = assignment.own - self._owned
         self._owned |= added
-        log.info("group %s: generation %d, partitions %s", self._group_id, generation, _ranges(self._owned))
+        log.info("group %s: generation %d, partitions %s", self._group_id, generation, group_wire.ranges(self._owned))
         self._tell(Assigned(incarnation, generation, self._owned, added, assignment))
         if (revoked and not assignment.quit) or self._leaving != self._sent.leaving:
             self._rejoin()  # what was given up can be assigned now; or `leave` came while the report was under way
@@ -323,9 +326,7 @@ class KafkaPythonMembership:
         try:
             assignment = group_wire.decode_assignment(data)
         except ValueError as error:
-            log.warning(
-                "group %s: the leader's assignment is not understood (%s); joining again", self._group_id, error
-            )
+            log.warning("group %s: the leader's assignment is not understood (%s); joining", self._group_id, error)
             return None
         return assignment if assignment.sequence == self._sent.sequence else None
 
@@ -394,23 +395,7 @@ class KafkaPythonMembership:
         self._wake.notify()
         if not member_id or (self._static_id is not None and not self._leaving):
             return
-        # Not on the coordinator's own connection: a JoinGroup that waits there would hold this up.
-        node = await self._client.coordinator(GROUP, self._group_id, deadline)
-        leaver = LeaveGroupRequest.MemberIdentity(member_id=member_id, group_instance_id=self._static_id)
-        request = LeaveGroupRequest(group_id=self._group_id, member_id=member_id, members=[leaver])
-        answer = await self._client.send(request, node, deadline)
-        raise_for(answer.error_code)
+        await leave_group(self._client, self._group_id, member_id, self._static_id, deadline)
 
     def _crashed(self, error: BaseException) -> None:
         self._end(MembershipFatal(f"group {self._group_id}: the thread of the membership failed: {error!r}"))
-
-
-def _ranges(partitions: Collection[int]) -> str:
-    """Partition numbers for people: ``0-3, 7``."""
-    runs: list[list[int]] = []
-    for number in sorted(partitions):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs) or "none"

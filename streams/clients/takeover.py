@@ -14,9 +14,9 @@ from collections.abc import Collection
 from typing import Any
 
 from streams.clients import group_wire
+from streams.clients.group_coordinator import leave_group
 from streams.clients.kafka_python import (
     InitProducerIdRequest,
-    LeaveGroupRequest,
     ListOffsetsRequest,
     ListTransactionsRequest,
     MetadataRequest,
@@ -96,17 +96,7 @@ class KafkaPythonTakeOver:
         """Take a static member out of the group, without waiting for its session. ``False``: it was not in it."""
 
         async def attempt() -> bool:
-            node = await self._client.coordinator(GROUP, self._group_id, deadline)
-            leaver = LeaveGroupRequest.MemberIdentity(member_id="", group_instance_id=instance)
-            answer = await self._client.send(
-                LeaveGroupRequest(group_id=self._group_id, member_id="", members=[leaver]), node, deadline
-            )
-            raise_for(answer.error_code)
-            code = answer.members[0].error_code if answer.members else 0
-            if code == kafka_errors.UnknownMemberIdError.errno:
-                return False
-            raise_for(code)
-            return True
+            return await leave_group(self._client, self._group_id, "", instance, deadline)
 
         async def work() -> bool:
             await self._client.connected(deadline)

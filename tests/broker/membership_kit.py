@@ -1,0 +1,143 @@
+"""Members to play with, and a producer that shows group metadata to the broker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from confluent_kafka import KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from streams.clients.kafka_python_settings import translate
+from streams.clients.membership import connect_group
+from streams.core.assignor import sticky_plan
+from streams.group import Assigned, Fatal, GroupEvent, Lost, Revoked
+
+PARTITIONS = 10
+PATIENCE = 20.0
+
+
+class Seat:
+    """A member in a test: everything it heard, with the snapshot at that moment."""
+
+    def __init__(
+        self, servers: str, group: str, topic: str, name: str, *, release: bool = True, **settings: Any
+    ) -> None:
+        settings.setdefault("security", translate({}))
+        self.membership, self.take_over = connect_group(
+            servers, group, topic, PARTITIONS, name, sticky_plan, **settings
+        )
+        self.name, self.release = name, release
+        self.heard: list[tuple[GroupEvent, Any]] = []
+        self.changed = threading.Condition()
+        self.membership.start(self._hear)
+
+    def _hear(self, event: GroupEvent) -> None:
+        if isinstance(event, Revoked) and self.release:
+            self.membership.released(event.partitions)
+        with self.changed:
+            self.heard.append((event, self.membership.snapshot))
+            self.changed.notify_all()
+
+    @property
+    def events(self) -> list[GroupEvent]:
+        with self.changed:
+            return [event for event, _ in self.heard]
+
+    def wait(self, what: Callable[[GroupEvent], bool], since: int = 0, patience: float = PATIENCE) -> GroupEvent:
+        """The first event after the first ``since`` ones that fits."""
+        deadline = time.monotonic() + patience
+        with self.changed:
+            while True:
+                for event, _ in self.heard[since:]:
+                    if what(event):
+                        return event
+                left = deadline - time.monotonic()
+                assert left > 0, f"{self.name} heard only {self.heard[since:]}"
+                self.changed.wait(left)
+
+    def owning(self, number: int, since: int = 0, patience: float = PATIENCE) -> Assigned:
+        event = self.wait(lambda e: isinstance(e, Assigned) and len(e.owned) == number, since, patience)
+        assert isinstance(event, Assigned)
+        return event
+
+    def heard_of(self, kind: type) -> list[GroupEvent]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def fatal(self) -> Exception:
+        event = self.wait(lambda e: isinstance(e, Fatal))
+        assert isinstance(event, Fatal)
+        return event.error
+
+    def lost(self) -> Lost:
+        event = self.wait(lambda e: isinstance(e, Lost))
+        assert isinstance(event, Lost)
+        return event
+
+
+@contextmanager
+def seats() -> Iterator[Callable[..., Seat]]:
+    """Makes members and closes them all."""
+    made: list[Seat] = []
+
+    def make(*arguments: Any, **settings: Any) -> Seat:
+        made.append(Seat(*arguments, **settings))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for seat in made:
+            seat.membership.close(3.0)
+
+
+def until(condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def make_topic(servers: str, name: str, partitions: int = PARTITIONS, **config: str) -> str:
+    admin = AdminClient({"bootstrap.servers": servers})
+    for future in admin.create_topics([NewTopic(name, partitions, 1, config=config)]).values():
+        future.result(PATIENCE)
+    return name
+
+
+class Transactor:
+    """A transactional producer that commits an offset under given group metadata, and says what came of it."""
+
+    def __init__(self, servers: str, transactional_id: str, topic: str) -> None:
+        self.topic, self.count = topic, 0
+        self.producer = Producer(
+            {
+                "bootstrap.servers": servers,
+                "transactional.id": transactional_id,
+                "transaction.timeout.ms": 60_000,
+                "retry.backoff.ms": 5,
+                "log_level": 0,
+            }
+        )
+        self.producer.init_transactions(20)
+
+    def open(self, metadata: bytes, partition: int = 0) -> None:
+        """A transaction with a record and an offset, left open."""
+        self.count += 1
+        self.producer.begin_transaction()
+        self.producer.produce(self.topic, str(self.count), partition=partition)
+        self.producer.flush(10)
+        self.producer.send_offsets_to_transaction([TopicPartition(self.topic, partition, self.count)], metadata, 8)
+
+    def commit(self, metadata: bytes, partition: int = 0) -> str:
+        """``"ok"``, or the broker's name of the refusal; the transaction is aborted then."""
+        try:
+            self.open(metadata, partition)
+            self.producer.commit_transaction(10)
+        except KafkaException as refusal:
+            self.producer.abort_transaction(10)
+            return str(refusal.args[0].name())
+        return "ok"
