@@ -19,13 +19,8 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public names that its stubs do not re-export
-    AdminClient,
-    ConfigResource,
-    NewTopic,
-    OffsetSpec,
-    ResourceType,
-)
+from confluent_kafka import admin as _admin
+from confluent_kafka.admin import AdminClient
 
 from streams.clients.connection import ConnectionLog
 from streams.clients.settings import ClientSettings, build
@@ -37,8 +32,10 @@ logger = logging.getLogger(__name__)
 
 K = TypeVar("K")
 
-_EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-_LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+_untyped: Any = _admin
+"""The same module: its stubs do not re-export all names that its documentation has."""
+_EARLIEST: Final = _untyped.OffsetSpec.earliest()
+_LATEST: Final = _untyped.OffsetSpec.latest()
 _ATTEMPT_SECONDS: Final = 5.0
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.5
@@ -196,7 +193,7 @@ class TopicAdmin:
             self._retired.clear()
 
     def _create_one(self, spec: TopicSpec, deadline: float) -> bool:
-        new = NewTopic(spec.name, spec.partitions, spec.replication_factor, config=dict(spec.configs))
+        new = _untyped.NewTopic(spec.name, spec.partitions, spec.replication_factor, config=dict(spec.configs))
 
         def attempt(client: AdminClient, seconds: float) -> Mapping[str, Future[Any]]:
             return client.create_topics([new], operation_timeout=seconds, request_timeout=seconds)
@@ -219,7 +216,7 @@ class TopicAdmin:
             return {}
 
         def attempt(client: AdminClient, seconds: float) -> Mapping[str, Future[Any]]:
-            resources = [ConfigResource(ResourceType.TOPIC, name) for name in dict.fromkeys(names)]
+            resources = [_untyped.ConfigResource(_untyped.ResourceType.TOPIC, name) for name in dict.fromkeys(names)]
             futures = client.describe_configs(resources, request_timeout=seconds)
             return {resource.name: future for resource, future in futures.items()}
 
@@ -237,10 +234,10 @@ class TopicAdmin:
         return len(layout.partitions)
 
     def _offsets(
-        self, wanted: list[TopicPartition], spec: OffsetSpec, level: IsolationLevel, deadline: float
+        self, wanted: list[TopicPartition], spec: Any, level: IsolationLevel, deadline: float
     ) -> dict[int, int]:
         def attempt(client: AdminClient, seconds: float) -> Mapping[TopicPartition, Future[Any]]:
-            request = dict.fromkeys(wanted, spec)
+            request = {position: spec for position in wanted}  # noqa: C420  # dict.fromkeys loses the type
             return client.list_offsets(request, isolation_level=level, request_timeout=seconds)
 
         answer = self._ask("asking for the offsets of", attempt, deadline)

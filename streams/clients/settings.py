@@ -122,8 +122,10 @@ class ClientSettings:
         shown = {key: "***" if is_secret(key) else value for key, value in self.overrides.items()}
         return f"ClientSettings({self.bootstrap_servers!r}, {shown!r}, client_id={self.client_id!r})"
 
-    def producer(self, transactional_id: str, transaction_timeout_ms: int) -> dict[str, object]:
-        """Configuration of a transactional producer."""
+    def producer(
+        self, transactional_id: str, transaction_timeout_ms: int, *, one_by_one: bool = False
+    ) -> dict[str, object]:
+        """Configuration of a transactional producer. ``one_by_one``: every record travels in a batch of its own."""
         config = {**self._base(transactional_id), **_PRODUCER, **self.overrides}
         socket_timeout_ms = config["socket.timeout.ms"]
         if isinstance(socket_timeout_ms, int):  # librdkafka wants an answer within the transaction's time
@@ -137,6 +139,7 @@ class ClientSettings:
             "enable.idempotence": True,
             "partitioner": "murmur2_random",
             "delivery.report.only.error": True,
+            **({"batch.num.messages": 1} if one_by_one else {}),
         }
 
     def consumer(self, *, partition_eof: bool, fetch_wait_ms: int = 20, role: str = "consumer") -> dict[str, object]:

@@ -20,7 +20,11 @@ _RETRY_PAUSE_SECONDS = 0.02
 
 
 class RefusedDelivery(NamedTuple):
-    """A record that will not be taken, however often it is sent: it, or its topic, is at fault."""
+    """A record that will not be taken, however often it is sent: it, or its topic, is at fault.
+
+    One exception: ``MSG_SIZE_TOO_LARGE`` is the broker's answer to a *batch*, and every record of the batch is named,
+    also those that would fit alone. If several are named, send them again with ``one_by_one`` to know.
+    """
 
     topic: str
     partition: int
@@ -42,14 +46,26 @@ class TransactionalProducer:
     ever around a restart of the broker. The caller needs a deadline of its own, and a new producer.
     """
 
-    def __init__(self, settings: ClientSettings, transactional_id: str, *, transaction_timeout_ms: int) -> None:
+    def __init__(
+        self,
+        settings: ClientSettings,
+        transactional_id: str,
+        *,
+        transaction_timeout_ms: int,
+        one_by_one: bool = False,
+    ) -> None:
+        """Building takes some 1 to 60 ms and holds the GIL (longer with slow TLS): not for an event loop's thread.
+
+        ``one_by_one``: every record travels in a batch of its own. Slow, but the only way to know which record a topic
+        with a small ``max.message.bytes`` does not take: the broker refuses whole batches.
+        """
         self.transactional_id = transactional_id
         self.refused: list[RefusedDelivery] = []
         """What was refused in this transaction, in the order of the answers; emptied by ``begin``. Complete after
         ``flush``, ``commit`` or ``abort`` came back."""
         self._connection = ConnectionLog(settings.bootstrap_servers, transactional_id)
         self._failed: KafkaError | None = None
-        config = settings.producer(transactional_id, transaction_timeout_ms)
+        config = settings.producer(transactional_id, transaction_timeout_ms, one_by_one=one_by_one)
         self._producer: Producer | None = build(
             Producer, {**config, "on_delivery": self._on_failed_delivery}, self._connection
         )
