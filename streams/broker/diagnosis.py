@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from streams.broker.probe import HOST
 from streams.errors import EmbeddedBrokerError
 
 _LINES = 15
+_FULL = 1 << 20
 _BROKEN_JAR = ("NoClassDefFoundError", "ClassNotFoundException", "ZipException", "error in opening zip")
 
 
@@ -35,7 +37,7 @@ def ended(port: int, folder: Path, said: str) -> EmbeddedBrokerError:
     """The error for a process that ended before it served."""
     if "Address already in use" in said or "java.net.BindException" in said:
         return port_taken(port)
-    if "No space left on device" in said or "Disk quota exceeded" in said:
+    if "No space left on device" in said or "Disk quota exceeded" in said or _is_full(folder):
         return EmbeddedBrokerError(f"the disk is full under {folder}: free some space, or name another folder")
     if "Failed to acquire lock on file" in said:
         return EmbeddedBrokerError(f"the data folder {folder} is in use by another broker: stop that one first")
@@ -57,6 +59,14 @@ def timed_out(seconds: float, said: str) -> EmbeddedBrokerError:
     return EmbeddedBrokerError(
         f"the broker did not serve within {seconds:g} s (is the machine overloaded? raise start_timeout).{_last(said)}"
     )
+
+
+def _is_full(folder: Path) -> bool:
+    # Files that are mapped into memory give an access fault on a full disk, and no word of the reason.
+    try:
+        return shutil.disk_usage(folder).free < _FULL
+    except OSError:
+        return False
 
 
 def _last(said: str) -> str:

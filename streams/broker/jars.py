@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from streams.broker.progress import Progress, silent
 from streams.errors import EmbeddedBrokerError
@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 _CONNECTIONS = 4
 _ATTEMPTS = 3
 _PAUSE_SECONDS = 0.5
+_LOOK_SECONDS = 0.5
 _NETWORK_SECONDS = 30
 _WAYS_OUT = (
     "Three ways out: run once with a network (company mirrors: section [repositories] of jgo's settings file, with a "
@@ -110,10 +111,33 @@ def _fetched(root: Path, progress: Progress) -> JarSet:
     with errors_named(f"the cache folder {root}"):
         if _broken(folder, jars):
             folder.mkdir(parents=True, exist_ok=True)
-            with FileLock(folder.parent / "fetch.lock"):
+            with _sole_fetcher(folder, jars, progress):
                 # Asked again: another process may have fetched them while this one waited.
                 _fetch(_broken(folder, jars), folder, progress)
     return JarSet(folder, tuple(folder / jar.name for jar in jars), key)
+
+
+@contextmanager
+def _sole_fetcher(folder: Path, jars: tuple[Jar, ...], progress: Progress) -> Iterator[None]:
+    """Held by one process at a time; the others show how far that one is. A killed one holds it no longer."""
+    lock = FileLock(folder.parent / "fetch.lock")
+    total = sum(jar.size for jar in jars)
+    shown = 0
+    while True:
+        try:
+            lock.acquire(timeout=_LOOK_SECONDS)
+        except Timeout:
+            there = sum(
+                path.stat().st_size for path in map(folder.joinpath, (jar.name for jar in jars)) if path.exists()
+            )
+            shown = max(shown, min(there, total))
+            progress(f"Kafka {pinned()[0]} (fetched by another process)", shown, total)
+        else:
+            break
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 _whole: set[tuple[Path, str, int, int]] = set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import tempfile
 import threading
@@ -13,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from streams.broker import diagnosis
-from streams.broker.jars import JarSet, errors_named, kafka_jars
+from streams.broker.jars import JarSet, errors_named, kafka_jars, require_space
 from streams.broker.keeping import GRACE_SECONDS, Kept
 from streams.broker.probe import HOST, free_port, is_free, metadata
 from streams.broker.progress import Progress, silent
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 _PORT_ATTEMPTS = 5
 _POLL_SECONDS = 0.02
+_LEAST_SPACE = 8 << 20  # below, its first segments and indexes do not fit
 
 _FAST_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
 _LOGGING = (
@@ -86,6 +88,7 @@ class KafkaBroker:
         self._kept: Kept | None = None
         self._folder: Path | None = None
         self._port: int | None = None
+        self._owner = os.getpid()
         self._descriptors: tuple[int, ...] = ()
         self._files: tuple[Path, ...] = ()
         server_settings(Path(), 1, 2, self._properties)  # a wrong property is an error here, not at the start
@@ -132,6 +135,11 @@ class KafkaBroker:
         with self._lock:
             if self._kept is not None:
                 raise EmbeddedBrokerError(f"the broker at {self.bootstrap_servers} is started already")
+            if os.name != "posix":
+                raise EmbeddedBrokerError(
+                    "the embedded Kafka runs on Linux and macOS; name another one in KES_BOOTSTRAP_SERVERS, or use WSL"
+                )
+            self._owner = os.getpid()
             if self._wanted_port is not None and not is_free(self._wanted_port):
                 raise diagnosis.port_taken(self._wanted_port)
             try:
@@ -241,6 +249,7 @@ class KafkaBroker:
         """One start of the process on this port, until it serves."""
         kept, folder = self._started(), self._folder
         assert folder is not None
+        require_space(folder, _LEAST_SPACE, "a broker's data")
         text = server_settings(folder / "data", port, free_port(frozenset((port,))), self._properties)
         with errors_named(str(folder)):
             (folder / "server.properties").write_text(text)
@@ -267,6 +276,8 @@ class KafkaBroker:
     def _end(self) -> None:
         kept, folder = self._kept, self._folder
         self._kept, self._port, self._folder = None, None, None
+        if os.getpid() != self._owner:  # a forked copy that unwinds: the broker is not its own
+            return
         if kept is not None:
             kept.close()
         if folder is not None and self._data_dir is None:

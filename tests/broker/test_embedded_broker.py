@@ -234,6 +234,18 @@ def test_disk_full_while_the_data_folder_is_made(monkeypatch: pytest.MonkeyPatch
         assert broker.is_running
 
 
+def test_a_restart_on_a_full_disk_says_so(own_broker: OwnBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = own_broker()
+    broker.kill()
+    usage = shutil.disk_usage("/")
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+        with pytest.raises(EmbeddedBrokerError, match=r"disk is full: a broker's data needs"):
+            broker.restart()
+    broker.restart()
+    assert broker.is_running
+
+
 def test_a_refused_property_is_shown_with_the_last_lines() -> None:
     with pytest.raises(EmbeddedBrokerError, match=r"(?s)refuses a server property.*last lines.*num\.partitions"):
         KafkaBroker(properties={"num.partitions": "many"}).start()
@@ -310,6 +322,19 @@ def test_a_broker_ends_with_its_owner(how: str, ended_by: signal.Signals | None)
         process.wait(30)
         wait_until(lambda: not alive(broker) and not alive(keeper), seconds=10)
         assert not folder.exists()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python 3.12 and later, of a fork beside threads
+def test_a_forked_copy_cannot_end_the_broker(own_broker: OwnBroker) -> None:
+    broker = own_broker()
+    child = os.fork()
+    if child == 0:
+        broker.stop()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert broker.is_running
+    assert broker.data_dir is not None
+    assert broker.data_dir.exists()
 
 
 def test_a_frozen_broker_ends_with_its_owner_too() -> None:

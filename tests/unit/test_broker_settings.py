@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import struct
 import threading
@@ -83,6 +84,14 @@ def test_before_the_start_there_is_no_address() -> None:
 def test_a_failed_start_is_explained(said: str, told: str) -> None:
     error = diagnosis.ended(9092, Path("/data"), said)
     with pytest.raises(EmbeddedBrokerError, match=f"(?s){told}"):
+        raise error
+
+
+def test_a_crash_on_a_full_disk_is_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    error = diagnosis.ended(9092, Path("/"), "java.lang.InternalError: a fault occurred in an unsafe memory access")
+    with pytest.raises(EmbeddedBrokerError, match="disk is full under /"):
         raise error
 
 
