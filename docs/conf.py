@@ -6,7 +6,7 @@ from importlib.metadata import version as installed
 
 project = "kafka-event-source"
 author = "The kafka-event-source authors"
-copyright = author  # noqa: A001 - the name that Sphinx reads
+copyright = author
 release = version = installed(project)
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
