@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, Message
+
+from streams.clients.consumer import InputConsumer
+from streams.clients.settings import ClientSettings
+from streams.errors import OffsetError, TopicError
+
+
+class Scripted:
+    """Stands in for confluent-kafka's consumer: returns what the test put into ``messages``."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def poll(self, _timeout: float) -> Any:
+        return self.messages.pop(0) if self.messages else None
+
+    def consume(self, limit: int, _timeout: float) -> list[Any]:
+        taken, self.messages = self.messages[:limit], self.messages[limit:]
+        return taken
+
+    def incremental_assign(self, _positions: object) -> None: ...
+
+    def incremental_unassign(self, _positions: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def script() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+def consumer(script: Scripted) -> InputConsumer:
+    consumer = InputConsumer(ClientSettings("127.0.0.1:1"), "t")
+    consumer._consumer.close()
+    consumer._consumer = script  # type: ignore[assignment]
+    return consumer
+
+
+def record(partition: int, offset: int) -> Message:
+    return Message(
+        topic="t",
+        partition=partition,
+        offset=offset,
+        key=b"k",
+        value=b"%d" % offset,
+        headers=[("h", b"x")],
+        timestamp=(1, 1000 + offset),
+    )
+
+
+def failure(code: int, partition: int, topic: str = "t") -> Message:
+    return Message(topic=topic, partition=partition, offset=-1001, error=KafkaError(code, "why"))
+
+
+def offsets(batch: Any) -> dict[int, list[int]]:
+    return {partition: [record.offset for record in records] for partition, records in (batch or {}).items()}
+
+
+def test_a_batch_is_sorted_by_partition_and_keeps_the_order(consumer: InputConsumer, script: Scripted) -> None:
+    consumer.add(0, 10)
+    consumer.add(1, 20)
+    script.messages = [record(0, 10), record(1, 20), record(1, 21), record(0, 13), record(1, 22)]
+    batch = consumer.poll_batch(0)
+    assert offsets(batch) == {0: [10, 13], 1: [20, 21, 22]}
+    assert batch is not None
+    first = batch[0][0]
+    assert (first.topic, first.key, first.value, first.headers, first.timestamp_ms) == (
+        "t", b"k", b"10", [("h", b"x")], 1010,
+    )  # fmt: skip
+
+
+def test_left_overs_of_an_earlier_position_are_dropped(consumer: InputConsumer, script: Scripted) -> None:
+    consumer.add(0, 10)
+    script.messages = [record(0, 9), record(0, 10), record(0, 10), record(0, 9), record(0, 11)]
+    assert offsets(consumer.poll_batch(0)) == {0: [10, 11]}
+    script.messages = [record(0, 11), record(0, 5)]
+    assert consumer.poll_batch(0) is None
+
+
+def test_interleaved_partitions_keep_their_own_position(consumer: InputConsumer, script: Scripted) -> None:
+    consumer.add(0, 0)
+    consumer.add(1, 0)
+    for offset in range(3):
+        script.messages += [record(0, offset), record(7, offset), record(1, offset), record(0, offset)]
+    assert offsets(consumer.poll_batch(0)) == {0: [0, 1, 2], 1: [0, 1, 2]}
+
+
+def test_nothing_of_a_removed_partition_comes_out(consumer: InputConsumer, script: Scripted) -> None:
+    consumer.add(0, 0)
+    consumer.add(1, 0)
+    consumer.remove([0, 5])
+    script.messages = [record(0, 0), record(1, 0), failure(KafkaError._AUTO_OFFSET_RESET, 0)]
+    assert offsets(consumer.poll_batch(0)) == {1: [0]}
+    assert consumer.poll_batch(0) is None
+    consumer.add(0, 7)
+    script.messages = [record(0, 6), record(0, 7)]
+    assert offsets(consumer.poll_batch(0)) == {0: [7]}
+
+
+def test_a_partition_is_added_once(consumer: InputConsumer) -> None:
+    consumer.add(0, 0)
+    with pytest.raises(ValueError, match=r"t\[0\]"):
+        consumer.add(0, 5)
+
+
+def test_the_limit_holds(consumer: InputConsumer, script: Scripted) -> None:
+    consumer.add(0, 0)
+    script.messages = [record(0, offset) for offset in range(10)]
+    assert offsets(consumer.poll_batch(0, limit=4)) == {0: [0, 1, 2, 3]}
+    assert offsets(consumer.poll_batch(0, limit=1)) == {0: [4]}
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (KafkaError._AUTO_OFFSET_RESET, OffsetError),
+        (KafkaError.OFFSET_OUT_OF_RANGE, OffsetError),
+        (KafkaError._LOG_TRUNCATION, OffsetError),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, TopicError),
+        (KafkaError._UNKNOWN_PARTITION, TopicError),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, TopicError),
+    ],
+)
+def test_records_before_an_error_are_not_lost(
+    consumer: InputConsumer, script: Scripted, code: int, error: type[Exception]
+) -> None:
+    consumer.add(0, 4711)
+    consumer.add(1, 0)
+    script.messages = [record(1, 0), failure(code, 0), record(1, 1)]
+    assert offsets(consumer.poll_batch(0)) == {1: [0, 1]}
+    with pytest.raises(error, match=r"t\[0\]") as caught:
+        consumer.poll_batch(0)
+    if error is OffsetError:
+        assert "4711" in str(caught.value)
+    assert consumer.poll_batch(0) is None  # told once
+
+
+def test_an_error_alone_is_raised_at_once_unless_its_partition_is_gone(
+    consumer: InputConsumer, script: Scripted
+) -> None:
+    consumer.add(0, 1)
+    consumer.add(1, 1)
+    script.messages = [failure(KafkaError._AUTO_OFFSET_RESET, 0)]
+    with pytest.raises(OffsetError):
+        consumer.poll_batch(0)
+    script.messages = [record(1, 1), failure(KafkaError._AUTO_OFFSET_RESET, 0)]
+    assert consumer.poll_batch(0)
+    consumer.remove([0])
+    assert consumer.poll_batch(0) is None
+
+
+@pytest.mark.parametrize("code", [KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError.REQUEST_TIMED_OUT])
+def test_what_passes_is_not_raised(consumer: InputConsumer, script: Scripted, code: int) -> None:
+    consumer.add(0, 0)
+    script.messages = [failure(code, 0), failure(code, -1), record(0, 0)]
+    assert offsets(consumer.poll_batch(0)) == {0: [0]}
+    assert consumer.poll_batch(0) is None
+
+
+def test_every_interleaving_of_two_partitions_and_a_stranger(consumer: InputConsumer, script: Scripted) -> None:
+    """Small and complete: all orders of partitions over six places."""
+    for places in itertools.product((0, 1, 2), repeat=6):
+        consumer.remove([0, 1])
+        consumer.add(0, 0)
+        consumer.add(1, 0)
+        following = {0: 0, 1: 0, 2: 0}
+        script.messages = []
+        for partition in places:
+            script.messages.append(record(partition, following[partition]))
+            following[partition] += 1
+        wanted = {partition: list(range(following[partition])) for partition in (0, 1) if following[partition]}
+        assert offsets(consumer.poll_batch(0)) == wanted, places
+        assert consumer._expected == {0: following[0], 1: following[1]}, places

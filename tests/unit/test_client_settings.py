@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Producer
+from confluent_kafka.admin import AdminClient
+
+from streams.clients.connection import ConnectionLog
+from streams.clients.settings import RESERVED, ClientSettings, build
+from streams.errors import ConfigError
+
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.mark.parametrize("key", sorted(RESERVED))
+def test_a_reserved_key_is_refused_with_its_name_and_the_reason(key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ClientSettings(NOBODY, {key: "x"})
+    assert repr(key) in str(caught.value)
+    assert RESERVED[key] in str(caught.value)
+
+
+def test_overrides_win_everywhere_and_only_where_they_may() -> None:
+    settings = ClientSettings(NOBODY, {"linger.ms": 77, "compression.type": "lz4", "fetch.wait.max.ms": 9})
+    producer = settings.producer("t", 5000)
+    assert producer["linger.ms"] == 77
+    assert producer["compression.type"] == "lz4"
+    assert producer["transactional.id"] == "t"
+    assert settings.consumer(partition_eof=True)["fetch.wait.max.ms"] == 9
+    assert settings.admin()["compression.type"] == "lz4"
+
+
+def test_what_exactly_once_rests_on() -> None:
+    settings = ClientSettings(NOBODY, group_id="g")
+    producer = settings.producer("t", 5000)
+    assert producer["enable.idempotence"] is True
+    assert producer["partitioner"] == "murmur2_random"
+    consumer = settings.consumer(partition_eof=False)
+    assert consumer["isolation.level"] == "read_committed"
+    assert consumer["enable.auto.commit"] is False
+    assert consumer["auto.offset.reset"] == "error"
+    assert consumer["group.id"] == "g"
+
+
+@pytest.mark.parametrize("transaction_timeout_ms", [1_000, 5_000, 60_000])
+def test_a_record_fails_before_its_transaction_does(transaction_timeout_ms: int) -> None:
+    producer = ClientSettings(NOBODY).producer("t", transaction_timeout_ms)
+    assert isinstance(producer["message.timeout.ms"], int)
+    assert producer["message.timeout.ms"] < transaction_timeout_ms
+    assert isinstance(producer["socket.timeout.ms"], int)
+    assert producer["socket.timeout.ms"] <= transaction_timeout_ms
+
+
+def test_one_by_one_puts_each_record_into_its_own_batch() -> None:
+    settings = ClientSettings(NOBODY, {"batch.num.messages": 500})
+    assert settings.producer("t", 5000)["batch.num.messages"] == 500
+    assert settings.producer("t", 5000, one_by_one=True)["batch.num.messages"] == 1
+
+
+def test_secrets_are_not_shown() -> None:
+    secrets = {
+        "sasl.password": "hunter2",
+        "ssl.key.password": "hunter2",
+        "ssl.key.pem": "hunter2",
+        "sasl.oauthbearer.client.secret": "hunter2",
+        "ssl.keystore.password": "hunter2",
+    }
+    settings = ClientSettings(NOBODY, {**secrets, "sasl.username": "alice"})
+    assert "hunter2" not in repr(settings)
+    assert "alice" in repr(settings)
+    assert NOBODY in repr(settings)
+
+
+def test_librdkafka_takes_every_configuration() -> None:
+    settings = ClientSettings(NOBODY, {"compression.type": "lz4"})
+    log = ConnectionLog(NOBODY, "test")
+    build(Producer, settings.producer("t", 1_000), log)
+    build(Producer, settings.producer("t", 60_000, one_by_one=True), log)
+    build(AdminClient, settings.admin(), log)
+    build(Consumer, settings.consumer(partition_eof=True), log).close()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"), [({"no.such.key": 1}, "no.such.key"), ({"batch.size": "soon"}, "batch.size")]
+)
+def test_what_librdkafka_refuses_is_named(overrides: dict[str, object], named: str) -> None:
+    settings = ClientSettings(NOBODY, overrides)
+    with pytest.raises(ConfigError, match=named):
+        build(Producer, settings.producer("t", 5000), ConnectionLog(NOBODY, "test"))
+
+
+def test_a_refused_secret_is_not_repeated() -> None:
+    settings = ClientSettings(NOBODY, {"security.protocol": "SSL", "ssl.key.pem": "hunter2"})
+    with pytest.raises(ConfigError) as caught:
+        build(Producer, settings.producer("t", 5000), ConnectionLog(NOBODY, "test"))
+    assert "hunter2" not in str(caught.value)
+
+
+def test_addresses() -> None:
+    assert ClientSettings(" a:1 , b:2,").bootstrap_servers == "a:1,b:2"
+    with pytest.raises(ConfigError, match="bootstrap_servers is empty"):
+        ClientSettings(" , ")
+    with pytest.raises(ConfigError, match="credentials") as caught:
+        ClientSettings("me:hunter2@host:9092")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_outage_is_told_once_and_its_end_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    log = ConnectionLog("a:1,b:2", "slot 0")
+    for _ in range(3):
+        log.on_error(KafkaError(KafkaError._TRANSPORT, "a:1: Connection refused"))
+        log.on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 brokers are down"))
+    assert log.down
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "a:1,b:2" in caplog.text
+    assert "Connection refused" in caplog.text
+    log.on_answer()
+    log.on_answer()
+    assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.INFO]
+    log.on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 brokers are down"))
+    assert [record.levelno for record in caplog.records][2:] == [logging.WARNING]
+
+
+def test_one_lost_connection_of_many_is_no_outage(caplog: pytest.LogCaptureFixture) -> None:
+    log = ConnectionLog("a:1,b:2", "slot 0")
+    log.on_error(KafkaError(KafkaError._TRANSPORT, "a:1: Disconnected"))
+    assert not log.down
+    assert not caplog.records
+
+
+def test_librdkafkas_log_never_cries_wolf(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    log = ConnectionLog("a:1", "slot 0")
+    log.log(logging.ERROR, "%s [%s] %s", "FAIL", "rdkafka#1", "Connect failed")
+    log.log(logging.CRITICAL, "%s [%s] %s", "FATAL", "rdkafka#1", "fenced")
+    log.log(logging.INFO, "%s [%s] %s", "TXNERR", "rdkafka#1", "100 % sure")
+    assert [record.levelno for record in caplog.records] == [logging.DEBUG, logging.WARNING, logging.INFO]
+    assert caplog.records[2].getMessage() == "slot 0: TXNERR 100 % sure"

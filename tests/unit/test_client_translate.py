@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from streams.clients.translate import (
+    BAD_OFFSET,
+    FENCED,
+    GROUP_KINDS,
+    NO_ANSWER,
+    NO_SUCH_TOPIC,
+    REFUSED,
+    broker_unavailable,
+    error_of,
+    request_failed,
+    transaction_failed,
+)
+from streams.errors import BrokerUnavailable, ConfigError, TopicError
+
+E = KafkaError
+
+
+@pytest.mark.parametrize(
+    ("code", "flags", "kind"),
+    [
+        (E.ILLEGAL_GENERATION, "abort", "stale"),
+        (E.REBALANCE_IN_PROGRESS, "abort", "stale"),
+        (E.STALE_MEMBER_EPOCH, "abort", "stale"),
+        (E.UNKNOWN_MEMBER_ID, "abort", "lost"),
+        (E.FENCED_INSTANCE_ID, "abort", "lost"),
+        (E.FENCED_MEMBER_EPOCH, "abort", "lost"),
+        (E._FENCED, "fatal", "fenced"),
+        (E.PRODUCER_FENCED, "fatal", "fenced"),
+        (E.PRODUCER_FENCED, "abort", "fenced"),  # on Produce it is not fatal, and means the same
+        (E.INVALID_PRODUCER_EPOCH, "fatal", "fenced"),
+        (E.MSG_SIZE_TOO_LARGE, "abort", "abortable"),
+        (E._INCONSISTENT, "abort", "abortable"),
+        (E.TRANSACTION_ABORTABLE, "abort", "abortable"),
+        (E.INVALID_PRODUCER_ID_MAPPING, "abort", "abortable"),
+        (E.TOPIC_AUTHORIZATION_FAILED, "abort", "abortable"),
+        (E.OUT_OF_ORDER_SEQUENCE_NUMBER, "abort", "abortable"),
+        (E.OUT_OF_ORDER_SEQUENCE_NUMBER, "fatal", "unknown"),
+        (E.INVALID_TXN_STATE, "fatal", "unknown"),
+        (E.UNKNOWN_MEMBER_ID, "fatal", "unknown"),
+        (E._TIMED_OUT, "retriable", "unknown"),
+        (E.COORDINATOR_LOAD_IN_PROGRESS, "retriable", "unknown"),
+        (E._TRANSPORT, "retriable", "unknown"),
+        (E._STATE, "", "unknown"),
+        (E._BAD_MSG, "", "unknown"),
+    ],
+)
+def test_kinds(code: int, flags: str, kind: str) -> None:
+    error = KafkaError(
+        code,
+        "why",
+        fatal="fatal" in flags,
+        retriable="retriable" in flags,
+        txn_requires_abort="abort" in flags,
+    )
+    failure = transaction_failed("commit_transaction", KafkaException(error))
+    assert failure.kind == kind
+    assert failure.call == "commit_transaction"
+    assert failure.code == error.name()
+    assert str(failure) == f"commit_transaction: {error.name()} (why)"
+    assert str(code) not in str(failure)
+
+
+def test_anything_else_that_is_raised_is_unknown() -> None:
+    failure = transaction_failed("commit_transaction", RuntimeError("handle is closed"))
+    assert failure.kind == "unknown"
+    assert "handle is closed" in str(failure)
+    assert error_of(KafkaException()).code() == KafkaError._FAIL
+
+
+def test_the_tables_do_not_contradict_each_other() -> None:
+    assert not FENCED & GROUP_KINDS.keys()
+    assert not FENCED & REFUSED
+    assert not GROUP_KINDS.keys() & REFUSED
+    assert not NO_ANSWER & (REFUSED | FENCED | BAD_OFFSET | GROUP_KINDS.keys())
+    assert NO_SUCH_TOPIC <= REFUSED
+    assert set(GROUP_KINDS.values()) == {"stale", "lost"}
+
+
+def test_a_request_fails_for_want_of_an_answer_of_permission_or_of_sense() -> None:
+    silent = request_failed("describing topic x", "a:1", KafkaError(E._TIMED_OUT, "late"), "refused by a:1")
+    assert isinstance(silent, BrokerUnavailable)
+    assert "a:1" in str(silent)
+    assert "refused by a:1" in str(silent)
+    assert "_TIMED_OUT" in str(silent)
+    refused = request_failed("describing topic x", "a:1", KafkaError(E.SASL_AUTHENTICATION_FAILED, "bad password"))
+    assert isinstance(refused, ConfigError)
+    forbidden = request_failed("describing topic x", "a:1", KafkaError(E.TOPIC_AUTHORIZATION_FAILED))
+    assert isinstance(forbidden, TopicError)
+    assert "ACL" in str(forbidden)
+    wrong = request_failed("creating topic x", "a:1", KafkaError(E.INVALID_CONFIG, "no such setting"))
+    assert isinstance(wrong, TopicError)
+    assert "creating topic x: INVALID_CONFIG: no such setting" in str(wrong)
+
+
+def test_a_cause_is_told_once() -> None:
+    text = str(broker_unavailable("x", "a:1", KafkaError(E._TRANSPORT, "refused"), "_TRANSPORT: refused"))
+    assert text.count("refused") == 1
