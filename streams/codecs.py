@@ -371,7 +371,7 @@ def _nodes(root: Any) -> Iterator[Any]:
         elif isinstance(node, msgspec.inspect.Type | msgspec.inspect.Field) and id(node) not in seen:
             seen.add(id(node))
             yield node
-            waiting.extend(getattr(node, field) for field in node.__struct_fields__ if field != "default")
+            waiting.extend(getattr(node, field) for field in node.__struct_fields__)
 
 
 def _refuse_non_finite(plain: Any, name: str) -> None:

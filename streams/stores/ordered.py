@@ -54,7 +54,7 @@ class OrderedEngine:
         inclusive: tuple[bool, bool] = (True, False),
     ) -> Iterator[tuple[bytes, bytes]]:
         size = _FIRST_CHUNK
-        while low is None or high is None or low <= high:
+        while True:
             chunk = list(islice(self._sorted_keys().irange(low, high, inclusive, reverse), size))
             for key in chunk:
                 value = self._data.get(key)

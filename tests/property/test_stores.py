@@ -13,9 +13,9 @@ from streams.records import Change, TopicPartition
 from streams.stores import SimpleStore, Table
 
 HERE = TopicPartition("t", 0)
-KEYS = st.one_of(st.sampled_from(["", "a", "ab", "b", "\x00", "a\x00", "ü", "\U0010ffff"]), st.text(max_size=3))
+KEYS = st.sampled_from(["", "a", "ab", "b", "\x00", "a\x00", "ü", "\U0010ffff"]) | st.text(max_size=3)
 # surrogates are not text for Kafka; st.text() leaves them out by itself
-VALUES = st.binary(max_size=3)
+VALUES = st.sampled_from([b"", b"\x00"]) | st.binary(max_size=3)
 
 
 class Item(msgspec.Struct):

@@ -199,6 +199,11 @@ def test_an_empty_value_is_a_value() -> None:
         assert raw.get(b"") == b""
         assert b"" in raw
         assert list(raw.items()) == [(b"", b"")]
+        with event(raw) as deletion:
+            assert raw.delete(b"")
+        assert deletion == [Change(b"", None, b"")]
+        raw.undo(deletion)
+        assert list(raw.items()) == [(b"", b"")]
         restored = Table.factory(key=bytes, value=bytes, ordered=ordered)(HERE)
         for change in journal:
             restored.receive_change(change)
@@ -239,6 +244,18 @@ def test_ranges() -> None:
     assert table.first() == (-3, -30)
     assert table.last() == (256, 2560)
     assert ordered_ints().first() is None
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("include_high", [False, True])
+@pytest.mark.parametrize("low", [None, 0, 3, 7, 500, 1999])
+@pytest.mark.parametrize("high", [None, 0, 7, 8, 9, 1000, 1999])
+def test_long_ranges_see_each_key_once(low: int | None, high: int | None, include_high: bool, reverse: bool) -> None:
+    table = ordered_ints(*range(2000))
+    end = 2000 if high is None else high + include_high
+    expected = list(range(low or 0, end))
+    found = keys_of(table.range(low, high, reverse=reverse, include_high=include_high))
+    assert found == (expected[::-1] if reverse else expected)
 
 
 def test_prefixes() -> None:
