@@ -103,11 +103,9 @@ class KafkaPythonClient:
             "request_timeout_ms": REQUEST_TIMEOUT_MS,
             "receive_message_max_bytes": 100_000_000,  # lists of transactions of large clusters
         }
-        try:
-            self.net: Any = _Loop(**settings)
-            self.manager: Any = _Manager(self.net, **settings)
-        except (ValueError, TypeError, kafka_errors.KafkaError) as error:
-            raise ConfigError(f"bootstrap.servers={bootstrap_servers!r}: {error}") from None
+        _check_addresses(bootstrap_servers)
+        self.net: Any = _Loop(**settings)
+        self.manager: Any = _Manager(self.net, **settings)
         self.kafka: Any = KafkaNetClient(net=self.net, manager=self.manager)
         self._closed = False
 
@@ -274,6 +272,13 @@ def raise_for(error_code: int) -> None:
     """Raise the kafka-python error for a code that is not 0."""
     if error_code:
         raise kafka_errors.for_code(error_code)()
+
+
+def _check_addresses(bootstrap_servers: str) -> None:
+    for address in bootstrap_servers.split(","):
+        host, colon, port = address.strip().rpartition(":")
+        if not (host and colon and port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+            raise ConfigError(f"bootstrap.servers must be host:port, several with commas, not {address.strip()!r}")
 
 
 def _quiet_kafka_python() -> None:

@@ -13,6 +13,7 @@ anywhere). The public methods post to that thread and return.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -26,17 +27,7 @@ from streams.clients.kafka_python import errors as kafka_errors
 from streams.clients.kafka_python_client import KafkaPythonClient
 from streams.clients.takeover import KafkaPythonTakeOver
 from streams.errors import ConfigError, MembershipFatal, StreamsError
-from streams.group import (
-    Assigned,
-    Assignment,
-    Assignor,
-    Fatal,
-    GroupEvent,
-    Lost,
-    MemberReport,
-    Revoked,
-    Snapshot,
-)
+from streams.group import Assigned, Assignment, Assignor, Fatal, GroupEvent, Lost, MemberReport, Revoked, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -349,7 +340,8 @@ class KafkaPythonMembership:
 
     def woken(self) -> None:
         """There is a reason to join again, or to look."""
-        self._wake.notify()
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._wake.notify()
 
     def fatal(self, error: BaseException) -> None:
         """The group will not have this member. Tells why, in our words, and ends."""
@@ -371,7 +363,10 @@ class KafkaPythonMembership:
         self._stopped = True
         if self._coordinator is not None:
             self._coordinator.stop()
-        self._wake.notify()
+            if self._coordinator.member_id and self._static_id is None:
+                with contextlib.suppress(Exception):  # or the others wait for a member that has given up
+                    self._client.manager.call_soon(self._depart, time.monotonic() + _LEAVE_PATIENCE)
+        self.woken()
         log.error("group %s: %s", self._group_id, error)
         assert self._deliver is not None
         self._deliver(Fatal(error))
@@ -392,7 +387,7 @@ class KafkaPythonMembership:
             member_id = coordinator.member_id
             coordinator.stop()
         self._void_quietly()
-        self._wake.notify()
+        self.woken()
         if not member_id or (self._static_id is not None and not self._leaving):
             return
         await leave_group(self._client, self._group_id, member_id, self._static_id, deadline)

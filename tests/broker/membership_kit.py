@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import KafkaException, Producer, TopicPartition
@@ -67,6 +68,9 @@ class Seat:
     def heard_of(self, kind: type) -> list[GroupEvent]:
         return [event for event in self.events if isinstance(event, kind)]
 
+    def assigned(self) -> list[Assigned]:
+        return [event for event in self.events if isinstance(event, Assigned)]
+
     def fatal(self) -> Exception:
         event = self.wait(lambda e: isinstance(e, Fatal))
         assert isinstance(event, Fatal)
@@ -92,6 +96,35 @@ def seats() -> Iterator[Callable[..., Seat]]:
     finally:
         for seat in made:
             seat.membership.close(3.0)
+
+
+@dataclass
+class Table:
+    """A group with a topic of its own."""
+
+    servers: str
+    group: str
+    topic: str
+    make: Callable[..., Seat]
+
+    def seat(self, name: str, **settings: Any) -> Seat:
+        return self.make(self.servers, self.group, self.topic, name, **settings)
+
+
+@contextmanager
+def laid_table(servers: str, prefix: str) -> Iterator[Table]:
+    """A new topic and a group without members."""
+    topic = make_topic(servers, f"{prefix}in")
+    with seats() as make:
+        yield Table(servers, f"{prefix}group", topic, make)
+
+
+def everything(*members: Seat) -> bool:
+    """All partitions are owned, none twice, no two counts differ by more than one."""
+    owned = [last.owned for member in members for last in member.assigned()[-1:]]
+    numbers = sorted(number for numbers in owned for number in numbers)
+    counts = [len(numbers) for numbers in owned]
+    return numbers == list(range(PARTITIONS)) and max(counts) - min(counts) <= 1 and len(owned) == len(members)
 
 
 def until(condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,38 +13,15 @@ from confluent_kafka import Consumer
 from streams.clients import group_wire
 from streams.errors import ConfigError, MembershipFatal
 from streams.group import Assigned, Lost, Revoked
-from tests.broker.membership_kit import PARTITIONS, Seat, make_topic, seats, until
+from tests.broker.membership_kit import PARTITIONS, Table, everything, laid_table, seats, until
 
 pytestmark = pytest.mark.broker
 
 
-@dataclass
-class Table:
-    """A group with a topic of its own."""
-
-    servers: str
-    group: str
-    topic: str
-    make: Callable[..., Seat]
-
-    def seat(self, name: str, **settings: Any) -> Seat:
-        return self.make(self.servers, self.group, self.topic, name, **settings)
-
-
 @pytest.fixture
 def table(kafka_broker: Any, topic_prefix: str) -> Iterator[Table]:
-    servers = kafka_broker.bootstrap_servers
-    topic = make_topic(servers, f"{topic_prefix}in")
-    with seats() as make:
-        yield Table(servers, f"{topic_prefix}group", topic, make)
-
-
-def everything(*members: Seat) -> bool:
-    """All partitions are owned, none twice, no two counts differ by more than one."""
-    owned = [last.owned for member in members for last in member.heard_of(Assigned)[-1:]]
-    numbers = sorted(number for numbers in owned for number in numbers)
-    counts = [len(numbers) for numbers in owned]
-    return numbers == list(range(PARTITIONS)) and max(counts) - min(counts) <= 1 and len(owned) == len(members)
+    with laid_table(kafka_broker.bootstrap_servers, topic_prefix) as table:
+        yield table
 
 
 def test_a_member_alone_owns_everything(table: Table) -> None:
@@ -61,8 +37,7 @@ def test_a_second_member_gets_half_and_the_first_keeps_the_rest(table: Table) ->
     second = table.seat("b")
     gained = second.owning(PARTITIONS // 2)
     until(lambda: everything(first, second), "the group does not settle")
-    kept = first.heard_of(Assigned)[-1]
-    assert isinstance(kept, Assigned)
+    kept = first.assigned()[-1]
     assert [event.partitions for event in first.heard_of(Revoked) if isinstance(event, Revoked)] == [gained.owned]
     assert not kept.added
     assert not first.heard_of(Lost)
@@ -73,7 +48,7 @@ def test_a_second_member_gets_half_and_the_first_keeps_the_rest(table: Table) ->
 def test_three_members_share_within_one(table: Table) -> None:
     members = [table.seat(name) for name in "abc"]
     until(lambda: everything(*members), "the group does not settle")
-    assert members[0].heard_of(Assigned)[-1].assignment.members == ("a", "b", "c")  # type: ignore[attr-defined]
+    assert members[0].assigned()[-1].assignment.members == ("a", "b", "c")
 
 
 def test_what_is_revoked_is_assigned_only_after_its_release(table: Table) -> None:
@@ -83,11 +58,11 @@ def test_what_is_revoked_is_assigned_only_after_its_release(table: Table) -> Non
     revoked = first.wait(lambda event: isinstance(event, Revoked))
     assert isinstance(revoked, Revoked)
     time.sleep(1.0)  # a time in which a wrong assignment could come
-    assert not any(event.owned for event in second.heard_of(Assigned) if isinstance(event, Assigned))
+    assert not any(event.owned for event in second.assigned())
     some = frozenset(list(revoked.partitions)[:2])
     first.membership.released(some)
     time.sleep(0.5)
-    assert not any(event.owned for event in second.heard_of(Assigned) if isinstance(event, Assigned))
+    assert not any(event.owned for event in second.assigned())
     first.membership.released(revoked.partitions - some)
     assert second.owning(PARTITIONS // 2).owned == revoked.partitions
 
@@ -155,6 +130,7 @@ def test_a_second_process_under_the_same_name_has_to_go(table: Table) -> None:
     error = table.seat("shop").fatal()
     assert isinstance(error, MembershipFatal)
     assert "'shop'" in str(error)
+    first.wait(lambda event: isinstance(event, Assigned) and event.assignment.members == ("shop",), since=1)
     time.sleep(0.7)  # two heartbeats
     assert not first.heard_of(Revoked)
     assert not first.heard_of(Lost)
@@ -175,7 +151,7 @@ def test_a_static_name_that_is_taken_over_is_fatal_for_the_one_before(table: Tab
 def test_a_static_member_that_restarts_gets_its_partitions_back(table: Table) -> None:
     other, restarts = table.seat("a", static=True), table.seat("b", static=True)
     until(lambda: everything(other, restarts), "the group does not settle")
-    mine = restarts.heard_of(Assigned)[-1].owned  # type: ignore[attr-defined]
+    mine = restarts.assigned()[-1].owned
     restarts.membership.close(5.0)  # without `leave`: it stays a member for the session timeout
     since = len(other.events)
     assert table.seat("b", static=True).owning(len(mine)).owned == mine

@@ -1,0 +1,171 @@
+"""The questions of a take-over, asked of a real broker that holds what dead members left open."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from streams.errors import BrokerUnavailable, TopicError
+from tests.broker.membership_kit import PARTITIONS, Seat, Table, Transactor, laid_table, make_topic, seats, until
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def table(kafka_broker: Any, topic_prefix: str) -> Iterator[Table]:
+    with laid_table(kafka_broker.bootstrap_servers, topic_prefix) as table:
+        yield table
+
+
+@pytest.fixture
+def seat(table: Table) -> Seat:
+    seat = table.seat("alive")
+    seat.owning(PARTITIONS)
+    return seat
+
+
+def soon(seconds: float = 10.0) -> float:
+    return time.monotonic() + seconds
+
+
+def metadata(seat: Seat) -> bytes:
+    published = seat.membership.snapshot.metadata
+    assert published is not None
+    return published
+
+
+def test_what_a_dead_instance_left_open_is_ended_at_once(table: Table, seat: Seat) -> None:
+    dead = Transactor(table.servers, f"{table.group}.dead.0", table.topic)
+    dead.open(metadata(seat), partition=3)
+    with pytest.raises(BrokerUnavailable, match="UnstableOffsetCommit"):
+        seat.take_over.stable_offsets([3], soon(0.3))
+    before = time.monotonic()
+    assert seat.take_over.fence_departed(["alive"], soon()) == [f"{table.group}.dead.0"]
+    assert seat.take_over.stable_offsets([3], soon()) == {3: None}
+    assert time.monotonic() - before < 2.0  # its transaction timeout is a minute
+    with pytest.raises(KafkaException) as refused:
+        dead.producer.commit_transaction(10)
+    assert refused.value.args[0].fatal()
+
+
+def test_several_slots_and_instances_are_ended_together(table: Table, seat: Seat) -> None:
+    names = [f"{table.group}.dead-{instance}.{slot}" for instance in (1, 2) for slot in (0, 12)]
+    left_open = [Transactor(table.servers, name, table.topic) for name in names]
+    for partition, dead in enumerate(left_open):
+        dead.open(metadata(seat), partition)
+    assert seat.take_over.fence_departed(["alive", "dead-2"], soon()) == names[:2]
+    assert seat.take_over.fence_departed(["alive"], soon()) == names[2:]
+    assert seat.take_over.fence_departed(["alive"], soon()) == []
+
+
+def test_the_living_and_other_groups_are_left_alone(table: Table, seat: Seat) -> None:
+    """Ids that look alike: a longer group id, a group id with a dot, a name that is not an instance and a slot."""
+    names = [
+        f"{table.group}.alive.0",
+        f"{table.group}2.dead.0",
+        f"{table.group}.b.dead.0",
+        f"{table.group}.dead",
+        f"{table.group}.dead.x",
+    ]
+    untouched = [Transactor(table.servers, name, table.topic) for name in names]
+    for partition, producer in enumerate(untouched):
+        producer.open(metadata(seat), partition)
+    assert seat.take_over.fence_departed(["alive"], soon()) == []
+    for producer in untouched:
+        producer.producer.commit_transaction(10)
+    assert seat.take_over.stable_offsets(range(5), soon()) == dict.fromkeys(range(5), 1)
+
+
+def test_offsets_are_those_of_the_group(table: Table, seat: Seat) -> None:
+    producer = Transactor(table.servers, f"{table.group}.alive.0", table.topic)
+    for _ in range(3):
+        assert producer.commit(metadata(seat), partition=7) == "ok"
+    assert seat.take_over.stable_offsets([6, 7], soon()) == {6: None, 7: 3}
+    assert seat.take_over.stable_offsets([], soon()) == {}
+
+
+def test_the_log_range_counts_open_and_aborted_transactions(table: Table, seat: Seat) -> None:
+    producer = Transactor(table.servers, f"{table.group}.alive.0", table.topic)
+    assert producer.commit(metadata(seat), partition=2) == "ok"  # record and marker
+    producer.open(metadata(seat), partition=2)
+    assert seat.take_over.log_range(table.topic, [1, 2], soon()) == {1: (0, 0), 2: (0, 3)}
+    producer.producer.abort_transaction(10)
+    until(lambda: seat.take_over.log_range(table.topic, [2], soon()) == {2: (0, 4)}, "no abort marker")
+
+
+def test_the_log_start_is_told(table: Table, seat: Seat) -> None:
+    from confluent_kafka import TopicPartition
+
+    producer = Transactor(table.servers, f"{table.group}.alive.0", table.topic)
+    for _ in range(2):
+        assert producer.commit(metadata(seat), partition=0) == "ok"
+    admin = AdminClient({"bootstrap.servers": table.servers})
+    for future in admin.delete_records([TopicPartition(table.topic, 0, 3)]).values():
+        future.result(10)
+    assert seat.take_over.log_range(table.topic, [0], soon()) == {0: (3, 4)}
+
+
+def test_a_topic_that_was_made_again_has_another_id(table: Table, seat: Seat, topic_prefix: str) -> None:
+    name = make_topic(table.servers, f"{topic_prefix}again", 1)
+    first = seat.take_over.topic_id(name, soon())
+    assert first == seat.take_over.topic_id(name, soon())
+    assert len(first) == 22  # as kafka-topics prints it
+    admin = AdminClient({"bootstrap.servers": table.servers})
+    admin.delete_topics([name])[name].result(10)
+
+    def made_again() -> bool:
+        try:
+            make_topic(table.servers, name, 1)
+        except KafkaException:
+            return False
+        return True
+
+    until(made_again, "the topic is not deleted")
+    assert seat.take_over.topic_id(name, soon()) != first
+
+
+def test_what_does_not_exist_is_a_topic_error(table: Table, seat: Seat) -> None:
+    with pytest.raises(TopicError, match="nowhere"):
+        seat.take_over.log_range("nowhere", [0], soon(1.0))
+    with pytest.raises(TopicError, match="nowhere"):
+        seat.take_over.topic_id("nowhere", soon(1.0))
+    with pytest.raises(TopicError, match=str(PARTITIONS)):
+        seat.take_over.log_range(table.topic, [PARTITIONS + 7], soon(1.0))
+
+
+def test_a_static_member_is_removed_by_its_name(table: Table, seat: Seat) -> None:
+    stuck = table.seat("stuck", static=True)
+    stuck.owning(PARTITIONS // 2)
+    stuck.membership.close(3.0)
+    since = len(seat.events)
+    assert seat.take_over.remove_member("stuck", soon())
+    seat.owning(PARTITIONS, since)
+    assert not seat.take_over.remove_member("stuck", soon())
+
+
+def test_without_a_broker_every_question_keeps_to_its_deadline(topic_prefix: str) -> None:
+    with seats() as make:
+        seat = make("127.0.0.1:1", f"{topic_prefix}group", "t", "a")
+        questions = [
+            lambda deadline: seat.take_over.fence_departed([], deadline),
+            lambda deadline: seat.take_over.stable_offsets([0], deadline),
+            lambda deadline: seat.take_over.log_range("t", [0], deadline),
+            lambda deadline: seat.take_over.topic_id("t", deadline),
+            lambda deadline: seat.take_over.remove_member("a", deadline),
+        ]
+        for question in questions:
+            before = time.monotonic()
+            with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1:1"):
+                question(soon(0.3))
+            assert time.monotonic() - before < 1.0
+
+
+def test_after_the_end_every_question_says_so(table: Table, seat: Seat) -> None:
+    seat.membership.close(5.0)
+    with pytest.raises(BrokerUnavailable, match="closed"):
+        seat.take_over.stable_offsets([0], soon())
