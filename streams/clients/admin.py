@@ -157,20 +157,27 @@ class TopicAdmin:
         end = self._offsets(wanted, _LATEST, IsolationLevel.READ_UNCOMMITTED, deadline)
         return {number: Watermarks(start[number], stable[number], end[number]) for number in numbers}
 
-    def committed(self, group: str, topic: str, timeout_seconds: float = 10.0) -> dict[int, int]:
-        """The group's committed offsets; partitions without one are left out. Waits for pending transactions."""
+    def committed(
+        self, group: str, topic: str, timeout_seconds: float = 10.0, partitions: Collection[int] | None = None
+    ) -> dict[int, int]:
+        """The group's committed offsets; partitions without one are left out. Waits for pending transactions.
+
+        ``partitions`` must be named for a topic that this cluster does not have (a stand-in for another cluster's).
+        """
+        deadline = time.monotonic() + timeout_seconds
+        numbers = range(self._partitions(topic, deadline)) if partitions is None else partitions
 
         def attempt(client: AdminClient, seconds: float) -> Mapping[str, Future[Any]]:
-            request = [ConsumerGroupTopicPartitions(group)]
+            # By name: a question for "all" leaves out what has nothing but a pending offset, and does not wait for it.
+            wanted = [TopicPartition(topic, number) for number in numbers]
+            request = [ConsumerGroupTopicPartitions(group, wanted)]
             return client.list_consumer_group_offsets(request, require_stable=True, request_timeout=seconds)
 
-        deadline = time.monotonic() + timeout_seconds
+        if not numbers:
+            return {}
         answer = self._ask("reading the committed offsets of group", attempt, deadline, {KafkaError.GROUP_ID_NOT_FOUND})
-        offsets: dict[int, int] = {}
-        for position in getattr(answer.get(group), "topic_partitions", None) or ():
-            if position.topic == topic and position.offset >= 0:
-                offsets[position.partition] = position.offset
-        return offsets
+        positions = getattr(answer.get(group), "topic_partitions", None) or ()
+        return {position.partition: position.offset for position in positions if position.offset >= 0}
 
     def lag(self, group: str, topic: str, timeout_seconds: float = 10.0) -> list[PartitionLag]:
         """Where the group stands in every partition of ``topic``, by partition."""
@@ -277,13 +284,14 @@ class TopicAdmin:
                 return results
             key, error = failed
             client.poll(0)  # hear what the connections have to say
-            if error.code() not in NO_ANSWER or time.monotonic() + pause > deadline:
+            left = deadline - time.monotonic()
+            if error.code() not in NO_ANSWER or left <= 0:
                 raise request_failed(
                     f"{step} {_shown(key)}", self._connection.addresses, error, self._connection.reason
                 )
             if error.code() in _STUCK:
                 self._replace(client)
-            time.sleep(pause)
+            time.sleep(min(pause, left))
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     def _replace(self, stuck: AdminClient) -> None:
@@ -332,7 +340,10 @@ def _gather(
     results: dict[K, Any] = {}
     for key, future in attempt(client, seconds).items():
         try:
-            results[key] = future.result(seconds + 1.0)
+            result = future.result(seconds + 1.0)
+            # Offsets of a group carry the errors of single partitions, UNSTABLE_OFFSET_COMMIT among them.
+            errors = [part.error for part in getattr(result, "topic_partitions", None) or () if part.error is not None]
+            results[key] = errors[0] if errors else result
         except KafkaException as exception:
             results[key] = error_of(exception)
         except FutureTimeout:

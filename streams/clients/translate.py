@@ -152,6 +152,11 @@ def request_failed(
 ) -> BrokerUnavailable | TopicError | ConfigError:
     """An administrative request failed: for want of an answer, of permission, or because of what it asked for."""
     code = error.code()
+    if code == KafkaError.UNSTABLE_OFFSET_COMMIT:
+        return BrokerUnavailable(
+            f"{step}: a transaction that holds offsets is still open at {addresses} ({error.name()}); it ends when its"
+            " producer comes back or its transaction timeout is over"
+        )
     if code in NO_ANSWER:
         return broker_unavailable(step, addresses, error, reason)
     if code == KafkaError._AUTHENTICATION or code == KafkaError.SASL_AUTHENTICATION_FAILED:
