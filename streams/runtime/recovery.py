@@ -64,7 +64,7 @@ class Recovery:
             return
         refusals = self._refusals(head, failure)
         for younger in reversed(list(pool.unsettled)[1:]):
-            await self._end(younger, abortable=True)
+            await self._end(younger, abortable=not rebuild_all(failure.kind))
         committed = await self._settle(head, step, failure)
         if rebuild_all(failure.kind):
             pool.slots.replace_idle()
