@@ -25,6 +25,8 @@ with warnings.catch_warnings():
     KafkaNetClient: Any = _from("net.compat", "KafkaNetClient")
     KafkaConnectionManager: Any = _from("net.manager", "KafkaConnectionManager")
     KafkaNetSocket: Any = _from("net.inet", "KafkaNetSocket")
+    create_connection: Any = _from("net.inet", "create_connection")
+    KafkaSSLTransport: Any = _from("net.transport", "KafkaSSLTransport")
     NetworkSelector: Any = _from("net.selector", "NetworkSelector")
     WakeupNotifier: Any = _from("net.wakeup_notifier", "WakeupNotifier")
     AbstractTokenProvider: Any = _from("net.sasl.oauth", "AbstractTokenProvider")

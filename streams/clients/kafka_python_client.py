@@ -19,7 +19,9 @@ from streams.clients.kafka_python import (
     KafkaConnectionManager,
     KafkaNetClient,
     KafkaNetSocket,
+    KafkaSSLTransport,
     NetworkSelector,
+    create_connection,
 )
 from streams.clients.kafka_python import errors as kafka_errors
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError
@@ -35,6 +37,7 @@ REQUEST_TIMEOUT_MS = 10_000
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.2  # seconds between tries of one request
 _SAY_UNREACHABLE_AFTER = 2.0  # seconds
+_HANDSHAKE_MS = 5000
 
 
 class _Socket(KafkaNetSocket):
@@ -59,12 +62,27 @@ class _Manager(KafkaConnectionManager):
     last_failure: BaseException | None = None
 
     async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
+        build = self._build_tls if self.ssl_enabled else super()._build_transport
         try:
-            transport = await super()._build_transport(node, timeout_at)
+            transport = await build(node, timeout_at)
         except Exception as error:
             self.last_failure = error
             raise
         self.last_failure = None
+        return transport
+
+    async def _build_tls(self, node: Any, timeout_at: float | None) -> Any:
+        """As kafka-python does it; but the handshake has a time limit, and its socket is closed when it fails."""
+        options, proxy = self.config["socket_options"], self.config["proxy_url"]
+        sock = await create_connection(self._net, node.host, node.port, options, proxy, timeout_at)
+        transport = KafkaSSLTransport(self._net, sock, host=node.host, ssl_context=self.config["ssl_context"])
+        try:
+            await self.wait_for(self.call_soon(transport.handshake), _HANDSHAKE_MS)
+        except BaseException as error:
+            transport.abort(error)
+            if isinstance(error, OSError):  # ssl.SSLError among them
+                raise kafka_errors.KafkaConnectionError(f"TLS handshake failed: {error}") from error
+            raise
         return transport
 
 

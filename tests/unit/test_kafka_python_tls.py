@@ -1,0 +1,85 @@
+"""A broker that is not who it should be: the member says so and stops, it does not try for ever."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streams.clients.kafka_python_settings import translate
+from streams.clients.membership import connect_group
+from streams.core.assignor import sticky_plan
+from streams.errors import ConfigError
+from streams.group import Fatal, GroupEvent
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate for another host, signed by nobody, with its key in the same file."""
+    path = tmp_path / "server.pem"
+    name, out = "elsewhere.example", str(tmp_path / "cert.pem")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}", "-keyout", str(path), "-out", out]
+    subprocess.run(command, check=True, capture_output=True)
+    path.write_text(path.read_text() + (tmp_path / "cert.pem").read_text())
+    return path
+
+
+@pytest.fixture
+def server(certificate: Path) -> Iterator[str]:
+    """Shakes hands with whoever comes, and says nothing."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.1)
+        stop = threading.Event()
+
+        def serve() -> None:
+            while not stop.is_set():
+                try:
+                    connection, _ = listener.accept()
+                except TimeoutError:
+                    continue
+                with connection:
+                    try:
+                        connection.settimeout(2.0)
+                        context.wrap_socket(connection, server_side=True).close()
+                    except OSError:
+                        pass
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("trusted", [False, True], ids=["unknown authority", "wrong host"])
+def test_a_certificate_that_does_not_fit_is_fatal(server: str, certificate: Path, trusted: bool) -> None:
+    settings = {"security.protocol": "ssl"}
+    if trusted:
+        settings["ssl.ca.location"] = str(certificate.with_name("cert.pem"))
+    membership, _ = connect_group(server, "g", "t", 1, "a", sticky_plan, security=translate(settings))
+    heard: list[GroupEvent] = []
+    before = time.monotonic()
+    membership.start(heard.append)
+    try:
+        while not heard:
+            assert time.monotonic() - before < 5.0
+            time.sleep(0.01)
+    finally:
+        membership.close(2.0)
+    (event,) = heard
+    assert isinstance(event, Fatal)
+    assert isinstance(event.error, ConfigError)
+    assert "certificate is refused" in str(event.error)
+    assert server in str(event.error)
