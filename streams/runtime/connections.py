@@ -51,11 +51,15 @@ class KafkaConnections:
         timeout_ms = int(self._config.transaction_timeout_seconds * 1000)
         return TransactionalProducer(self._settings, transactional_id, transaction_timeout_ms=timeout_ms)
 
+    def consumer(self) -> InputConsumer:
+        """The consumer of the source topic."""
+        return InputConsumer(self._settings, self._config.topic)
+
     def input(self) -> Poller:
         """The poll thread and its consumer."""
         config = self._config
         return Poller(
-            lambda: InputConsumer(self._settings, config.topic),
+            self.consumer,
             max_poll_records=config.max_poll_records,
             room=ROOM_POLLS * config.max_poll_records,
         )

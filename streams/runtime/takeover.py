@@ -6,6 +6,7 @@ at the group's offset would count twice after a coordinator lost its memory; so 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ import msgspec
 
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.core.partition import PartitionState
-from streams.errors import BrokerUnavailable, OffsetError, TransactionFailed
+from streams.errors import BrokerUnavailable, OffsetError, Stopped, TransactionFailed
 from streams.metrics import OffsetMismatch, TakeOverDone
 from streams.records import TYPE_HEADER, Change, IncomingRecord
 from streams.runtime.partition_worker import PartitionWorker
@@ -110,7 +111,8 @@ class TakeOvers:
         def cancelled() -> bool:
             return all(worker.state is not PartitionState.RESTORING for worker in workers)
 
-        await self._read(ranges, receive, cancelled)
+        with contextlib.suppress(Stopped):  # all of them were taken away: the caller sees it by their states
+            await self._read(ranges, receive, cancelled)
         return counts
 
     async def _read(self, ranges: Mapping[int, Range], receive: Receive, cancelled: Cancelled) -> None:

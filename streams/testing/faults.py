@@ -1,0 +1,263 @@
+"""Faults at named points: a process that kills itself with SIGKILL, or stops for a while, in the middle of its work.
+
+    crash = FaultPlan.from_environment()                        # KES_FAULT="commit.before:3" or "flush.after:1:freeze"
+    source = EventSource(...)
+    await consume_with_faults(source, crash)
+
+The points lie around every call that the engine makes to the outside; ``POINTS`` lists them. SIGKILL leaves no time to tidy
+up, as a power cut or an out-of-memory kill would; SIGSTOP freezes the process until somebody continues it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from streams.config import EventSourceConfig
+from streams.errors import ConfigError
+from streams.event_source import EventSource
+from streams.group import GroupEvent, Membership, Snapshot, TakeOver
+from streams.records import Headers, IncomingRecord, Record
+from streams.runtime.connections import KafkaConnections
+from streams.runtime.poller import Poller, Records
+from streams.runtime.ports import Blocking, Producer, Reader, Refusal, Topics
+
+FAULT_VARIABLE: Final = "KES_FAULT"
+
+POINTS: Final = (
+    "poll.before",
+    "poll.after",
+    "handler.before",
+    "handler.after",
+    "produce.before",
+    "produce.after",
+    "flush.before",
+    "flush.after",
+    "send_offsets.before",
+    "send_offsets.after",
+    "commit.before",
+    "commit.after",
+    "settle.after",
+    "store.before",
+    "store.after",
+    "revoke.before",
+    "revoke.after",
+    "restore.half",
+)
+"""Every point. ``handler`` and ``store`` are hit by the program under test itself, with ``FaultPlan.hit``."""
+
+
+class FaultPlan:
+    """Strikes at the ``count``-th time that ``point`` is passed. Threads: any."""
+
+    def __init__(self, point: str = "", count: int = 1, action: str = "kill") -> None:
+        if point and point not in POINTS:
+            raise ConfigError(f"{FAULT_VARIABLE}: there is no point {point!r}; one of {', '.join(POINTS)}")
+        if action not in ("kill", "freeze"):
+            raise ConfigError(f"{FAULT_VARIABLE}: the action is {action!r}; use 'kill' or 'freeze'")
+        self.point, self.action = point, action
+        self._left = count
+        self._lock = threading.Lock()
+
+    @classmethod
+    def from_environment(cls) -> FaultPlan:
+        """The plan in ``KES_FAULT``: ``point[:count[:action]]``; nothing happens when it is not set."""
+        point, _, rest = os.environ.get(FAULT_VARIABLE, "").partition(":")
+        count, _, action = rest.partition(":")
+        return cls(point, int(count or 1), action or "kill")
+
+    def hit(self, point: str) -> None:
+        """Passing this point."""
+        if point != self.point:
+            return
+        with self._lock:
+            self._left -= 1
+            strike = self._left == 0
+        if strike:
+            os.kill(os.getpid(), signal.SIGKILL if self.action == "kill" else signal.SIGSTOP)
+
+
+async def consume_with_faults(source: EventSource[Any], plan: FaultPlan) -> None:
+    """``source.consume_events()`` over connections that pass the points of the plan."""
+    await source._consume(lambda config: FaultyConnections(KafkaConnections(config), config, plan))
+
+
+class FaultyConnections:
+    """``ports.Connections`` around the real ones."""
+
+    def __init__(self, real: KafkaConnections, config: EventSourceConfig, plan: FaultPlan) -> None:
+        self._real, self._config, self._plan = real, config, plan
+        self.message_limit = real.message_limit
+
+    def worker(self, name: str) -> Blocking:
+        """Untouched."""
+        return self._real.worker(name)
+
+    def producer(self, transactional_id: str) -> Producer:
+        """With points around every call of a transaction."""
+        return _FaultyProducer(self._real.producer(transactional_id), self._plan)
+
+    def input(self) -> Poller:
+        """With points around the poll."""
+        return Poller(
+            lambda: _FaultyConsumer(self._real.consumer(), self._plan),
+            max_poll_records=self._config.max_poll_records,
+            room=8 * self._config.max_poll_records,
+        )
+
+    def reader(self) -> Reader:
+        """With a point in the middle of reading."""
+        return _FaultyReader(self._real.reader(), self._plan)
+
+    def topics(self) -> Topics:
+        """Untouched."""
+        return self._real.topics()
+
+    def group(self, alive: Callable[[], bool]) -> tuple[Membership, TakeOver]:
+        """With points around the answer to a revocation."""
+        membership, takeover = self._real.group(alive)
+        return _FaultyMembership(membership, self._plan), takeover
+
+
+class _FaultyProducer:
+    def __init__(self, real: Producer, plan: FaultPlan) -> None:
+        self._real, self._hit = real, plan.hit
+
+    @property
+    def refused(self) -> Sequence[Refusal]:
+        return self._real.refused
+
+    def init(self, timeout_seconds: float) -> None:
+        self._real.init(timeout_seconds)
+
+    def warm_up(self, topics: Collection[str], timeout_seconds: float) -> None:
+        self._real.warm_up(topics, timeout_seconds)
+
+    def begin(self) -> None:
+        self._real.begin()
+
+    def produce(self, record: Record) -> bool:
+        return self._real.produce(record)
+
+    def produce_raw(
+        self, topic: str, value: bytes | None, key: bytes | None, partition: int, headers: Headers | None
+    ) -> bool:
+        self._hit("produce.before")
+        queued = self._real.produce_raw(topic, value, key, partition, headers)
+        self._hit("produce.after")
+        return queued
+
+    def poll(self) -> None:
+        self._real.poll()
+
+    def flush(self, timeout_seconds: float) -> None:
+        self._hit("flush.before")
+        self._real.flush(timeout_seconds)
+        self._hit("flush.after")
+
+    def send_offsets(self, topic: str, offsets: Mapping[int, int], metadata: bytes, timeout_seconds: float) -> None:
+        self._hit("send_offsets.before")
+        self._real.send_offsets(topic, offsets, metadata, timeout_seconds)
+        self._hit("send_offsets.after")
+
+    def commit(self, timeout_seconds: float) -> None:
+        self._hit("commit.before")
+        self._real.commit(timeout_seconds)
+        self._hit("commit.after")
+
+    def abort(self, timeout_seconds: float) -> None:
+        self._real.abort(timeout_seconds)
+
+    def close(self) -> None:
+        self._real.close()
+
+
+class _FaultyConsumer:
+    def __init__(self, real: Any, plan: FaultPlan) -> None:
+        self._real, self._hit = real, plan.hit
+
+    def add(self, partition: int, offset: int) -> None:
+        self._real.add(partition, offset)
+
+    def remove(self, partitions: Collection[int]) -> None:
+        self._real.remove(partitions)
+
+    def pause(self, partitions: Collection[int]) -> None:
+        self._real.pause(partitions)
+
+    def resume(self, partitions: Collection[int]) -> None:
+        self._real.resume(partitions)
+
+    def poll_batch(self, timeout_seconds: float, limit: int) -> Records | None:
+        self._hit("poll.before")
+        batch: Records | None = self._real.poll_batch(timeout_seconds, limit)
+        if batch:
+            self._hit("poll.after")
+        return batch
+
+    def close(self) -> None:
+        self._real.close()
+
+
+class _FaultyReader:
+    def __init__(self, real: Reader, plan: FaultPlan) -> None:
+        self._real, self._hit = real, plan.hit
+
+    def read(
+        self,
+        topic: str,
+        ranges: Mapping[int, tuple[int, int]],
+        receive: Callable[[int, list[IncomingRecord]], None],
+        *,
+        stalled_after_seconds: float,
+        cancelled: Callable[[], bool],
+    ) -> None:
+        def received(partition: int, records: list[IncomingRecord]) -> None:
+            half = len(records) // 2
+            if half:
+                receive(partition, records[:half])
+            self._hit("restore.half")
+            receive(partition, records[half:])
+
+        self._real.read(topic, ranges, received, stalled_after_seconds=stalled_after_seconds, cancelled=cancelled)
+
+    def close(self) -> None:
+        self._real.close()
+
+
+class _FaultyMembership:
+    def __init__(self, real: Membership, plan: FaultPlan) -> None:
+        self._real, self._hit = real, plan.hit
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self._real.snapshot
+
+    def start(self, deliver: Callable[[GroupEvent], None]) -> None:
+        self._real.start(deliver)
+
+    def released(self, partitions: Collection[int]) -> None:
+        self._hit("revoke.before")
+        self._real.released(partitions)
+        self._hit("revoke.after")
+
+    def leave(self) -> None:
+        self._real.leave()
+
+    def close(self, timeout_seconds: float) -> None:
+        self._real.close(timeout_seconds)
+
+
+def settled_hook(plan: FaultPlan) -> Callable[[msgspec.Struct], None]:
+    """A metrics handler that passes ``settle.after`` at each settled transaction."""
+
+    def handler(measurement: msgspec.Struct) -> None:
+        if type(measurement).__name__ == "TransactionSettled":
+            plan.hit("settle.after")
+
+    return handler
