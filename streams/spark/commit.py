@@ -2,7 +2,7 @@
 
     1. a new producer, ``init_transactions``: whoever held the transactional id before is fenced from here on, and
        what it left open is decided and settled;
-    2. only then read the marker (the committed offset of a group that exists for this write alone);
+    2. only then read the marker (an offset of a group that exists for this write alone);
     3. marker there: the write is done, by this run or an earlier one, stop;
     4. else send all rows, send the marker with them, commit; whatever comes out of that, go to 1.
 
@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from streams.errors import BrokerUnavailable, RecordRefused, StreamsError, TransactionFailed
+from streams.errors import RecordRefused, StreamsError, TransactionFailed
 from streams.records import TYPE_HEADER, VERSION_HEADER
 from streams.spark.kafka import TIMEOUT_SECONDS, client, partitions_of, translated
 from streams.spark.options import WriteOptions
@@ -35,6 +35,13 @@ from streams.spark.options import WriteOptions
 _ROUNDS: Final = 3
 _FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 _REFUSED = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+
+_UNDECIDED: Final = (
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -79,12 +86,6 @@ def commit_once(
     run with the same id took over, or the transaction outlived its timeout). After an error nothing is visible, or
     all: run it again.
     """
-    marker_topic = options.topic or _first_topic(batches())
-    if marker_topic is None:
-        _log.warning(
-            "write %r has no rows and no option topic: nothing to do, and nothing to remember it by", options.write_id
-        )
-        return WriteResult(write_id=options.write_id, rows=0, written=True, committed_at_ms=0)
     failure: StreamsError | None = None
     for attempt in range(_ROUNDS + 1):
         with _fenced_producer(options, size) as producer:
@@ -95,7 +96,7 @@ def commit_once(
             if attempt:
                 _log.warning("write %r: trying again after: %s", options.write_id, failure)
             try:
-                _transaction(producer, options, marker_topic, _Marker(run, rows, 0), batches())
+                _transaction(producer, options, _Marker(run, rows, 0), batches())
             except KafkaException as error:
                 failure = _translated(error, options)
                 if not isinstance(failure, TransactionFailed) or failure.kind == "fenced":
@@ -136,11 +137,9 @@ def _fenced_producer(options: WriteOptions, size: int) -> Iterator[Producer]:
             producer.abort_transaction(TIMEOUT_SECONDS)
 
 
-def _transaction(
-    producer: Producer, options: WriteOptions, marker_topic: str, marker: _Marker, batches: Iterable[Any]
-) -> None:
+def _transaction(producer: Producer, options: WriteOptions, marker: _Marker, batches: Iterable[Any]) -> None:
     partitions_of_topics = _Partitions(options)
-    partitions_of_topics.check(marker_topic)
+    partitions_of_topics.check(options.marker_topic)
     producer.begin_transaction()
     sent = 0
     for batch in batches:
@@ -153,7 +152,7 @@ def _transaction(
     # A group nobody is a member of; confluent-kafka makes its metadata through a consumer only.
     consumer = client(Consumer, options.kafka, {"group.id": identity(options), "enable.auto.commit": False})
     try:
-        offset = TopicPartition(marker_topic, 0, 1, metadata)
+        offset = TopicPartition(options.marker_topic, 0, 1, metadata)
         producer.send_offsets_to_transaction([offset], consumer.consumer_group_metadata(), TIMEOUT_SECONDS)
         producer.commit_transaction(max(TIMEOUT_SECONDS, 60.0))
     finally:
@@ -233,42 +232,39 @@ class _Partitions:
             )
 
 
-def _first_topic(batches: Iterable[Any]) -> str | None:
-    for batch in batches:
-        for topic in batch.column("topic").to_pylist():
-            if topic is not None:
-                return str(topic)
-    return None
-
-
 def _read_marker(options: WriteOptions) -> _Marker | None:
-    """The marker, when it is committed. Any partition will do: the group has no other offsets."""
-    admin = client(AdminClient, options.kafka)
-    name = identity(options)
+    """The marker, when it is committed; waits for one that is being decided.
+
+    By a consumer, not by the admin client: its request for a group's offsets takes the process down (librdkafka 2.16)
+    when the group's coordinator is only just coming up.
+    """
+    settings = {"group.id": identity(options), "enable.auto.commit": False, "isolation.level": "read_committed"}
+    consumer = client(Consumer, options.kafka, settings)
     deadline = time.monotonic() + TIMEOUT_SECONDS
-    while True:
-        request = [ConsumerGroupTopicPartitions(name)]
-        future = admin.list_consumer_group_offsets(request, require_stable=True, request_timeout=TIMEOUT_SECONDS)[name]
-        found: list[Any] = []
-        try:
-            found = future.result().topic_partitions or []
-            code = next((each.error.code() for each in found if each.error is not None), None)
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
+    try:
+        while True:
+            found, error = _committed(consumer, TopicPartition(options.marker_topic, 0))
+            if error is None:
+                return None if found is None else msgspec.json.decode(found, type=_Marker)
+            if error.code() == KafkaError.GROUP_ID_NOT_FOUND:
                 return None
-            code = error.args[0].code()
-            if code not in (KafkaError.UNSTABLE_OFFSET_COMMIT, KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-                            KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE):  # fmt: skip
-                raise translated(error, f"reading the marker of writeId {options.write_id!r}", options.kafka) from error
-        if code is None:
-            metadata = [each.metadata for each in found if each.offset >= 0]
-            return msgspec.json.decode(metadata[0] or b"", type=_Marker) if metadata else None
-        if time.monotonic() > deadline:
-            raise BrokerUnavailable(
-                f"the marker of writeId {options.write_id!r} stays undecided at {options.kafka['bootstrap.servers']} "
-                f"({KafkaError(code).name()}): another run of the same write is in its commit"
-            )
-        time.sleep(0.05)
+            if error.code() not in _UNDECIDED or time.monotonic() > deadline:
+                doing = f"reading the marker of writeId {options.write_id!r}"
+                raise translated(KafkaException(error), doing, options.kafka)
+            time.sleep(0.05)
+    finally:
+        consumer.close()
+
+
+def _committed(consumer: Consumer, place: TopicPartition) -> tuple[str | None, KafkaError | None]:
+    """Metadata of the offset committed there, if any, or what the broker said instead."""
+    try:
+        (found,) = consumer.committed([place], timeout=TIMEOUT_SECONDS)
+    except KafkaException as error:
+        return None, error.args[0]
+    if found.error is not None:
+        return None, found.error
+    return (found.metadata or "{}" if found.offset >= 0 else None), None
 
 
 def _result(options: WriteOptions, marker: _Marker, run: str | None) -> WriteResult:

@@ -155,10 +155,10 @@ def write(
     """Write encoded events exactly once, and say whether this call did it. All rows become visible at one instant.
 
     The same ``write_id`` (and ``topic``) a second time writes nothing: ``WriteResult.written`` is ``False`` then, and
-    ``rows`` is the number of the first time. ``topic`` may be left out when the rows have a column ``topic``.
-    Otherwise the same as ``df.write.format("grt").option("writeId", write_id)...mode("append").save()``, which cannot
-    answer. Raises ``ConfigError`` before any job for wrong options and columns; Spark's own exceptions for what fails
-    in the job.
+    ``rows`` is the number of the first time. ``topic`` may be left out when the rows have a column ``topic`` and the
+    option ``markerTopic`` is given. Otherwise the same as ``df.write.format("grt").option("writeId",
+    write_id)...mode("append").save()``, which cannot answer. Raises ``ConfigError`` before any job for wrong options
+    and columns; Spark's own exceptions for what fails in the job.
     """
     run = uuid.uuid4().hex
     given = {
@@ -172,8 +172,6 @@ def write(
     df.write.format("grt").options(**given).mode("append").save()
     found = find_write(settings)
     if found is None:
-        if topic is None:  # no row, no topic, nowhere to put a marker
-            return WriteResult(write_id=write_id, rows=0, written=True, committed_at_ms=0)
         raise TransactionFailed(
             "commit_transaction", "MARKER_MISSING", "unknown", f"writeId {write_id!r} left no marker"
         )

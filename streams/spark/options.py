@@ -23,7 +23,7 @@ EARLIEST, LATEST = -2, -1
 DEFAULT_BOOTSTRAP = "KES_BOOTSTRAP_SERVERS"
 
 _READ = ("subscribe", "startingOffsets", "endingOffsets", "isolation", "types", "stallSeconds")
-_WRITE = ("topic", "writeId", "stagingDir", "stagingThreshold", "runId")
+_WRITE = ("topic", "writeId", "stagingDir", "stagingThreshold", "markerTopic", "runId")
 _BOOTSTRAP = ("kafka.bootstrap.servers", "bootstrap.servers")
 
 _OURS = {  # set by the protocol; another value would break it
@@ -68,6 +68,7 @@ class WriteOptions:
 
     kafka: dict[str, str] = field(repr=False)
     topic: str | None
+    marker_topic: str
     write_id: str
     run_id: str | None
     staging_dir: str | None
@@ -108,9 +109,17 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         )
     if len(write_id) > 200 or not write_id.isprintable():
         raise ConfigError("option writeId must be at most 200 printable characters")
+    topic = plain.get("topic") or None
+    marker_topic = plain.get("markertopic") or topic
+    if marker_topic is None:
+        raise ConfigError(
+            "option topic is missing. When each row names its topic in a column, give the option markerTopic "
+            "instead: one of the topics, always the same one for the same writeId"
+        )
     return WriteOptions(
         kafka=_kafka(plain),
-        topic=plain.get("topic") or None,
+        topic=topic,
+        marker_topic=marker_topic,
         write_id=write_id,
         run_id=plain.get("runid"),
         staging_dir=plain.get("stagingdir"),

@@ -21,34 +21,28 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 import pyarrow as pa
+from confluent_kafka.admin import AdminClient
+from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    ByteType,
-    DataType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    StructType,
-    TimestampType,
-)
 
 from streams.errors import ConfigError, StateDiskError, StreamsError
 from streams.spark.commit import commit_once, find_write
+from streams.spark.kafka import client, partitions_of
 from streams.spark.options import WriteOptions
 
-_INTEGER: Final = (ByteType, ShortType, IntegerType, LongType)
-SINK_COLUMNS: Final[dict[str, tuple[type[DataType], ...]]] = {
-    "topic": (StringType,),
-    "key": (BinaryType, StringType),
-    "value": (BinaryType, StringType),
-    "type": (StringType,),
+HEADERS_TYPE: Final = t.ArrayType(
+    t.StructType([t.StructField("key", t.StringType()), t.StructField("value", t.BinaryType())])
+)
+_INTEGER: Final = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
+SINK_COLUMNS: Final[dict[str, tuple[type[t.DataType], ...]]] = {
+    "topic": (t.StringType,),
+    "key": (t.BinaryType, t.StringType),
+    "value": (t.BinaryType, t.StringType),
+    "type": (t.StringType,),
     "version": _INTEGER,
-    "headers": (ArrayType,),
+    "headers": (t.ArrayType,),
     "partition": _INTEGER,
-    "timestamp": (TimestampType,),
+    "timestamp": (t.TimestampType,),
 }
 """What a written row may have; ``value`` is the only one it must have. Null key: spread; null value: a tombstone."""
 _IGNORED: Final = frozenset({"offset"})  # so that what was read can be written as it is
@@ -71,9 +65,10 @@ class Staged(WriterCommitMessage):
 class BatchWriter(DataSourceArrowWriter):
     """One exactly-once write. Built once by Spark, then copied to the tasks and to the process that commits."""
 
-    def __init__(self, options: WriteOptions, schema: StructType, *, one_machine: bool) -> None:
+    def __init__(self, options: WriteOptions, schema: t.StructType, *, one_machine: bool) -> None:
         check_columns(schema, options)
         self._options = options
+        partitions_of(client(AdminClient, options.kafka), {options.marker_topic}, options.kafka)  # before any work
         self._run = options.run_id or uuid.uuid4().hex
         folder = options.staging_dir or (tempfile.gettempdir() if one_machine else None)
         identity = hashlib.sha256(f"{options.topic}\0{options.write_id}".encode()).hexdigest()[:24]
@@ -133,7 +128,7 @@ class BatchWriter(DataSourceArrowWriter):
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def check_columns(schema: StructType, options: WriteOptions) -> None:
+def check_columns(schema: t.StructType, options: WriteOptions) -> None:
     """Raises ``ConfigError`` (column named) for rows that are no records."""
     for field in schema.fields:
         if field.name in _IGNORED:
@@ -151,11 +146,8 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
     if "value" not in schema.names:
         raise ConfigError("column value is missing: it holds the record's bytes (streams.spark.encode makes it)")
     if options.topic is None and "topic" not in schema.names:
-        raise ConfigError("option topic is missing, and the rows have no column topic either: give one of them")
-    if (
-        "headers" in schema.names
-        and schema["headers"].dataType.simpleString() != "array<struct<key:string,value:binary>>"
-    ):
+        raise ConfigError("option topic is missing, and the rows have no column topic either")
+    if "headers" in schema.names and schema["headers"].dataType.simpleString() != HEADERS_TYPE.simpleString():
         raise ConfigError("column headers must be array<struct<key: string, value: binary>>")
 
 

@@ -10,19 +10,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from confluent_kafka.admin import AdminClient
+from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, InputPartition
-from pyspark.sql.types import StructType
 
 from streams.errors import ConfigError, OffsetError
 from streams.spark.kafka import bounds, client, partitions_of
 from streams.spark.options import EARLIEST, LATEST, Offsets, ReadOptions, read_options, write_options
 from streams.spark.reader import Range, batches
-from streams.spark.sink import BatchWriter
+from streams.spark.sink import HEADERS_TYPE, BatchWriter
 
-READ_SCHEMA: Final = (
-    "key binary, value binary, type string, version int, headers array<struct<key: string, value: binary>>, "
-    "topic string, "
-    "partition int, offset bigint, timestamp timestamp"
+READ_SCHEMA: Final = t.StructType(
+    [
+        t.StructField("key", t.BinaryType()),
+        t.StructField("value", t.BinaryType()),
+        t.StructField("type", t.StringType()),
+        t.StructField("version", t.IntegerType()),
+        t.StructField("headers", HEADERS_TYPE),
+        t.StructField("topic", t.StringType()),
+        t.StructField("partition", t.IntegerType()),
+        t.StructField("offset", t.LongType()),
+        t.StructField("timestamp", t.TimestampType()),
+    ]
 )
 
 
@@ -36,21 +44,21 @@ class GrtDataSource(DataSource):
     def name(cls) -> str:
         return "grt"
 
-    def schema(self) -> str:
+    def schema(self) -> t.StructType:
         return READ_SCHEMA
 
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: t.StructType) -> DataSourceReader:
         return BatchReader(read_options(_plain(self.options)), schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+    def writer(self, schema: t.StructType, overwrite: bool) -> DataSourceWriter:
         if overwrite:
             raise ConfigError("format('grt') cannot overwrite: a topic is only ever appended to; use mode('append')")
         return BatchWriter(write_options(_plain(self.options)), schema, one_machine=self.one_machine)
 
-    def streamReader(self, schema: StructType) -> NoReturn:  # noqa: N802
+    def streamReader(self, schema: t.StructType) -> NoReturn:  # noqa: N802
         raise ConfigError("readStream.format('grt') is not supported yet; read in batch with spark.read.format('grt')")
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802
+    def streamWriter(self, schema: t.StructType, overwrite: bool) -> NoReturn:  # noqa: N802
         raise ConfigError("writeStream.format('grt') is not supported yet; write in batch with df.write.format('grt')")
 
 
@@ -63,8 +71,8 @@ class LocalGrtDataSource(GrtDataSource):
 class BatchReader(DataSourceReader):
     """A bounded read: its ranges are fixed once, when Spark plans the query."""
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        if schema.simpleString() != StructType.fromDDL(READ_SCHEMA).simpleString():
+    def __init__(self, options: ReadOptions, schema: t.StructType) -> None:
+        if schema.simpleString() != READ_SCHEMA.simpleString():
             raise ConfigError(
                 "format('grt') has columns of its own; leave out .schema(...) and use streams.spark.decode"
             )
