@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -274,88 +273,6 @@ def test_an_interrupted_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
 def test_started_twice_is_refused(own_broker: OwnBroker) -> None:
     with pytest.raises(EmbeddedBrokerError, match="started already"):
         own_broker().start()
-
-
-# -- the owner's end --------------------------------------------------------------------------------------------------
-
-OWNER = """
-import os, sys, time
-from streams.broker import KafkaBroker
-broker = KafkaBroker().start()
-if sys.argv[1] == "forked":
-    if os.fork() == 0:
-        time.sleep(60)  # holds the owner's side of the pipe, as a worker of multiprocessing does
-        os._exit(0)
-print(broker.pid, broker.keeper_pid, broker.data_dir, flush=True)
-if sys.argv[1] == "returns":
-    sys.exit(0)
-time.sleep(60)
-"""
-
-
-@contextlib.contextmanager
-def owner(how: str) -> Iterator[tuple[subprocess.Popen[str], int, int, Path]]:
-    """A process that owns a broker: it, the broker's number, the keeper's, and the broker's folder."""
-    command = [sys.executable, "-c", OWNER, how]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    ) as process:
-        assert process.stdout is not None
-        broker, keeper, folder = process.stdout.readline().split()
-        try:
-            yield process, int(broker), int(keeper), Path(folder)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-@pytest.mark.parametrize(
-    ("how", "ended_by"),
-    [("returns", None), ("sleeps", signal.SIGTERM), ("sleeps", signal.SIGKILL), ("forked", signal.SIGKILL)],
-)
-def test_a_broker_ends_with_its_owner(how: str, ended_by: signal.Signals | None) -> None:
-    with owner(how) as (process, broker, keeper, folder):
-        if ended_by is not None:
-            assert alive(broker)
-            process.send_signal(ended_by)
-        process.wait(30)
-        wait_until(lambda: not alive(broker) and not alive(keeper), seconds=10)
-        assert not folder.exists()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python 3.12 and later, of a fork beside threads
-def test_a_forked_copy_cannot_end_the_broker(own_broker: OwnBroker) -> None:
-    broker = own_broker()
-    child = os.fork()
-    if child == 0:
-        broker.stop()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert broker.is_running
-    assert broker.data_dir is not None
-    assert broker.data_dir.exists()
-
-
-def test_a_frozen_broker_ends_with_its_owner_too() -> None:
-    with owner("sleeps") as (process, broker, keeper, folder):
-        os.kill(broker, signal.SIGSTOP)
-        process.kill()
-        wait_until(lambda: not alive(broker) and not alive(keeper), seconds=10)
-        assert not folder.exists()
-
-
-def test_a_signal_to_the_terminals_group_is_the_owners_business() -> None:
-    with owner("sleeps") as (process, broker, _, _):
-        assert os.getsid(broker) != os.getsid(process.pid)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
-def test_a_broker_ends_with_its_keeper() -> None:
-    with owner("sleeps") as (_, broker, keeper, folder):
-        os.kill(keeper, signal.SIGKILL)
-        wait_until(lambda: not alive(broker), seconds=10)
-        shutil.rmtree(folder)
 
 
 # -- left behind ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,115 @@
+"""However its owner ends, an embedded broker ends with it, and its throw-away data too."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streams.testing.fixtures import OwnBroker
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
+
+ROOT = Path(__file__).parents[2]
+
+OWNER = """
+import os, sys, time
+from streams.broker import KafkaBroker
+broker = KafkaBroker().start()
+if sys.argv[1] == "forked":
+    if os.fork() == 0:
+        time.sleep(60)  # holds the owner's side of the pipe, as a worker of multiprocessing does
+        os._exit(0)
+print(broker.pid, broker.keeper_pid, broker.data_dir, flush=True)
+if sys.argv[1] == "returns":
+    sys.exit(0)
+time.sleep(60)
+"""
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "the condition did not come true in time"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextlib.contextmanager
+def owner(how: str) -> Iterator[tuple[subprocess.Popen[str], int, int, Path]]:
+    """A process that owns a broker: it, the broker's number, the keeper's, and the broker's folder."""
+    command = [sys.executable, "-c", OWNER, how]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        broker, keeper, folder = process.stdout.readline().split()
+        try:
+            yield process, int(broker), int(keeper), Path(folder)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("how", "ended_by"),
+    [("returns", None), ("sleeps", signal.SIGTERM), ("sleeps", signal.SIGKILL), ("forked", signal.SIGKILL)],
+)
+def test_a_broker_ends_with_its_owner(how: str, ended_by: signal.Signals | None) -> None:
+    with owner(how) as (process, broker, keeper, folder):
+        if ended_by is not None:
+            assert alive(broker)
+            process.send_signal(ended_by)
+        process.wait(30)
+        wait_until(lambda: not alive(broker) and not alive(keeper), seconds=10)
+        assert not folder.exists()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python 3.12 and later, of a fork beside threads
+def test_a_forked_copy_cannot_end_the_broker(own_broker: OwnBroker) -> None:
+    broker = own_broker()
+    child = os.fork()
+    if child == 0:
+        broker.stop()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert broker.is_running
+    assert broker.data_dir is not None
+    assert broker.data_dir.exists()
+
+
+def test_a_frozen_broker_ends_with_its_owner_too() -> None:
+    with owner("sleeps") as (process, broker, keeper, folder):
+        os.kill(broker, signal.SIGSTOP)
+        process.kill()
+        wait_until(lambda: not alive(broker) and not alive(keeper), seconds=10)
+        assert not folder.exists()
+
+
+def test_a_signal_to_the_terminals_group_is_the_owners_business() -> None:
+    with owner("sleeps") as (process, broker, _, _):
+        assert os.getsid(broker) != os.getsid(process.pid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
+def test_a_broker_ends_with_its_keeper() -> None:
+    with owner("sleeps") as (_, broker, keeper, folder):
+        os.kill(keeper, signal.SIGKILL)
+        wait_until(lambda: not alive(broker), seconds=10)
+        shutil.rmtree(folder)
