@@ -12,6 +12,8 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
+from streams.clients.translate import NO_SUCH_TOPIC, NOT_AUTHORIZED
+
 logger = logging.getLogger(__name__)
 
 _CHATTER: Final = frozenset(
@@ -32,10 +34,14 @@ class ConnectionLog:
         self.down = False
         self.reason = ""
         """The last complaint, for error messages. Never contains credentials (librdkafka does not log them)."""
+        self._about_topics: list[KafkaError] = []
 
     def on_error(self, error: KafkaError) -> None:
         """librdkafka's ``error_cb``."""
         code = error.code()
+        if code in NO_SUCH_TOPIC or code in NOT_AUTHORIZED:
+            self._about_topics.append(error)
+            return
         if code != KafkaError._ALL_BROKERS_DOWN or not self.reason:
             self.reason = f"{error.name()}: {error.str()}"
         if code in _DOWN and not self.down:
@@ -43,6 +49,11 @@ class ConnectionLog:
             logger.warning(
                 "%s: Kafka at %s can not be reached (%s), trying on", self.client, self.addresses, self.reason
             )
+
+    def take_topic_errors(self) -> list[KafkaError]:
+        """What was said about topics since the last call: consumers hear of a missing topic here, not by a message."""
+        taken, self._about_topics = self._about_topics, []
+        return taken
 
     def on_answer(self) -> None:
         """Something came from a broker."""

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Collection
+from typing import Final
 
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from streams.clients.connection import ConnectionLog
 from streams.clients.settings import ClientSettings, build
-from streams.clients.translate import BAD_OFFSET, NO_SUCH_TOPIC, NOT_AUTHORIZED, error_of
+from streams.clients.translate import BAD_OFFSET, NO_SUCH_TOPIC, NOT_AUTHORIZED
 from streams.errors import OffsetError, StreamsError, TopicError
 from streams.records import IncomingRecord
 
 logger = logging.getLogger(__name__)
+
+_PARTITION: Final = re.compile(r" \[(\d+)\]")
 
 
 class InputConsumer:
@@ -31,32 +35,37 @@ class InputConsumer:
         self._consumer = build(Consumer, config, self._connection)
         self._expected: dict[int, int] = {}
         """The next offset of each assigned partition; records below it, or of other partitions, are left-overs."""
+        self._paused: dict[int, int] = {}
+        """The same of paused ones."""
         self._failure: tuple[int, StreamsError] | None = None
 
     def add(self, partition: int, offset: int) -> None:
         """Read ``partition`` from ``offset`` on. ``ValueError`` if it is there already."""
-        if partition in self._expected:
+        if partition in self._expected or partition in self._paused:
             raise ValueError(f"{self.topic}[{partition}] is read already")
         self._consumer.incremental_assign([TopicPartition(self.topic, partition, offset)])
         self._expected[partition] = offset
 
     def remove(self, partitions: Collection[int]) -> None:
         """Stop reading: no record of these partitions is returned any more. Unknown ones are passed over."""
-        known = [partition for partition in partitions if self._expected.pop(partition, None) is not None]
-        if known:
-            self._consumer.incremental_unassign(self._positions(known))
+        for number in partitions:
+            self._paused.pop(number, None)
+        self._take(partitions)
 
     def pause(self, partitions: Collection[int]) -> None:
-        """Return nothing of these partitions until ``resume``. What was prefetched is dropped, and fetched again."""
-        known = [partition for partition in partitions if partition in self._expected]
-        if known:
-            self._consumer.pause(self._positions(known))
+        """Return nothing of these partitions until ``resume``. What was prefetched is dropped, and fetched again.
+
+        By giving them up and taking them again: librdkafka's own pause drops as much, and its resume lets a consumer
+        that fetches nothing else wait for 850 ms (this one for 1 to 20).
+        """
+        self._paused.update(self._take(partitions))
 
     def resume(self, partitions: Collection[int]) -> None:
         """Undo ``pause``; the next record is the one after the last that ``poll_batch`` returned."""
-        known = [partition for partition in partitions if partition in self._expected]
-        if known:
-            self._consumer.resume(self._positions(known))
+        back = {number: self._paused.pop(number) for number in list(partitions) if number in self._paused}
+        if back:
+            self._consumer.incremental_assign([TopicPartition(self.topic, *position) for position in back.items()])
+            self._expected.update(back)
 
     def poll_batch(self, timeout_seconds: float, limit: int = 500) -> dict[int, list[IncomingRecord]] | None:
         """Wait for one record and take what else is there, up to ``limit``; ``None``: nothing came in time.
@@ -67,11 +76,13 @@ class InputConsumer:
         """
         self._raise_failure()
         first = self._consumer.poll(timeout_seconds)
-        if first is None:
-            return None
-        messages = self._consumer.consume(limit - 1, 0) if limit > 1 else []
-        messages.insert(0, first)
+        messages = []
+        if first is not None:
+            messages = self._consumer.consume(limit - 1, 0) if limit > 1 else []
+            messages.insert(0, first)
         batch = self._accept(messages)
+        for error in self._connection.take_topic_errors():
+            self._note(error, partition_in(error.str()))
         if not batch:
             self._raise_failure()
         if batch and self._connection.down:
@@ -81,6 +92,7 @@ class InputConsumer:
     def close(self) -> None:
         """Free everything. Does not raise; repeating is harmless."""
         self._expected.clear()
+        self._paused.clear()
         with contextlib.suppress(KafkaException, RuntimeError):
             self._consumer.close()
 
@@ -89,8 +101,12 @@ class InputConsumer:
         if failure is not None and (failure[0] < 0 or failure[0] in self._expected):
             raise failure[1]
 
-    def _positions(self, partitions: Collection[int]) -> list[TopicPartition]:
-        return [TopicPartition(self.topic, partition) for partition in partitions]
+    def _take(self, partitions: Collection[int]) -> dict[int, int]:
+        """Unassign; the positions of those that were assigned."""
+        taken = {number: self._expected.pop(number) for number in list(partitions) if number in self._expected}
+        if taken:
+            self._consumer.incremental_unassign([TopicPartition(self.topic, number) for number in taken])
+        return taken
 
     def _accept(self, messages: list[Message]) -> dict[int, list[IncomingRecord]]:
         """The hot loop: 0.5 us a record on top of librdkafka's own."""
@@ -100,10 +116,11 @@ class InputConsumer:
         following = -1
         append = None
         for message in messages:
-            if message.error() is not None:
-                self._note(message)
-                continue
+            error = message.error()
             partition: int = message.partition()  # type: ignore[assignment]  # a record always has one
+            if error is not None:
+                self._note(error, partition)
+                continue
             offset: int = message.offset()  # type: ignore[assignment]
             if partition != current:
                 if append is not None:
@@ -133,38 +150,41 @@ class InputConsumer:
             expected[current] = following
         return {partition: records for partition, records in batch.items() if records}
 
-    def _note(self, message: Message) -> None:
+    def _note(self, error: KafkaError, partition: int | None) -> None:
         """An error that came in place of a record. The first one that matters is raised after the records before it."""
-        failure = consumer_failure(message, self.topic, self._connection.addresses, self._expected)
+        partition = -1 if partition is None else partition
+        failure = None
+        if partition < 0 or partition in self._expected:  # else it was removed meanwhile
+            position = self._expected.get(partition, -1)
+            failure = reading_failed(error, self.topic, partition, position, self._connection.addresses)
         if failure is None:
-            logger.debug("input %s: %s", self.topic, message.error())
+            logger.debug("input %s[%d]: %s", self.topic, partition, error)
         elif self._failure is None:
-            partition = message.partition()
-            self._failure = (-1 if partition is None else partition, failure)
+            self._failure = (partition, failure)
 
 
-def consumer_failure(
-    message: Message, topic: str, addresses: str, positions: dict[int, int]
+def reading_failed(
+    error: KafkaError, topic: str, partition: int, position: int, addresses: str
 ) -> OffsetError | TopicError | None:
-    """What an error message of a consumer means; ``None``: something that passes."""
-    error = message.error()
-    if error is None:
-        return None
-    partition = message.partition()
-    if partition is not None and partition >= 0 and partition not in positions:
-        return None  # removed meanwhile
-    where = topic if partition is None or partition < 0 else f"{topic}[{partition}]"
+    """What an error means to a consumer at ``position`` of a partition (-1: of none); ``None``: it passes."""
+    where = topic if partition < 0 else f"{topic}[{partition}]"
     code = error.code()
-    if code in BAD_OFFSET and partition is not None:
+    if code in BAD_OFFSET and partition >= 0:
         return OffsetError(
-            f"{where}: offset {positions[partition]} is not in the log at {addresses} ({error.str()}): it was deleted"
-            " by retention, or the topic was truncated or made again. Nothing was reset; start from another offset on"
-            " purpose, or restore the topic"
+            f"{where}: offset {position} is not in the log at {addresses} ({error.str()}): it was deleted by retention,"
+            " or the topic was truncated or made again. Nothing was reset; start from another offset on purpose, or"
+            " restore the topic"
         )
     if code in NO_SUCH_TOPIC:
         return TopicError(f"{where} does not exist at {addresses} ({error.name()}); it was deleted, or never made")
     if code in NOT_AUTHORIZED:
         return TopicError(f"{where} may not be read by this principal ({error.name()}); check the cluster's ACLs")
     if error.fatal():
-        return TopicError(f"{where} can not be read from {addresses}: {error_of(KafkaException(error)).str()}")
+        return TopicError(f"{where} can not be read from {addresses}: {error.name()}: {error.str()}")
     return None
+
+
+def partition_in(text: str) -> int | None:
+    """The partition that a text of librdkafka names (``topic [3]: ...``)."""
+    found = _PARTITION.search(text)
+    return int(found[1]) if found else None

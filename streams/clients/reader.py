@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from streams.clients.connection import ConnectionLog
-from streams.clients.consumer import consumer_failure
+from streams.clients.consumer import partition_in, reading_failed
 from streams.clients.settings import ClientSettings, build
 from streams.clients.translate import broker_unavailable
-from streams.errors import Stopped
+from streams.errors import OffsetError, Stopped, TopicError
 from streams.records import IncomingRecord
 
 _POLL_SECONDS = 0.05
@@ -47,6 +47,7 @@ class PartitionReader:
         not in the log. ``TopicError``: no such topic. ``Stopped``: ``cancelled()``, asked between batches, was true; a
         part was read then.
         """
+        self._connection.take_topic_errors()  # of an earlier topic
         reading = _Reading(topic, ranges, receive)
         if not reading.positions:
             return
@@ -79,6 +80,10 @@ class PartitionReader:
                 if done and reading.positions:  # fetch no further what is done
                     self._consumer.incremental_unassign([TopicPartition(reading.topic, number) for number in done])
                     reading.assigned -= done
+            for error in self._connection.take_topic_errors():
+                failure = self._failure(reading, error, partition_in(error.str()))
+                if failure is not None:
+                    raise failure
             if reading.positions and time.monotonic() - last_progress > stalled_after_seconds:
                 raise broker_unavailable(
                     f"reading {reading.stand()}: no progress for {stalled_after_seconds:g} s",
@@ -86,6 +91,13 @@ class PartitionReader:
                     None,
                     self._connection.reason or "an open transaction may hold the end of the log back",
                 )
+
+    def _failure(self, reading: _Reading, error: KafkaError, number: int | None) -> OffsetError | TopicError | None:
+        number = -1 if number is None else number
+        if number >= 0 and number not in reading.positions:
+            return None
+        position = reading.positions.get(number, -1)
+        return reading_failed(error, reading.topic, number, position, self._connection.addresses)
 
     def _accept(self, reading: _Reading, messages: list[Message]) -> bool:
         """Whether anything moved."""
@@ -104,7 +116,7 @@ class PartitionReader:
                     elif number in positions:
                         moved = moved or offset >= ends[number]
                 else:
-                    failure = consumer_failure(message, reading.topic, self._connection.addresses, positions)
+                    failure = self._failure(reading, error, number)
                     if failure is not None:
                         reading.deliver(batches)
                         raise failure

@@ -91,6 +91,8 @@ _CONSUMER: Final[Mapping[str, object]] = {
     "queued.min.messages": 20_000,
     "queued.max.messages.kbytes": 32 * 1024,  # bounds memory, whatever the number of partitions
     "check.crcs": True,
+    # How long a topic may be unknown before that is an error: 30 s by default.
+    "topic.metadata.propagation.max.ms": 3_000,
 }
 
 

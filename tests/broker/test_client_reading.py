@@ -20,7 +20,7 @@ from streams.topics import TopicSpec
 
 pytestmark = pytest.mark.broker
 
-SECONDS = 30.0
+SECONDS = 15.0
 
 
 @pytest.fixture
@@ -349,7 +349,7 @@ class TestAdmin:
     def test_offsets_of_what_is_not_there(self, admin: TopicAdmin, topic: str) -> None:
         with pytest.raises(TopicError, match=r"\.nope does not exist"):
             admin.watermarks(topic + ".nope")
-        with pytest.raises(BrokerUnavailable, match=r"\[9\]"):
+        with pytest.raises((TopicError, BrokerUnavailable), match=r"\[9\]"):
             admin.watermarks(topic, [0, 9], timeout_seconds=0.5)
 
 

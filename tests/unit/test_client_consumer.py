@@ -4,7 +4,7 @@ import itertools
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError, Message, TopicPartition
 
 from streams.clients.consumer import InputConsumer
 from streams.clients.settings import ClientSettings
@@ -16,6 +16,8 @@ class Scripted:
 
     def __init__(self) -> None:
         self.messages: list[Any] = []
+        self.assigned: list[tuple[int, int]] = []
+        self.unassigned: list[int] = []
 
     def poll(self, _timeout: float) -> Any:
         return self.messages.pop(0) if self.messages else None
@@ -24,9 +26,11 @@ class Scripted:
         taken, self.messages = self.messages[:limit], self.messages[limit:]
         return taken
 
-    def incremental_assign(self, _positions: object) -> None: ...
+    def incremental_assign(self, positions: list[TopicPartition]) -> None:
+        self.assigned += [(position.partition, position.offset) for position in positions]
 
-    def incremental_unassign(self, _positions: object) -> None: ...
+    def incremental_unassign(self, positions: list[TopicPartition]) -> None:
+        self.unassigned += [position.partition for position in positions]
 
     def close(self) -> None: ...
 
@@ -103,6 +107,28 @@ def test_nothing_of_a_removed_partition_comes_out(consumer: InputConsumer, scrip
     consumer.add(0, 7)
     script.messages = [record(0, 6), record(0, 7)]
     assert offsets(consumer.poll_batch(0)) == {0: [7]}
+
+
+def test_a_paused_partition_is_silent_and_keeps_its_position(consumer: InputConsumer, script: Scripted) -> None:
+    consumer.add(0, 0)
+    script.messages = [record(0, 0), record(0, 1)]
+    assert consumer.poll_batch(0)
+    consumer.pause([0, 0, 5])
+    consumer.pause([0])
+    script.messages = [record(0, 2)]  # left over in the local queue
+    assert consumer.poll_batch(0) is None
+    with pytest.raises(ValueError, match=r"t\[0\]"):
+        consumer.add(0, 0)
+    consumer.resume([0, 5])
+    consumer.resume([0])
+    assert script.assigned == [(0, 0), (0, 2)]
+    script.messages = [record(0, 2)]
+    assert offsets(consumer.poll_batch(0)) == {0: [2]}
+    consumer.pause([0])
+    consumer.remove([0])
+    consumer.resume([0])
+    assert script.assigned == [(0, 0), (0, 2)]
+    assert script.unassigned == [0, 0]
 
 
 def test_a_partition_is_added_once(consumer: InputConsumer) -> None:
