@@ -6,11 +6,11 @@ from which no fair step leads on, and in which records are still open, is a stal
 
 from __future__ import annotations
 
-from .broker import arrive, marker
+from .broker import arrive, bump, end, marker, owner_of
 from .membership import coordinator_steps, crash_steps, membership_steps
 from .pipeline import Steps, intake_steps, pipeline_steps, slot_steps
-from .rules import Model
-from .state import GROUP, NAMES, PREPARE_COMMIT, World
+from .rules import Fault, Model
+from .state import GROUP, NAMES, ONGOING, PREPARE_COMMIT, TAKE_OVER, World
 from .takeover import takeover_steps
 
 ACTIONS: dict[str, str] = {
@@ -29,6 +29,7 @@ ACTIONS: dict[str, str] = {
     "marker": "the marker of {0}.{1}'s transaction is written to {2}",
     # the group (membership.py)
     "join": "{0} sends JoinGroup",
+    "user_data": "{0} wants a rebalance: its user data changed (a standby is ready)",
     "plan": "the group enters generation {0}, the leader plans {1}",
     "join_response": "{0} has its JoinGroup response: generation {1}",
     "sync": "{0} has the plan of generation {1}",
@@ -48,7 +49,7 @@ ACTIONS: dict[str, str] = {
     "crash": "FAULT {0} dies",
     "restart": "{0} is started again",
     "time_out": "FAULT {0}.{1} gets no answer to {2}",
-    "expire_transaction": "FAULT the broker's timeout ends the transaction of {0}.{1}",
+    "expire_transaction": "the broker's timeout ends the transaction of {0}.{1}",
     "amnesia": "FAULT the group coordinator comes back without its memory",
     "stale_memory": "FAULT the group coordinator comes back with its memory of generation {0}",
     "late": "a late {2} of {0}.{1} arrives",
@@ -64,6 +65,8 @@ def successors(world: World, model: Model) -> tuple[Steps, Steps]:
             for target in (*(1 << part for part in range(len(world.logs))), GROUP):
                 if targets & target:
                     steps.append((("marker", tid, target), marker(world, tid, target)))
+        elif status == ONGOING:
+            _expire(world, model, tid, steps, luck)
     for instance, member in enumerate(world.members):
         if member.alive:
             if member.pipe:
@@ -71,7 +74,7 @@ def successors(world: World, model: Model) -> tuple[Steps, Steps]:
             intake_steps(world, model, instance, steps)
             slot_steps(world, model, instance, steps)
             takeover_steps(world, model, instance, steps)
-            membership_steps(world, model, instance, steps)
+            membership_steps(world, model, instance, steps, luck)
         crash_steps(world, model, instance, luck)
     coordinator_steps(world, model, steps, luck)
     for late in world.late:
@@ -79,18 +82,30 @@ def successors(world: World, model: Model) -> tuple[Steps, Steps]:
     return steps, luck
 
 
+def _expire(world: World, model: Model, tid: int, steps: Steps, luck: Steps) -> None:
+    """The broker's transaction timeout. Progress may count on it in one case only: a dead member's transaction that
+    nobody's take-over waits for (a zombie opened it after it was fenced; readers stall, members do not)."""
+    ended = bump(end(world, tid, commit=False), tid)
+    if not world.members[owner_of(world, tid)[0]].alive:
+        waiting = any(role.kind in TAKE_OVER for member in world.members for role in member.roles)
+        if not waiting:
+            steps.append((("expire_transaction", tid), ended))
+    elif world.faults and Fault.EXPIRE in model.config.kinds:
+        luck.append((("expire_transaction", tid), ended._replace(faults=world.faults - 1)))
+
+
 def describe(label: tuple[object, ...], model: Model) -> str:
     """One step as a sentence."""
     name, *details = label
     pool = model.config.pool
     words: list[object] = list(details)
-    if name in ("marker", "late"):
-        tid, what = details
+    if name in ("marker", "late", "expire_transaction"):
+        tid, what = (*details, 0)[:2]
         assert isinstance(tid, int) and isinstance(what, int)
         words = [NAMES[tid // pool], tid % pool]
         if name == "marker":
             words.append("the group's offsets" if what == GROUP else f"changelog p{what.bit_length() - 1}")
-        else:
+        elif name == "late":
             words.append("EndTxn(commit)" if what < 0 else "TxnOffsetCommit")
     elif name == "plan":
         generation, plan = details

@@ -13,11 +13,12 @@ from .broker import remember
 from .pipeline import Steps, lose
 from .rules import Fault, Model, Rule
 from .state import (
+    ABORTING,
     ACTIVE,
     AWAIT,
     AWAITED,
-    END,
     FENCING,
+    FILLED,
     IN,
     INCOMING,
     INIT,
@@ -31,13 +32,13 @@ from .state import (
     OUT,
     OWN,
     OWNED,
-    READING,
     RELEASE,
     RELEASED,
     RELEASING,
     REVOKE,
     REVOKING,
     STANDBY,
+    TAKE_OVER,
     TAKING,
     Group,
     Mark,
@@ -47,12 +48,11 @@ from .state import (
     put,
 )
 
-_TAKE_OVER = (FENCING, END, READING)
 _CLAIM_OF = {ACTIVE: OWNED, RELEASING: OWNED, RELEASED: OWNED, REVOKING: OWNED, INCOMING: AWAITED}
-_CLAIM_OF.update({kind: TAKING for kind in _TAKE_OVER})
+_CLAIM_OF.update({kind: TAKING for kind in TAKE_OVER})
 
 
-def membership_steps(world: World, model: Model, instance: int, steps: Steps) -> None:
+def membership_steps(world: World, model: Model, instance: int, steps: Steps, luck: Steps) -> None:
     """Whatever one living member may do next in the group protocol."""
     member, group = world.members[instance], world.group
     bit = 1 << instance
@@ -62,8 +62,13 @@ def membership_steps(world: World, model: Model, instance: int, steps: Steps) ->
     elif member.join == IN and member.generation != group.generation:
         # Only a coordinator that went back in time: the heartbeat is answered with ILLEGAL_GENERATION.
         steps.append((("notice_lost", instance), lose(world, model, instance)))
+    if world.moves and member.join == IN and known and not member.rejoin and not group.preparing:
+        nudged = remember(world._replace(moves=world.moves - 1), instance, member._replace(rejoin=True))
+        luck.append((("user_data", instance), nudged))
     if member.join == JOINING and known and not group.joined & bit:
-        after = member._replace(join=JOINED, generation=group.generation)
+        # A new snapshot, even when its number is one that was refused before: numbers repeat after a loss of memory.
+        pipe = tuple(txn._replace(generation=-2) if txn.phase in (FILLED, ABORTING) else txn for txn in member.pipe)
+        after = member._replace(join=JOINED, generation=group.generation, pipe=pipe)
         steps.append((("join_response", instance, group.generation), remember(world, instance, after)))
     elif member.join == JOINED and known and not group.preparing:
         steps.append((("sync", instance, group.generation), _apply_plan(world, model, instance)))
@@ -122,6 +127,8 @@ def coordinator_steps(world: World, model: Model, steps: Steps, faults: Steps) -
                 generation=group.generation + 1, preparing=False, joined=0, plan=plan,
                 claims=((NO_CLAIM,) * model.config.partitions,) * MEMBERS,
             )  # fmt: skip
+            if world.earlier:
+                world_after = world_after._replace(earlier=(world.earlier[-1], after._replace(pending=((),) * len(after.pending))))
             steps.append((("plan", group.generation + 1, plan), world_after._replace(group=after)))
     kinds = model.config.kinds
     for instance, id_ in enumerate(group.ids):
@@ -142,9 +149,14 @@ def coordinator_steps(world: World, model: Model, steps: Steps, faults: Steps) -
             claims=((NO_CLAIM,) * parts,) * MEMBERS, committed=(-1,) * parts, pending=((),) * parts,
         )  # fmt: skip
         faults.append((("amnesia",), world._replace(group=empty, faults=world.faults - 1, forgot=True)))
-    if Fault.STALE_MEMORY in kinds and world.earlier is not None and world.earlier != group:
-        stale = world._replace(group=world.earlier, faults=world.faults - 1, forgot=True)
-        faults.append((("stale_memory", world.earlier.generation), stale))
+    if Fault.STALE_MEMORY in kinds and world.earlier[0] != group:
+        # A JoinGroup under way gets an error, and is sent again if the coordinator still knows its sender.
+        members = tuple(
+            member._replace(join=IN, rejoin=True) if member.join in (JOINING, JOINED) else member
+            for member in world.members
+        )
+        stale = world._replace(group=world.earlier[0], members=members, faults=world.faults - 1, forgot=True)
+        faults.append((("stale_memory", world.earlier[0].generation), stale))
 
 
 def _evict(group: Group, instance: int) -> Group:
@@ -168,8 +180,7 @@ def _plans(world: World, model: Model) -> list[tuple[World, tuple[tuple[int, ...
         if moves > world.moves:
             continue
         plan = tuple(tuple(orders.get(i, NOTHING) for _, orders in chosen) for i in range(MEMBERS))
-        earlier = None if world.earlier is None else group._replace(preparing=False, joined=0)
-        plans.append((world._replace(moves=world.moves - moves, earlier=earlier), plan))
+        plans.append((world._replace(moves=world.moves - moves), plan))
     return plans
 
 
@@ -189,7 +200,7 @@ def _choices(world: World, model: Model, present: list[int], part: int) -> list[
             continue
         if model.config.warm:
             choices.append((0 if other in awaiting else 1, {owner: RELEASE, other: AWAIT}))
-        else:
+        if model.config.cold:
             choices.append((1, {owner: REVOKE}))
     return choices
 
@@ -209,7 +220,7 @@ def _apply_plan(world: World, model: Model, instance: int) -> World:
 def _role_after(world: World, model: Model, instance: int, role: Role, order: int) -> Role:
     group = world.group
     if order == OWN:
-        if role.kind in (ACTIVE, RELEASED):
+        if role.kind == ACTIVE:
             return role
         if role.kind == RELEASING:
             return Role(ACTIVE, role.a, role.b)
@@ -217,9 +228,7 @@ def _role_after(world: World, model: Model, instance: int, role: Role, order: in
             return Role(ACTIVE, role.a, role.b)
         if role.kind == STANDBY:
             return role
-        if role.kind in _TAKE_OVER and Rule.S7_FENCE_AGAIN in model.out:
-            return role
-        return Role(FENCING)
+        return role if role.kind in TAKE_OVER else Role(FENCING)
     if order == RELEASE:
         if role.kind in (ACTIVE, RELEASING):
             target = 1 - instance

@@ -11,7 +11,7 @@ from .broker import (
     remember,
     status_of,
 )
-from .rules import Model, Rule
+from .rules import Fault, Model, Rule
 from .state import (
     ABORTING,
     ACCEPTED,
@@ -108,7 +108,7 @@ def pipeline_steps(world: World, model: Model, instance: int, steps: Steps, faul
             _end_arrives(world, model, instance, member, index, steps)
         elif txn.phase in (UNCLEAR, FOUND) and index == 0:
             _look_up(world, model, instance, member, txn, steps)
-        if txn.phase in (OFFSETS, ENDING) and world.faults:
+        if txn.phase in (OFFSETS, ENDING) and world.faults and Fault.TIMEOUT in model.config.kinds:
             _time_out(world, model, instance, index, faults)
         flushed = flushed and FLUSHED <= txn.phase <= ENDING
 
@@ -250,8 +250,8 @@ def slot_steps(world: World, model: Model, instance: int, steps: Steps) -> None:
         tid = tid_of(model, instance, slot)
         if status_of(world, tid) not in (EMPTY, ONGOING):
             continue
-        if Rule.R5_LOST_SETTLES_ITS_SLOTS in model.out and not any(role.kind == ACTIVE for role in member.roles):
-            continue
+        if Rule.R5_LOST_SETTLES_ITS_SLOTS in model.out and not member.pipe and not _processes(member):
+            continue  # when a slot is needed again, not before
         after, settled = initialise(world, tid)
         if settled:
             now = after.members[instance]
@@ -260,6 +260,10 @@ def slot_steps(world: World, model: Model, instance: int, steps: Steps) -> None:
             )
             after = remember(after, instance, now._replace(slots=put(now.slots, slot, READY), pipe=pipe))
         steps.append((("init_producer", instance, slot, "settled" if settled else "aborts"), after))
+
+
+def _processes(member: Member) -> bool:
+    return any(role.kind == ACTIVE for role in member.roles)
 
 
 def _look_up(world: World, model: Model, instance: int, member: Member, txn: Txn, steps: Steps) -> None:

@@ -30,7 +30,6 @@ class Rule(Enum):
     S6_OFFSET_IN_CHANGELOG = ("6", "processing starts at the group's offset, on the changelog's state")
     S7_FENCE = ("7.1", "transactions that departed members left open are not ended")
     S7_FENCE_IDLE_IDS_TOO = ("7.1", "only transactional ids with an open transaction are fenced")
-    S7_FENCE_AGAIN = ("7.1", "a new plan does not send a take-over under way back to the fence")
     S7_FENCE_WHILE_WAITING = ("7.1", "a departed member that opens a transaction after the fence is not fenced again")
     S7_STABLE_OFFSET = ("7.2", "the group's offset is read although transactional offsets are pending")
     S7_BARRIER_BEFORE_RESTORE = ("7.2", "the high watermark to restore up to was read before the take-over began")
@@ -67,7 +66,9 @@ class Config(NamedTuple):
     moves: int = 0
     """How often the leader may move a partition between two live members."""
     warm: bool = True
-    """Moves go by release marker (section 8); else by revoke."""
+    """Moves may go by release marker (section 8)."""
+    cold: bool = False
+    """Moves may go by revoke."""
     restarts: int = 1
     """How often a dead member may come back."""
 

@@ -31,9 +31,7 @@ FILLED, FLUSHED, OFFSETS, ACCEPTED, ENDING, UNCLEAR, FOUND, ABORTING, HUNG = ran
 
 # A partition at a member.
 (NONE, ACTIVE, INCOMING, RELEASING, RELEASED, REVOKING, FENCING, END, READING, STANDBY, KEPT) = range(11)
-ROLE_NAMES = (
-    "none active incoming releasing released revoking fencing end-offset reading standby kept".split()
-)
+TAKE_OVER = (FENCING, END, READING)
 
 # Where a member stands in the group protocol.
 OUT, JOINING, JOINED, IN = range(4)
@@ -154,8 +152,8 @@ class World(NamedTuple):
     moves: int
     restarts: int
     forgot: bool
-    earlier: Group | None
-    """What a coordinator that loads a prefix of its log believes; kept only where that fault is searched."""
+    earlier: tuple[Group, ...]
+    """The group after its last rebalance but one, and after its last; kept only where a stale memory is searched."""
 
 
 class Broken(Exception):
@@ -190,7 +188,7 @@ def initial(config: Config) -> World:
         config.moves,
         config.restarts,
         False,
-        group if Fault.STALE_MEMORY in config.kinds else None,
+        (group,) if Fault.STALE_MEMORY in config.kinds else (),
     )
 
 

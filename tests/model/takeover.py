@@ -27,7 +27,8 @@ def takeover_steps(world: World, model: Model, instance: int, steps: Steps) -> N
     """The next step of each partition that one member is preparing."""
     member = world.members[instance]
     for part, role in enumerate(member.roles):
-        if role.kind in (END, READING) and _opened_again(world, model, instance):
+        under_way = role.kind in (END, READING) or (role.kind == FENCING and role.a)
+        if under_way and _opened_again(world, model, instance):
             # A zombie's own InitProducerId (R3, R4) may come after our fence, and its next transaction holds us up.
             steps.append((("fence_again", instance, part), _role(world, instance, part, Role(FENCING))))
         if role.kind == FENCING:
