@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,15 @@ from rich.text import Text
 
 from streams.cli import console, main
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """The root command configures the logging of this process; other tests listen to the same loggers."""
+    logger = logging.getLogger("streams")
+    before = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.level, logger.propagate = before
 
 
 @pytest.fixture
