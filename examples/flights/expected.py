@@ -24,20 +24,16 @@ WITH typed AS (
     try_cast(left(lpad(arr_time, 4, '0'), 2) AS INT) * 60 + try_cast(right(arr_time, 2) AS INT) AS arr_clock
   FROM raw
 )
-SELECT *,
-  coalesce(tail, concat(carrier, '-', flight)) AS aircraft,
-  sched_minute + dep_delay AS dep_minute,
-  CASE WHEN arr_delay IS NOT NULL THEN
-    sched_minute + dep_delay + air + ((arr_clock - dep_clock - air) % 60 + 60) % 60
-  END AS arr_minute
-FROM typed
+SELECT /*+ REPARTITION(4, aircraft) */ *,
+  CASE WHEN arr_delay IS NOT NULL THEN dep_minute + air + ((arr_clock - dep_clock - air) % 60 + 60) % 60 END AS arr_minute
+FROM (SELECT *, coalesce(tail, concat(carrier, '-', flight)) AS aircraft, sched_minute + dep_delay AS dep_minute FROM typed)
 """
 
 _MOVES = """
 CREATE OR REPLACE TEMP VIEW moves AS
-SELECT aircraft, id, carrier, 'D' AS kind, origin AS airport, dep_minute AS minute FROM f WHERE dep_minute IS NOT NULL
-UNION ALL
-SELECT aircraft, id, carrier, 'E', dest, arr_minute FROM f WHERE arr_minute IS NOT NULL
+SELECT aircraft, id, carrier, kind, airport, minute
+FROM f LATERAL VIEW stack(2, 'D', origin, dep_minute, 'E', dest, arr_minute) AS kind, airport, minute
+WHERE minute IS NOT NULL
 """
 
 _TURNAROUNDS = """
@@ -77,15 +73,14 @@ FROM totals t LEFT JOIN last_seen USING (aircraft) LEFT JOIN longest USING (airc
 _BOARDS = """
 WITH facts AS (
   SELECT 'T' AS kind, * FROM turnarounds UNION ALL SELECT 'R', * FROM recovered
-), named AS (
-  SELECT kind, minutes, concat('airline:', carrier) AS board FROM facts
-  UNION ALL SELECT kind, minutes, concat('airport:', airport) FROM facts
 )
-SELECT board, count_if(kind = 'T') AS turnarounds,
+SELECT coalesce(concat('airline:', carrier), concat('airport:', airport)) AS board,
+  count_if(kind = 'T') AS turnarounds,
   coalesce(sum(minutes) FILTER (WHERE kind = 'T'), 0) AS turnaround_minutes,
-  min(minutes) FILTER (WHERE kind = 'T') AS fastest_turnaround, count_if(kind = 'R') AS recovered,
+  min(minutes) FILTER (WHERE kind = 'T') AS fastest_turnaround,
+  count_if(kind = 'R') AS recovered,
   coalesce(sum(minutes) FILTER (WHERE kind = 'R'), 0) AS recovered_minutes
-FROM named GROUP BY board
+FROM facts GROUP BY GROUPING SETS ((carrier), (airport))
 """
 
 _FACTS = """

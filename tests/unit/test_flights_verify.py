@@ -1,0 +1,209 @@
+"""The demo's checks must be able to fail: each kind of loss, duplicate and wrong number is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from examples.flights import results, verify
+from examples.flights.aircraft import Aircraft
+from examples.flights.cluster import Reach
+from examples.flights.events import BoardPublished, FlightArrived, FlightCancelled, FlightDeparted, Turnaround
+from examples.flights.expected import Expected, Fact
+from examples.flights.fleet import passed
+from streams.codecs import RESERVED_KEY_PREFIX
+
+
+class Message:
+    """A record as a client gives it."""
+
+    def __init__(self, key: str | bytes | None, value: Any, type_: str | None = None) -> None:
+        self._key = key.encode() if isinstance(key, str) else key
+        self._value = value if value is None or isinstance(value, bytes) else msgspec.json.encode(value)
+        self._type = type_ or type(value).__name__
+
+    def key(self) -> bytes | None:
+        return self._key
+
+    def value(self) -> bytes | None:
+        return self._value
+
+    def headers(self) -> list[tuple[str, bytes]] | None:
+        return [("__grt__", self._type.encode())]
+
+    def topic(self) -> str:
+        return "t"
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return 7
+
+
+DEPARTED = FlightDeparted(
+    flight_id="1", tail="N1", carrier="UA", origin="EWR", destination="BOS", departed_at=100, delay_minutes=0
+)
+ARRIVED = FlightArrived(
+    flight_id="1",
+    tail="N1",
+    carrier="UA",
+    destination="BOS",
+    arrived_at=200,
+    day="2013-01-01",
+    delay_minutes=3,
+    air_minutes=40,
+)
+CANCELLED = FlightCancelled(
+    flight_id="2", tail=None, carrier="UA", flight=5, origin="EWR", destination="BOS", scheduled_at=50
+)
+FLIGHTS = [Message("N1", DEPARTED), Message("UA-5", CANCELLED), Message("N1", ARRIVED)]
+TURNAROUND = Turnaround(flight_id="1", tail="N1", carrier="UA", airport="BOS", minutes=30)
+BOARD = BoardPublished(
+    board="airline:UA",
+    turnarounds=1,
+    turnaround_minutes=30,
+    fastest_turnaround=30,
+    recovered=0,
+    recovered_minutes=0,
+)
+TRUTH = Expected(
+    flights=2,
+    events={"FlightDeparted": 1, "FlightArrived": 1, "FlightCancelled": 1},
+    aircraft={
+        "N1": {
+            "flights": 1,
+            "arrived": 1,
+            "cancelled": 0,
+            "minutes_late": 3,
+            "last_airport": "BOS",
+            "longest_day": "2013-01-01",
+            "longest_day_minutes": 40,
+        }
+    },
+    facts=frozenset({Fact("Turnaround", "1", "airline:UA", 30), Fact("Turnaround", "1", "airport:BOS", 30)}),
+    boards={"airline:UA": {name: getattr(BOARD, name) for name in verify.BOARD_FIELDS}},
+    hours={("UA", 5): (1, 0)},
+)
+FACTS = [Message("airline:UA", TURNAROUND), Message("airport:BOS", TURNAROUND)]
+STATE = Aircraft(
+    flights=1,
+    arrived=1,
+    minutes_late=3,
+    last_airport="BOS",
+    longest_day="2013-01-01",
+    longest_day_minutes=40,
+)
+
+
+def test_flights_that_are_right() -> None:
+    check = verify.check_flights(FLIGHTS, TRUTH)
+    assert (check.wrong, check.records) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("records", "says"),
+    [
+        (FLIGHTS[:2], "number of FlightArrived"),
+        ([*FLIGHTS, FLIGHTS[0]], "FlightDeparted of 1 is there twice"),
+        ([FLIGHTS[2], FLIGHTS[1], FLIGHTS[0]], "comes after a later event of N1"),
+        ([*FLIGHTS, Message("N1", DEPARTED, "Unheard")], "t[0]@7 is no event of this demo"),
+        ([*FLIGHTS, Message("N1", b"{", "FlightDeparted")], "t[0]@7 is no event of this demo"),
+        ([*FLIGHTS, Message("N1", None, "FlightDeparted")], "t[0]@7 is no event of this demo"),
+    ],
+)
+def test_flights_that_are_wrong(records: list[Message], says: str) -> None:
+    assert says in " ".join(verify.check_flights(records, TRUTH).differences)
+
+
+def test_facts_that_are_right() -> None:
+    check = verify.check_facts(FACTS, TRUTH)
+    assert (check.wrong, check.compared, check.records) == (0, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("records", "says"),
+    [
+        (FACTS[:1], "for airport:BOS (30 min) was lost"),
+        ([*FACTS, FACTS[0]], "for airline:UA is there 2 times"),
+        ([*FACTS, Message("airport:ORD", TURNAROUND)], "for airport:ORD (30 min) is not in the file"),
+        ([FACTS[0], Message("airport:BOS", msgspec.structs.replace(TURNAROUND, minutes=31))], "(31 min) is not in"),
+        ([*FACTS, Message("airline:UA", DEPARTED)], "is no event of this demo"),
+    ],
+)
+def test_facts_that_are_wrong(records: list[Message], says: str) -> None:
+    check = verify.check_facts(records, TRUTH)
+    assert check.wrong > 0
+    assert says in " ".join(check.differences)
+
+
+def test_state_is_the_last_value_and_not_the_toolkits_own() -> None:
+    old = Message("N1", Aircraft(flights=9))
+    offset = Message(RESERVED_KEY_PREFIX + b"offset", b"not for us")
+    gone = [Message("N2", STATE), Message("N2", None)]
+    check = verify.check_aircraft([old, offset, *gone, Message("N1", STATE)], TRUTH)
+    assert (check.wrong, check.compared) == (0, len(verify.STATE_FIELDS) + 1)
+
+
+@pytest.mark.parametrize(
+    ("records", "says"),
+    [
+        ([], "N1 is in the file and not in Kafka"),
+        ([Message("N1", STATE), Message("N2", STATE)], "N2 is in Kafka and not in the file"),
+        ([Message("N1", msgspec.structs.replace(STATE, minutes_late=4))], "N1, minutes_late: Kafka says 4"),
+        ([Message("N1", msgspec.structs.replace(STATE, open_flights={"1": 0}))], "flights without an arrival"),
+    ],
+)
+def test_state_that_is_wrong(records: list[Message], says: str) -> None:
+    assert says in " ".join(verify.check_aircraft(records, TRUTH).differences)
+
+
+def test_boards() -> None:
+    check, lines = verify.check_boards([Message("airline:UA", BOARD)], TRUTH)
+    assert (check.wrong, lines) == (0, {"airline:UA": BOARD})
+    wrong, _ = verify.check_boards([Message("airline:UA", msgspec.structs.replace(BOARD, turnarounds=2))], TRUTH)
+    assert "airline:UA, turnarounds: Kafka says 2, the file says 1" in wrong.differences
+
+
+def test_hours() -> None:
+    assert verify.check_hours({("UA", 5): (1, 0)}, TRUTH).wrong == 0
+    assert verify.check_hours({}, TRUTH).wrong == 1
+    assert verify.check_hours({("UA", 5): (1, 0), ("AA", 6): (1, 0)}, TRUTH).wrong == 1
+
+
+def test_all_differences_are_counted_and_few_are_kept() -> None:
+    check = verify.Check("c")
+    for number in range(100):
+        check.equal("n", number, -1)
+    assert (check.compared, check.wrong, len(check.differences)) == (100, 100, verify.SHOWN)
+
+
+def test_passed_needs_every_partition() -> None:
+    last = {0: 9, 1: 4}
+    assert passed(Reach(committed={0: 10, 1: 5}, stable={0: 12, 1: 6}), last)
+    assert not passed(Reach(committed={0: 9, 1: 5}, stable={0: 12, 1: 6}), last)
+    assert not passed(Reach(committed={0: 10}, stable={0: 12, 1: 6}), last)
+    assert Reach(committed={0: 10}, stable={0: 12, 1: 6}).lag == 8
+
+
+def test_one_wrong_check_makes_the_report_wrong(tmp_path: Path) -> None:
+    good, bad = verify.Check("a", compared=1), verify.Check("b", compared=1, wrong=1, differences=["b is off"])
+    report = results.Report(
+        flights=2,
+        events=3,
+        seconds=1.0,
+        spark_seconds=1.0,
+        fold_seconds=1.0,
+        transactions=1,
+        killed=None,
+        restarts=0,
+        checks=[good],
+        boards={},
+        airlines={},
+        plot=str(tmp_path),
+    )
+    assert report.right
+    assert not msgspec.structs.replace(report, checks=[good, bad]).right
