@@ -1,0 +1,142 @@
+"""The program under attack: deposits in, balances out. Run as a process by the battery, folded again by the oracle.
+
+python bank.py BOOTSTRAP GROUP INSTANCE        (environment: KES_FAULT, BANK_SLOW_MS, BANK_SLOW_KEY, BANK_HANDLER)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from streams import EventContext, EventSource, EventSourceConfig, Table, event_type
+from streams.records import IncomingRecord
+from streams.testing.faults import FaultPlan, consume_with_faults, settled_hook
+from streams.testing.oracle import Sent, State
+
+PARTITIONS = 4
+
+
+@event_type("Deposited")
+class Deposited(msgspec.Struct, frozen=True):
+    account: str
+    cents: int
+
+
+class Account(msgspec.Struct):
+    count: int = 0
+    cents: int = 0
+
+
+@event_type("Balance")
+class Balance(msgspec.Struct, frozen=True):
+    account: str
+    count: int
+    cents: int
+
+
+def topic_of(group: str) -> str:
+    return f"{group}-deposits"
+
+
+def output_of(group: str) -> str:
+    return f"{group}-balances"
+
+
+def events(count: int, keys: int, seed: int) -> Iterator[Deposited]:
+    rng = random.Random(seed)
+    for _ in range(count):
+        yield Deposited(f"account-{rng.randrange(keys)}", rng.randrange(1, 1000))
+
+
+def fold(group: str) -> Any:
+    """What the handler does, with a dict: for the oracle."""
+    output = output_of(group)
+
+    def step(state: State, record: IncomingRecord) -> Iterator[Sent]:
+        event = msgspec.json.decode(record.value or b"", type=Deposited)
+        key = event.account.encode()
+        account = msgspec.json.decode(state[key], type=Account) if key in state else Account()
+        account.count += 1
+        account.cents += event.cents
+        state[key] = msgspec.json.encode(account)
+        yield output, key, msgspec.json.encode(Balance(event.account, account.count, account.cents))
+
+    return step
+
+
+def build(
+    bootstrap: str, group: str, instance: str, plan: FaultPlan, **settings: Any
+) -> EventSource[Table[str, Account]]:
+    session = float(os.environ.get("BANK_SESSION_SECONDS", "6"))
+    source = EventSource(
+        EventSourceConfig(
+            group_id=group,
+            topic=topic_of(group),
+            num_partitions=PARTITIONS,
+            bootstrap_servers=bootstrap,
+            instance_id=instance,
+            metrics_handler=settled_hook(plan),
+            session_timeout_seconds=session,
+            transaction_timeout_seconds=session * 0.8,
+            **settings,
+        ),
+        store=Table.factory(key=str, value=Account),
+    )
+    output = output_of(group)
+
+    def deposit(ctx: EventContext[Table[str, Account]], event: Deposited) -> None:
+        plan.hit("handler.before")
+        account = ctx.store.get(event.account) or Account()
+        account.count += 1
+        account.cents += event.cents
+        plan.hit("store.before")
+        ctx.store.put(event.account, account)
+        plan.hit("store.after")
+        ctx.forward(output, Balance(event.account, account.count, account.cents), key=event.account)
+        plan.hit("handler.after")
+
+    slow_key, slow_ms = os.environ.get("BANK_SLOW_KEY", ""), float(os.environ.get("BANK_SLOW_MS", "0"))
+
+    async def patient(ctx: EventContext[Table[str, Account]], event: Deposited) -> None:
+        if event.account == slow_key:
+            await asyncio.sleep(slow_ms / 1000)
+        deposit(ctx, event)
+
+    def blocking(ctx: EventContext[Table[str, Account]], event: Deposited) -> None:
+        if event.account == slow_key:
+            time.sleep(slow_ms / 1000)
+        deposit(ctx, event)
+
+    kind = os.environ.get("BANK_HANDLER", "plain")
+    if kind == "async":
+        source.register_event_type(Deposited, patient)
+    elif kind == "blocking":
+        source.register_event_type(Deposited, blocking, blocking=True)
+    else:
+        source.register_event_type(Deposited, deposit if not slow_ms else blocking)
+    return source
+
+
+async def _main(bootstrap: str, group: str, instance: str) -> None:
+    plan = FaultPlan.from_environment()
+    source = build(bootstrap, group, instance, plan)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: source._ask_to_stop(drain=True))
+    await consume_with_faults(source, plan)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(
+        level=os.environ.get("BANK_LOG", "INFO"), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    asyncio.run(_main(*sys.argv[1:4]))
