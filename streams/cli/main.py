@@ -20,6 +20,7 @@ from typing import Annotated, NamedTuple, NoReturn
 
 import typer
 
+from streams.cli.failures import innermost
 from streams.errors import ConfigError, StreamsError
 
 EXIT_PROBLEM = 1
@@ -62,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:
-        return report(error)
+        return report(innermost(error))
     return 0
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from streams.cli.console import complain, configure_logging
+from streams.cli.failures import innermost
 from streams.errors import (
     ConfigError,
     EmbeddedBrokerError,
@@ -47,18 +48,19 @@ def main(argv: Sequence[str]) -> int:
     threading.Thread(target=_leave_with, args=(int(pipe),), name="kes-supervisor-watch", daemon=True).start()
     try:
         load(source).run()
-    except NOT_FOR_RESTART as error:
-        _tell(name, error)
-        return EXIT_PROBLEM
-    except StreamsError as error:
-        _tell(name, error)
-        return EXIT_FAILED
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except Exception as error:  # the user's code: its stack trace is what they need
-        traceback.print_exception(error)
-        return EXIT_FAILED
+    except Exception as error:
+        return _failed(name, innermost(error))
     return 0
+
+
+def _failed(name: str, error: Exception) -> int:
+    if isinstance(error, StreamsError):
+        _tell(name, error)
+    else:  # the user's code: its stack trace is what they need
+        traceback.print_exception(error)
+    return EXIT_PROBLEM if isinstance(error, NOT_FOR_RESTART) else EXIT_FAILED
 
 
 def load(source: str) -> Any:

@@ -50,6 +50,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Any:
     [
         (BrokerUnavailable("nothing answers at localhost:1"), 1, "kes: broker unavailable: nothing answers"),
         (ConfigError("linger_ms [must] be positive"), 1, "kes: config error: linger_ms [must] be"),  # no markup
+        (ExceptionGroup("tasks", [ValueError("x"), ConfigError("inner")]), 1, "kes: config error: inner"),
         (RuntimeError("a fault"), 70, "kes: unexpected RuntimeError: a fault"),
         (KeyboardInterrupt(), 130, ""),
         (None, 0, ""),
@@ -101,7 +102,7 @@ def test_help_lists_every_present_command_and_loads_none() -> None:
         "sys.exit(f'{code} {sorted(loaded)}')"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert ended.stderr.strip() == "0 ['streams.cli.main']"
+    assert ended.stderr.strip() == "0 ['streams.cli.failures', 'streams.cli.main']"
     assert "run " in ended.stdout
 
 

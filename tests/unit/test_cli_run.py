@@ -69,7 +69,8 @@ class SecondCrashes(Source):
 
 class WrongTopic:
     def run(self):
-        raise TopicError("topic 'orders' has 3 partitions, the settings say 4")
+        error = TopicError("topic 'orders' has 3 partitions, the settings say 4")
+        raise ExceptionGroup("a task group wraps it", [error])
 
 source = Source()
 stubborn, hung, finished = Stubborn(), HungOrphan(), Finished()
