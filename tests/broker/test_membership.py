@@ -154,7 +154,10 @@ def test_a_static_member_that_restarts_gets_its_partitions_back(table: Table) ->
     mine = restarts.assigned()[-1].owned
     restarts.membership.close(5.0)  # without `leave`: it stays a member for the session timeout
     since = len(other.events)
-    assert table.seat("b", static=True).owning(len(mine)).owned == mine
+    successor = table.seat("b", static=True)
+    event = successor.owning(len(mine))
+    assert event.owned == mine
+    assert event.assignment.sequence == successor.membership._sent.sequence, "an assignment made for its predecessor"
     assert not any(isinstance(event, Revoked | Lost) for event in other.events[since:])
 
 
@@ -201,8 +204,12 @@ def test_an_engine_that_stands_still_gives_itself_up_and_comes_back_when_it_move
     alive.set()
     seat = table.seat("a", alive=alive.is_set, rebalance_timeout_ms=1500)
     seat.owning(PARTITIONS)
+    coordinator, left_with = seat.membership._coordinator, []
+    assert coordinator is not None
+    coordinator._handle_leave_group_response = lambda _: left_with.append(seat.membership.snapshot.generation)
     alive.clear()
     assert seat.lost().incarnation == 1
+    until(lambda: left_with == [-1], "it leaves before it is void, or not at all")
     heard = len(seat.events)
     time.sleep(1.0)
     assert len(seat.events) == heard, "it joined for an engine that stands still"

@@ -105,10 +105,21 @@ def test_a_member_that_left_is_refused(table: Table, transactor: Transactor) -> 
     assert transactor.commit(old) == "UNKNOWN_MEMBER_ID"
 
 
-def test_a_frozen_member_finds_everything_void_before_it_can_commit(table: Table, transactor: Transactor) -> None:
+def test_a_frozen_member_finds_everything_void_before_it_can_commit(
+    table: Table, transactor: Transactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     frozen, other = table.seat("a", **QUICK), table.seat("b", **QUICK)
     until(lambda: everything(frozen, other), "the group does not settle")
     old, before, since = metadata(frozen), frozen.membership.snapshot, len(frozen.heard)
+    reported: list[tuple[int, frozenset[int]]] = []
+    say = frozen.membership.subscription
+
+    def subscription() -> bytes:
+        data = say()
+        reported.append((frozen.membership.snapshot.generation, frozen.membership._sent.owned))
+        return data
+
+    monkeypatch.setattr(frozen.membership, "subscription", subscription)
     frozen.membership._client.post(lambda: time.sleep(4.0))
     other.owning(PARTITIONS, len(other.events))
     assert frozen.membership.snapshot is before  # it cannot know yet: the broker's refusal has to save us
@@ -117,6 +128,7 @@ def test_a_frozen_member_finds_everything_void_before_it_can_commit(table: Table
     event, seen = frozen.heard[since]
     assert event == Lost(incarnation=1, reason=event.reason)  # type: ignore[union-attr]
     assert (seen.incarnation, seen.generation, seen.metadata) == (1, -1, None)
+    assert reported[0] == (-1, frozenset()), "it claims what is void"
     again = frozen.heard[since + 1][0]
     assert isinstance(again, Assigned)
     assert again.incarnation == 1
