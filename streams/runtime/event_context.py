@@ -128,7 +128,8 @@ class EventContext(Generic[StoreT]):
     def record_change(self, *changes: Change) -> None:
         """Write changes of an own ``StateStore`` to the changelog, in this event's transaction (the last per key wins).
 
-        Stores that journal by themselves (``Table``, ``SimpleStore``) need no call; calling it all the same is harmless.
+        Stores that journal by themselves (``Table``, ``SimpleStore``) need no call; calling it all the same is harmless:
+        a change that is in the journal already is not written again, or it could hide a later one of the same key.
         """
         if self._closed:
             raise _outlived("record_change", self)
@@ -137,7 +138,9 @@ class EventContext(Generic[StoreT]):
                 raise StoreError(
                     f"the key {change.key!r} begins with a prefix that is reserved for the changelog itself"
                 )
-        self._journal.extend(changes)
+        for change in changes:
+            if not any(change is known for known in self._journal):
+                self._journal.append(change)
 
     def fail(self, error: BaseException) -> ExecutionState:
         """Fail the event for this reason: ``return ctx.fail(error)``."""

@@ -6,6 +6,7 @@ python bank.py BOOTSTRAP GROUP INSTANCE        (environment: KES_FAULT, BANK_SLO
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import random
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import psutil
 
 from streams import EventContext, EventSource, EventSourceConfig, Table, event_type
 from streams.records import IncomingRecord
@@ -135,8 +137,31 @@ async def _main(bootstrap: str, group: str, instance: str) -> None:
     await consume_with_faults(source, plan)
 
 
+async def _cycles(bootstrap: str, group: str, instance: str) -> None:
+    """Fifty runs in one process, each until it has its partitions."""
+    process = psutil.Process()
+    for number in range(50):
+        source = build(bootstrap, group, instance, FaultPlan())
+        task = asyncio.create_task(source.consume_events())
+        while not task.done() and sum(p.state == "active" for p in source.statistics().partitions) < PARTITIONS:
+            await asyncio.sleep(0.01)
+        await source.stop()
+        await task
+        del source, task
+        gc.collect()
+        while process.num_threads() > 60:
+            await asyncio.sleep(0.01)  # clients that were closed end their threads a moment later
+        print(f"cycle {number} threads={process.num_threads()} fds={process.num_fds()}", flush=True)
+
+
 if __name__ == "__main__":
     logging.basicConfig(
         level=os.environ.get("BANK_LOG", "INFO"), format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
-    asyncio.run(_main(*sys.argv[1:4]))
+    match os.environ.get("BANK_RUN"):
+        case "run":
+            build(*sys.argv[1:4], FaultPlan()).run()
+        case "cycles":
+            asyncio.run(_cycles(*sys.argv[1:4]))
+        case _:
+            asyncio.run(_main(*sys.argv[1:4]))

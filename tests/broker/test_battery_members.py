@@ -1,0 +1,134 @@
+"""Battery T2, numbers 3, 6 and 11: frozen members, handlers slower than a transaction may be, and stopping."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streams.testing.fixtures import BrokerAddress
+from tests.broker.battery_kit import Bank, seed_of, wait_until
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
+
+QUICK = {"BANK_SESSION_SECONDS": "2"}
+EVENTS, KEYS = 12_000, 60
+
+
+@pytest.fixture
+def bank_group(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> Iterator[Bank]:
+    bank = Bank(kafka_broker.bootstrap_servers, f"{topic_prefix}bank", tmp_path)
+    yield bank
+    bank.close()
+
+
+@pytest.mark.parametrize(
+    "point", ["", "commit.before:20:freeze", "send_offsets.before:20:freeze", "flush.after:20:freeze"]
+)
+def test_frozen_past_its_session(bank_group: Bank, point: str) -> None:
+    """Number 3: SIGSTOP until the others have taken over, SIGCONT; one by chance, three in the middle of a commit."""
+    seed = seed_of()
+    print(f"SEED={seed} point={point!r}")
+    load = threading.Thread(target=bank_group.deposit, args=(EVENTS, KEYS, seed), kwargs={"per_second": 1_500})
+    zombie = bank_group.start("zombie", **QUICK, **({"KES_FAULT": point} if point else {}))
+    wait_until(lambda: zombie.said("generation"), "the first member is in the group")
+    other = bank_group.start("other", **QUICK)
+    wait_until(lambda: other.said("new"), "the second member is in the group")
+    load.start()
+    bank_group.wait_handled(100)
+    if not point:
+        zombie.signal(signal.SIGSTOP)
+    process = psutil.Process(zombie.process.pid)
+    wait_until(lambda: process.status() == psutil.STATUS_STOPPED, "the member freezes")
+    load.join()
+    bank_group.wait_handled(EVENTS)  # the other one has taken over everything, also what the frozen one had begun
+    zombie.signal(signal.SIGCONT)
+    wait_until(lambda: not zombie.running or zombie.said("void, joining again"), "the zombie finds out, or ends", 30)
+    bank_group.deposit(EVENTS // 4, KEYS, seed + 1)
+    bank_group.wait_handled()
+    bank_group.stop_all()
+    report = bank_group.check()
+    assert not report.differences, report
+
+
+@pytest.mark.parametrize("kind", ["async", "blocking", "plain"])
+def test_handler_slower_than_the_transaction_timeout(bank_group: Bank, kind: str) -> None:
+    """Number 6: one key's events take longer than a transaction may. Async and blocking handlers hold up their own
+    partition only; a plain one holds up everything, is told about, and is still exact."""
+    seed = seed_of()
+    print(f"SEED={seed}")
+    slow = {"BANK_HANDLER": kind, "BANK_SLOW_KEY": "account-0", "BANK_SLOW_MS": "3000"}
+    worker = bank_group.start("slow", **QUICK, **slow)
+    bank_group.deposit(600, 300, seed)  # two or so events of the slow account
+    if kind != "plain":
+        bank_group.wait_handled(600 * 2 // 4, 20)  # the other partitions do not wait for it
+    bank_group.wait_handled()
+    if kind == "plain":
+        assert worker.said("stood still"), "a handler that stops the loop is named"
+    bank_group.stop_all()
+    report = bank_group.check()
+    assert not report.differences, report
+
+
+def test_sigterm_drains_and_leaves(bank_group: Bank) -> None:
+    """Number 11: within ten seconds, with exit code 0, and the group is left: the next need not wait for a session."""
+    seed = seed_of()
+    print(f"SEED={seed}")
+    load = threading.Thread(target=bank_group.deposit, args=(EVENTS, KEYS, seed), kwargs={"per_second": 3_000})
+    first = bank_group.start("first")
+    load.start()
+    bank_group.wait_handled(500)
+    assert first.stop(10) == 0, first.log.read_text()
+    handled = bank_group.handled()
+    second = bank_group.start("second")
+    wait_until(lambda: bank_group.handled() > handled, "the next one goes on", 5.5)  # the session would be 6 s
+    load.join()
+    bank_group.wait_handled()
+    assert second.stop(10) == 0
+    report = bank_group.check()
+    assert not report.differences, report
+
+
+def test_second_signal_exits_at_once(bank_group: Bank) -> None:
+    seed = seed_of()
+    print(f"SEED={seed}")
+    environment = {
+        **QUICK,
+        "BANK_HANDLER": "async",
+        "BANK_SLOW_KEY": "account-0",
+        "BANK_SLOW_MS": "60000",
+        "BANK_RUN": "run",
+    }
+    worker = bank_group.start("impatient", **environment)
+    bank_group.deposit(200, 4, seed)
+    bank_group.wait_handled(1)
+    worker.signal(signal.SIGTERM)
+    wait_until(lambda: worker.said("a second signal exits at once"), "the drain begins")
+    worker.signal(signal.SIGTERM)
+    assert worker.process.wait(3) == 128 + signal.SIGTERM
+    bank_group.start("next", **QUICK)
+    bank_group.wait_handled()
+    bank_group.stop_all()
+    report = bank_group.check()
+    assert not report.differences, report
+
+
+@pytest.mark.slow
+def test_fifty_starts_and_stops_leave_nothing_behind(bank_group: Bank) -> None:
+    """Number 11: threads and file descriptors of one process are back where they were."""
+    bank_group.deposit(500, KEYS, 1)
+    worker = bank_group.start("cycles", **QUICK, BANK_RUN="cycles")
+    assert worker.process.wait(200) == 0, worker.log.read_text()
+    facts = [line for line in worker.log.read_text().splitlines() if line.startswith("cycle ")]
+    first, last = (dict(part.split("=") for part in line.split()[2:]) for line in (facts[4], facts[-1]))
+    assert len(facts) == 50, facts
+    assert int(last["threads"]) <= int(first["threads"]) + 2, (first, last)
+    assert int(last["fds"]) <= int(first["fds"]) + 4, (first, last)
+    assert os.path.exists(bank_group.folder)
+    report = bank_group.check()
+    assert not report.differences, report

@@ -1,0 +1,116 @@
+"""Battery T2, number 4: the broker stopped and killed under load, and a group coordinator that comes back without its
+memory. Nothing lost, nothing doubled, at work again within a minute."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streams.broker import KafkaBroker
+from streams.testing.fixtures import OwnBroker
+from tests.broker.battery_kit import Bank, seed_of, wait_until
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(300)]
+
+EVENTS, KEYS, RATE = 30_000, 100, 1_500.0
+RECOVERY_SECONDS = 60.0
+
+
+@pytest.fixture
+def broker(own_broker: OwnBroker) -> KafkaBroker:
+    return own_broker()
+
+
+@pytest.fixture
+def bank_group(broker: KafkaBroker, topic_prefix: str, tmp_path: Path) -> Iterator[Bank]:
+    bank = Bank(broker.bootstrap_servers, f"{topic_prefix}bank", tmp_path)
+    yield bank
+    bank.close()
+
+
+class Load:
+    """Deposits at a rate, while the test does its worst."""
+
+    def __init__(self, bank: Bank, seed: int) -> None:
+        self._bank = bank
+        self._thread = threading.Thread(
+            target=bank.deposit, args=(EVENTS, KEYS, seed), kwargs={"per_second": RATE}, daemon=True
+        )
+        self._thread.start()
+
+    def finish(self) -> None:
+        self._thread.join(120)
+        assert not self._thread.is_alive(), "the load could not be produced"
+
+
+def forget_the_group(broker: KafkaBroker) -> None:
+    """What a coordinator does that loads nothing of its log: no members, no offsets, generations from the start."""
+    folders = [path for path in Path(broker.data_dir).rglob("__consumer_offsets-*") if path.is_dir()]
+    assert folders, f"no offsets log in {broker.data_dir}"
+    for folder in folders:
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("repetition", [1, 2])
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_broker_goes_away_and_comes_back(broker: KafkaBroker, bank_group: Bank, how: str, repetition: int) -> None:
+    seed = seed_of() + repetition
+    print(f"SEED={seed - repetition}")
+    workers = [bank_group.start(f"member-{number}") for number in range(2)]
+    load = Load(bank_group, seed)
+    bank_group.wait_handled(EVENTS // 6)
+    if how == "stopped":
+        broker.stop()
+        broker.start()
+    else:
+        broker.kill()
+        broker.restart()
+    back = time.monotonic()
+    before = bank_group.handled()
+    wait_until(lambda: bank_group.handled() > max(before, EVENTS // 6), "work goes on", RECOVERY_SECONDS)
+    print(f"at work again {time.monotonic() - back:.1f} s after the broker answered")
+    load.finish()
+    bank_group.wait_handled(EVENTS)
+    assert all(worker.running for worker in workers), "no worker may die of an outage"
+    bank_group.stop_all()
+    report = bank_group.check()
+    assert not report.differences, report
+    assert report.inputs == EVENTS
+
+
+@pytest.mark.parametrize("moment", ["under load", "all members gone"])
+def test_coordinator_without_its_memory(broker: KafkaBroker, bank_group: Bank, moment: str) -> None:
+    """Seen on a real broker: its group came back without members and offsets. The changelog has the offset."""
+    seed = seed_of()
+    print(f"SEED={seed}")
+    bank_group.start("member-0")
+    bank_group.start("member-1")
+    if moment == "under load":
+        load = Load(bank_group, seed)
+        bank_group.wait_handled(EVENTS // 6)
+        broker.kill()
+        forget_the_group(broker)
+        broker.restart()
+        load.finish()
+    else:
+        bank_group.deposit(EVENTS // 2, KEYS, seed)
+        bank_group.wait_handled()
+        bank_group.stop_all()
+        broker.kill()
+        forget_the_group(broker)
+        broker.restart()
+        bank_group.start("member-0")
+        bank_group.deposit(EVENTS // 2, KEYS, seed + 1)
+    bank_group.wait_handled(EVENTS)
+    bank_group.stop_all()
+    assert any(worker.said("the changelog is right") for worker in bank_group.workers), (
+        "the difference must be reported"
+    )
+    report = bank_group.check()
+    assert not report.differences, report
+    assert report.inputs == EVENTS
