@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -348,3 +349,25 @@ def test_command_line_mistakes_are_told_plainly(arguments: tuple[str, ...], said
     assert answer.returncode == 1
     assert said in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_start_that_is_interrupted_leaves_nothing_running(name: str, ended_by: signal.Signals) -> None:
+    command = [sys.executable, "-c", "from streams.cli.main import run; run()", "broker", "start"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [*command, "--name", name, "--port", "0"], env=environment, stderr=subprocess.DEVNULL
+    ) as process:
+        started: list[psutil.Process] = []
+
+        def broker_is_there() -> bool:
+            started[:] = psutil.Process(process.pid).children(recursive=True)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                return any("kafka.Kafka" in child.cmdline() for child in started)
+            return False
+
+        wait_until(broker_is_there)
+        process.send_signal(ended_by)
+        assert process.wait(30) != 0
+    wait_until(lambda: not any(alive(child.pid) for child in started), seconds=10)
+    assert listed(name) == []
