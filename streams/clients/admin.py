@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 from confluent_kafka import (
-    ConsumerGroupTopicPartitions,
+    Consumer,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -36,12 +36,19 @@ _untyped: Any = _admin
 """The same module: its stubs do not re-export all names that its documentation has."""
 _EARLIEST: Final = _untyped.OffsetSpec.earliest()
 _LATEST: Final = _untyped.OffsetSpec.latest()
-_ATTEMPT_SECONDS: Final = 5.0
+_ATTEMPT_SECONDS: Final = 3.0
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.5
-_STUCK: Final = frozenset({KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH})
-"""An admin client that lived through a restart of the broker may get these for ever: it never refreshes its metadata
-for them. A new one does not."""
+_STUCK: Final = frozenset(
+    {
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+    }
+)
+"""An admin client that lived through a restart of the broker may get these for ever: it does not refresh its metadata
+for the first two, and may go on waiting for connections that are no more. A new one does neither."""
 
 
 class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,17 +174,18 @@ class TopicAdmin:
         deadline = time.monotonic() + timeout_seconds
         numbers = range(self._partitions(topic, deadline)) if partitions is None else partitions
 
-        def attempt(client: AdminClient, seconds: float) -> Mapping[str, Future[Any]]:
-            # By name: a question for "all" leaves out what has nothing but a pending offset, and does not wait for it.
-            wanted = [TopicPartition(topic, number) for number in numbers]
-            request = [ConsumerGroupTopicPartitions(group, wanted)]
-            return client.list_consumer_group_offsets(request, require_stable=True, request_timeout=seconds)
-
         if not numbers:
             return {}
-        answer = self._ask("reading the committed offsets of group", attempt, deadline, {KafkaError.GROUP_ID_NOT_FOUND})
-        positions = getattr(answer.get(group), "topic_partitions", None) or ()
-        return {position.partition: position.offset for position in positions if position.offset >= 0}
+        wanted = [TopicPartition(topic, number) for number in numbers]
+        connection = ConnectionLog(self._connection.addresses, "admin")
+        # Not by the admin client, whose look-up of a group coordinator that is loading or was restarted waits for ever,
+        # or crashes the process (an assertion about a reference count in librdkafka 2.16).
+        config = {**self._settings.consumer(partition_eof=False, role="admin"), "group.id": group}
+        consumer = build(Consumer, config, connection)
+        try:
+            return self._committed(consumer, group, wanted, connection, deadline)
+        finally:
+            consumer.close()
 
     def lag(self, group: str, topic: str, timeout_seconds: float = 10.0) -> list[PartitionLag]:
         """Where the group stands in every partition of ``topic``, by partition."""
@@ -198,6 +206,36 @@ class TopicAdmin:
         """Let go of the connections. Does not raise; later calls build them anew."""
         with self._lock:
             self._retired.clear()
+
+    def _committed(
+        self,
+        consumer: Consumer,
+        group: str,
+        wanted: list[TopicPartition],
+        connection: ConnectionLog,
+        deadline: float,
+    ) -> dict[int, int]:
+        pause = _FIRST_PAUSE
+        while True:
+            left = max(deadline - time.monotonic(), 0.1)
+            try:
+                # By name: a question for "all" leaves out what has nothing but a pending offset, and does not wait.
+                positions = consumer.committed(wanted, min(left, _ATTEMPT_SECONDS))
+            except KafkaException as exception:
+                error = error_of(exception)
+            else:
+                errors = [position.error for position in positions if position.error is not None]
+                if not errors:
+                    return {position.partition: position.offset for position in positions if position.offset >= 0}
+                error = errors[0]
+            consumer.poll(0)  # hear what the connections have to say
+            left = deadline - time.monotonic()
+            if error.code() not in NO_ANSWER or left <= 0:
+                step = f"reading the committed offsets of group {group}"
+                reason = connection.reason or "a transaction with offsets of the group may still be open"
+                raise request_failed(step, connection.addresses, error, reason)
+            time.sleep(min(pause, left))
+            pause = min(pause * 2, _LONGEST_PAUSE)
 
     def _create_one(self, spec: TopicSpec, deadline: float) -> bool:
         new = _untyped.NewTopic(spec.name, spec.partitions, spec.replication_factor, config=dict(spec.configs))
@@ -290,7 +328,7 @@ class TopicAdmin:
                     f"{step} {_shown(key)}", self._connection.addresses, error, self._connection.reason
                 )
             if error.code() in _STUCK:
-                self._replace(client)
+                self._replace(client)  # at most once per attempt, that is every three seconds
             time.sleep(min(pause, left))
             pause = min(pause * 2, _LONGEST_PAUSE)
 
@@ -340,10 +378,7 @@ def _gather(
     results: dict[K, Any] = {}
     for key, future in attempt(client, seconds).items():
         try:
-            result = future.result(seconds + 1.0)
-            # Offsets of a group carry the errors of single partitions, UNSTABLE_OFFSET_COMMIT among them.
-            errors = [part.error for part in getattr(result, "topic_partitions", None) or () if part.error is not None]
-            results[key] = errors[0] if errors else result
+            results[key] = future.result(seconds + 1.0)
         except KafkaException as exception:
             results[key] = error_of(exception)
         except FutureTimeout:
