@@ -23,7 +23,7 @@ PACKAGES = [path for path in LIBRARY if path.name == "__init__.py"]
 # Sleeping in a `while` is how a condition with a deadline is waited for. Elsewhere a sleep hopes, unless told here why
 # time passing is the very thing.
 SLEEP_ALLOWED: dict[str, str] = {
-    "tests/broker/bank.py": "the victim of a kill: it stands still at the point that is named",
+    "tests/broker/bank.py": "a handler that is slow on purpose",
     "tests/broker/battery_kit.py": "a load with a rate",
     "tests/broker/test_membership.py": "nothing happens: a time in which a wrong assignment or a false loss would show",
     "tests/broker/test_membership_fencing.py": "longer than the session timeout: what is alive or frozen must stay so",
