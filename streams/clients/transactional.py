@@ -42,8 +42,10 @@ class TransactionalProducer:
     overlap. ``close`` may be called by any thread, also while a call of the worker hangs.
 
     A call that fails raises ``TransactionFailed``, whose ``kind`` tells what is left of transaction and producer. The
-    blocking calls honour their timeouts, with one exception that nothing here can cure: ``send_offsets`` may hang for
-    ever around a restart of the broker. The caller needs a deadline of its own, and a new producer.
+    blocking calls honour their timeouts, with one exception that nothing here can cure: ``send_offsets`` hangs for ever
+    on a producer that sent offsets before the group's coordinator was restarted (every time, Kafka 4.1.1), and when
+    the group has no coordinator yet (a new cluster: join the group, or ask for its committed offsets, before). The
+    caller needs a deadline of its own, and a new producer; one that has sent no offsets yet is fine.
     """
 
     def __init__(
