@@ -13,9 +13,9 @@ STANDARD = (
     # Two pipelined transactions, and one fault anywhere, while the other member joins.
     Config("pipeline", records=2, faults=1, kinds=_kinds("EVICT", "CRASH", "TIMEOUT"), moves=0, restarts=0),
     # A warm move back and forth with one fault anywhere.
-    Config("warm move", pool=1, records=1, faults=1, moves=1, restarts=0),
+    Config("warm move", pool=1, records=1, faults=1, moves=1, restless=True, restarts=0),
     # The same by revoke.
-    Config("revoke", pool=1, records=2, faults=1, moves=1, restarts=0, warm=False, cold=True),
+    Config("revoke", pool=1, records=1, faults=1, moves=1, restarts=0, warm=False, cold=True),
     # The coordinator forgets the group, or the broker ends a transaction.
     Config("amnesia", records=1, faults=1, moves=0, restarts=1, kinds=_kinds("AMNESIA", "EXPIRE")),
     # Two partitions, one given away while the other goes on.
@@ -41,9 +41,9 @@ _TIMEOUT = Config("timeout", pool=1, records=1, faults=1, moves=0, restarts=0, k
 _LATE = Config("timeout", records=2, faults=1, moves=0, restarts=0, kinds=_kinds("TIMEOUT"))
 _ZOMBIE = Config("zombie", pool=1, records=1, faults=2, moves=0, restarts=0, kinds=_kinds("EVICT", "TIMEOUT"))
 _DYING = Config("dying zombie", pool=1, records=1, faults=2, moves=0, restarts=0, kinds=_kinds("EVICT", "CRASH"))
-_MOVE = Config("move", pool=1, records=1, faults=0, moves=2, restarts=0)
+_MOVE = Config("move", pool=1, records=1, faults=0, moves=2, restless=True, restarts=0)
 _MOVE_EVICT = Config("move, eviction", pool=1, records=1, faults=1, moves=2, restarts=0, kinds=_kinds("EVICT"))
-_MIXED = Config("moves of both kinds", pool=1, records=1, faults=0, moves=5, restarts=0, cold=True)
+_MIXED = Config("moves of both kinds", pool=1, records=1, faults=0, moves=5, restless=True, restarts=0, cold=True)
 _REVOKE = Config("revoke", pool=1, records=1, faults=0, moves=1, restarts=0, warm=False, cold=True)
 _AMNESIA = Config("amnesia", pool=1, records=1, faults=1, moves=0, restarts=0, kinds=_kinds("AMNESIA"))
 _AMNESIA_MOVE = Config("move, amnesia", pool=1, records=1, faults=1, moves=2, restarts=0, kinds=_kinds("AMNESIA"))

@@ -62,7 +62,8 @@ def membership_steps(world: World, model: Model, instance: int, steps: Steps, lu
     elif member.join == IN and member.generation != group.generation:
         # Only a coordinator that went back in time: the heartbeat is answered with ILLEGAL_GENERATION.
         steps.append((("notice_lost", instance), lose(world, model, instance)))
-    if world.moves and member.join == IN and known and not member.rejoin and not group.preparing:
+    restless = model.config.restless and world.moves
+    if restless and member.join == IN and known and not member.rejoin and not group.preparing:
         nudged = remember(world._replace(moves=world.moves - 1), instance, member._replace(rejoin=True))
         luck.append((("user_data", instance), nudged))
     if member.join == JOINING and known and not group.joined & bit:

@@ -69,6 +69,8 @@ class Config(NamedTuple):
     """Moves may go by release marker (section 8)."""
     cold: bool = False
     """Moves may go by revoke."""
+    restless: bool = False
+    """A move may also be spent on a rebalance that a member asks for (its user data changed)."""
     restarts: int = 1
     """How often a dead member may come back."""
 
