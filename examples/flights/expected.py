@@ -25,8 +25,12 @@ WITH typed AS (
   FROM raw
 )
 SELECT /*+ REPARTITION(4, aircraft) */ *,
-  CASE WHEN arr_delay IS NOT NULL THEN dep_minute + air + ((arr_clock - dep_clock - air) % 60 + 60) % 60 END AS arr_minute
-FROM (SELECT *, coalesce(tail, concat(carrier, '-', flight)) AS aircraft, sched_minute + dep_delay AS dep_minute FROM typed)
+  CASE WHEN arr_delay IS NOT NULL
+    THEN dep_minute + air + ((arr_clock - dep_clock - air) % 60 + 60) % 60
+  END AS arr_minute
+FROM (
+  SELECT *, coalesce(tail, concat(carrier, '-', flight)) AS aircraft, sched_minute + dep_delay AS dep_minute FROM typed
+)
 """
 
 _MOVES = """

@@ -7,9 +7,11 @@ its own (the broker and the workers notice when their owner is gone).
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +21,7 @@ from typing import IO, TypeVar
 
 import filelock
 import msgspec
+from confluent_kafka import KafkaException
 from pyspark.sql import SparkSession
 from rich.console import Console
 
@@ -28,6 +31,7 @@ from examples.flights.events import AIRCRAFT_GROUP, BOARDS_TOPIC, FACTS_TOPIC, F
 from examples.flights.fleet import DemoFailed, Fleet
 from examples.flights.view import Meter, Row, View
 from streams.broker import KafkaBroker
+from streams.errors import StreamsError
 from streams.spark import local_session
 from streams.topics import changelog_name
 
@@ -49,7 +53,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(options: Options) -> int:
     """Run the demo; returns the exit code. Main thread only. Raises ``StreamsError`` for what a user has to solve."""
-    console = Console(stderr=True, highlight=False)
+    # A descriptor of our own: that of stderr is Spark's for a moment (see _spark).
+    with os.fdopen(os.dup(2), "w") as screen:
+        return _run(options, Console(file=screen, highlight=False))
+
+
+def _run(options: Options, console: Console) -> int:
     before = signal.signal(signal.SIGTERM, _terminated)
     try:
         with contextlib.ExitStack() as stack:
@@ -79,7 +88,7 @@ def _demo(options: Options, out: Path, view: View, stack: contextlib.ExitStack) 
     view.note(f"Kafka serves at {servers}")
 
     view.phase("starting Spark (some seconds)")
-    spark = stack.enter_context(_spark())
+    spark = stack.enter_context(_spark(out / "spark.log"))
     view.note(f"Spark {spark.version} is there")
     pool = ThreadPoolExecutor(2, thread_name_prefix="flights")
     stack.callback(pool.shutdown, wait=False, cancel_futures=True)
@@ -87,7 +96,8 @@ def _demo(options: Options, out: Path, view: View, stack: contextlib.ExitStack) 
     csv = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kes-flights-"))) / "flights.csv"
     flights = ingest.unpack(csv, options.events)
     began = time.monotonic()
-    written = _watch_write(pool.submit(ingest.produce, spark, csv, servers, f"nycflights13-{flights}"), cluster, view)
+    with _watched_write(cluster, view):
+        written = ingest.produce(spark, csv, servers, f"nycflights13-{flights}")
     spark_seconds = time.monotonic() - began
     view.note(
         f"Spark made {written.rows:,} events of {flights:,} flights in {spark_seconds:.1f} s "
@@ -124,15 +134,30 @@ def _demo(options: Options, out: Path, view: View, stack: contextlib.ExitStack) 
     )
 
 
-def _watch_write(written: Future[T], cluster: Cluster, view: View) -> T:
-    """Wait for Spark, and show the topic growing (uncommitted records included: nobody else sees them yet)."""
+@contextlib.contextmanager
+def _watched_write(cluster: Cluster, view: View) -> Iterator[None]:
+    """Show the flights topic growing meanwhile (uncommitted records included: nobody else sees them yet).
+
+    Spark knows the session's data sources on the thread that made the session, so it is the watching that moves to a
+    thread of its own.
+    """
     view.phase("Spark turns the file into events, and produces them in one transaction")
-    meter = Meter()
-    while not written.done():
-        count = sum(cluster.ends(FLIGHTS_TOPIC, FLIGHTS_PARTITIONS, committed_only=False).values())
-        view.rows([Row("produced", count, count, meter.rate(time.monotonic(), count))])
-        time.sleep(POLL_SECONDS)
-    return written.result()
+    done = threading.Event()
+
+    def watch() -> None:
+        meter = Meter()
+        while not done.wait(POLL_SECONDS):
+            with contextlib.suppress(StreamsError, KafkaException):  # it is for show: the write itself will tell
+                count = sum(cluster.ends(FLIGHTS_TOPIC, FLIGHTS_PARTITIONS, committed_only=False).values())
+                view.rows([Row("produced", count, count, meter.rate(time.monotonic(), count))])
+
+    watcher = threading.Thread(target=watch, name="watch-write", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
 
 
 def _waited(future: Future[T], view: View, what: str) -> T:
@@ -164,8 +189,16 @@ def _check(
 
 
 @contextlib.contextmanager
-def _spark() -> Iterator[SparkSession]:
-    spark = local_session("flights")
+def _spark(log: Path) -> Iterator[SparkSession]:
+    """A session whose Java process says to ``log`` what it would say on the screen."""
+    screen = os.dup(2)
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 2)  # Java inherits it
+    try:
+        spark = local_session("flights")
+    finally:
+        os.dup2(screen, 2)
+        os.close(screen)
     # PySpark has put a handler of its own for Ctrl-C; with the session stopped it could only fail.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
@@ -31,6 +32,10 @@ def reporter() -> MetricsHandler | None:
     tally = Tally(pid=os.getpid())
     said = 0.0
 
+    def say() -> None:
+        sys.stdout.write(msgspec.json.encode(tally).decode() + "\n")
+        sys.stdout.flush()
+
     def measured(measurement: Measurement) -> None:
         nonlocal said
         if not isinstance(measurement, TransactionSettled) or not measurement.committed:
@@ -41,7 +46,7 @@ def reporter() -> MetricsHandler | None:
         now = time.monotonic()
         if now - said >= EVERY_SECONDS:
             said = now
-            sys.stdout.write(msgspec.json.encode(tally).decode() + "\n")
-            sys.stdout.flush()
+            say()
 
+    atexit.register(say)  # the sums since the last line
     return measured

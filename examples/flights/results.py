@@ -57,8 +57,13 @@ def show(report: Report, *, json: bool, console: Console) -> None:
         sys.stdout.flush()
         return
     answers = Console(highlight=False)
-    answers.print(board_table("Airlines", "airline:", report.boards, report.airlines))
+    answers.print()
+    answers.print(
+        board_table("Airlines: turnarounds, delays recovered on the way", "airline:", report.boards, report.airlines)
+    )
+    answers.print()
     answers.print(board_table(f"Airports (the {AIRPORTS_SHOWN} with most turnarounds)", "airport:", report.boards, {}))
+    answers.print()
     for check in report.checks:
         mark = ("ok   ", "green") if check.wrong == 0 else ("WRONG", "bold red")
         answers.print(Text.assemble(mark, " ", verdict(check)), soft_wrap=True)
@@ -99,9 +104,9 @@ def summary(report: Report) -> dict[str, object]:
 
 def board_table(title: str, prefix: str, boards: Mapping[str, BoardPublished], names: Mapping[str, str]) -> Table:
     """The lines of one kind of board, busiest first."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column("")
-    for column in ("turnarounds", "mean", "fastest", "delays recovered", "minutes each"):
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("", no_wrap=True)
+    for column in ("turnarounds", "mean", "fastest", "recovered", "minutes each"):
         table.add_column(column, justify="right")
     lines = sorted((line for line in boards.values() if line.board.startswith(prefix)), key=lambda x: -x.turnarounds)
     for line in lines if names else lines[:AIRPORTS_SHOWN]:

@@ -53,7 +53,7 @@ class Meter:
 
 
 class View:
-    """Use it as a context manager. One thread."""
+    """Use it as a context manager. One thread at a time."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
