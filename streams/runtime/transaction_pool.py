@@ -113,8 +113,8 @@ class TransactionPool:
     def pump(self) -> None:
         """Hand the open transaction's records to its producer, as far as order and queues allow. Called per slice."""
         txn = self._open
-        if txn is None or txn.produced >= len(txn.outputs):
-            return
+        if txn is None or txn.produced >= len(txn.outputs) or self._failure is not None:
+            return  # while an older one is being recovered, nothing may get ahead of it
         if txn.serial not in self._slot_of:
             older_flushed = len(self.unsettled) == 1 or self.unsettled[-2].state in _FLUSHED
             if not older_flushed:
@@ -169,15 +169,11 @@ class TransactionPool:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._guard, self._flush_stage)
                     tasks.start_soon(self._guard, self._commit_stage)
-            failure = self._take_failure()
-            if failure is not None:
+            if self._failure is not None:
                 with anyio.CancelScope() as self._scope:
-                    await recover(failure)
+                    await recover(self._failure)
+                self._failure = None
                 self._announce()
-
-    def _take_failure(self) -> TransactionFailed | None:
-        failure, self._failure = self._failure, None
-        return failure
 
     async def _guard(self, stage: Callable[[], Awaitable[None]]) -> None:
         try:
