@@ -79,8 +79,8 @@ def decode(df: DataFrame, event_class: type, *, on_error: Literal["column", "fai
     ``df`` is what ``format("grt")`` reads. A record that the class cannot be made of has null in all its columns and
     the reason in ``_error`` (``corrupt``, ``missing field: x``, a null value, another version); with
     ``on_error="fail"`` it fails the job. ``_meta`` is a struct of topic, partition, offset, timestamp, key, type,
-    version. One looseness of the JVM's JSON parser remains: a number where text belongs arrives as its text. Raises
-    ``ConfigError`` for classes without a schema.
+    version. Two loosenesses of the JVM's JSON parser remain: a number where text belongs arrives as its text, and a
+    second object after the first is not seen. Raises ``ConfigError`` for classes without a schema.
     """
     event = json_event(event_class)
     shape = shape_of(event_class)
@@ -102,6 +102,9 @@ def decode(df: DataFrame, event_class: type, *, on_error: Literal["column", "fai
             ),
         ),
         f.when(f.length("value") == 0, f.lit("empty value")),
+        f.when(
+            ~f.rtrim(f.col("value").cast("string"), f.lit(" \t\r\n")).endswith("}"), f.lit("corrupt: no JSON object")
+        ),
         f.when(~f.is_valid_utf8(f.col("value").cast("string")), f.lit("corrupt: not UTF-8")),
         json_codec.unreadable(f.col("parsed"), shape),
     )

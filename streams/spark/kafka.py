@@ -76,9 +76,8 @@ def bounds(
     answers = []
     spec_of: Any = _OffsetSpec
     for spec in (spec_of.earliest(), spec_of.latest()):
-        futures = admin.list_offsets(
-            dict.fromkeys(places, spec), isolation_level=level, request_timeout=TIMEOUT_SECONDS
-        )
+        wanted: Any = dict.fromkeys(places, spec)
+        futures = admin.list_offsets(wanted, isolation_level=level, request_timeout=TIMEOUT_SECONDS)
         try:
             answers.append({(p.topic, p.partition): future.result().offset for p, future in futures.items()})
         except KafkaException as error:

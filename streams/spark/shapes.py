@@ -147,8 +147,6 @@ def _pydantic(cls: type, path: str, above: tuple[type, ...]) -> Structure:
         shape = _shape(inspect.type_info(info.annotation), f"{path}.{name}", (*above, cls))
         default = None if required else _json(info.get_default(call_default_factory=True))
         wire = info.serialization_alias or name
-        if isinstance(shape, Scalar) and shape.kind == "bytes":
-            raise ConfigError(f"{path}.{name}: pydantic writes bytes as text, not base64; use a msgspec.Struct or str")
         fields.append(Field(name=name, wire=wire, shape=shape, required=required, default=default))
     return Structure(name=cls.__name__, fields=tuple(fields))
 
@@ -170,6 +168,8 @@ def _shape(info: Any, path: str, above: tuple[type, ...]) -> Shape:
             raise ConfigError(f"{path}: a union of {names} has no single column type; make it one type, or two events")
         info = members[0]
     if (kind := _SCALARS.get(type(info))) is not None:
+        if kind == "bytes" and any(is_pydantic(cls) for cls in above):
+            raise ConfigError(f"{path}: pydantic writes bytes as text, not base64; use a msgspec.Struct, or str")
         return Scalar(kind=kind, nullable=nullable)
     if isinstance(info, inspect.DateTimeType):
         # Without a promise about the zone it is an instant: Spark's timestamp is one, and so is what is written.

@@ -1,0 +1,138 @@
+"""``spark.read.format("grt")``: what is committed, up to the end as it was, whatever lies between."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import SparkSession
+
+import streams.spark as kes_spark
+from streams.testing.fixtures import BrokerAddress
+from tests.spark.conftest import MakeTopic, Read
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(180)]
+
+
+def transactional(kafka_broker: BrokerAddress, name: str) -> Producer:
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers, "transactional.id": name})
+    producer.init_transactions(30)
+    return producer
+
+
+def send(producer: Producer, topic: str, values: list[str], *, commit: bool, partition: int = 0) -> None:
+    producer.begin_transaction()
+    for value in values:
+        producer.produce(topic, value, partition=partition)
+    producer.flush(30)  # an abort must find them in the log, not in the client
+    if commit:
+        producer.commit_transaction(30)
+    else:
+        producer.abort_transaction(30)
+
+
+def test_everything_of_a_record_arrives(kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read) -> None:
+    topic = make_topic()
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
+    producer.produce(topic, b"v", b"k", headers=[("__grt__", b"A"), ("__grv__", b"3"), ("x", None), ("x", b"\xff")])
+    producer.produce(topic, None, None)
+    producer.produce(
+        topic, b"", b"", headers=[("__grv__", b"three"), ("__grt__", b"\xff")], timestamp=1_500_000_000_123
+    )
+    assert producer.flush(30) == 0
+    first, second, third = read(topic).orderBy("offset").collect()
+    assert (first.key, first.value, first.type, first.version) == (b"k", b"v", "A", 3)
+    assert [tuple(header) for header in first.headers] == [
+        ("__grt__", b"A"),
+        ("__grv__", b"3"),
+        ("x", None),
+        ("x", b"\xff"),
+    ]
+    assert (first.topic, first.partition, first.offset) == (topic, 0, 0)
+    assert (second.key, second.value, second.type, second.version, second.headers) == (None, None, None, 1, [])
+    assert (third.key, third.value, third.type, third.version) == (b"", b"", None, None)
+    assert third.timestamp.microsecond == 123_000
+
+
+def test_committed_records_only_and_an_end_without_a_record(
+    kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read, topic_prefix: str
+) -> None:
+    topic = make_topic(partitions=3)
+    producer = transactional(kafka_broker, topic_prefix)
+    send(producer, topic, ["a", "b"], commit=True)
+    send(producer, topic, ["no"] * 3, commit=False)
+    send(producer, topic, ["c"], commit=True)
+    send(producer, topic, ["no"] * 3, commit=False)  # the last offsets hold aborted records and a marker
+    send(producer, topic, ["no"], commit=False, partition=1)  # nothing but that
+    settled = transactional(kafka_broker, topic_prefix)  # returns when all markers are written
+    assert [row.value for row in read(topic).orderBy("offset").collect()] == [b"a", b"b", b"c"]
+    assert read(topic, isolation="read_uncommitted").count() == 10
+    del settled
+
+
+def test_an_open_transaction_ends_the_read_before_itself(
+    kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read, topic_prefix: str
+) -> None:
+    topic = make_topic()
+    send(transactional(kafka_broker, topic_prefix + "1"), topic, ["a"], commit=True)
+    settled = transactional(kafka_broker, topic_prefix + "1")
+    producer = transactional(kafka_broker, topic_prefix + "2")
+    producer.begin_transaction()
+    producer.produce(topic, "open")
+    producer.flush(30)
+    assert [row.value for row in read(topic).collect()] == [b"a"]
+    producer.abort_transaction(30)
+    del settled
+
+
+def test_offsets_by_partition(kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read) -> None:
+    topic = make_topic(partitions=2)
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
+    for number in range(20):
+        producer.produce(topic, str(number), partition=number % 2)
+    assert producer.flush(30) == 0
+
+    def offsets(first: int, second: int) -> str:
+        return json.dumps({topic: {"0": first, "1": second}})
+
+    got = read(topic, startingOffsets=offsets(3, -2), endingOffsets=offsets(5, -1)).collect()
+    assert sorted((row.partition, row.offset) for row in got) == [(0, 3), (0, 4), *((1, at) for at in range(10))]
+    assert read(topic, startingOffsets="latest").count() == 0
+    with pytest.raises(Exception, match=r"has the offsets 0 to 10 now, not 11"):
+        read(topic, endingOffsets=offsets(11, 1)).count()
+    with pytest.raises(Exception, match="says nothing about"):
+        read(topic, startingOffsets=json.dumps({topic: {"0": 1}})).count()
+
+
+def test_types_are_chosen_where_they_are_read(kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read) -> None:
+    topic = make_topic()
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
+    for name in ("A", "B", "C", "A"):
+        producer.produce(topic, b"{}", headers=[("__grt__", name.encode())])
+    producer.produce(topic, b"{}")
+    assert producer.flush(30) == 0
+    assert [row.type for row in read(topic, types="A, C").orderBy("offset").collect()] == ["A", "C", "A"]
+
+
+def test_mistakes_are_named(spark: SparkSession, make_topic: MakeTopic, read: Read) -> None:
+    topic = make_topic()
+    assert read(topic).count() == 0
+    with pytest.raises(Exception, match=f"topic '{topic}x' does not exist"):
+        read(topic + "x").count()
+    with pytest.raises(Exception, match=r"unknown option startingofset .* did you mean startingOffsets"):
+        read(topic, startingOfset="latest").count()
+    with pytest.raises(Exception, match="No such configuration property"):
+        read(topic, **{"kafka.no.such.setting": "1"}).count()
+    with pytest.raises(Exception, match="columns of its own"):
+        spark.read.format("grt").schema("a int").option("subscribe", topic).option(
+            "bootstrap.servers", "x:1"
+        ).load().count()
+    stream = spark.readStream.format("grt").option("subscribe", topic).load()
+    with pytest.raises(Exception, match="not supported yet"):
+        stream.writeStream.format("noop").start().awaitTermination(60)
+
+
+def test_registering_twice_and_asking_for_a_second_session_is_harmless(spark: SparkSession) -> None:
+    kes_spark.register(spark)
+    assert kes_spark.local_session("another") is spark

@@ -1,0 +1,210 @@
+"""``df.write.format("grt")``: every row once, or none, whatever happens on the way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+import streams.spark as kes_spark
+from streams.testing.fixtures import BrokerAddress
+from tests.spark.conftest import MakeTopic, Read
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(240)]
+ROWS = 3000
+
+
+class Row(msgspec.Struct):
+    id: int
+    who: str
+
+
+def encoded(spark: SparkSession, rows: int = ROWS) -> DataFrame:
+    df = spark.range(0, rows, numPartitions=3).selectExpr("id", "cast(id % 50 as string) who")
+    return kes_spark.encode(df, Row, key="who", keep=["id"])
+
+
+def test_a_second_run_writes_nothing_and_says_so(
+    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic
+) -> None:
+    topic, other = make_topic("a", 4), make_topic("b")
+    servers = kafka_broker.bootstrap_servers
+    rows = encoded(spark).drop("id")
+    first = kes_spark.write(rows, topic=topic, write_id="w", servers=servers)
+    again = kes_spark.write(rows.limit(5), topic=topic, write_id="w", servers=servers)
+    assert (first.written, first.rows) == (True, ROWS)
+    assert (again.written, again.rows, again.committed_at_ms) == (False, ROWS, first.committed_at_ms)
+    seen = kes_spark.events(spark, Row, topic=topic, servers=servers, on_error="fail")
+    assert sorted(row.id for row in seen.collect()) == list(range(ROWS))
+    # Another name, or another topic, is another write.
+    assert kes_spark.write(rows.limit(5), topic=topic, write_id="w2", servers=servers).written
+    assert kes_spark.write(rows.limit(5), topic=other, write_id="w", servers=servers).written
+    assert (seen.count(), kes_spark.events(spark, Row, topic=other, servers=servers).count()) == (ROWS + 5, 5)
+
+
+def test_order_per_key_is_the_order_asked_for(
+    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic
+) -> None:
+    topic = make_topic(partitions=4)
+    shuffled = encoded(spark).repartition(7).orderBy(f.rand(seed=1))
+    rows = kes_spark.ordered(shuffled, f.desc("id"), partitions=3)
+    kes_spark.write(rows, topic=topic, write_id="w", servers=kafka_broker.bootstrap_servers)
+    seen = kes_spark.events(spark, Row, topic=topic, servers=kafka_broker.bootstrap_servers)
+    by_key: dict[str, list[int]] = {}
+    places = set()
+    for row in seen.orderBy("_meta.partition", "_meta.offset").collect():
+        by_key.setdefault(row.who, []).append(row.id)
+        places.add((row.who, row._meta.partition))
+    assert {key: sorted(ids, reverse=True) for key, ids in by_key.items()} == by_key
+    assert len(by_key) == len(places) == 50
+
+
+def test_records_as_given(spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read) -> None:
+    topic = make_topic(partitions=3)
+    columns = (
+        "key string, value binary, type string, version int, headers array<struct<key: string, value: binary>>, "
+        "partition int, timestamp timestamp"
+    )
+    data = [
+        ("k", b"v", "A", 1, [("x", b"1"), ("__grt__", b"old"), ("x", None)], 2, None),
+        (None, None, None, None, [("__grt__", b"kept")], 0, None),
+        ("", b"", "B", 7, None, 1, None),
+    ]
+    rows = spark.createDataFrame(data, columns).withColumn("timestamp", f.expr("timestamp'2026-01-02 03:04:05.678'"))
+    kes_spark.write(rows, topic=topic, write_id="w", servers=kafka_broker.bootstrap_servers)
+    tombstone, empty, first = read(topic).orderBy("partition").collect()
+    assert (first.key, first.value, first.type, first.version) == (b"k", b"v", "A", 1)
+    assert [tuple(header) for header in first.headers] == [("__grt__", b"A"), ("x", b"1"), ("x", None)]
+    assert (tombstone.key, tombstone.value, tombstone.type) == (None, None, "kept")
+    assert (empty.key, empty.value, empty.type, empty.version) == (b"", b"", "B", 7)
+    assert {row.timestamp.microsecond for row in (first, empty, tombstone)} == {678_000}
+    # What was read can be written as it is.
+    copy = make_topic("copy", 3)
+    kes_spark.write(read(topic), topic=copy, write_id="copy", servers=kafka_broker.bootstrap_servers)
+    assert sorted(map(str, read(copy).drop("topic").collect())) == sorted(map(str, read(topic).drop("topic").collect()))
+
+
+def test_rows_that_name_their_topic(
+    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read
+) -> None:
+    topics = [make_topic("a"), make_topic("b")]
+    rows = encoded(spark, 10).drop("id").withColumn("topic", f.when(f.rand() < 2, f.lit(topics[1])))
+    options = {"markerTopic": topics[0]}
+    for written in (True, False):
+        result = kes_spark.write(rows, write_id=topics[0], servers=kafka_broker.bootstrap_servers, options=options)
+        assert result.written is written
+    assert (read(topics[0]).count(), read(topics[1]).count()) == (0, 10)
+
+
+def test_large_writes_are_staged_in_files_that_go_away(
+    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read, tmp_path: Path
+) -> None:
+    topic = make_topic()
+    options = {"stagingDir": str(tmp_path), "stagingThreshold": "0"}
+    rows = encoded(spark).drop("id")
+    kes_spark.write(rows, topic=topic, write_id="w", servers=kafka_broker.bootstrap_servers, options=options)
+    assert read(topic).count() == ROWS
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert not list(Path(tempfile.gettempdir()).glob("kes-spark-*/*/*/*.arrow"))
+
+
+def test_a_task_that_fails_and_is_tried_again_writes_once(
+    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    topic = make_topic(partitions=2)
+    mark = str(tmp_path / "failed-once")
+
+    @f.udf("long")
+    def fail_once(value: int) -> int:
+        if value == 1500 and not os.path.exists(mark):
+            Path(mark).touch()
+            raise RuntimeError("first attempt")
+        return value
+
+    df = spark.range(0, ROWS, numPartitions=3).select(fail_once("id").alias("id"), f.lit("k").alias("who"))
+    kes_spark.write(
+        kes_spark.encode(df, Row, key="who"), topic=topic, write_id="w", servers=kafka_broker.bootstrap_servers
+    )
+    assert Path(mark).exists()
+    seen = kes_spark.events(spark, Row, topic=topic, servers=kafka_broker.bootstrap_servers)
+    assert Counter(row.id for row in seen.collect()) == Counter(range(ROWS))
+
+
+def test_a_write_that_fails_upstream_shows_nothing_and_can_be_run_again(
+    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read
+) -> None:
+    """The iterator of the failing task ends cleanly, with part of the rows: nothing may be made of that."""
+    topic = make_topic(partitions=2)
+    servers = kafka_broker.bootstrap_servers
+    bad = spark.range(0, 60_000, numPartitions=2).selectExpr(
+        "id", "case when id = 59990 then cast(raise_error('upstream') as string) else 'k' end who"
+    )
+    with pytest.raises(Exception, match="upstream"):
+        kes_spark.write(kes_spark.encode(bad, Row, key="who"), topic=topic, write_id="w", servers=servers)
+    assert read(topic).count() == 0
+    assert read(topic, isolation="read_uncommitted").count() == 0  # not even sent
+    good = encoded(spark).drop("id")
+    assert kes_spark.write(good, topic=topic, write_id="w", servers=servers).written
+    assert read(topic).count() == ROWS
+
+
+def test_mistakes_are_named(spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    rows = encoded(spark, 10)
+    cases = [
+        ({"writeId": "w"}, "append", "option topic is missing"),
+        ({"topic": topic}, "append", "option writeId is missing: name this write"),
+        ({"topic": topic, "writeId": "w"}, "overwrite", "cannot overwrite"),
+        ({"topic": topic + "x", "writeId": "w"}, "append", f"topic '{topic}x' does not exist"),
+    ]
+    for options, mode, problem in cases:
+        writer = rows.drop("id").write.format("grt").option("bootstrap.servers", kafka_broker.bootstrap_servers)
+        with pytest.raises(Exception, match=problem):
+            writer.options(**options).mode(mode).save()
+    with pytest.raises(Exception, match="column id is no part of a record; drop it"):
+        kes_spark.write(rows, topic=topic, write_id="w", servers=kafka_broker.bootstrap_servers)
+    bad = rows.drop("id").withColumn("partition", f.lit(5))
+    with pytest.raises(Exception, match=r"names partition 5 of .* which has 1"):
+        kes_spark.write(bad, topic=topic, write_id="w", servers=kafka_broker.bootstrap_servers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("point", "rerun"), [("before", "WRITTEN 20000"), ("after", "SKIPPED 20000")])
+def test_a_driver_killed_in_its_commit(
+    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read, point: str, rerun: str
+) -> None:
+    topic = make_topic(partitions=3)
+
+    def run(point: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(Path(__file__).with_name("crashing_job.py")), point]
+        command += [kafka_broker.bootstrap_servers, topic]
+        paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        return subprocess.run(
+            command,
+            env={**os.environ, "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            start_new_session=True,
+        )
+
+    killed = run(point)
+    assert killed.returncode == -9, killed.stderr[-2000:]
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
+    producer.produce(topic, b"not ours", partition=0)  # behind the open transaction
+    assert producer.flush(30) == 0
+    again = run("never")
+    assert rerun in again.stdout, again.stderr[-2000:]
+    seen = kes_spark.events(spark, Row, topic=topic, servers=kafka_broker.bootstrap_servers)
+    assert Counter(row.id for row in seen.collect()) == Counter(range(20_000))
+    uncommitted = read(topic, isolation="read_uncommitted").count()
+    assert uncommitted == (40_001 if point == "before" else 20_001)  # the kill did hit an open transaction
