@@ -1,0 +1,139 @@
+"""The contents of a transaction against a model that keeps everything and folds it when asked."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from hypothesis import given, seed
+from hypothesis import strategies as st
+
+from streams.core.transaction import Transaction, TransactionState
+from streams.records import Change, Output
+
+SEED = int(os.environ.get("SEED", "0")) or None
+
+
+def seeded(test: Any) -> Any:
+    """``SEED=`` repeats a run; hypothesis prints the example itself when one fails."""
+    return seed(SEED)(test) if SEED is not None else test
+
+
+events = st.lists(
+    st.tuples(
+        st.integers(0, 3),  # partition
+        st.integers(0, 3),  # outputs
+        st.lists(st.tuples(st.sampled_from([b"k1", b"k2", b"k3"]), st.none() | st.binary(max_size=2)), max_size=3),
+        st.booleans(),  # somebody waits
+    ),
+    max_size=12,
+)
+
+
+class Model:
+    """Every admitted event, as it came."""
+
+    def __init__(self, script: list[Any]) -> None:
+        self.txn = Transaction(7, 3, 1.0)
+        self.told: list[tuple[int, BaseException | None]] = []
+        self.admitted: list[tuple[int, int, list[Output], list[Change], int | None]] = []
+        watermarks: dict[int, int] = {}
+        for number, (partition, outputs, writes, waits) in enumerate(script):
+            origin = watermarks.get(partition, 0)
+            watermarks[partition] = origin + 1
+            sent = [Output("out", b"%d.%d" % (number, n), None, None, -1, 0, partition, origin) for n in range(outputs)]
+            changes = [Change(key, value) for key, value in writes]
+            self.txn.admit(partition, origin + 1, origin, list(sent), changes)
+            if waits:
+                self.txn.waiters.append((partition, lambda error, number=number: self.told.append((number, error))))
+            self.admitted.append((partition, origin, sent, changes, number if waits else None))
+
+    def outputs(self, gone: set[int]) -> list[Output]:
+        return [output for partition, _, sent, _, _ in self.admitted if partition not in gone for output in sent]
+
+    def cuts(self, gone: set[int]) -> dict[int, tuple[int, dict[bytes, tuple[bytes | None, int]]]]:
+        cuts: dict[int, tuple[int, dict[bytes, tuple[bytes | None, int]]]] = {}
+        for partition, origin, _, changes, _ in self.admitted:
+            if partition not in gone:
+                latest = cuts.get(partition, (0, {}))[1]
+                latest.update((change.key, (change.value, origin)) for change in changes)
+                cuts[partition] = (origin + 1, latest)
+        return cuts
+
+    def waiting(self, gone: set[int]) -> list[int]:
+        return [number for partition, *_, number in self.admitted if number is not None and partition not in gone]
+
+
+def contents(txn: Transaction) -> dict[int, tuple[int, dict[bytes, tuple[bytes | None, int]]]]:
+    return {
+        partition: (cut.offset, {key: (change.value, change.origin) for key, change in cut.changes.items()})
+        for partition, cut in txn.cuts.items()
+    }
+
+
+@seeded
+@given(events)
+def test_admitted_is_what_is_sent(script: list[Any]) -> None:
+    model = Model(script)
+    txn = model.txn
+    assert txn.outputs == model.outputs(set())
+    assert contents(txn) == model.cuts(set())
+    assert txn.events == len(script)
+    assert txn.records == sum(len(sent) + len(changes) for _, _, sent, changes, _ in model.admitted)
+    assert txn.size == max(txn.events, txn.records)
+
+
+@seeded
+@given(events, st.sets(st.integers(0, 4)))
+def test_without_takes_out_one_partition_and_nothing_else(script: list[Any], gone: set[int]) -> None:
+    model = Model(script)
+    txn = model.txn
+    released = [waiter for partition in sorted(gone) for waiter in txn.without(partition)]
+    assert txn.outputs == model.outputs(gone)
+    assert contents(txn) == model.cuts(gone)
+    if gone:  # what was overwritten within the transaction does not count any more, because it is not sent
+        assert txn.records == len(txn.outputs) + sum(len(changes) for _, changes in model.cuts(gone).values())
+    for waiter in released:
+        waiter(None)
+    assert sorted(number for number, _ in model.told) == sorted(set(model.waiting(set())) - set(model.waiting(gone)))
+    txn.seal(2.0)
+    txn.settle(reason := RuntimeError("given up"))
+    assert [entry for entry in model.told if entry[1] is reason] == [(n, reason) for n in model.waiting(gone)]
+
+
+@seeded
+@given(events, st.integers(1, 4))
+def test_taken_back_is_ready_for_another_attempt_with_the_same_records(script: list[Any], times: int) -> None:
+    model = Model(script)
+    txn = model.txn
+    txn.seal(2.0)
+    assert txn.sealed_at == 2.0
+    for attempt in range(times):
+        txn.to(TransactionState.SENDING)
+        txn.produced = len(txn.outputs)
+        txn.to(TransactionState.FLUSHED)
+        txn.to(TransactionState.COMMITTING)
+        txn.commit_requested = True
+        txn.taken_back(5.0 + attempt)
+        assert (txn.state, txn.produced, txn.commit_requested) == (TransactionState.SENDABLE, 0, False)
+        assert txn.first_failure_at == 5.0, "patience counts from the first failure"
+        assert txn.outputs == model.outputs(set())
+        assert contents(txn) == model.cuts(set())
+    assert model.told == [], "nobody hears of an attempt"
+    for state in (TransactionState.SENDING, TransactionState.FLUSHED, TransactionState.COMMITTING):
+        txn.to(state)
+    txn.settle(None)
+    assert txn.state is TransactionState.COMMITTED
+    assert model.told == [(number, None) for number in model.waiting(set())]
+    assert txn.waiters == []
+
+
+@seeded
+@given(events)
+def test_an_open_one_that_is_taken_back_stays_open(script: list[Any]) -> None:
+    txn = Model(script).txn
+    txn.produced = len(txn.outputs)
+    txn.taken_back(3.0)
+    assert (txn.state, txn.produced, txn.first_failure_at) == (TransactionState.OPEN, 0, 3.0)
+    txn.admit(0, 99, 98, [], [])
+    assert txn.cuts[0].offset == 99

@@ -1,0 +1,132 @@
+"""The tables of the deciding code, row by row: legal moves, the batching rule, the recovery table."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from streams.config import PoolConfig
+from streams.core import partition, transaction
+from streams.core.batching import Seal, decide, is_full
+from streams.core.partition import PartitionState
+from streams.core.recovery import Patience, Remedy, rebuild_all, remedy
+from streams.core.transaction import Transaction, TransactionState
+
+P, T = PartitionState, TransactionState
+
+
+@pytest.mark.parametrize(("old", "new"), list(itertools.product(P, P)))
+def test_partition_moves_along_the_table_only(old: PartitionState, new: PartitionState) -> None:
+    if new in partition.LEGAL_MOVES[old]:
+        assert old.to(new) is new
+    else:
+        with pytest.raises(ValueError, match=f"from {old.value} to {new.value}"):
+            old.to(new)
+
+
+def test_partition_ends_are_ends_and_void_is_always_near() -> None:
+    for state in P:
+        ended = state in (P.RELEASED, P.VOID)
+        assert (P.VOID in partition.LEGAL_MOVES[state]) is not ended, "a loss may come at any time"
+        assert bool(partition.LEGAL_MOVES[state]) is not ended
+    assert P.ACTIVE not in partition.LEGAL_MOVES[P.RESTARTING], "a state that is in doubt is restored, never used on"
+    assert P.ACTIVE not in partition.LEGAL_MOVES[P.DRAINING], "what is being given up is not taken back"
+
+
+def test_events_enter_transactions_only_while_the_state_they_were_handled_on_is_good() -> None:
+    assert [state for state in P if state.admits] == [P.ACTIVE, P.DRAINING]
+
+
+@pytest.mark.parametrize(("old", "new"), list(itertools.product(T, T)))
+def test_transaction_moves_along_the_table_only(old: TransactionState, new: TransactionState) -> None:
+    txn = Transaction(1, 0, 0.0)
+    txn.state = old
+    if new in transaction.LEGAL_MOVES[old]:
+        txn.to(new)
+        assert txn.state is new
+    else:
+        with pytest.raises(ValueError, match=f"from {old.value} to {new.value}"):
+            txn.to(new)
+        assert txn.state is old
+
+
+def test_only_a_commit_that_was_asked_for_becomes_committed() -> None:
+    before = [state for state in T if T.COMMITTED in transaction.LEGAL_MOVES[state]]
+    assert before == [T.COMMITTING]
+
+
+POOL = PoolConfig(
+    pool_size=4, pending_transactions=2, target_batch_size=10, max_batch_size=20, batch_delay_seconds=0.01
+)
+
+BATCHING = [
+    # size, age, in flight, verdict
+    (1, 0.0, 0, Seal.LATER),
+    (9, 0.0099, 0, Seal.LATER),
+    (1, 0.01, 0, Seal.NOW),
+    (10, 0.0, 0, Seal.NOW),
+    (20, 0.0, 0, Seal.NOW),
+    (1, 99.0, 1, Seal.WHEN_FREE),
+    (9, 99.0, 1, Seal.WHEN_FREE),
+    (10, 0.0, 1, Seal.NOW),
+    (10, 0.0, 2, Seal.WHEN_FREE),
+    (20, 99.0, 2, Seal.WHEN_FREE),
+    (20, 99.0, 3, Seal.WHEN_FREE),
+]
+
+
+@pytest.mark.parametrize(("size", "age", "in_flight", "verdict"), BATCHING)
+def test_batching_rule(size: int, age: float, in_flight: int, verdict: Seal) -> None:
+    assert decide(POOL, size=size, age_seconds=age, in_flight=in_flight) is verdict
+
+
+def test_one_pending_transaction_means_no_sealing_behind_it() -> None:
+    config = PoolConfig(target_batch_size=1)
+    assert decide(config, size=10_000, age_seconds=60.0, in_flight=1) is Seal.WHEN_FREE
+    assert decide(config, size=1, age_seconds=0.0, in_flight=0) is Seal.NOW
+
+
+def test_without_delay_it_is_nagle_proper() -> None:
+    config = PoolConfig(batch_delay_seconds=0)
+    assert decide(config, size=1, age_seconds=0.0, in_flight=0) is Seal.NOW
+    assert decide(config, size=1, age_seconds=0.0, in_flight=1) is Seal.WHEN_FREE
+
+
+def test_intake_stops_at_the_maximum_only() -> None:
+    assert not is_full(POOL, 19)
+    assert is_full(POOL, 20)
+    assert is_full(POOL, 21)
+
+
+KINDS = ("abortable", "stale", "lost", "fenced", "unknown")
+PATIENCE = Patience(seconds=10.0, attempts=3)
+CASES = list(itertools.product(KINDS, (True, False), (True, False), (1, 2, 3, 4), (0.0, 10.0, 10.1)))
+
+
+@pytest.mark.parametrize(("kind", "ours", "requested", "attempts", "seconds"), CASES)
+def test_recovery_table(kind: str, ours: bool, requested: bool, attempts: int, seconds: float) -> None:
+    """The table of the protocol, written a second time, in another order."""
+    step = remedy(kind, ours=ours, commit_requested=requested, attempts=attempts, seconds=seconds, patience=PATIENCE)
+    unclear = requested and kind in ("unknown", "fenced")
+    tired = seconds > 10.0 or (attempts >= 3 and kind in ("abortable", "fenced"))
+    expected = {
+        Remedy.DROP: not ours or kind == "lost",
+        Remedy.LOOK_UP: ours and unclear,
+        Remedy.STOP: ours and kind != "lost" and not unclear and tired,
+        Remedy.RESEND_AFTER_NEWS: ours and kind == "stale" and not tired,
+        Remedy.RESEND: ours and kind in ("abortable", "fenced", "unknown") and not unclear and not tired,
+    }
+    assert [name for name, holds in expected.items() if holds] == [step]
+
+
+def test_an_outage_is_no_refusal() -> None:
+    """Time-outs are tried for as long as patience has seconds, however often."""
+    step = remedy("unknown", ours=True, commit_requested=False, attempts=99, seconds=9.0, patience=PATIENCE)
+    assert step is Remedy.RESEND
+    step = remedy("stale", ours=True, commit_requested=True, attempts=99, seconds=9.0, patience=PATIENCE)
+    assert step is Remedy.RESEND_AFTER_NEWS
+
+
+def test_only_what_smells_of_an_outage_rebuilds_all_producers() -> None:
+    assert [kind for kind in KINDS if rebuild_all(kind)] == ["unknown"]
