@@ -114,7 +114,9 @@ class Slot:
                     "send_offsets_to_transaction", "NO_MEMBER", "stale", "not in the group right now"
                 )
             producer.send_offsets(topic, offsets, metadata, timeout)
-            requested()
+            requested()  # first told, then looked: who abandons us meanwhile is seen here, or sees that it was told
+            if self._producer is not producer:
+                raise TransactionFailed("commit_transaction", "ABANDONED", "unknown", "the deadline passed before it")
             producer.commit(timeout)
 
         await self._call(send_and_commit, name="send_offsets_to_transaction or commit_transaction", patience=2.0)
