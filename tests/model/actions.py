@@ -101,7 +101,8 @@ def describe(label: tuple[object, ...], model: Model) -> str:
     words: list[object] = list(details)
     if name in ("marker", "late", "expire_transaction"):
         tid, what = (*details, 0)[:2]
-        assert isinstance(tid, int) and isinstance(what, int)
+        assert isinstance(tid, int)
+        assert isinstance(what, int)
         words = [NAMES[tid // pool], tid % pool]
         if name == "marker":
             words.append("the group's offsets" if what == GROUP else f"changelog p{what.bit_length() - 1}")
@@ -110,8 +111,10 @@ def describe(label: tuple[object, ...], model: Model) -> str:
     elif name == "plan":
         generation, plan = details
         assert isinstance(plan, tuple)
-        orders = "nothing own release await revoke".split()
-        told = (f"{NAMES[i]}: {', '.join(f'{orders[o]} p{p}' for p, o in enumerate(row))}" for i, row in enumerate(plan))
+        orders = ["nothing", "own", "release", "await", "revoke"]
+        told = (
+            f"{NAMES[i]}: {', '.join(f'{orders[o]} p{p}' for p, o in enumerate(row))}" for i, row in enumerate(plan)
+        )
         words = [generation, "; ".join(told)]
     elif words and name not in ("amnesia", "stale_memory"):
         assert isinstance(words[0], int)

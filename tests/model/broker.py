@@ -26,7 +26,6 @@ from .state import (
     put,
 )
 
-
 SUPERSEDED = -1
 
 
@@ -160,7 +159,9 @@ def _fold(world: World, part: int, log: Log) -> Log:
             f"{log.offset} is next: {what}"
         )
     if entry.count != entry.end:
-        raise Broken(f"the changelog of p{part} says {entry.count}, the fold of the input up to {entry.end} is {entry.end}")
+        raise Broken(
+            f"the changelog of p{part} says {entry.count}, the fold of the input up to {entry.end} is {entry.end}"
+        )
     return Log(entry.end, entry.count, owner_of(world, entry.tid)[0], entry.mark, log.entries[1:])
 
 

@@ -49,7 +49,7 @@ from .state import (
 )
 
 _CLAIM_OF = {ACTIVE: OWNED, RELEASING: OWNED, RELEASED: OWNED, REVOKING: OWNED, INCOMING: AWAITED}
-_CLAIM_OF.update({kind: TAKING for kind in TAKE_OVER})
+_CLAIM_OF.update(dict.fromkeys(TAKE_OVER, TAKING))
 
 
 def membership_steps(world: World, model: Model, instance: int, steps: Steps, luck: Steps) -> None:
@@ -91,9 +91,8 @@ def _may_join(world: World, model: Model, instance: int) -> bool:
         return False
     if any(role.kind == REVOKING for role in member.roles):
         return False  # the barrier comes before the answer to the group
-    if Rule.S8_CLAIMS_ARE_FROZEN not in model.out and any(role.kind == RELEASED for role in member.roles):
-        return False  # what we claim must not depend on a marker under way
-    return True
+    # What we claim must not depend on a release marker under way.
+    return Rule.S8_CLAIMS_ARE_FROZEN in model.out or not any(role.kind == RELEASED for role in member.roles)
 
 
 def _revoke_is_over(member: Member, model: Model, part: int) -> bool:
@@ -129,7 +128,9 @@ def coordinator_steps(world: World, model: Model, steps: Steps, faults: Steps) -
                 claims=((NO_CLAIM,) * model.config.partitions,) * MEMBERS,
             )  # fmt: skip
             if world.earlier:
-                world_after = world_after._replace(earlier=(world.earlier[-1], after._replace(pending=((),) * len(after.pending))))
+                world_after = world_after._replace(
+                    earlier=(world.earlier[-1], after._replace(pending=((),) * len(after.pending)))
+                )
             steps.append((("plan", group.generation + 1, plan), world_after._replace(group=after)))
     kinds = model.config.kinds
     for instance, id_ in enumerate(group.ids):
@@ -209,8 +210,7 @@ def _choices(world: World, model: Model, present: list[int], part: int) -> list[
 def _apply_plan(world: World, model: Model, instance: int) -> World:
     member, group = world.members[instance], world.group
     roles = tuple(
-        _role_after(world, model, instance, role, group.plan[instance][part])
-        for part, role in enumerate(member.roles)
+        _role_after(world, model, instance, role, group.plan[instance][part]) for part, role in enumerate(member.roles)
     )
     rejoin = any(role.kind == REVOKING and new.kind == NONE for role, new in zip(member.roles, roles, strict=True))
     members = sum(1 << i for i, id_ in enumerate(group.ids) if id_)
@@ -252,11 +252,11 @@ def crash_steps(world: World, model: Model, instance: int, faults: Steps) -> Non
     if not member.alive:
         if world.restarts:
             back = Member(True, 0, member.last_id, -1, OUT, False, 0, nobody, (), slots)
-            faults.append((("restart", instance), remember(world._replace(restarts=world.restarts - 1), instance, back)))
+            faults.append(
+                (("restart", instance), remember(world._replace(restarts=world.restarts - 1), instance, back))
+            )
         return
     if world.faults and Fault.CRASH in model.config.kinds and all(other.alive for other in world.members):
         after = lose(world._replace(faults=world.faults - 1), model._replace(out=frozenset()), instance)
         dead = Member(False, 0, member.last_id, -1, OUT, False, 0, nobody, (), slots)
         faults.append((("crash", instance), remember(after, instance, dead)))
-
-

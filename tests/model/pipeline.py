@@ -315,7 +315,9 @@ def lose(world: World, model: Model, instance: int) -> World:
         nothing = tuple(Role(NONE) for _ in member.roles)
         pipe = tuple(txn._replace(phase=FLUSHED) if txn.phase == OFFSETS else txn for txn in member.pipe)
         return remember(
-            world, instance, member._replace(member_id=0, join=OUT, generation=-1, roles=nothing, pipe=pipe, rejoin=False)
+            world,
+            instance,
+            member._replace(member_id=0, join=OUT, generation=-1, roles=nothing, pipe=pipe, rejoin=False),
         )
     for txn in member.pipe:
         world = _in_flight(world, model, instance, txn)

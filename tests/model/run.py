@@ -15,9 +15,9 @@ from pathlib import Path
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from model.configs import DEEP, MISSED_IN, STANDARD  # noqa: E402
-from model.rules import Model, Rule  # noqa: E402
-from model.search import search  # noqa: E402
+from model.configs import DEEP, MISSED_IN, STANDARD
+from model.rules import Model, Rule
+from model.search import search
 
 
 def main() -> int:
@@ -26,7 +26,9 @@ def main() -> int:
     parser.add_argument("--states", type=int, default=10_000_000, help="at most this many states of each configuration")
     parser.add_argument("--deep", action="store_true", help="the larger configurations")
     parser.add_argument("--only", default="", help="configurations whose name contains this")
-    parser.add_argument("--without", choices=[rule.name for rule in MISSED_IN], help="one rule out, in its own configuration")
+    parser.add_argument(
+        "--without", choices=[rule.name for rule in MISSED_IN], help="one rule out, in its own configuration"
+    )
     parser.add_argument("--rules", action="store_true", help="every rule out in turn")
     asked = parser.parse_args()
     if asked.without:
@@ -50,7 +52,9 @@ def _rules(states: int) -> int:
         verdict = search(Model(MISSED_IN[rule], frozenset({rule})), states)
         unmissed += not verdict.problem
         told = f"{len(verdict.trace)} steps: {verdict.problem}" if verdict.problem else "NOT MISSED"
-        print(f"{rule.name:28} {rule.value[0]:6} {verdict.states:7} states {verdict.seconds:5.1f} s  {told}", flush=True)
+        print(
+            f"{rule.name:28} {rule.value[0]:6} {verdict.states:7} states {verdict.seconds:5.1f} s  {told}", flush=True
+        )
     return int(unmissed > 0)
 
 

@@ -1,4 +1,4 @@
-"""Breadth-first search over every state of a configuration; the first broken invariant ends it, with a shortest trace."""
+"""Breadth-first search over all states of a configuration; the first broken invariant ends it, by a shortest trace."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class Log(NamedTuple):
 
 
 class Late(NamedTuple):
-    """A request whose sender no longer waits for it: TxnOffsetCommit (``part`` >= 0) or EndTxn(commit) (``part`` -1)."""
+    """A request that nobody waits for any more: TxnOffsetCommit (``part`` >= 0) or EndTxn(commit) (``part`` -1)."""
 
     tid: int
     part: int
@@ -169,9 +169,7 @@ def initial(config: Config) -> World:
     """A is alone in generation 1 and owns everything; B runs, and is in no group yet."""
     parts = range(config.partitions)
     nobody = Role()
-    a = Member(
-        True, 1, 1, 1, IN, False, 1, tuple(Role(ACTIVE) for _ in parts), (), (READY,) * config.pool
-    )
+    a = Member(True, 1, 1, 1, IN, False, 1, tuple(Role(ACTIVE) for _ in parts), (), (READY,) * config.pool)
     b = Member(True, 0, 0, -1, OUT, False, 0, tuple(nobody for _ in parts), (), (READY,) * config.pool)
     none = (NOTHING,) * config.partitions
     group = Group(

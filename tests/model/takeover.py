@@ -65,7 +65,9 @@ def _fence(world: World, model: Model, instance: int, part: int, role: Role, ste
     if world.tids[tid][0] not in (0, ONGOING):
         return  # CONCURRENT_TRANSACTIONS: its markers are being written
     if world.tids[tid][0] == 0 and Rule.S7_FENCE_IDLE_IDS_TOO in model.out:
-        steps.append((("fence", instance, tid, "idle, left alone"), _role(world, instance, part, Role(FENCING, tid + 1))))
+        steps.append(
+            (("fence", instance, tid, "idle, left alone"), _role(world, instance, part, Role(FENCING, tid + 1)))
+        )
         return
     after, settled = initialise(world, tid)
     after = _role(after, instance, part, Role(FENCING, tid + 1 if settled else tid))
@@ -90,7 +92,7 @@ def _stable(world: World, model: Model, instance: int, part: int, steps: Steps) 
 def _start(
     world: World, model: Model, instance: int, part: int, state: tuple[int, int], groups: int, steps: Steps
 ) -> None:
-    """Section 6: state and offset are one cut of one log; the group's offset is compared, and reported when it differs."""
+    """Section 6: state and offset are one cut of one log; a group offset that differs is reported, never obeyed."""
     offset, count = state
     member = world.members[instance]
     current = (member.member_id, member.generation) == (world.group.ids[instance], world.group.generation)

@@ -33,7 +33,9 @@ def test_without_the_rule_there_is_a_counterexample(rule: Rule) -> None:
     assert verdict.trace
 
 
-@pytest.mark.parametrize("config", sorted(set(MISSED_IN.values()), key=lambda config: repr(config)), ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "config", sorted(set(MISSED_IN.values()), key=lambda config: repr(config)), ids=lambda c: c.name
+)
 def test_the_same_small_world_holds_with_the_rule(config: Config) -> None:
     """The counterexamples come from the missing rule, not from the small world."""
     verdict = search(Model(config, frozenset()), limit=30_000)
