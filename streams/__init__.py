@@ -1,12 +1,15 @@
-"""kafka-event-source: exactly-once event sourcing on Kafka, in Python. The public names; everything else is internal."""
+"""kafka-event-source: exactly-once event sourcing on Kafka, in Python. The public names; all else is internal."""
+
+from __future__ import annotations
 
 from streams.config import EventSourceConfig, PoolConfig
-from streams.event_source import EventSource, PartitionStatistics, SourceState, SourceStatistics
+from streams.event_source import EventSource
 from streams.events import event_type, upcaster
 from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorPolicy, ErrorResponse, ExecutionState
 from streams.protocols import Codec, JournalledStore, StateStore
 from streams.records import Change, IncomingRecord, Record, TopicPartition
 from streams.runtime.event_context import EventContext
+from streams.statistics import PartitionStatistics, SourceState, SourceStatistics
 from streams.stores.simple import SimpleStore
 from streams.stores.table import Table
 

@@ -43,11 +43,11 @@ def _at_least(setting: str, value: float, least: float) -> None:
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The pool of transactional producers and its batching rule (names and defaults of the ancestor's ``EosConfig``).
 
-    ``pool_size``: producers ("slots") used in turn; at least ``pending_transactions`` + 2, because one transactional id
-    cannot commit back to back. ``pending_transactions``: sealed transactions that may be under way at a time.
-    ``target_batch_size``, ``max_batch_size``: events or records (whichever is more) at which a transaction is sealed when
-    the pipeline is free, and at which intake stops. ``batch_delay_seconds``: how long a transaction waits for company when
-    nothing is in flight; 0 sends at once.
+    ``pool_size``: producers ("slots") used in turn; at least ``pending_transactions`` + 2, because one transactional
+    id cannot commit back to back. ``pending_transactions``: sealed transactions that may be under way at a time.
+    ``target_batch_size``, ``max_batch_size``: events or records (whichever is more) at which a transaction is sealed
+    when the pipeline is free, and at which intake stops. ``batch_delay_seconds``: how long a transaction waits for
+    company when nothing is in flight; 0 sends at once.
     """
 
     pool_size: int = 3
@@ -75,23 +75,21 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
 class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What an event source needs to know. Only ``group_id``, ``topic`` and ``num_partitions`` have no default.
 
-    Where: ``bootstrap_servers`` (else ``KES_BOOTSTRAP_SERVERS``), ``client_settings`` (librdkafka settings: TLS, SASL …).
-    Who: ``group_id``; ``instance_id`` (else ``KES_INSTANCE_ID``, else made up), which names the transactional ids and must
-    be unique in the group; ``static_membership`` makes it the group's ``group.instance.id`` too.
-    Topics: ``topic`` with ``num_partitions``; ``changelog_topic`` and ``dead_letter_topic`` (names made from group and topic
-    by default); ``replication_factor`` and ``min_insync_replicas`` for those that are created.
-    Start: ``auto_offset_reset`` is for partitions without any committed offset: ``earliest``, ``latest`` or ``error``.
+    Where: ``bootstrap_servers`` (else ``KES_BOOTSTRAP_SERVERS``), ``client_settings`` (librdkafka settings: TLS, SASL
+    …). Who: ``group_id``; ``instance_id`` (else ``KES_INSTANCE_ID``, else made up), which names the transactional ids
+    and must be unique in the group; ``static_membership`` makes it the group's ``group.instance.id`` too. Topics:
+    ``topic`` with ``num_partitions``; ``changelog_topic`` and ``dead_letter_topic`` (names made from group and topic
+    by default); ``replication_factor`` and ``min_insync_replicas`` for those that are created. Start:
+    ``auto_offset_reset`` is for partitions without any committed offset: ``earliest``, ``latest`` or ``error``.
     Errors: ``decode_policy`` for records that cannot be read or have an unknown type; ``error_policy`` for handlers
-    (each handler may have its own).
-    Bounds: ``max_queued_records`` / ``max_queued_bytes`` per partition, waiting to be handled; beyond either the partition
-    is paused. ``max_poll_records``: records handed over at once.
-    Times: ``session_timeout_seconds`` > ``transaction_timeout_seconds`` (checked); ``heartbeat_interval_seconds``;
-    ``rebalance_timeout_seconds`` also bounds how long the event loop may stand still before the member leaves the group;
-    ``drain_timeout_seconds`` for running events when a partition is given up or the source stops;
-    ``call_timeout_seconds`` for one transactional call; ``recovery_timeout_seconds`` for bringing a failed transaction to
-    an end before the source stops with an error.
-    Callbacks, on the event loop: ``on_partition_activated(partition)``, ``on_partition_revoked(partition)``,
-    ``metrics_handler(measurement)``.
+    (each handler may have its own). Bounds: ``max_queued_records`` / ``max_queued_bytes`` per partition, waiting to
+    be handled; beyond either the partition is paused. ``max_poll_records``: records handed over at once. Times:
+    ``session_timeout_seconds`` > ``transaction_timeout_seconds`` (checked); ``heartbeat_interval_seconds``;
+    ``rebalance_timeout_seconds`` also bounds how long the event loop may stand still before the member leaves the
+    group; ``drain_timeout_seconds`` for running events when a partition is given up or the source stops;
+    ``call_timeout_seconds`` for one transactional call; ``recovery_timeout_seconds`` for bringing a failed
+    transaction to an end before the source stops with an error. Callbacks, on the event loop:
+    ``on_partition_activated(partition)``, ``on_partition_revoked(partition)``, ``metrics_handler(measurement)``.
     """
 
     group_id: str
@@ -191,7 +189,8 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.dead_letter_topic or dead_letter_name(self.group_id, self.topic)
 
     def resolved(self, environment: Mapping[str, str] = os.environ) -> EventSourceConfig:
-        """The same settings with ``bootstrap_servers`` and ``instance_id`` filled in. Raises ``ConfigError`` if it cannot."""
+        """The same settings with ``bootstrap_servers`` and ``instance_id`` filled in. Raises ``ConfigError`` if it
+        cannot."""
         servers = self.bootstrap_servers or environment.get(BOOTSTRAP_VARIABLE, "")
         if not servers:
             raise ConfigError(f"no broker is named: set bootstrap_servers or the variable {BOOTSTRAP_VARIABLE}")

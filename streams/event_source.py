@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import os
 import signal
@@ -13,22 +12,23 @@ from datetime import timedelta
 from typing import Any, Generic, TypeVar, overload
 
 import anyio
-import msgspec
 
 from streams.config import EventSourceConfig
 from streams.core.router import Route, Router
 from streams.core.schedule import Schedule
-from streams.errors import BrokerUnavailable, NotOwned, RegistrationError, Stopped, TopicError
+from streams.errors import NotOwned, RegistrationError, Stopped
 from streams.events import event_type_of
 from streams.outcomes import ErrorPolicy, ExecutionState
 from streams.protocols import StateStore
 from streams.records import TopicPartition
+from streams.runtime import source_topics
 from streams.runtime.connections import KafkaConnections
 from streams.runtime.event_context import EventContext
 from streams.runtime.interjections import Interjection
 from streams.runtime.lifecycle import Engine
-from streams.runtime.ports import Connections, Topics
+from streams.runtime.ports import Connections
 from streams.stateless import Stateless
+from streams.statistics import PartitionStatistics, SourceState, SourceStatistics
 from streams.topics import TopicSpec
 
 _log = logging.getLogger(__name__)
@@ -39,40 +39,6 @@ Answer = ExecutionState | None
 Handler = Callable[[EventContext[StoreT], E], Answer | Awaitable[Answer]]
 InterjectionHandler = Callable[[EventContext[StoreT]], Answer | Awaitable[Answer]]
 H = TypeVar("H", bound=Callable[..., Any])
-
-
-class SourceState(enum.Enum):
-    """Where an event source is in its life."""
-
-    CREATED = "created"
-    STARTING = "starting"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
-    FAILED = "failed"
-
-
-class PartitionStatistics(msgspec.Struct, frozen=True):
-    """One partition: its state, the next offset to handle, records that wait, and whether it is paused."""
-
-    partition: int
-    state: str
-    next_offset: int
-    queued_records: int
-    queued_bytes: int
-    paused: bool
-
-
-class SourceStatistics(msgspec.Struct, frozen=True):
-    """What an event source is doing, at one moment."""
-
-    state: SourceState
-    instance_id: str
-    generation: int
-    partitions: tuple[PartitionStatistics, ...]
-    committed_transactions: int
-    committed_events: int
-    unsettled_transactions: int
 
 
 class EventSource(Generic[StoreT]):
@@ -98,7 +64,8 @@ class EventSource(Generic[StoreT]):
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = threading.Event()
-        self._stop_asked: bool | None = None  # drain or not, asked before there was an engine to ask
+        self._stop_asked: bool | None = None  # drain or not
+        self._preparing: anyio.CancelScope | None = None  # while there is no engine yet
 
     # -- registering ---------------------------------------------------------------------------------------------------
 
@@ -113,9 +80,10 @@ class EventSource(Generic[StoreT]):
     ) -> Callable[[Handler[StoreT, E]], Handler[StoreT, E]]:
         """Register the handler of one event type, as a decorator or with the handler as second argument.
 
-        The handler is a plain function or ``async def``; it answers nothing (complete) or an ``ExecutionState``. Either way
-        the order of the partition is kept. ``blocking=True`` runs a plain function on a thread of the partition, so that it
-        may take its time. ``on_error`` overrides ``config.error_policy``. Raises ``RegistrationError``.
+        The handler is a plain function or ``async def``; it answers nothing (complete) or an ``ExecutionState``.
+        Either way the order of the partition is kept. ``blocking=True`` runs a plain function on a thread of the
+        partition, so that it may take its time. ``on_error`` overrides ``config.error_policy``. Raises
+        ``RegistrationError``.
         """
         event_type = event_type_of(event_class)
 
@@ -181,9 +149,9 @@ class EventSource(Generic[StoreT]):
     async def interject(self, partition: int, handler: InterjectionHandler[StoreT], /) -> None:
         """Run a handler once, in this partition's order and transaction. Returns when that is *committed*.
 
-        On the loop of the event source. Raises what the handler raises (its effects are undone then), ``NotOwned`` when the
-        partition is not active on this member, ``MembershipLost`` when it was lost before the commit. Do not await it in a
-        handler of the same partition: that one waits for this one's turn.
+        On the loop of the event source. Raises what the handler raises (its effects are undone then), ``NotOwned``
+        when the partition is not active on this member, ``MembershipLost`` when it was lost before the commit. Do not
+        await it in a handler of the same partition: that one waits for this one's turn.
         """
         worker = self._running().workers.get(partition)
         if worker is None or worker.state.value != "active":
@@ -203,7 +171,8 @@ class EventSource(Generic[StoreT]):
         await future
 
     async def interject_all(self, handler: InterjectionHandler[StoreT], /) -> list[int]:
-        """``interject`` on every partition that is active on this member. Returns their numbers, once all are committed."""
+        """``interject`` on every partition that is active on this member. Returns their numbers, once all are
+        committed."""
         partitions = sorted(p for p, worker in self._running().workers.items() if worker.state.value == "active")
         async with asyncio.TaskGroup() as tasks:
             for partition in partitions:
@@ -213,23 +182,28 @@ class EventSource(Generic[StoreT]):
     # -- running -------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run until stopped, on an event loop of its own. SIGINT and SIGTERM drain and stop; a second one exits at once.
+        """Run until stopped, on an event loop of its own. SIGINT and SIGTERM drain and stop; a second one exits at
+        once.
 
         Raises what made the source stop, if that was not a stop that was asked for: a ``StreamsError``.
         """
-        anyio.run(self._run_with_signals)
+        try:
+            anyio.run(self._run_with_signals)
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
 
     async def consume_events(self) -> None:
         """Run until stopped, on the current event loop. Cancelling it is ``stop_now``. Raises like ``run``."""
         await self._consume(lambda config: KafkaConnections(config))
 
     async def stop(self) -> None:
-        """Drain and stop: running events end, what is complete is committed, the group is left. Returns when that is done."""
+        """Drain and stop: running events end, what is complete is committed, the group is left. Returns when that is
+        done."""
         self._ask_to_stop(drain=True)
         await self.wait_stopped()
 
     def stop_now(self) -> None:
-        """Stop without draining: what is not committed is dropped, and done again by the next owner. From any thread."""
+        """Stop without draining: what is not committed is dropped, and the next owner does it again. Any thread."""
         self._ask_to_stop(drain=False)
 
     async def wait_stopped(self) -> None:
@@ -309,7 +283,8 @@ class EventSource(Generic[StoreT]):
     async def _consume_until_stopped(self, connect: Callable[[EventSourceConfig], Connections]) -> None:
         config = self.config.resolved()
         connections = connect(config)
-        await self._prepare_topics(config, connections)
+        with anyio.CancelScope() as self._preparing:
+            await source_topics.prepare(config, connections)
         if self._stop_asked is not None:
             return
         limit = getattr(connections, "message_limit", 1_000_000)
@@ -343,9 +318,14 @@ class EventSource(Generic[StoreT]):
         if self._state in (SourceState.STARTING, SourceState.RUNNING, SourceState.STOPPING):
             self._state = SourceState.STOPPING
             self._stop_asked = drain
-            engine, loop = self._engine, self._loop
-            if engine is not None and loop is not None:
-                loop.call_soon_threadsafe(lambda: engine.stop(drain=drain))
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._stop_on_loop, drain)
+
+    def _stop_on_loop(self, drain: bool) -> None:
+        if self._preparing is not None:
+            self._preparing.cancel()
+        if self._engine is not None:
+            self._engine.stop(drain=drain)
 
     def _running(self) -> Engine:
         if self._engine is None:
@@ -354,95 +334,30 @@ class EventSource(Generic[StoreT]):
 
     # -- topics --------------------------------------------------------------------------------------------------------
 
-    def specs(self, config: EventSourceConfig | None = None) -> list[TopicSpec]:
+    def specs(self) -> list[TopicSpec]:
         """The topics that this source needs, as they must be: source, changelog, dead letters."""
-        config = config or self.config
-        replicated: dict[str, str] = {}
-        if config.min_insync_replicas > 1:
-            replicated["min.insync.replicas"] = str(config.min_insync_replicas)
-
-        def spec(name: str, configs: dict[str, str]) -> TopicSpec:
-            return TopicSpec(
-                name=name,
-                partitions=config.num_partitions,
-                replication_factor=config.replication_factor,
-                configs=replicated | configs,
-            )
-
-        return [
-            spec(config.topic, {}),
-            spec(config.changelog, {"cleanup.policy": "compact"}),
-            spec(config.dead_letters, {}),
-        ]
+        return source_topics.specs(self.config)
 
     async def create_source(self) -> list[str]:
         """Create the topics that are missing, verify the others. Returns the names of those created.
 
-        Raises ``TopicError`` that tells each difference; nothing that exists is changed.
+        Raises ``TopicError`` that tells each difference (nothing that exists is changed) and ``BrokerUnavailable``.
         """
         config = self.config.resolved()
-        return await self._with_topics(config, KafkaConnections(config), self._create_and_verify)
+        return await source_topics.create_and_verify(config, KafkaConnections(config))
 
     async def delete_source(self) -> list[str]:
         """Delete the topics of the source (its own topic, changelog, dead letters), with everything in them.
 
-        Returns the names. Refused with ``Stopped`` … never while this object runs: stop all members first.
+        Returns their names. Stop all members first: ``RegistrationError`` while this object runs, and other processes
+        stop with an error when their topics are gone.
         """
-        if self._state not in (SourceState.CREATED, SourceState.STOPPED, SourceState.FAILED):
+        if self._state in (SourceState.STARTING, SourceState.RUNNING, SourceState.STOPPING):
             raise RegistrationError(
                 "delete_source was called while the event source is running; stop all members first"
             )
         config = self.config.resolved()
-        names = [spec.name for spec in self.specs(config)]
-
-        def delete(topics: Topics, _: EventSourceConfig) -> list[str]:
-            topics.delete(names, 30.0)
-            return names
-
-        return await self._with_topics(config, KafkaConnections(config), delete)
-
-    async def _prepare_topics(self, config: EventSourceConfig, connections: Connections) -> None:
-        """Create or verify at the start; waits for the broker as long as it takes, and says so."""
-        pause = 0.5
-        while self._stop_asked is None:
-            try:
-                created = await self._with_topics(config, connections, self._create_and_verify)
-            except BrokerUnavailable as error:
-                _log.warning("waiting for the broker: %s", error)
-                await anyio.sleep(pause)
-                pause = min(pause * 2, 5.0)
-            else:
-                if created:
-                    _log.info("created topics: %s", ", ".join(created))
-                return
-
-    def _create_and_verify(self, topics: Topics, config: EventSourceConfig) -> list[str]:
-        specs = self.specs(config)
-        created = topics.create(specs, 30.0)
-        differences = topics.differences(specs)
-        if differences:
-            raise TopicError("; ".join(differences))
-        return created
-
-    async def _with_topics(
-        self,
-        config: EventSourceConfig,
-        connections: Connections,
-        action: Callable[[Topics, EventSourceConfig], list[str]],
-    ) -> list[str]:
-        worker = connections.worker("kes-topics")
-
-        def work() -> list[str]:
-            topics = connections.topics()
-            try:
-                return action(topics, config)
-            finally:
-                topics.close()
-
-        try:
-            return await worker.call(work)
-        finally:
-            worker.abandon()
+        return await source_topics.delete(config, KafkaConnections(config))
 
 
 def _seconds(value: float | timedelta) -> float:

@@ -1,10 +1,10 @@
 """The consumer group as the rest of the toolkit sees it: what is said, what is heard, and by whom.
 
-A ``Membership`` (``clients/membership.py``; another one in simulations) speaks the group protocol on a thread of its own.
-The runtime hears ``GroupEvent`` values, reads ``snapshot`` before it sends offsets, and answers by the few methods below.
-The leader's decision is a pure function from reports to assignments (``core/assignor.py``), given to the membership when
-it is built. Fields for warm moves (``ready``, ``standby``, ``preparing``, ``release``, ``incoming``) travel already, so
-that members of this and of later versions understand each other.
+A ``Membership`` (``clients/membership.py``; another one in simulations) speaks the group protocol on a thread of its
+own. The runtime hears ``GroupEvent`` values, reads ``snapshot`` before it sends offsets, and answers by the few
+methods below. The leader's decision is a pure function from reports to assignments (``core/assignor.py``), given to
+the membership when it is built. Fields for warm moves (``ready``, ``standby``, ``preparing``, ``release``,
+``incoming``) travel already, so that members of this and of later versions understand each other.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import msgspec
 class Snapshot(msgspec.Struct, frozen=True):
     """Membership at one moment: replaced as a whole, never changed; reading the attribute is safe from any thread.
 
-    ``incarnation`` grows whenever what was owned before became void. ``generation`` is the group's, -1 when not a member.
-    ``metadata`` are the group metadata bytes for ``send_offsets_to_transaction``; ``None`` when not a member, so bytes
-    that the broker would not fence (generation -1) can not be had.
+    ``incarnation`` grows whenever what was owned before became void. ``generation`` is the group's, -1 when not a
+    member. ``metadata`` are the group metadata bytes for ``send_offsets_to_transaction``; ``None`` when not a member,
+    so bytes that the broker would not fence (generation -1) can not be had.
     """
 
     incarnation: int
@@ -33,9 +33,10 @@ class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one member tells the leader with each JoinGroup.
 
     ``instance``: the member's stable name, part of its transactional ids. ``owned``: partitions it works on.
-    ``generation``: the last generation it was in (-1: none), which decides double claims. ``ready``: partitions it keeps
-    warm and caught up; ``preparing``: being restored, with the records that are left; ``incoming``: told to it, not yet
-    taken. ``leaving``: wants to give everything up. ``sequence`` grows with each report; the assignment echoes it.
+    ``generation``: the last generation it was in (-1: none), which decides double claims. ``ready``: partitions it
+    keeps warm and caught up; ``preparing``: being restored, with the records that are left; ``incoming``: told to it,
+    not yet taken. ``leaving``: wants to give everything up. ``sequence`` grows with each report; the assignment
+    echoes it.
     """
 
     instance: str
@@ -51,11 +52,11 @@ class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """What the leader tells one member with SyncGroup.
 
-    ``own``: what it shall work on from now on; partitions that it owned and that are in neither ``own`` nor ``release``
-    are revoked. ``standby``: keep a warm copy. ``preparing``: a copy to be made ready for a move. ``release``: hand over
-    to the member id given, by a marker. ``incoming``: start when the marker arrives. ``members``: the instances of all
-    members, so that what any other instance left open can be fenced. ``sequence``: echo of the report's. ``quit``: all
-    members are leaving, nobody is left to hand over to.
+    ``own``: what it shall work on from now on; partitions that it owned and that are in neither ``own`` nor
+    ``release`` are revoked. ``standby``: keep a warm copy. ``preparing``: a copy to be made ready for a move.
+    ``release``: hand over to the member id given, by a marker. ``incoming``: start when the marker arrives.
+    ``members``: the instances of all members, so that what any other instance left open can be fenced. ``sequence``:
+    echo of the report's. ``quit``: all members are leaving, nobody is left to hand over to.
     """
 
     own: frozenset[int] = frozenset()
@@ -90,7 +91,8 @@ class Revoked(msgspec.Struct, frozen=True):
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """Everything owned is void (session expired, unknown member). ``incarnation`` is the new one. It joins again by itself."""
+    """Everything owned is void (session expired, unknown member). ``incarnation`` is the new one. It joins again by
+    itself."""
 
     incarnation: int
     reason: str
@@ -106,7 +108,8 @@ GroupEvent = Assigned | Revoked | Lost | Fatal
 
 
 class Membership(Protocol):
-    """A member of a consumer group. All methods return at once and may be called from any thread, unless they say otherwise."""
+    """A member of a consumer group. All methods return at once and may be called from any thread, unless they say
+    otherwise."""
 
     @property
     def snapshot(self) -> Snapshot:
@@ -131,21 +134,24 @@ class Membership(Protocol):
 
 
 class TakeOver(Protocol):
-    """The questions to the broker that a take-over asks, in the order of its steps. All block: call them off the event loop.
+    """The questions to the broker that a take-over asks, in the order of its steps. All block: call them off the
+    event loop.
 
     Each raises ``BrokerUnavailable`` when there is no answer before ``deadline`` (seconds on ``time.monotonic``).
     """
 
     def fence_departed(self, members: Collection[str], deadline: float) -> list[str]:
-        """End open transactions of instances of this group that are not in ``members``; returns their transactional ids."""
+        """End open transactions of instances of this group that are not in ``members``; returns their transactional
+        ids."""
         ...
 
     def stable_offsets(self, partitions: Collection[int], deadline: float) -> dict[int, int | None]:
-        """The group's committed offsets of the source topic, waiting for pending transactional commits. ``None``: none."""
+        """The group's committed offsets of the source topic, waiting for pending transactional commits. ``None``:
+        none."""
         ...
 
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
-        """(log start, high watermark) of each partition. The high watermark counts open and aborted transactions too."""
+        """(log start, high watermark) of each partition. The latter counts open and aborted records too."""
         ...
 
     def topic_id(self, topic: str, deadline: float) -> str:

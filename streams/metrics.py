@@ -1,7 +1,7 @@
 """What can be measured: one small object per transaction, take-over or rebalance, given to one handler.
 
-A handler is called on the event loop's thread, after the fact: it must not block. What it raises is logged and ignored, so
-that measuring never fails a commit.
+A handler is called on the event loop's thread, after the fact: it must not block. What it raises is logged and
+ignored, so that measuring never fails a commit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ _log = logging.getLogger("streams.metrics")
 
 
 class TransactionSettled(msgspec.Struct, frozen=True):
-    """One transaction came to its end. ``attempts`` counts how often it was sent; more than 1 means that it was sent again."""
+    """One transaction came to its end. ``attempts`` counts how often it was sent; more than 1 means that it was sent
+    again."""
 
     committed: bool
     attempts: int

@@ -33,16 +33,16 @@ class Codec(Protocol[T]):
 class StateStore(Protocol):
     """The least that a store must do: be filled from its changelog, and let go.
 
-    Order: the factory is called when the partition is prepared; then ``receive_change`` once per changelog record, in the
-    order of the changelog; then events run; at the end ``revoked``, once, after the last transaction of the partition is
-    settled or given up. A store of this kind tells the engine about its changes itself, by
-    ``EventContext.record_change``. If an event fails that has touched it, the engine cannot undo what the store did: it
-    drops the store and restores the partition from the changelog before it goes on. Stores that journal
+    Order: the factory is called when the partition is prepared; then ``receive_change`` once per changelog record, in
+    the order of the changelog; then events run; at the end ``revoked``, once, after the last transaction of the
+    partition is settled or given up. A store of this kind tells the engine about its changes itself, by
+    ``EventContext.record_change``. If an event fails that has touched it, the engine cannot undo what the store did:
+    it drops the store and restores the partition from the changelog before it goes on. Stores that journal
     (``JournalledStore``) are undone in place instead.
     """
 
     def receive_change(self, change: Change, /) -> None:
-        """Apply one record of the changelog (``value is None``: the key was deleted). Seen once per record, in order."""
+        """Apply one record of the changelog (``value is None``: the key was deleted). Once per record, in order."""
         ...
 
     def revoked(self) -> None:
@@ -54,8 +54,8 @@ class StateStore(Protocol):
 class JournalledStore(StateStore, Protocol):
     """A store that keeps encoded bytes and journals its own changes, so a failed event leaves no trace in it.
 
-    Order per event: ``begin``, any number of reads and writes by the handler, ``end``; then either nothing, or ``undo`` of
-    the same list (before the next ``begin``). Writes outside of ``begin`` … ``end`` raise ``StoreError``.
+    Order per event: ``begin``, any number of reads and writes by the handler, ``end``; then either nothing, or
+    ``undo`` of the same list (before the next ``begin``). Writes outside of ``begin`` … ``end`` raise ``StoreError``.
     """
 
     def begin(self, journal: list[Change], /) -> None:

@@ -80,7 +80,8 @@ class Record(msgspec.Struct, gc=False):
 
 
 class Change(msgspec.Struct, gc=False):
-    """One write to a store: ``key`` now has ``value`` (``None``: deleted); before it had ``previous`` (``None``: nothing).
+    """One write to a store: ``key`` now has ``value`` (``None``: deleted); before it had ``previous`` (``None``:
+    nothing).
 
     ``previous`` is what an undo puts back. While a store is restored from its changelog ``previous`` is ``None``.
     ``type`` is the name of the entry's type for own stores that keep several kinds of entries; it travels as header.

@@ -15,7 +15,8 @@ class Stateless:
     def receive_change(self, change: Change, /) -> None:
         """The changelog of a stateless source has no changes: somebody gave this source the state of another one."""
         raise OffsetError(
-            f"the changelog of {self._where} holds state (key {change.key[:64]!r}), but the event source has no store: give it "
+            f"the changelog of {self._where} holds state (key {change.key[:64]!r}), but the event source has "
+            "no store: give it "
             "its store back, or another group_id"
         )
 

@@ -23,8 +23,8 @@ class Seal(enum.Enum):
 
 
 def decide(config: PoolConfig, *, size: int, age_seconds: float, in_flight: int) -> Seal:
-    """What to do with an open transaction of ``size`` = max(events, records), opened ``age_seconds`` ago by its first event,
-    while ``in_flight`` sealed transactions are not settled yet."""
+    """What to do with an open transaction of ``size`` = max(events, records), opened ``age_seconds`` ago by its first
+    event, while ``in_flight`` sealed transactions are not settled yet."""
     if in_flight == 0:
         if size >= config.target_batch_size or age_seconds >= config.batch_delay_seconds:
             return Seal.NOW

@@ -1,8 +1,8 @@
 """What to do about a transaction that failed: the failure table of the protocol as one pure function.
 
-The order of the questions is the point. First whether the work is still ours: if not, nothing else matters. Then whether
-the commit may have happened: only a commit that was asked for can have, and then nobody guesses. Then patience: the same
-thing is not tried for ever. What is left is known to be aborted and is sent again.
+The order of the questions is the point. First whether the work is still ours: if not, nothing else matters. Then
+whether the commit may have happened: only a commit that was asked for can have, and then nobody guesses. Then
+patience: the same thing is not tried for ever. What is left is known to be aborted and is sent again.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def remedy(
 ) -> Remedy:
     """The step for a transaction whose call failed with ``kind`` (see ``errors.TransactionFailed``).
 
-    ``ours``: the membership it was opened under is still the current one. ``attempts``: how often it was sent, this time
-    included. ``seconds``: since its first failure.
+    ``ours``: the membership it was opened under is still the current one. ``attempts``: how often it was sent, this
+    time included. ``seconds``: since its first failure.
     """
     if not ours or kind == "lost":
         return Remedy.DROP
@@ -59,6 +59,6 @@ def remedy(
 
 
 def rebuild_all(kind: str) -> bool:
-    """Whether the producers of the other slots are to be replaced too: after anything that smells of an outage, calls on
-    producers made before it may hang for ever (rule R7)."""
+    """Whether the producers of the other slots are to be replaced too: after anything that smells of an outage, calls
+    on producers made before it may hang for ever (rule R7)."""
     return kind == "unknown"

@@ -1,8 +1,9 @@
 """When the next run of a scheduled interjection is due.
 
-The next run is counted from the previous *due* time, so a schedule does not drift; runs that were missed altogether (the
-process was frozen, the partition was busy) are not made up for: one run follows at once, and then the rhythm goes on.
-Jitter moves a single run by up to ``jitter`` to either side, so that the partitions of many members do not act in step.
+The next run is counted from the previous *due* time, so a schedule does not drift; runs that were missed altogether
+(the process was frozen, the partition was busy) are not made up for: one run follows at once, and then the rhythm
+goes on. Jitter moves a single run by up to ``jitter`` to either side, so that the partitions of many members do not
+act in step.
 """
 
 from __future__ import annotations

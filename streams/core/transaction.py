@@ -1,9 +1,9 @@
 """One transaction's life, from the first event that is admitted to the moment its outcome is known.
 
 Rules of this file
-* A transaction is a set of *cuts*: per partition the offset up to which it goes, and the store changes on the way (by key,
-  the last one wins). Outputs are kept in order. All of it stays until the outcome is known, so that the same records can be
-  sent again (exactly-once rule R4).
+* A transaction is a set of *cuts*: per partition the offset up to which it goes, and the store changes on the way (by
+  key, the last one wins). Outputs are kept in order. All of it stays until the outcome is known, so that the same
+  records can be sent again (exactly-once rule R4).
 * Only completed events are admitted, in the order of their partition: a transaction never waits for a handler.
 * ``size`` = max(events, records) is what the batching rule looks at.
 """
@@ -65,6 +65,7 @@ class Transaction:
         "events",
         "first_failure_at",
         "incarnation",
+        "one_by_one",
         "opened_at",
         "outputs",
         "produced",
@@ -88,6 +89,7 @@ class Transaction:
         self.waiters: list[tuple[int, Waiter]] = []
         self.produced = 0
         self.commit_requested = False
+        self.one_by_one = False  # to be sent so that a refusal names its record and no other
         self.attempts = 0
         self.first_failure_at: float | None = None
 
@@ -135,7 +137,8 @@ class Transaction:
             self.first_failure_at = now
 
     def without(self, partition: int) -> list[Waiter]:
-        """Take one partition's events out again (only while nothing of it can be committed any more). Returns those who wait."""
+        """Take one partition's events out again (only while nothing of it can be committed any more). Returns those
+        who wait."""
         self.cuts.pop(partition, None)
         self.outputs = [output for output in self.outputs if output.origin_partition != partition]
         self.records = len(self.outputs) + sum(len(cut.changes) for cut in self.cuts.values())

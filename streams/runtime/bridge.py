@@ -1,15 +1,17 @@
 """The two doors between threads and the event loop. Nothing else in the runtime crosses that line.
 
-``Worker.call``   loop -> thread: run one blocking call, await its result, give up at a deadline (per batch: about 60 us).
-``Inlet.put``     thread -> loop: hand over a batch; the loop's function runs soon (per batch: about 15 us).
+``Worker.call``   loop -> thread: run one blocking call, await its result, give up at a deadline (per batch: about 60
+us). ``Inlet.put``     thread -> loop: hand over a batch; the loop's function runs soon (per batch: about 15 us).
 
-Threads here are daemons: a call into librdkafka that never returns (rule R7 of the protocol) is abandoned with its thread
-and must not keep the process alive. The threads of ``anyio.to_thread`` are not, which is why they are not used.
+Threads here are daemons: a call into librdkafka that never returns (rule R7 of the protocol) is abandoned with its
+thread and must not keep the process alive. The threads of ``anyio.to_thread`` are not, which is why they are not
+used.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
@@ -34,7 +36,8 @@ class Worker:
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     async def call(self, function: Callable[..., T], *args: Any, timeout: float | None = None) -> T:
-        """Run ``function(*args)`` on the thread. Raises what it raises, or ``DeadlinePassed`` after ``timeout`` seconds.
+        """Run ``function(*args)`` on the thread. Raises what it raises, or ``DeadlinePassed`` after ``timeout``
+        seconds.
 
         Cancelling the caller does not stop the call; later calls of this worker wait for it.
         """
@@ -87,10 +90,8 @@ class Inlet(Generic[T]):
 
 
 def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: Any) -> None:
-    try:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to hear it
         loop.call_soon_threadsafe(function, *args)
-    except RuntimeError:  # the loop is closed: nobody is left to hear it
-        pass
 
 
 def _resolve(future: asyncio.Future[T], result: T) -> None:

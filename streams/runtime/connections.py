@@ -1,4 +1,4 @@
-"""The real ``ports.Connections``: librdkafka for data and transactions, kafka-python for the group and its questions."""
+"""The real ``ports.Connections``: librdkafka for data and transactions, kafka-python for the group."""
 
 from __future__ import annotations
 
@@ -46,10 +46,12 @@ class KafkaConnections:
         """A thread for blocking calls."""
         return Worker(name)
 
-    def producer(self, transactional_id: str) -> TransactionalProducer:
-        """A producer that is not initialised yet."""
+    def producer(self, transactional_id: str, *, one_by_one: bool = False) -> TransactionalProducer:
+        """A producer that is not initialised yet; ``one_by_one`` sends each record in a batch of its own."""
         timeout_ms = int(self._config.transaction_timeout_seconds * 1000)
-        return TransactionalProducer(self._settings, transactional_id, transaction_timeout_ms=timeout_ms)
+        return TransactionalProducer(
+            self._settings, transactional_id, transaction_timeout_ms=timeout_ms, one_by_one=one_by_one
+        )
 
     def consumer(self) -> InputConsumer:
         """The consumer of the source topic."""

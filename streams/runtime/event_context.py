@@ -80,10 +80,11 @@ class EventContext(Generic[StoreT]):
         partition: int = -1,
         timestamp_ms: int = 0,
     ) -> None:
-        """Send an event object (its type header is set by itself), or a ready ``Record``, in this event's transaction.
+        """Send an event object (its type header is set by itself), or a ready ``Record``, in this event's
+        transaction.
 
-        ``partition`` -1: the key decides (murmur2, as Java does). ``timestamp_ms`` 0: the time of sending.
-        Raises ``EncodeError``, ``RecordRefused`` (larger than a producer takes), ``RegistrationError`` (not an event class).
+        ``partition`` -1: the key decides (murmur2, as Java does). ``timestamp_ms`` 0: the time of sending. Raises
+        ``EncodeError``, ``RecordRefused`` (larger than a producer takes), ``RegistrationError`` (not an event class).
         """
         if self._closed:
             raise _outlived("forward", self)
@@ -126,10 +127,12 @@ class EventContext(Generic[StoreT]):
         )
 
     def record_change(self, *changes: Change) -> None:
-        """Write changes of an own ``StateStore`` to the changelog, in this event's transaction (the last per key wins).
+        """Write changes of an own ``StateStore`` to the changelog, in this event's transaction (the last per key
+        wins).
 
-        Stores that journal by themselves (``Table``, ``SimpleStore``) need no call; calling it all the same is harmless:
-        a change that is in the journal already is not written again, or it could hide a later one of the same key.
+        Stores that journal by themselves (``Table``, ``SimpleStore``) need no call; calling it all the same is
+        harmless: a change that is in the journal already is not written again, or it could hide a later one of the
+        same key.
         """
         if self._closed:
             raise _outlived("record_change", self)
@@ -161,6 +164,7 @@ def _outlived(method: str, ctx: EventContext[Any]) -> StoreError:
 
 def _too_large(topic: str, size: int, limit: int) -> RecordRefused:
     return RecordRefused(
-        f"a record of {size} bytes for topic {topic} is larger than message.max.bytes of the producer ({limit}): raise it in "
+        f"a record of {size} bytes for topic {topic} is larger than message.max.bytes of the producer "
+        f"({limit}): raise it in "
         "client_settings (and max.message.bytes of the topic), or make the record smaller"
     )

@@ -1,8 +1,8 @@
 """The running event source: starts everything, hears the group, brings partitions and takes them away, and stops.
 
 The order of events is the order in which the group spoke: one queue, one task. What takes time (take-overs, barriers,
-restarts) runs beside it and looks at a partition's state whenever it comes back from an await: the state decides, not the
-order in which tasks happen to wake up.
+restarts) runs beside it and looks at a partition's state whenever it comes back from an await: the state decides, not
+the order in which tasks happen to wake up.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ class Engine:
             raise self.failure
 
     def stop(self, *, drain: bool = True) -> None:
-        """Ask it to stop; with ``drain``, after what is running is committed. Asking again without takes the drain back."""
+        """Ask it to stop; with ``drain``, after what is running is committed. Asking again without takes the drain
+        back."""
         self._drain = self._drain and drain
         self._stop.set()
 
@@ -144,7 +145,7 @@ class Engine:
 
     def _begin(self) -> None:
         patience = Patience(seconds=self.config.recovery_timeout_seconds)
-        recovery = Recovery(self.pool, patience, self.now, self.takeovers.look_up, self._refused)
+        recovery = Recovery(self.pool, patience, self.now, self.takeovers.look_up, self._refused, self._dropped)
         self._spawn(self.slots.run, drain=False)
         self._spawn(lambda: self.pool.run(recovery), drain=False)
         self._spawn(self._hear)
@@ -263,16 +264,19 @@ class Engine:
         except RestartNeeded as need:
             known = {need.offset: (need.attempts, need.error)} if need.attempts else {}
             self._begin_restart(worker, known, settle=True)
-        except EventFailure as failure:
-            self.fail(failure)
         except Exception as error:
-            self.fail(error, drain=False)
+            if worker.state.admits:
+                self.fail(error, drain=isinstance(error, EventFailure))
+            else:
+                _log.info("%s: an event failed after the partition was given up: %r", worker.topic_partition, error)
         finally:
             worker.finished.set()
 
     async def _give_up(self, worker: PartitionWorker) -> None:
         """The barrier: let the running event end, commit what is complete, let the store go."""
-        if worker.state in (_S.RELEASED, _S.VOID, _S.DRAINING):
+        if worker.state is _S.DRAINING:  # by stop, and now by the group too
+            await worker.gone.wait()
+        if worker.state in (_S.RELEASED, _S.VOID):
             return
         restoring = worker.state is _S.RESTORING
         worker.state = worker.state.to(_S.DRAINING)
@@ -299,16 +303,20 @@ class Engine:
             return
         self.pool.drop_everything(MembershipLost(reason))
         for worker in list(self.workers.values()):
-            restoring = worker.state is _S.RESTORING
-            worker.state = worker.state.to(_S.VOID)
-            worker.close_intake()
-            worker.scope.cancel()
-            if not restoring:
-                self.input.remove([worker.partition])
-                worker.drop_store()
-            self._forget(worker)
+            self._void(worker)
+
+    def _void(self, worker: PartitionWorker) -> None:
+        restoring = worker.state is _S.RESTORING
+        worker.state = worker.state.to(_S.VOID)
+        worker.close_intake()
+        worker.scope.cancel()
+        if not restoring:
+            self.input.remove([worker.partition])
+            worker.drop_store()
+        self._forget(worker)
 
     def _forget(self, worker: PartitionWorker) -> None:
+        worker.gone.set()
         if self.workers.get(worker.partition) is worker:
             del self.workers[worker.partition]
             self._callback(self.config.on_partition_revoked, worker.partition)
@@ -316,7 +324,10 @@ class Engine:
     def _refused(self, partition: int, origin: int, error: RecordRefused) -> None:
         """An event's records will never be taken. Its effects are out of the pool already."""
         worker = self.workers.get(partition)
-        if worker is None or worker.state is not _S.ACTIVE:
+        if worker is None or not worker.state.admits:
+            return
+        if worker.state is _S.DRAINING:
+            self._void(worker)  # what it may still complete would leave a gap; the next owner meets the event again
             return
         if origin in worker.dead_lettered:
             self.fail(EventFailure(f"{worker.topic_partition}@{origin}: its dead letter is refused: {error}"))
@@ -329,8 +340,17 @@ class Engine:
             return
         else:
             _log.error("%s: what an interjection sends is refused: %s", worker.topic_partition, error)
-        worker.scope.cancel()
         self._begin_restart(worker, known, settle=False)
+
+    def _dropped(self) -> None:
+        """The broker did not know this member, so what was admitted is gone. If the membership is lost, that voids
+        everything; if not (the coordinator forgot us for a moment), the stores must not stay ahead of their
+        changelogs."""
+        for worker in list(self.workers.values()):
+            if worker.state is _S.ACTIVE:
+                self._begin_restart(worker, {}, settle=False)
+            elif worker.state is _S.DRAINING:
+                self._void(worker)
 
     def _begin_restart(
         self, worker: PartitionWorker, known: dict[int, tuple[int, BaseException]], *, settle: bool
@@ -338,6 +358,7 @@ class Engine:
         if worker.state is not _S.ACTIVE:
             return
         worker.state = worker.state.to(_S.RESTARTING)
+        worker.scope.cancel()
         worker.close_intake()
         self.input.remove([worker.partition])
         self._spawn(lambda: self._restart(worker, known, settle))

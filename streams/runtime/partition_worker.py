@@ -1,8 +1,9 @@
 """One partition, one task, one writer of its store.
 
-The hot path is ``_slice``: plain handlers, run back to back without an await, a slice at a time. Everything that needs
-patience (async and blocking handlers, failures, interjections) goes through ``_one`` and its neighbours, an event at a time.
-Both end in ``pool.admit``, in the order of the partition, so what is admitted is always a completed prefix.
+The hot path is ``_slice``: plain handlers, run back to back without an await, a slice at a time. Everything that
+needs patience (async and blocking handlers, failures, interjections) goes through ``_one`` and its neighbours, an
+event at a time. Both end in ``pool.admit``, in the order of the partition, so what is admitted is always a completed
+prefix.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class PartitionWorker:
         self.known_failures: dict[int, tuple[int, BaseException]] = {}
         self.dead_lettered: set[int] = set()
         self.scope = anyio.CancelScope()
-        self.finished = anyio.Event()
+        self.finished = anyio.Event()  # the task has ended
+        self.gone = anyio.Event()  # the partition is released or void
         self._journalled = isinstance(self.store, JournalledStore)
         self._inbox: deque[list[IncomingRecord] | Interjection] = deque()
         self._wake = Signal()
@@ -111,7 +113,8 @@ class PartitionWorker:
             store.revoked()
 
     def close_intake(self) -> None:
-        """Nothing more is handled after the event that is running now; what is queued is dropped (it is not committed)."""
+        """Nothing more is handled after the event that is running now; what is queued is dropped (it is not
+        committed)."""
         self._closing = True
         self._drop_inbox()
         self._wake.notify()
@@ -119,7 +122,7 @@ class PartitionWorker:
     def _drop_inbox(self) -> None:
         for item in self._inbox:
             if isinstance(item, Interjection):
-                item.done(NotOwned(f"{self.topic_partition} was given up before the interjection ran"))
+                item.done(self._given_up())
         self._inbox.clear()
         self._uncount(self.counted)
         self.queued_records = self.queued_bytes = 0
@@ -146,7 +149,8 @@ class PartitionWorker:
     # -- the task ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Handle what comes until the intake is closed. Raises ``RestartNeeded``, and ``EventFailure`` to stop the source."""
+        """Handle what comes until the intake is closed. Raises ``RestartNeeded``, and ``EventFailure`` to stop the
+        source."""
         self._timetable.start(self.engine.now())
         while not self._closing:
             due = self._timetable.due(self.engine.now())
@@ -167,7 +171,7 @@ class PartitionWorker:
         while position < len(records) and not self._closing:
             if pool.is_full:
                 await pool.wait_room()
-                continue
+                continue  # anything may have happened meanwhile
             start = position
             position, failure = self._slice(records, start, min(start + SLICE, len(records)))
             pool.pump()
@@ -232,7 +236,8 @@ class PartitionWorker:
     # -- one event, with patience --------------------------------------------------------------------------------------
 
     async def _one(self, record: IncomingRecord, failure: BaseException | None) -> None:
-        """Handle one record whatever it takes: decode errors, retries, policies. ``failure``: the first attempt's, if made."""
+        """Handle one record whatever it takes: decode errors, retries, policies. ``failure``: the first attempt's, if
+        made."""
         attempts, error = self.known_failures.pop(record.offset, (0 if failure is None else 1, failure))
         route, event, unreadable = self._read(record)
         if unreadable is not None:
@@ -307,18 +312,32 @@ class PartitionWorker:
             self._undo(journal)
             return error
         ctx.close()
-        if self._journalled:
+        if self._journalled and self.store is not None:
             self.store.end()
-        pool = self.engine.pool
         if record is None and not outputs and not journal:
             self._nothing_to_commit(waiter)
-            return None
-        while pool.is_full:
-            await pool.wait_room()
-        self.watermark = watermark
-        pool.admit(self.partition, watermark, ctx.offset, outputs, journal, waiter)
-        pool.pump()
+        else:
+            await self._admit(watermark, ctx.offset, outputs, journal, waiter)
         return None
+
+    async def _admit(
+        self, watermark: int, origin: int, outputs: list[Output], journal: list[Change], waiter: Waiter | None = None
+    ) -> None:
+        """Admit a completed event, when there is room; unless the partition is not ours any more by then. (A
+        cancelled task still runs on once when what it waited for had happened already: the state decides, not the
+        cancellation.)"""
+        pool = self.engine.pool
+        while pool.is_full and self.state.admits:
+            await pool.wait_room()
+        if self.state.admits:
+            self.watermark = watermark
+            pool.admit(self.partition, watermark, origin, outputs, journal, waiter)
+            pool.pump()
+        elif waiter is not None:
+            waiter(self._given_up())
+
+    def _given_up(self) -> NotOwned:
+        return NotOwned(f"{self.topic_partition} was given up before the interjection was committed")
 
     def _nothing_to_commit(self, waiter: Waiter | None) -> None:
         """An interjection that changed nothing is committed when everything before it is."""
@@ -330,9 +349,10 @@ class PartitionWorker:
                 last.waiters.append((self.partition, waiter))
 
     def _undo(self, journal: list[Change]) -> None:
-        if self._journalled:
-            self.store.end()
-            self.store.undo(journal)
+        store = self.store
+        if self._journalled and store is not None:  # None: voided while the event ran, and dropped as a whole
+            store.end()
+            store.undo(journal)
 
     async def _last_word(
         self,
@@ -362,19 +382,19 @@ class PartitionWorker:
                 raise EventFailure(f"{text}; its dead letter is refused too, so the source stops") from error
             self.dead_lettered.add(record.offset)
             outputs.append(letter)
-        while engine.pool.is_full:
-            await engine.pool.wait_room()
-        self.watermark = record.offset + 1
-        engine.pool.admit(self.partition, self.watermark, record.offset, outputs, [])
-        engine.pool.pump()
+        await self._admit(record.offset + 1, record.offset, outputs, [])
 
     # -- interjections -------------------------------------------------------------------------------------------------
 
     async def _interjection(self, interjection: Interjection) -> None:
         engine = self.engine
-        error = await self._run(
-            interjection.route, None, 1, interjection.route.handler, self.watermark, interjection.waiter
-        )
+        try:
+            error = await self._run(
+                interjection.route, None, 1, interjection.route.handler, self.watermark, interjection.waiter
+            )
+        except BaseException:  # cancelled: whoever waits for it must hear of it
+            interjection.done(self._given_up())
+            raise
         if error is None:
             return
         if interjection.waiter is not None:
@@ -439,6 +459,8 @@ def _version(raw: bytes | None) -> int:
 
 def _change_too_large(change: Change, limit: int) -> RecordRefused:
     return RecordRefused(
-        f"the store's value for key {change.key[:64]!r} has {len(change.value or b'')} bytes, more than message.max.bytes of "
-        f"the producer ({limit}): raise it in client_settings (and max.message.bytes of the changelog), or store less per key"
+        f"the store's value for key {change.key[:64]!r} has {len(change.value or b'')} bytes, more than "
+        "message.max.bytes of "
+        f"the producer ({limit}): raise it in client_settings (and max.message.bytes of the changelog), or "
+        "store less per key"
     )

@@ -1,7 +1,7 @@
 """The poll thread: takes records from the input consumer and hands them to the loop, a batch at a time.
 
-Two bounds keep memory flat. The thread stops polling while ``room`` records are on their way to handlers; and a partition
-whose own queue is full is paused, and no longer counts, so that a slow partition holds up only itself.
+Two bounds keep memory flat. The thread stops polling while ``room`` records are on their way to handlers; and a
+partition whose own queue is full is paused, and no longer counts, so that a slow partition holds up only itself.
 """
 
 from __future__ import annotations

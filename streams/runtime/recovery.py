@@ -1,7 +1,8 @@
 """The way back after a failed transaction: rules R3, R4, R5, R7 and R8 of the protocol, as one function.
 
-The failed transaction is always the oldest unsettled one: the flush stage lets older ones settle first. Younger ones are
-ended before it (their open records would hold up the look-up), and nothing is begun again before its outcome is known.
+The failed transaction is always the oldest unsettled one: the flush stage lets older ones settle first. Younger ones
+are ended before it (their open records would hold up the look-up), and nothing is begun again before its outcome is
+known.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from streams.runtime.transaction_pool import Refused, TransactionPool
 _log = logging.getLogger(__name__)
 
 NEWS_SECONDS = 3.0
-"""How long to wait for the snapshot that replaces a refused one. It comes with our JoinGroup response (0.4 of a heartbeat
-on average, 60 ms at most measured); should it not come, the same transaction is simply refused again."""
+"""How long to wait for the snapshot that replaces a refused one. It comes with our JoinGroup response (0.4 of a
+heartbeat on average, 60 ms at most measured); should it not come, the same transaction is simply refused again."""
 
 
 class Recovery:
     """``look_up(partition, serial)``: does the changelog say that this transaction is committed? ``refused(partition,
-    origin, error)``: this event's records will never be taken; its partition starts again from its changelog."""
+    origin, error)``: this event's records will never be taken; its partition starts again from its changelog.
+    ``dropped()``: all that was admitted is dropped, so the stores are ahead of their changelogs."""
 
     def __init__(
         self,
@@ -34,12 +36,14 @@ class Recovery:
         now: Callable[[], float],
         look_up: Callable[[int, int], Awaitable[bool]],
         refused: Callable[[int, int, RecordRefused], None],
+        dropped: Callable[[], None],
     ) -> None:
         self._pool = pool
         self._patience = patience
         self._now = now
         self._look_up = look_up
         self._refused = refused
+        self._dropped = dropped
 
     async def __call__(self, failure: TransactionFailed) -> None:
         """Bring everything unsettled to a known state. Raises the failure if it is time to stop."""
@@ -61,6 +65,7 @@ class Recovery:
             raise failure
         if step is Remedy.DROP:
             pool.drop_everything(MembershipLost("the membership was lost while a transaction was under way"))
+            self._dropped()
             return
         refusals = self._refusals(head, failure)
         for younger in reversed(list(pool.unsettled)[1:]):
@@ -113,6 +118,9 @@ class Recovery:
         if isinstance(failure, Refused):
             return [(failure.partition, failure.origin, failure.refusal)]
         slot = self._pool.slot_of(head)
+        if slot is not None and len(slot.refused) > 1 and not head.one_by_one:
+            head.one_by_one = True  # a batch is refused as a whole: find out whose fault it is before anybody is blamed
+            return []
         found: dict[tuple[int, int], RecordRefused] = {}
         for refusal in slot.refused if slot is not None else ():
             error = RecordRefused(

@@ -31,18 +31,24 @@ class Slot:
         self.transactional_id = transactional_id
         self._connections = connections
         self._timeout = call_timeout_seconds
+        self.one_by_one = False
         self._producer: Producer | None = None
         self._worker: Blocking | None = None
 
-    async def reopen(self, topics: Collection[str]) -> None:
+    async def reopen(self, topics: Collection[str], *, one_by_one: bool = False) -> None:
         """A new producer with this id, ready to begin. What the one before left open is settled when this returns.
+
+        ``one_by_one``: each record travels in a batch of its own, so that a refusal names its record and no other.
 
         Raises ``TransactionFailed`` if that did not work in time; call it again.
         """
         self.abandon()
         worker = self._worker = self._connections.worker(f"kes-{self.transactional_id}")
         try:
-            self._producer = await self._call(self._connect, tuple(topics), name="init_transactions", patience=2.0)
+            self._producer = await self._call(
+                self._connect, tuple(topics), one_by_one, name="init_transactions", patience=2.0
+            )
+            self.one_by_one = one_by_one
         except BaseException:
             if self._worker is worker:
                 self.abandon()
@@ -126,8 +132,8 @@ class Slot:
         producer = self._alive("abort_transaction")
         await self._call(producer.abort, self._timeout, name="abort_transaction")
 
-    def _connect(self, topics: tuple[str, ...]) -> Producer:
-        producer = self._connections.producer(self.transactional_id)
+    def _connect(self, topics: tuple[str, ...], one_by_one: bool) -> Producer:
+        producer = self._connections.producer(self.transactional_id, one_by_one=one_by_one)
         try:
             producer.init(self._timeout)
             producer.warm_up(topics, self._timeout)

@@ -1,7 +1,7 @@
 """The slots of the pool, used in turn, and their replacement off the hot path.
 
-A slot is free, in use by one transaction, or being replaced. Replacing is a task of its own that keeps trying, so whoever
-needs the slot waits for its readiness and may be cancelled without harm.
+A slot is free, in use by one transaction, or being replaced. Replacing is a task of its own that keeps trying, so
+whoever needs the slot waits for its readiness and may be cancelled without harm.
 """
 
 from __future__ import annotations
@@ -59,8 +59,22 @@ class Slots:
         """The slot that was free for longest, or ``None``."""
         return self._free.popleft() if self._free else None
 
+    async def take_one_by_one(self, timeout_seconds: float) -> Slot:
+        """A slot whose producer sends each record in a batch of its own. Raises ``TransactionFailed``."""
+        await self.wait_free(timeout_seconds)
+        slot = self._free.popleft()
+        try:
+            await slot.reopen(self._topics, one_by_one=True)
+        except BaseException:
+            self.replace(slot)
+            raise
+        return slot
+
     def give_back(self, slot: Slot) -> None:
         """Its transaction is committed: free for the next one, after the others."""
+        if slot.one_by_one:  # it was for that one transaction
+            self.replace(slot)
+            return
         self._free.append(slot)
         self._changed.notify()
 

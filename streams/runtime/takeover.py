@@ -1,7 +1,8 @@
 """Taking over partitions: fence, barrier, state and offset, start (protocol, section 7), and the look-up of rule R3.
 
-The order is the protocol. Reading the changelog before the barrier would miss a transaction that was still pending; starting
-at the group's offset would count twice after a coordinator lost its memory; so neither can be asked for here.
+The order is the protocol. Reading the changelog before the barrier would miss a transaction that was still pending;
+starting at the group's offset would count twice after a coordinator lost its memory; so neither can be asked for
+here.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 STEP_SECONDS = 20.0
-"""For one question to the broker; a pending transaction of somebody else ends within its timeout plus the broker's sweep."""
+"""For one question to the broker; a pending transaction of somebody else ends within its timeout plus the broker's
+sweep."""
 
 Range = tuple[int, int]
 Receive = Callable[[int, list[IncomingRecord]], None]
@@ -139,7 +141,8 @@ class TakeOvers:
             if group_offset is not None:
                 raise OffsetError(
                     f"{tp}: the group {config.group_id} has committed offset {group_offset}, but the changelog "
-                    f"{config.changelog}[{worker.partition}] holds no offset: the changelog was deleted, or another program "
+                    f"{config.changelog}[{worker.partition}] holds no offset: the changelog was deleted, or "
+                    "another program "
                     "uses the group. Restore the changelog, or delete the group's offsets to begin anew"
                 )
             if config.auto_offset_reset == "error":
@@ -148,14 +151,17 @@ class TakeOvers:
         if record.source_id and source_id and record.source_id != source_id:
             raise OffsetError(
                 f"{tp}: the topic was deleted and created again since offset {record.offset} was committed (id "
-                f"{record.source_id}, now {source_id}). Delete the changelog {config.changelog} and the group's offsets to "
+                f"{record.source_id}, now {source_id}). Delete the changelog {config.changelog} and the "
+                "group's offsets to "
                 "begin anew with the new topic"
             )
         if not low <= record.offset <= high:
             lost = f"records {record.offset} to {low - 1} are gone" if record.offset < low else f"it ends at {high}"
             raise OffsetError(
-                f"{tp}: the state in {config.changelog}[{worker.partition}] goes on at offset {record.offset}, but {lost} "
-                f"(log start {low}, end {high}). Restore the topic, or delete the changelog and the group's offsets to begin "
+                f"{tp}: the state in {config.changelog}[{worker.partition}] goes on at offset "
+                f"{record.offset}, but {lost} "
+                f"(log start {low}, end {high}). Restore the topic, or delete the changelog and the group's "
+                "offsets to begin "
                 "anew"
             )
         if group_offset != record.offset:
@@ -163,7 +169,8 @@ class TakeOvers:
                 OffsetMismatch(worker.partition, -1 if group_offset is None else group_offset, record.offset)
             )
             _log.warning(
-                "%s: the group's committed offset is %s, the changelog's %d; the changelog is right (a coordinator that lost "
+                "%s: the group's committed offset is %s, the changelog's %d; the changelog is right (a "
+                "coordinator that lost "
                 "its memory, expired offsets, or an offset reset by hand, which has no effect on a source with state)",
                 tp,
                 "missing" if group_offset is None else group_offset,
@@ -172,8 +179,8 @@ class TakeOvers:
         return record.offset
 
     async def look_up(self, partition: int, serial: int) -> bool:
-        """Whether the changelog says that this transaction of ours is committed (rule R3). Keeps trying while the broker does
-        not answer, up to ``recovery_timeout_seconds``."""
+        """Whether the changelog says that this transaction of ours is committed (rule R3). Keeps trying while the
+        broker does not answer, up to ``recovery_timeout_seconds``."""
         engine, config = self._engine, self._config
         deadline = engine.now() + config.recovery_timeout_seconds
         while True:
@@ -194,23 +201,27 @@ class TakeOvers:
         window = 2 * self._config.pool.max_batch_size + 1_000
         while True:
             start = max(low, high - window)
-            last: list[OffsetRecord] = []
-            await self._read(
-                {partition: (start, high)} if start < high else {},
-                lambda _, records: last.extend(
-                    decode_offset(record) for record in records if record.key == OFFSET_KEY and record.value is not None
-                ),
-                lambda: False,
-            )
-            if last:
-                return last[-1].writer == engine.writer and last[-1].serial >= serial
+            last = await self._last_offset_record(partition, start, high)
+            if last is not None:
+                return last.writer == engine.writer and last.serial >= serial
             if start == low:
                 return False
             window *= 8
 
+    async def _last_offset_record(self, partition: int, start: int, end: int) -> OffsetRecord | None:
+        found: list[OffsetRecord] = []
+
+        def receive(_: int, records: list[IncomingRecord]) -> None:
+            found.extend(decode_offset(record) for record in records if record.key == OFFSET_KEY and record.value)
+
+        if start < end:
+            await self._read({partition: (start, end)}, receive, lambda: False)
+        return found[-1] if found else None
+
 
 def apply(worker: PartitionWorker, records: list[IncomingRecord]) -> None:
-    """Put changelog records into a store that is being restored. On the restoring thread, which owns the store until then."""
+    """Put changelog records into a store that is being restored. On the restoring thread, which owns the store until
+    then."""
     receive = worker.store.receive_change
     for record in records:
         key = record.key
@@ -230,7 +241,8 @@ def decode_offset(record: IncomingRecord) -> OffsetRecord:
         return msgspec.json.decode(record.value or b"", type=OffsetRecord)
     except msgspec.DecodeError as error:
         raise OffsetError(
-            f"{record.where}: the offset record cannot be read ({error}): something else writes to the changelog, or a newer "
+            f"{record.where}: the offset record cannot be read ({error}): something else writes to the "
+            "changelog, or a newer "
             "version of this package does"
         ) from error
 

@@ -1,13 +1,13 @@
 """The transaction pool: admits completed events, and brings transactions to their end, in order.
 
-Three kinds of transactions are unsettled at a time, oldest first: those that commit, those that are being flushed, and the
-open one, which is filled. Two tasks move them on: ``_flush_stage`` seals by the batching rule, produces and flushes;
-``_commit_stage`` sends offsets and commits. The open transaction's records are handed to its producer while it is filled,
-once everything older is flushed (rule R2), so at sealing time most of them are acknowledged already.
+Three kinds of transactions are unsettled at a time, oldest first: those that commit, those that are being flushed,
+and the open one, which is filled. Two tasks move them on: ``_flush_stage`` seals by the batching rule, produces and
+flushes; ``_commit_stage`` sends offsets and commits. The open transaction's records are handed to its producer while
+it is filled, once everything older is flushed (rule R2), so at sealing time most of them are acknowledged already.
 
-When any call fails both stages stop, and ``recovery`` ends what is begun, finds out what is committed and puts the rest
-back to be sent again, with the same records (rule R4). Then the stages start afresh. So there is one way forward and one
-way back, and nothing in between.
+When any call fails both stages stop, and ``recovery`` ends what is begun, finds out what is committed and puts the
+rest back to be sent again, with the same records (rule R4). Then the stages start afresh. So there is one way forward
+and one way back, and nothing in between.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import anyio
 import msgspec
@@ -36,8 +37,8 @@ OFFSET_KEY = RESERVED_KEY_PREFIX + b"offset"
 
 
 class OffsetRecord(msgspec.Struct, frozen=True):
-    """The input offset in the changelog: ``offset`` is the next one to read. ``writer`` and ``serial`` name the transaction,
-    ``generation`` the group's at the time of sealing, ``source_id`` the topic id of the source."""
+    """The input offset in the changelog: ``offset`` is the next one to read. ``writer`` and ``serial`` name the
+    transaction, ``generation`` the group's at the time of sealing, ``source_id`` the topic id of the source."""
 
     offset: int
     writer: str
@@ -90,7 +91,8 @@ class TransactionPool:
         changes: list[Change],
         waiter: Waiter | None = None,
     ) -> None:
-        """Take in one completed event; ``offset`` is the partition's watermark after it, ``origin`` its own (-1: none)."""
+        """Take in one completed event; ``offset`` is the partition's watermark after it, ``origin`` its own (-1:
+        none)."""
         txn = self._open
         if txn is None:
             txn = self._begin_filling()
@@ -113,7 +115,7 @@ class TransactionPool:
     def pump(self) -> None:
         """Hand the open transaction's records to its producer, as far as order and queues allow. Called per slice."""
         txn = self._open
-        if txn is None or txn.produced >= len(txn.outputs) or self._failure is not None:
+        if txn is None or txn.one_by_one or txn.produced >= len(txn.outputs) or self._failure is not None:
             return  # while an older one is being recovered, nothing may get ahead of it
         if txn.serial not in self._slot_of:
             older_flushed = len(self.unsettled) == 1 or self.unsettled[-2].state in _FLUSHED
@@ -163,7 +165,8 @@ class TransactionPool:
     # -- running -------------------------------------------------------------------------------------------------------
 
     async def run(self, recover: Callable[[TransactionFailed], Awaitable[None]]) -> None:
-        """Move transactions on until cancelled. ``recover`` is awaited after each failure; what it raises ends the pool."""
+        """Move transactions on until cancelled. ``recover`` is awaited after each failure; what it raises ends the
+        pool."""
         while True:
             with anyio.CancelScope() as self._scope:
                 async with anyio.create_task_group() as tasks:
@@ -192,6 +195,9 @@ class TransactionPool:
             txn.to(TransactionState.SENDING)
             txn.attempts += 1
             try:
+                if txn.one_by_one:
+                    self._slot_of[txn.serial] = await self.slots.take_one_by_one(self._config.recovery_timeout_seconds)
+                    self._slot_of[txn.serial].begin()
                 while txn.serial not in self._slot_of and not self._start(txn):
                     await self.slots.wait_free(self._config.recovery_timeout_seconds)
                 while not self._produce(txn):
@@ -199,6 +205,8 @@ class TransactionPool:
                 await self._produce_changelog(txn)
                 slot = self._slot_of[txn.serial]
                 await slot.flush()
+                if txn.state is not TransactionState.SENDING:
+                    continue  # dropped meanwhile
                 if slot.refused:
                     raise TransactionFailed("flush", "REFUSED", "abortable", slot.refused[0].reason)
             except TransactionFailed:
@@ -217,10 +225,11 @@ class TransactionPool:
             await self._slot_of[txn.serial].commit(
                 self._config.topic,
                 {partition: cut.offset for partition, cut in txn.cuts.items()},
-                lambda: self._fence(txn),
-                lambda: _requested(txn),
+                partial(self._fence, txn),
+                partial(_requested, txn),
             )
-            self.committed(txn)
+            if txn.state is TransactionState.COMMITTING:  # else dropped meanwhile
+                self.committed(txn)
 
     async def _next_to_send(self) -> Transaction:
         while True:

@@ -1,7 +1,7 @@
 """Watches the event loop from a thread: a plain handler that takes long stops everything, and should be told apart.
 
-Until ``limit_seconds`` the member stays in the group; then ``alive`` says no, and the membership leaves, so that others take
-over what this process cannot work on (the meaning of ``max.poll.interval.ms`` in other clients).
+Until ``limit_seconds`` the member stays in the group; then ``alive`` says no, and the membership leaves, so that
+others take over what this process cannot work on (the meaning of ``max.poll.interval.ms`` in other clients).
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Watchdog:
             if still > SLOW_SECONDS and warned_for != beat:
                 warned_for = beat
                 _log.warning(
-                    "the event loop has stood still for %.1f s in %s; all partitions wait meanwhile: make that handler async, "
+                    "the event loop has stood still for %.1f s in %s; all partitions wait meanwhile: make "
+                    "that handler async, "
                     "or register it with blocking=True",
                     still,
                     self._where(),

@@ -1,11 +1,10 @@
 """Faults at named points: a process that kills itself with SIGKILL, or stops for a while, in the middle of its work.
 
-    crash = FaultPlan.from_environment()                        # KES_FAULT="commit.before:3" or "flush.after:1:freeze"
-    source = EventSource(...)
-    await consume_with_faults(source, crash)
+    crash = FaultPlan.from_environment()                        # KES_FAULT="commit.before:3" or
+    "flush.after:1:freeze" source = EventSource(...) await consume_with_faults(source, crash)
 
-The points lie around every call that the engine makes to the outside; ``POINTS`` lists them. SIGKILL leaves no time to tidy
-up, as a power cut or an out-of-memory kill would; SIGSTOP freezes the process until somebody continues it.
+The points lie around every call that the engine makes to the outside; ``POINTS`` lists them. SIGKILL leaves no time
+to tidy up, as a power cut or an out-of-memory kill would; SIGSTOP freezes the process until somebody continues it.
 """
 
 from __future__ import annotations
@@ -98,9 +97,9 @@ class FaultyConnections:
         """Untouched."""
         return self._real.worker(name)
 
-    def producer(self, transactional_id: str) -> Producer:
+    def producer(self, transactional_id: str, *, one_by_one: bool = False) -> Producer:
         """With points around every call of a transaction."""
-        return _FaultyProducer(self._real.producer(transactional_id), self._plan)
+        return _FaultyProducer(self._real.producer(transactional_id, one_by_one=one_by_one), self._plan)
 
     def input(self) -> Poller:
         """With points around the poll."""

@@ -1,12 +1,12 @@
 """The replay oracle: reads what an event source was given and what it left behind, and tells every difference.
 
-The input up to the committed offsets is folded again by a function of yours, with a plain dict for a store: no engine, no
-transactions, no threads. What it yields must be what ``read_committed`` readers see: the *sequence* of outputs per key, and
-the last value per key in the changelog. Besides, no transaction may be left hanging, and the offset in the changelog must
-be the group's.
+The input up to the committed offsets is folded again by a function of yours, with a plain dict for a store: no
+engine, no transactions, no threads. What it yields must be what ``read_committed`` readers see: the *sequence* of
+outputs per key, and the last value per key in the changelog. Besides, no transaction may be left hanging, and the
+offset in the changelog must be the group's.
 
-    report = ReplayOracle(bootstrap_servers, group_id="bank", topic="bank-events", outputs=["balances"], fold=fold).check()
-    assert not report.differences, report
+    report = ReplayOracle(bootstrap_servers, group_id="bank", topic="bank-events", outputs=["balances"],
+    fold=fold).check() assert not report.differences, report
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ class Report(msgspec.Struct, frozen=True):
 class ReplayOracle:
     """Compares one event source with a fold of its input. Blocking; run it when the source has stopped or is idle.
 
-    ``complete``: every input record must be handled (the default); otherwise only those below the committed offsets count.
-    ``changelog``: name of the changelog topic, if it is not the default one. ``ordered``: compare sequences per key; set it
-    to ``False`` for outputs whose key comes from several input partitions, then the records are compared as multisets.
+    ``complete``: every input record must be handled (the default); otherwise only those below the committed offsets
+    count. ``changelog``: name of the changelog topic, if it is not the default one. ``ordered``: compare sequences
+    per key; set it to ``False`` for outputs whose key comes from several input partitions, then the records are
+    compared as multisets.
     """
 
     def __init__(
