@@ -58,7 +58,8 @@ def test_killed_at_a_named_point(bank_group: Bank, point: str, repetition: int) 
         bank_group.wait_handled(1)
         bank_group.start("other", **QUICK)  # its join takes partitions away from the victim
     else:
-        bank_group.deposit(EVENTS, KEYS, seed, per_second=4_000)
+        wait_until(lambda: victim.said("generation"), "the victim is in the group")
+        bank_group.deposit(EVENTS, KEYS, seed, per_second=2_000)  # two seconds: dozens of transactions
     wait_until(lambda: not victim.running, f"the victim dies at {point}")
     assert victim.process.returncode == -9, victim.log.read_text()
     bank_group.start("victim", **QUICK)
