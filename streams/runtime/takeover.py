@@ -201,22 +201,31 @@ class TakeOvers:
         window = 2 * self._config.pool.max_batch_size + 1_000
         while True:
             start = max(low, high - window)
-            last = await self._last_offset_record(partition, start, high)
+            last = await self._last_offset_record(partition, start, high, serial)
             if last is not None:
-                return last.writer == engine.writer and last.serial >= serial
+                return self._is_ours(last, serial)
             if start == low:
                 return False
             window *= 8
 
-    async def _last_offset_record(self, partition: int, start: int, end: int) -> OffsetRecord | None:
+    def _is_ours(self, record: OffsetRecord, serial: int) -> bool:
+        return record.writer == self._engine.writer and record.serial >= serial
+
+    async def _last_offset_record(self, partition: int, start: int, end: int, serial: int) -> OffsetRecord | None:
+        """The last one in this range, or the first that answers the question: what comes after it may belong to an open
+        transaction of the next owner, who may be waiting for us."""
         found: list[OffsetRecord] = []
 
         def receive(_: int, records: list[IncomingRecord]) -> None:
             found.extend(decode_offset(record) for record in records if record.key == OFFSET_KEY and record.value)
 
         if start < end:
-            await self._read({partition: (start, end)}, receive, lambda: False)
-        return found[-1] if found else None
+            with contextlib.suppress(Stopped):
+                await self._read(
+                    {partition: (start, end)}, receive, lambda: any(self._is_ours(record, serial) for record in found)
+                )
+        ours = next((record for record in found if self._is_ours(record, serial)), None)
+        return ours or (found[-1] if found else None)
 
 
 def apply(worker: PartitionWorker, records: list[IncomingRecord]) -> None:
