@@ -56,7 +56,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     ``release`` are revoked. ``standby``: keep a warm copy. ``preparing``: a copy to be made ready for a move.
     ``release``: hand over to the member id given, by a marker. ``incoming``: start when the marker arrives.
     ``members``: the instances of all members, so that what any other instance left open can be fenced. ``sequence``:
-    echo of the report's. ``quit``: all members are leaving, nobody is left to hand over to.
+    echo of the report's. ``quit``: all members are leaving, nobody is left to hand over to; told to a member that did
+    not ask to leave, it means that an older member has the same instance name.
     """
 
     own: frozenset[int] = frozenset()
