@@ -1,0 +1,132 @@
+"""``python -m benchmarks``: one broker, several systems, interleaved; a table, and everything as JSON in ``out/``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from benchmarks.cluster import Cluster
+from benchmarks.drain import drain
+from benchmarks.report import MIB, Run, machine_facts, show
+from benchmarks.steady import steady
+from benchmarks.systems import DEFAULT, REFERENCE, Failed, System
+from streams.broker import KafkaBroker
+from streams.errors import StreamsError
+
+MEASURES = ("drain", "latency", "memory")
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="benchmarks",
+        description="Measures the event source against a hand-written confluent-kafka loop that does the same work.",
+        epilog="A system is NAME[@FOLDER][:OPTION=VALUE,...]: engine, handwritten:events=1000, engine@../other, "
+        "engine:pool.batch_delay_seconds=0.005,client.linger.ms=1. The first one is what ratios refer to.",
+    )
+    parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"of {', '.join(MEASURES)}; default: all")
+    parser.add_argument("--systems", nargs="+", type=System.parse, default=[System.parse(text) for text in DEFAULT])
+    parser.add_argument("--records", type=int, default=300_000, help="of a drain (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds of the systems in turn (default: %(default)s)")
+    parser.add_argument("--rates", type=int, nargs="+", default=[2_000, 20_000], help="events/s, for latency")
+    parser.add_argument("--seconds", type=float, default=20, help="of a latency run (default: %(default)s)")
+    parser.add_argument("--memory-seconds", type=float, default=60, help="of the memory run, at the first rate")
+    parser.add_argument("--seed", type=int, default=20_130_101)
+    parser.add_argument("--quick", action="store_true", help="one short round: does it work, and about how fast?")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for JSON (default: %(default)s)")
+    parsed = parser.parse_args(arguments)
+    unknown = set(parsed.measures) - set(MEASURES)
+    if unknown:
+        parser.error(f"unknown measure: {', '.join(sorted(unknown))}; there are: {', '.join(MEASURES)}")
+    parsed.measures = parsed.measures or list(MEASURES)
+    if parsed.quick:
+        parsed.records, parsed.repeats, parsed.seconds, parsed.memory_seconds = 60_000, 1, 5, 10
+        parsed.rates = parsed.rates[:1]
+    return parsed
+
+
+def measure(options: argparse.Namespace, run: Run, console: Console) -> None:
+    """Fill ``run``. Raises ``Failed``."""
+    console.print(
+        f"machine: {run.facts['cpu']}, {run.facts['cores']} cores; load {run.facts['load_average_before'][0]:.1f}"
+    )
+    with (
+        console.status("starting a Kafka broker") as status,
+        KafkaBroker(
+            durable=True,
+            heap_mb=1024,
+            progress=lambda what, done, total: status.update(f"{what}: {done // MIB} of {total // MIB} MiB"),
+        ) as kafka,
+    ):
+        cluster = Cluster(kafka.bootstrap_servers)
+        assert kafka.pid is not None
+        if "drain" in options.measures:
+            status.update(f"writing {options.records:,} records")
+            source = cluster.source("drain-in")
+            cluster.fill(source, options.seed, options.records)
+            warm_up = System.parse(REFERENCE)
+            status.update("warming the broker up, not counted")
+            drain(cluster, warm_up, source, options.seed, options.records, kafka.pid)
+            for turn in range(options.repeats):
+                for system in options.systems:
+                    status.update(f"drain {turn + 1}/{options.repeats}: {system.label}")
+                    found = drain(cluster, system, source, options.seed, options.records, kafka.pid)
+                    run.drains.append(found)
+                    console.print(
+                        f"drain {turn + 1}/{options.repeats} {system.label}: {found.per_second:,.0f}/s, "
+                        f"{found.cpu_us_per_record:.1f} us CPU/record, {found.fault or 'exactly once'}"
+                    )
+        for rate, seconds, repeats in _loads(options):
+            for turn in range(repeats):
+                for system in options.systems:
+                    status.update(f"{rate:,}/s for {seconds:g} s, {turn + 1}/{repeats}: {system.label}")
+                    late = steady(cluster, system, options.seed + turn, rate, seconds)
+                    run.steadies.append(late)
+                    console.print(
+                        f"{rate:,}/s {turn + 1}/{repeats} {system.label}: p50 {late.p50:.1f} p99 {late.p99:.1f} "
+                        f"max {late.highest:.1f} ms, RSS {late.memory.last_quarter / MIB:.0f} MiB, "
+                        f"{late.fault or 'exactly once'}"
+                    )
+
+
+def _loads(options: argparse.Namespace) -> list[tuple[int, float, int]]:
+    loads = []
+    if "latency" in options.measures:
+        loads += [(rate, options.seconds, options.repeats) for rate in options.rates]
+    if "memory" in options.measures:
+        loads.append((options.rates[0], options.memory_seconds, 1))
+    return loads
+
+
+def main(arguments: list[str]) -> int:
+    """Measure, show, write. 1: something failed, or was not exactly once."""
+    options = parse(arguments)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=130)
+    run = Run(machine_facts(options.seed, arguments))
+    began = time.strftime("%Y-%m-%dT%H-%M-%S")
+    failed = ""
+    try:
+        measure(options, run, console)
+    except (Failed, StreamsError) as error:
+        failed = str(error)
+    except KeyboardInterrupt:
+        failed = "interrupted; what was measured until then is kept"
+    show(console, run)
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / f"{began}.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(run), indent=1))
+    console.print(f"everything measured: {path}")
+    if failed:
+        console.print(f"[red]{failed}[/]")
+    return 1 if failed or run.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

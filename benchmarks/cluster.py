@@ -1,0 +1,113 @@
+"""The broker of a run, and what is asked of it from outside of the systems under test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from benchmarks.systems import Failed
+from benchmarks.workload import PARTITIONS, Job, deposits, encoded
+
+TYPE: list[tuple[str, str | bytes | None]] = [("__grt__", b"Deposited")]
+
+
+class Cluster:
+    """Topics and records of a run, by one thread."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self.bootstrap_servers = bootstrap_servers
+        self._settings: dict[str, Any] = {"bootstrap.servers": bootstrap_servers}
+        self._admin = AdminClient(self._settings)
+        self._jobs = 0
+
+    def job(self, source: str = "") -> Job:
+        """Topics for one run of one system, with a group of its own; ``source`` names input that is there already."""
+        self._jobs += 1
+        name = f"run{self._jobs:03d}"
+        if not source:
+            source = self.source(f"{name}-in")
+        self._create(NewTopic(f"{name}-out", PARTITIONS, 1, config={"message.timestamp.type": "LogAppendTime"}))
+        self._create(NewTopic(f"{name}-changelog", PARTITIONS, 1, config={"cleanup.policy": "compact"}))
+        return Job(
+            bootstrap_servers=self.bootstrap_servers,
+            group=name,
+            source=source,
+            output=f"{name}-out",
+            changelog=f"{name}-changelog",
+        )
+
+    def source(self, name: str) -> str:
+        """An empty input topic."""
+        self._create(NewTopic(name, PARTITIONS, 1))
+        return name
+
+    def forget(self, job: Job, *, source: bool) -> None:
+        """Delete what a run wrote (and its input)."""
+        names = [job.output, job.changelog] + ([job.source] if source else [])
+        for future in self._admin.delete_topics(names, operation_timeout=30).values():
+            future.result()
+
+    def fill(self, source: str, seed: int, events: int) -> None:
+        """Write the first ``events`` deposits of the seed."""
+        producer = Producer(
+            self._settings
+            | {"partitioner": "murmur2_random", "linger.ms": 50, "queue.buffering.max.messages": 1_000_000}
+        )
+        for number, (account, cents) in zip(range(events), deposits(seed), strict=False):
+            producer.produce(source, encoded(account, cents, 0.0), account, headers=TYPE)
+            if number % 5_000 == 0:
+                producer.poll(0)
+        if producer.flush(60):
+            raise Failed(f"the input {source} could not be written in a minute")
+
+    def committed(self, job: Job) -> Committed:
+        """Asks how far a group is."""
+        return Committed(self._settings, job)
+
+    def outputs(self, job: Job) -> Iterator[Message]:
+        """Every committed output, partition by partition in order."""
+        consumer = Consumer(
+            self._settings
+            | {
+                "group.id": "judge",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "error",
+            }
+        )
+        consumer.assign([TopicPartition(job.output, partition, 0) for partition in range(PARTITIONS)])
+        ended = 0
+        try:
+            while ended < PARTITIONS:
+                messages = consumer.consume(5_000, 0.2)
+                for message in messages:
+                    if message.error() is None:
+                        yield message
+                    else:
+                        ended += 1
+        finally:
+            consumer.close()
+
+    def _create(self, topic: NewTopic) -> None:
+        for future in self._admin.create_topics([topic], operation_timeout=30).values():
+            future.result()
+
+
+class Committed:
+    """The sum of a group's committed offsets, as if there were no transaction under way."""
+
+    def __init__(self, settings: dict[str, Any], job: Job) -> None:
+        self._consumer = Consumer(settings | {"group.id": job.group, "isolation.level": "read_uncommitted"})
+        self._places = [TopicPartition(job.source, partition) for partition in range(PARTITIONS)]
+
+    def __call__(self) -> int:
+        return sum(max(place.offset, 0) for place in self._consumer.committed(self._places, 10))
+
+    def close(self) -> None:
+        """Free the client."""
+        self._consumer.close()

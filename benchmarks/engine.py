@@ -1,0 +1,65 @@
+"""The same work by ``EventSource``, with everything on: types, typed table with changelog, metrics, group membership.
+
+Options: ``pool.NAME`` and ``config.NAME`` set that field of the settings, ``client.NAME`` a setting of librdkafka,
+``switch`` the interpreter's switch interval in seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+import msgspec
+
+from benchmarks.child import job_of
+from benchmarks.workload import PARTITIONS, Account, Balance, Deposited, Job
+from streams import EventContext, EventSource, EventSourceConfig, PoolConfig, Table
+
+measured: Counter[str] = Counter()
+
+
+def _options(options: dict[str, str], prefix: str) -> dict[str, object]:
+    found = {name.removeprefix(prefix): text for name, text in options.items() if name.startswith(prefix)}
+    return {name: float(text) if "." in text else int(text) for name, text in found.items()}
+
+
+def source_of(job: Job) -> EventSource[Table[str, Account]]:
+    """The event source of the account workload."""
+    config = EventSourceConfig(
+        group_id=job.group,
+        topic=job.source,
+        num_partitions=PARTITIONS,
+        changelog_topic=job.changelog,
+        bootstrap_servers=job.bootstrap_servers,
+        pool=msgspec.convert(_options(job.options, "pool."), PoolConfig),
+        client_settings={
+            name.removeprefix("client."): text for name, text in job.options.items() if name.startswith("client.")
+        },
+        metrics_handler=lambda measurement: measured.update([type(measurement).__name__]),
+    )
+    config = msgspec.structs.replace(config, **_options(job.options, "config."))
+    source = EventSource(config, store=Table.factory(key=str, value=Account))
+    output = job.output
+
+    @source.register_event_type(Deposited)
+    def deposited(ctx: EventContext[Table[str, Account]], event: Deposited) -> None:
+        key = event.account
+        account = ctx.store.get(key) or Account()
+        account.count += 1
+        account.cents += event.cents
+        ctx.store.put(key, account)
+        ctx.forward(output, Balance(key, account.count, account.cents, event.sent), key=key)
+
+    return source
+
+
+def main() -> None:
+    """The process's way in."""
+    job = job_of(Job)
+    if "switch" in job.options:
+        sys.setswitchinterval(float(job.options["switch"]))
+    source_of(job).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Steady load: events come at a fixed rate. How late are the outputs, and does memory stay flat?
+
+Latency is from the generator's clock, right before it hands an event to its producer, to a read_committed reader in a
+third process on the same machine.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import msgspec
+
+from benchmarks.cluster import Cluster
+from benchmarks.generator import Load, LoadResult
+from benchmarks.reader import Watch, WatchResult
+from benchmarks.systems import Failed, Sample, System, running, system_running
+from benchmarks.workload import Job
+
+PRIMING_EVENTS = 200
+"""Sent before the load, so that group, producers and topics are up when it begins."""
+WARM_UP_SECONDS = 3
+TIMEOUT_SECONDS = 60
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """RSS over a run: medians of its second and of its last quarter, the highest, and one value a second."""
+
+    second_quarter: int
+    last_quarter: int
+    highest: int
+    series: list[int]
+
+
+class SteadyResult(msgspec.Struct, frozen=True):
+    """One run at a fixed rate by one system. Times in ms, memory in bytes."""
+
+    system: str
+    rate: int
+    seconds: float
+    seed: int
+    p50: float
+    p90: float
+    p99: float
+    highest: float
+    generator_behind_p99: float
+    cpu_share: float
+    memory: Memory
+    fault: str
+
+
+def steady(cluster: Cluster, system: System, seed: int, rate: int, seconds: float) -> SteadyResult:
+    """Send ``rate`` events a second for ``seconds`` (after a warm-up) to a system. Raises ``Failed``."""
+    job = cluster.job()
+    skip = PRIMING_EVENTS + rate * WARM_UP_SECONDS
+    load = Load(
+        bootstrap_servers=job.bootstrap_servers,
+        topic=job.source,
+        seed=seed,
+        skip=PRIMING_EVENTS,
+        events=int(rate * (WARM_UP_SECONDS + seconds)),
+        rate=rate,
+    )
+    total = PRIMING_EVENTS + load.events
+    cluster.fill(job.source, seed, PRIMING_EVENTS)
+    samples: list[Sample] = []
+    with system_running(system, job) as child:
+        _until_primed(cluster, job, system)
+        watch = Watch(bootstrap_servers=job.bootstrap_servers, topic=job.output, seed=seed, skip=skip, events=total)
+        with running("benchmarks.reader", watch) as reader, running("benchmarks.generator", load) as generator:
+            began = time.monotonic()
+            duration = load.events / rate
+            while time.monotonic() - began < duration:
+                time.sleep(0.5)
+                samples.append(child.sample(began, 0))
+            sent = msgspec.json.decode(generator.result(TIMEOUT_SECONDS), type=LoadResult)
+            seen = msgspec.json.decode(reader.result(TIMEOUT_SECONDS), type=WatchResult)
+    cluster.forget(job, source=True)
+    first, last = samples[0], samples[-1]
+    return SteadyResult(
+        system=system.label,
+        rate=rate,
+        seconds=seconds,
+        seed=seed,
+        p50=seen.p50,
+        p90=seen.p90,
+        p99=seen.p99,
+        highest=seen.highest,
+        generator_behind_p99=sent.behind_p99 * 1000,
+        cpu_share=(last.cpu - first.cpu) / max(last.at - first.at, 0.001),
+        memory=memory_of([sample.rss for sample in samples]),
+        fault=seen.fault,
+    )
+
+
+def _until_primed(cluster: Cluster, job: Job, system: System) -> None:
+    committed = cluster.committed(job)
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    try:
+        while committed() < PRIMING_EVENTS:
+            if time.monotonic() > deadline:
+                raise Failed(f"{system.label} did not begin to work in {TIMEOUT_SECONDS} s")
+            time.sleep(0.1)
+    finally:
+        committed.close()
+
+
+def memory_of(rss: list[int]) -> Memory:
+    """Summarize a series of RSS values, two a second."""
+    quarter = max(len(rss) // 4, 1)
+    return Memory(
+        second_quarter=int(statistics.median(rss[quarter : 2 * quarter] or rss)),
+        last_quarter=int(statistics.median(rss[-quarter:])),
+        highest=max(rss),
+        series=rss[::2],
+    )

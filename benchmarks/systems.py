@@ -1,0 +1,146 @@
+"""The systems under test, by name, each run in a process of its own that is watched from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import msgspec
+import psutil
+
+from benchmarks.workload import Job
+
+SYSTEMS = ("engine", "handwritten")
+DEFAULT = ("handwritten:events=1000", "handwritten:events=5000", "engine")
+REFERENCE = DEFAULT[0]
+
+
+class Failed(Exception):
+    """A process of the run ended when it should not, or did not do its work in time."""
+
+
+class System(msgspec.Struct, frozen=True):
+    """``NAME[@FOLDER][:OPTION=VALUE,...]``; ``@FOLDER`` takes the code of another checkout."""
+
+    label: str
+    module: str
+    folder: Path | None
+    options: dict[str, str]
+
+    @classmethod
+    def parse(cls, text: str) -> System:
+        """Raises ``ValueError`` for a name that is not known or options that are none."""
+        head, _, tail = text.partition(":")
+        name, _, folder = head.partition("@")
+        if name not in SYSTEMS:
+            raise ValueError(f"unknown system {name!r}; there are: {', '.join(SYSTEMS)}")
+        options = dict(pair.split("=", 1) for pair in tail.split(",") if pair)
+        return cls(text, f"benchmarks.{name}", Path(folder) if folder else None, options)
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One look at a process: seconds since the run's begin, its events committed, CPU seconds used, RSS in bytes."""
+
+    at: float
+    committed: int
+    cpu: float
+    rss: int
+
+
+class Child:
+    """A process of the run. Ends with the block it is used in, and with this process."""
+
+    def __init__(self, module: str, job: msgspec.Struct, folder: Path | None = None) -> None:
+        self.module = module
+        self._errors = TemporaryFile()  # noqa: SIM115 - it lives as long as this object
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, msgspec.json.encode(job).decode()],
+            cwd=folder or Path(__file__).parents[1],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+        )
+        self._stats = psutil.Process(self._process.pid)
+        self._result = b""
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
+    def sample(self, began: float, committed: int) -> Sample:
+        """Look at it now. Raises ``Failed`` if it is gone."""
+        self.check()
+        try:
+            with self._stats.oneshot():
+                times = self._stats.cpu_times()
+                return Sample(
+                    time.monotonic() - began, committed, times.user + times.system, self._stats.memory_info().rss
+                )
+        except psutil.Error as error:
+            raise self._failed("is gone") from error
+
+    def check(self) -> None:
+        """Raises ``Failed`` if it has ended."""
+        if self._process.poll() is not None:
+            raise self._failed(f"ended with code {self._process.returncode}")
+
+    def result(self, timeout: float) -> bytes:
+        """What it printed, once it has ended by itself with code 0."""
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise self._failed(f"was not done in {timeout:g} s") from None
+        self._listener.join(5)
+        if code:
+            raise self._failed(f"ended with code {code}")
+        return self._result
+
+    def stop(self) -> None:
+        """Ask it to end in an orderly way (SIGTERM), and see to it."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()  # type: ignore[union-attr]  # it is a pipe
+        self._errors.close()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as out:
+            self._result = out.read()
+
+    def _failed(self, how: str) -> Failed:
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip()[-2000:]
+        return Failed(f"{self.module} (process {self.pid}) {how}" + (f"; it said:\n{said}" if said else ""))
+
+
+@contextlib.contextmanager
+def running(module: str, job: msgspec.Struct, folder: Path | None = None) -> Iterator[Child]:
+    """Run a module of this package with a job; stopped at the end of the block."""
+    child = Child(module, job, folder)
+    try:
+        yield child
+    finally:
+        child.stop()
+
+
+@contextlib.contextmanager
+def system_running(system: System, job: Job) -> Iterator[Child]:
+    """Run a system under test."""
+    with running(system.module, msgspec.structs.replace(job, options=system.options), system.folder) as child:
+        yield child
