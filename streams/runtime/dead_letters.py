@@ -20,10 +20,18 @@ def dead_letter(topic: str, record: IncomingRecord, error: BaseException, attemp
         "offset": str(record.offset),
         "timestamp_ms": str(record.timestamp_ms),
         "error": type(cause).__name__,
-        "message": str(cause)[:LONGEST_TEXT],
+        "message": text_of(cause)[:LONGEST_TEXT],
         "attempts": str(attempts),
         "failed_at_ms": str(now_ms),
     }
     headers: Headers = list(record.headers or ())
     headers += [(PREFIX + name, text.encode(errors="replace")) for name, text in facts.items()]
     return Output(topic, record.value, record.key, headers, record.partition, 0, record.partition, record.offset)
+
+
+def text_of(error: BaseException) -> str:
+    """``str(error)``, also where that raises: an exception without words must not get past its policy."""
+    try:
+        return str(error)
+    except Exception as reason:
+        return f"(no text: its __str__ raised {type(reason).__name__})"

@@ -25,7 +25,7 @@ from streams.metrics import EventFailed
 from streams.outcomes import ErrorPolicy, ErrorResponse, ExecutionState
 from streams.protocols import JournalledStore
 from streams.records import TYPE_HEADER, VERSION_HEADER, Change, IncomingRecord, Output, TopicPartition
-from streams.runtime.dead_letters import dead_letter
+from streams.runtime.dead_letters import dead_letter, text_of
 from streams.runtime.event_context import EventContext
 from streams.runtime.interjections import Interjection, Timetable
 from streams.runtime.signal import Signal
@@ -48,7 +48,7 @@ class RestartNeeded(Exception):
     """The store cannot be undone: restore the partition from its changelog, then go on with this event."""
 
     def __init__(self, offset: int, attempts: int, error: BaseException) -> None:
-        super().__init__(str(error))
+        super().__init__(text_of(error))
         self.offset = offset
         self.attempts = attempts
         self.error = error
@@ -366,7 +366,7 @@ class PartitionWorker:
         engine = self.engine
         response = ErrorResponse.FAIL_CONSUMER if _is_fatal(error) else policy.then
         what = route.name if route is not None else "a record that cannot be read"
-        engine.measure(EventFailed(self.partition, record.offset, f"{type(error).__name__}: {error}", response.value))
+        engine.measure(EventFailed(self.partition, record.offset, _text(error), response.value))
         text = f"{record.where} ({what}) failed after {attempts} attempt(s): {_text(error)}"
         if response is ErrorResponse.FATALLY_EXIT:
             engine.exit_now(f"{text}; fatally_exit")
@@ -401,7 +401,7 @@ class PartitionWorker:
             interjection.done(error)
         else:
             policy = interjection.route.policy
-            engine.measure(EventFailed(self.partition, -1, f"{type(error).__name__}: {error}", policy.then.value))
+            engine.measure(EventFailed(self.partition, -1, _text(error), policy.then.value))
             text = f"the interjection {interjection.route.name} of {self.topic_partition} failed: {_text(error)}"
             if policy.then is ErrorResponse.FATALLY_EXIT:
                 engine.exit_now(f"{text}; fatally_exit")
@@ -416,7 +416,7 @@ class _Answered(Exception):
     """A handler answered ``FAIL`` or ``FATAL`` instead of raising."""
 
     def __init__(self, answer: object, error: BaseException | None) -> None:
-        super().__init__(str(error) if error is not None else f"the handler answered {answer!r}")
+        super().__init__(text_of(error) if error is not None else f"the handler answered {answer!r}")
         self.answer = answer
         self.__cause__ = error
 
@@ -439,7 +439,7 @@ def _is_fatal(error: BaseException) -> bool:
 def _text(error: BaseException) -> str:
     if isinstance(error, _Answered) and error.__cause__ is not None:
         error = error.__cause__
-    return str(error) if isinstance(error, RecordError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, RecordError) else f"{type(error).__name__}: {text_of(error)}"
 
 
 def _describe_type(record: IncomingRecord) -> str:

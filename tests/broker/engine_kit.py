@@ -1,0 +1,339 @@
+"""What the tests of the engine need: one test's topics and group, a source that runs beside the test, and waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+from confluent_kafka import Producer, TopicPartition
+
+from streams import EventSource, EventSourceConfig, IncomingRecord, Table, event_type
+from streams.clients.admin import TopicAdmin, Watermarks
+from streams.clients.reader import PartitionReader
+from streams.clients.settings import ClientSettings
+from streams.codecs import RESERVED_KEY_PREFIX, codec_for
+from streams.records import TYPE_HEADER, Headers
+from streams.runtime.dead_letters import PREFIX
+from streams.runtime.takeover import decode_offset
+from streams.runtime.transaction_pool import OFFSET_KEY
+from streams.topics import TopicSpec
+
+PATIENCE = 30.0
+"""Seconds until a condition that does not come true fails its test; on two busy cores a start takes some."""
+
+Condition = Callable[[], Any]
+
+
+@event_type("Added")
+class Added(msgspec.Struct, frozen=True):
+    """The input of most tests: add ``amount`` to ``name``. ``deed`` tells a handler what to do besides."""
+
+    name: str
+    amount: int = 1
+    deed: str = ""
+
+
+@event_type("Total")
+class Total(msgspec.Struct, frozen=True):
+    """The output: ``name`` stands at ``amount`` now."""
+
+    name: str
+    amount: int
+
+
+Totals = Table[str, int]
+TOTALS = Table.factory(key=str, value=int)
+INTS = codec_for(int)
+ADDED: Headers = [(TYPE_HEADER, b"Added")]
+
+
+def added(name: str, amount: int = 1, deed: str = "") -> bytes:
+    return msgspec.json.encode(Added(name, amount, deed))
+
+
+async def until(condition: Condition, what: str, seconds: float = PATIENCE) -> None:
+    """Wait for a condition, with a deadline; never for luck."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain: {what}"
+        await asyncio.sleep(0.005)
+
+
+@functools.cache
+def _producer(bootstrap: str) -> Producer:
+    """One for all tests: a producer takes half a second until its first record is on its way."""
+    return Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "linger.ms": 1,
+            "log_level": 0,
+            "message.max.bytes": 32 << 20,
+            "max.in.flight.requests.per.connection": 1,
+        }
+    )
+
+
+class Lab:
+    """One test's input topic, output topic and group. What asks the broker runs on a thread, the loop stays free."""
+
+    def __init__(self, bootstrap: str, prefix: str, partitions: int = 1) -> None:
+        self.bootstrap, self.partitions = bootstrap, partitions
+        self.group, self.topic, self.output = f"{prefix}group", f"{prefix}in", f"{prefix}out"
+        self.settings = ClientSettings(bootstrap, {}, client_id="engine-test")
+        self.admin = TopicAdmin(self.settings)
+        self._producer = _producer(bootstrap)
+        self._instances = itertools.count()
+
+    # -- before ----------------------------------------------------------------------------------------------------
+
+    async def create(self, *names: str, partitions: int | None = None, **configs: str) -> None:
+        """Create topics (input and output, if none is named). ``configs``: with ``_`` for each dot."""
+        specs = [
+            TopicSpec(
+                name=name,
+                partitions=self.partitions if partitions is None else partitions,
+                replication_factor=1,
+                configs={key.replace("_", "."): value for key, value in configs.items()},
+            )
+            for name in names or (self.topic, self.output)
+        ]
+        await asyncio.to_thread(self.admin.create, specs, 30.0)
+
+    def config(self, **settings: Any) -> EventSourceConfig:
+        return EventSourceConfig(
+            **{
+                "group_id": self.group,
+                "topic": self.topic,
+                "num_partitions": self.partitions,
+                "bootstrap_servers": self.bootstrap,
+                "instance_id": f"member-{next(self._instances)}",
+                **settings,
+            }
+        )
+
+    def source(self, **settings: Any) -> EventSource[Totals]:
+        """A source with a ``Totals`` table, without handlers."""
+        return EventSource(self.config(**settings), TOTALS)
+
+    async def send(
+        self,
+        value: bytes | None,
+        key: bytes | None = b"k",
+        headers: Headers | None = ADDED,
+        partition: int = 0,
+        topic: str | None = None,
+    ) -> None:
+        """Hand one record to the producer; ``flush`` waits for the broker."""
+        self._producer.produce(topic or self.topic, value, key, headers=headers, partition=partition)  # type: ignore[arg-type]
+
+    async def flush(self) -> None:
+        assert await asyncio.to_thread(self._producer.flush, PATIENCE) == 0
+
+    async def add(self, *names: str, partition: int = 0, deed: str = "", amount: int = 1) -> None:
+        """Produce events, one for each name, and wait for the broker."""
+        for name in names:
+            await self.send(added(name, amount, deed), name.encode(), partition=partition)
+        await self.flush()
+
+    # -- after -----------------------------------------------------------------------------------------------------
+
+    @property
+    def changelog(self) -> str:
+        return self.config().changelog
+
+    @property
+    def dead_letter_topic(self) -> str:
+        return self.config().dead_letters
+
+    async def watermarks(self, topic: str) -> dict[int, Watermarks]:
+        return await asyncio.to_thread(self.admin.watermarks, topic)
+
+    async def records(self, topic: str | None = None, partition: int | None = None) -> list[IncomingRecord]:
+        """Everything in a topic (the output, by default) as ``read_committed`` readers see it, by partition."""
+        return await asyncio.to_thread(self._records, topic or self.output, partition)
+
+    def _records(self, topic: str, partition: int | None) -> list[IncomingRecord]:
+        marks = self.admin.watermarks(topic)
+        found: dict[int, list[IncomingRecord]] = {number: [] for number in marks}
+        ranges = {
+            number: (mark.start, mark.end)
+            for number, mark in marks.items()
+            if mark.start < mark.end and partition in (None, number)
+        }
+        if ranges:
+            reader = PartitionReader(self.settings)
+            try:
+                reader.read(
+                    topic,
+                    ranges,
+                    lambda number, batch: found[number].extend(batch),
+                    stalled_after_seconds=PATIENCE,
+                    cancelled=lambda: False,
+                )
+            finally:
+                reader.close()
+        return [record for number in sorted(found) for record in found[number]]
+
+    async def totals(self, partition: int | None = None) -> list[tuple[str, int]]:
+        """The outputs, decoded: what each event said, in order."""
+        events = [
+            msgspec.json.decode(record.value or b"", type=Total) for record in await self.records(None, partition)
+        ]
+        return [(event.name, event.amount) for event in events]
+
+    async def dead_letters(self) -> list[tuple[IncomingRecord, dict[str, str]]]:
+        """The dead letters, each with its added headers (without their prefix)."""
+        return [(record, facts(record)) for record in await self.records(self.dead_letter_topic)]
+
+    async def state(self, partition: int = 0) -> dict[bytes, bytes]:
+        """The changelog's last value per key, without the toolkit's own records."""
+        last: dict[bytes, bytes] = {}
+        for record in await self.records(self.changelog, partition):
+            if record.key is None or record.key.startswith(RESERVED_KEY_PREFIX):
+                continue
+            if record.value is None:
+                last.pop(record.key, None)
+            else:
+                last[record.key] = record.value
+        return last
+
+    async def counts(self, partition: int = 0) -> dict[str, int]:
+        """``state`` of a ``Totals`` table, decoded."""
+        return {key.decode(): INTS.decode(value) for key, value in (await self.state(partition)).items()}
+
+    async def changelog_offset(self, partition: int = 0) -> int | None:
+        found = [record for record in await self.records(self.changelog, partition) if record.key == OFFSET_KEY]
+        return decode_offset(found[-1]).offset if found else None
+
+    async def committed(self) -> dict[int, int]:
+        """The group's committed offsets."""
+        return await asyncio.to_thread(self.admin.committed, self.group, self.topic)
+
+    async def check_settled(self, *topics: str) -> None:
+        """No transaction hangs, and the group's offsets are the changelog's."""
+        for name in topics or (self.topic, self.output, self.changelog):
+            for number, mark in (await self.watermarks(name)).items():
+                assert mark.stable == mark.end, f"{name}[{number}]: a transaction hangs"
+        for number, offset in (await self.committed()).items():
+            assert await self.changelog_offset(number) == offset
+
+    async def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
+        """Cut the log: what is below these offsets is gone."""
+
+        def delete() -> None:
+            positions = [TopicPartition(topic, number, offset) for number, offset in before.items()]
+            for future in self.admin._client.delete_records(positions).values():
+                future.result(PATIENCE)
+
+        await asyncio.to_thread(delete)
+
+    async def delete(self, *names: str) -> None:
+        await asyncio.to_thread(self.admin.delete, names, 30.0)
+
+
+def facts(letter: IncomingRecord) -> dict[str, str]:
+    """What the toolkit added to a dead letter's headers."""
+    return {
+        name.removeprefix(PREFIX): (value or b"").decode()
+        for name, value in letter.headers or ()
+        if name.startswith(PREFIX)
+    }
+
+
+def own_headers(letter: IncomingRecord) -> Headers:
+    """The headers that the record came with."""
+    return [(name, value) for name, value in letter.headers or () if not name.startswith(PREFIX)]
+
+
+class Running:
+    """A source that runs beside the test: ``async with Running(source) as run``. Stopped in good order at the end.
+
+    ``active``: how many partitions must be at work before the test goes on (all of them by default).
+    """
+
+    def __init__(self, source: EventSource[Any], *, active: int | None = None) -> None:
+        self.source = source
+        self._active = source.config.num_partitions if active is None else active
+        self.task: asyncio.Task[None]
+
+    async def __aenter__(self) -> Self:
+        self.task = asyncio.create_task(self.source.consume_events())
+        try:
+            await self.until(lambda: self.active >= self._active, "the partitions are at work")
+        except BaseException:
+            await self._cancel()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None or self.task.done():
+            await self._cancel()
+            return
+        await asyncio.wait_for(self.source.stop(), PATIENCE)
+        await self.task
+
+    async def _cancel(self) -> None:
+        self.task.cancel()
+        await asyncio.wait([self.task], timeout=PATIENCE)
+        if not self.task.cancelled():
+            self.task.exception()  # taken note of: the test has its own failure
+
+    @property
+    def active(self) -> int:
+        return sum(partition.state == "active" for partition in self.source.statistics().partitions)
+
+    async def until(self, condition: Condition, what: str, seconds: float = PATIENCE) -> None:
+        """Wait for a condition; what makes the source stop meanwhile is raised here."""
+
+        def ended_or() -> Any:
+            if self.task.done():
+                self.task.result()
+                raise AssertionError(f"the source stopped before: {what}")
+            return condition()
+
+        await until(ended_or, what, seconds)
+
+    async def until_committed(self, events: int) -> None:
+        """Wait until so many events (interjections count) are committed since the start."""
+        await self.until(
+            lambda: self.source.statistics().committed_events >= events,
+            f"{events} events are committed",
+        )
+
+    async def failure(self) -> BaseException:
+        """Wait until the source stops with an error, and give it."""
+        await asyncio.wait([self.task], timeout=PATIENCE)
+        assert self.task.done(), "the source did not stop"
+        error = self.task.exception()
+        assert error is not None, "the source stopped without an error"
+        return error
+
+
+async def start_failure(source: EventSource[Any]) -> BaseException:
+    """Start a source that is expected to stop by itself, and give the error that it stops with."""
+    task = asyncio.create_task(source.consume_events())
+    await asyncio.wait([task], timeout=PATIENCE)
+    if not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=PATIENCE)
+        raise AssertionError("the source did not stop")
+    error = task.exception()
+    assert error is not None, "the source stopped without an error"
+    return error
+
+
+async def raised_by(work: Awaitable[Any]) -> BaseException:
+    """The exception of something that is expected to raise."""
+    try:
+        await asyncio.wait_for(work, PATIENCE)
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
