@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -53,7 +52,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(options: Options) -> int:
     """Run the demo; returns the exit code. Main thread only. Raises ``StreamsError`` for what a user has to solve."""
-    # A descriptor of our own: that of stderr is Spark's for a moment (see _spark).
+    # A descriptor of our own: that of stderr is Spark's for a moment (see _chatter_to).
     with os.fdopen(os.dup(2), "w") as screen:
         return _run(options, Console(file=screen, highlight=False))
 
@@ -88,12 +87,14 @@ def _demo(options: Options, out: Path, view: View, stack: contextlib.ExitStack) 
     view.note(f"Kafka serves at {servers}")
 
     view.phase("starting Spark (some seconds)")
-    spark = stack.enter_context(_spark(out / "spark.log"))
+    stack.enter_context(_chatter_to(out / "spark.log"))
+    spark = stack.enter_context(_spark())
     view.note(f"Spark {spark.version} is there")
     pool = ThreadPoolExecutor(2, thread_name_prefix="flights")
     stack.callback(pool.shutdown, wait=False, cancel_futures=True)
 
-    csv = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kes-flights-"))) / "flights.csv"
+    csv = out / "flights.csv"
+    stack.callback(csv.unlink, missing_ok=True)
     flights = ingest.unpack(csv, options.events)
     began = time.monotonic()
     with _watched_write(cluster, view):
@@ -149,7 +150,8 @@ def _watched_write(cluster: Cluster, view: View) -> Iterator[None]:
         while not done.wait(POLL_SECONDS):
             with contextlib.suppress(StreamsError, KafkaException):  # it is for show: the write itself will tell
                 count = sum(cluster.ends(FLIGHTS_TOPIC, FLIGHTS_PARTITIONS, committed_only=False).values())
-                view.rows([Row("produced", count, count, meter.rate(time.monotonic(), count))])
+                if count:  # before that, tasks stage their rows
+                    view.rows([Row("produced", count, count, meter.rate(time.monotonic(), count))])
 
     watcher = threading.Thread(target=watch, name="watch-write", daemon=True)
     watcher.start()
@@ -171,41 +173,50 @@ def _waited(future: Future[T], view: View, what: str) -> T:
 def _check(
     cluster: Cluster, fleet: Fleet, truth: expected.Expected, view: View
 ) -> tuple[list[verify.Check], dict[str, verify.BoardPublished]]:
+    checks: list[verify.Check] = []
+
+    def done(check: verify.Check) -> None:
+        checks.append(check)
+        view.note(results.verdict(check))
+
     view.phase("checking every number")
+    done(verify.check_flights(cluster.read(FLIGHTS_TOPIC), truth))
     facts = verify.check_facts(cluster.read(FACTS_TOPIC), truth)
+    done(facts)
     fleet.wait_published(facts.records)
     fleet.stop()
-    boards, lines = verify.check_boards(cluster.read(BOARDS_TOPIC), truth)
-    checks = [
-        verify.check_flights(cluster.read(FLIGHTS_TOPIC), truth),
-        verify.check_aircraft(cluster.read(changelog_name(AIRCRAFT_GROUP, FLIGHTS_TOPIC)), truth),
-        facts,
-        boards,
-        verify.check_ends(cluster, fleet.exit_codes),
-    ]
-    for check in checks:
-        view.note(results.verdict(check))
+    done(verify.check_aircraft(cluster.read(changelog_name(AIRCRAFT_GROUP, FLIGHTS_TOPIC)), truth))
+    check, lines = verify.check_boards(cluster.read(BOARDS_TOPIC), truth)
+    done(check)
+    done(verify.check_ends(cluster, fleet.exit_codes))
     return checks, lines
 
 
 @contextlib.contextmanager
-def _spark(log: Path) -> Iterator[SparkSession]:
-    """A session whose Java process says to ``log`` what it would say on the screen."""
-    screen = os.dup(2)
-    with log.open("wb") as file:
-        os.dup2(file.fileno(), 2)  # Java inherits it
-    try:
-        spark = local_session("flights")
-    finally:
-        os.dup2(screen, 2)
-        os.close(screen)
+def _spark() -> Iterator[SparkSession]:
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    spark = local_session("flights")
     # PySpark has put a handler of its own for Ctrl-C; with the session stopped it could only fail.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, on_interrupt)
     try:
         yield spark
     finally:
         with contextlib.suppress(Exception):  # the Java process may be gone; it leaves with us in any case
             spark.stop()
+
+
+@contextlib.contextmanager
+def _chatter_to(log: Path) -> Iterator[None]:
+    """What Spark's Java process and its helpers say on stderr goes to ``log``, not into the view."""
+    screen = os.dup(2)
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(screen, 2)
+        os.close(screen)
 
 
 @contextlib.contextmanager

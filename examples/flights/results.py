@@ -106,8 +106,8 @@ def board_table(title: str, prefix: str, boards: Mapping[str, BoardPublished], n
     """The lines of one kind of board, busiest first."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True)
-    for column in ("turnarounds", "mean", "fastest", "recovered", "minutes each"):
-        table.add_column(column, justify="right")
+    for column in ("turnarounds", "mean", "fastest", "recovered", "min each"):
+        table.add_column(column, justify="right", no_wrap=True)
     lines = sorted((line for line in boards.values() if line.board.startswith(prefix)), key=lambda x: -x.turnarounds)
     for line in lines if names else lines[:AIRPORTS_SHOWN]:
         code = line.board.removeprefix(prefix)
