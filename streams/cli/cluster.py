@@ -1,0 +1,49 @@
+"""What commands about a cluster need alike: the event source that is named, the broker that is meant, a client."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from streams.cli.worker import load
+from streams.clients.admin import TopicAdmin
+from streams.clients.settings import ClientSettings
+from streams.config import BOOTSTRAP_VARIABLE, EventSourceConfig
+from streams.errors import ConfigError
+from streams.event_source import EventSource
+
+
+def named_source(text: str) -> EventSource[object]:
+    """The event source that ``MODULE:SOURCE`` names. Raises ``ConfigError``, and ``BadParameter`` for another shape."""
+    module, _, name = text.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), *(name.split(".") if name else ()))):
+        raise typer.BadParameter(
+            f"{text!r} is not MODULE:SOURCE, as in bank:source or shop.orders:make_source", param_hint="MODULE:SOURCE"
+        )
+    found = load(text)
+    if not isinstance(found, EventSource):
+        raise ConfigError(f"{text!r} is {type(found).__name__}, not an EventSource: its topics are not known")
+    return found
+
+
+def brokers(option: str, config: EventSourceConfig | None = None) -> str:
+    """The addresses: the option's, else those of the source, else the environment's. ``ConfigError``: none."""
+    servers = option or (config.bootstrap_servers if config else "") or os.environ.get(BOOTSTRAP_VARIABLE, "")
+    if not servers:
+        raise ConfigError(
+            f"no broker is named: use --bootstrap-servers HOST:PORT, or the variable {BOOTSTRAP_VARIABLE}"
+        )
+    return servers
+
+
+@contextmanager
+def admin_of(servers: str, config: EventSourceConfig | None = None) -> Iterator[TopicAdmin]:
+    """A client for questions about topics and offsets, with the security settings of the source, if one is named."""
+    admin = TopicAdmin(ClientSettings(servers, config.client_settings if config else None, client_id="kes-cli"))
+    try:
+        yield admin
+    finally:
+        admin.close()

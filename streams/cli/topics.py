@@ -1,0 +1,148 @@
+"""``kes topics``: the topics of an event source, as they must be and as they are. What exists is never changed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from streams.cli.cluster import admin_of, brokers, named_source
+from streams.cli.console import complain, emit
+from streams.clients.admin import TopicAdmin, differences
+from streams.errors import ConfigError
+from streams.event_source import EventSource
+from streams.topics import TopicSpec
+
+app = typer.Typer(no_args_is_help=True, help="Topics as the settings want them: plan, apply.")
+
+AS_WANTED: Final = "as wanted"
+MISSING: Final = "missing"
+CREATED: Final = "created"
+DIFFERS: Final = "differs"
+_STYLES: Final = {AS_WANTED: "", MISSING: "yellow", CREATED: "green", DIFFERS: "bold red"}
+
+_Source = Annotated[str, typer.Argument(metavar="MODULE:SOURCE", help="An EventSource, or a function making one.")]
+_Output = Annotated[
+    list[str] | None,
+    typer.Option("--output", metavar="NAME:PARTITIONS", help="A topic that handlers forward to. May be repeated."),
+]
+_Servers = Annotated[str, typer.Option(help="The brokers. Default: those of the source, else KES_BOOTSTRAP_SERVERS.")]
+_Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for the brokers.")]
+_Json = Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")]
+
+
+class Wanted(NamedTuple):
+    """A topic that is needed, and what for."""
+
+    purpose: str
+    spec: TopicSpec
+
+
+class Verdict(NamedTuple):
+    """How one topic is: a state, and each difference as a sentence."""
+
+    wanted: Wanted
+    state: str
+    differences: list[str]
+
+
+@app.command()
+def plan(
+    source: _Source,
+    output: _Output = None,
+    bootstrap_servers: _Servers = "",
+    timeout: _Timeout = 10.0,
+    json: _Json = False,
+) -> None:
+    """Show what `apply` would create, and what differs. Changes nothing.
+
+    Exit codes: 0 nothing differs (topics may be missing); 1 a topic that exists differs, or no broker answers; 2 wrong
+    usage.
+    """
+    _run(source, output or [], bootstrap_servers, timeout, json=json, create=False)
+
+
+@app.command()
+def apply(
+    source: _Source,
+    output: _Output = None,
+    bootstrap_servers: _Servers = "",
+    timeout: _Timeout = 30.0,
+    json: _Json = False,
+) -> None:
+    """Create the topics that are missing. Those that exist are left as they are, also when they differ.
+
+    Exit codes: 0 all are there, as wanted; 1 a topic that exists differs, or no broker answers; 2 wrong usage.
+    """
+    _run(source, output or [], bootstrap_servers, timeout, json=json, create=True)
+
+
+def wanted_topics(source: EventSource[Any], outputs: list[str]) -> list[Wanted]:
+    """Source, changelog and dead letters, then the outputs. ``ConfigError``: an output that makes no sense."""
+    config = source.config
+    purposes = {config.topic: "source", config.changelog: "changelog", config.dead_letters: "dead letters"}
+    wanted = [Wanted(purposes[spec.name], spec) for spec in source.specs()]
+    plain = next(entry.spec for entry in wanted if entry.purpose == "source")
+    for text in outputs:
+        name, _, partitions = text.rpartition(":")
+        if not name or not partitions.isdecimal() or int(partitions) < 1:
+            raise ConfigError(f"--output wants NAME:PARTITIONS, as in balances:10, not {text!r}")
+        if any(entry.spec.name == name for entry in wanted):
+            raise ConfigError(f"--output {text!r}: the topic is named twice, or is the source's own")
+        wanted.append(Wanted("output", msgspec.structs.replace(plain, name=name, partitions=int(partitions))))
+    return wanted
+
+
+def examine(admin: TopicAdmin, wanted: list[Wanted], timeout_seconds: float, *, create: bool) -> list[Verdict]:
+    """Compare, after creating what is missing if ``create``. Raises ``BrokerUnavailable``, ``TopicError``."""
+    created = admin.create([entry.spec for entry in wanted], timeout_seconds) if create else []
+    found = admin.describe([entry.spec.name for entry in wanted], timeout_seconds)
+    return [_verdict(entry, found[entry.spec.name], entry.spec.name in created) for entry in wanted]
+
+
+def _verdict(wanted: Wanted, found: Any, created: bool) -> Verdict:
+    if found is None:
+        return Verdict(wanted, MISSING, [])
+    sentences = differences(wanted.spec, found)
+    return Verdict(wanted, DIFFERS if sentences else CREATED if created else AS_WANTED, sentences)
+
+
+def _run(name: str, outputs: list[str], servers: str, timeout: float, *, json: bool, create: bool) -> None:
+    source = named_source(name)
+    wanted = wanted_topics(source, outputs)
+    addresses = brokers(servers, source.config)
+    with admin_of(addresses, source.config) as admin:
+        verdicts = examine(admin, wanted, timeout, create=create)
+    emit(
+        {"bootstrap_servers": addresses, "topics": [_facts(verdict) for verdict in verdicts]},
+        json,
+        lambda: _table(verdicts, create),
+    )
+    sentences = [sentence for verdict in verdicts for sentence in verdict.differences]
+    for sentence in sentences:
+        complain(sentence)
+    if sentences:
+        complain("what exists is never changed", hint="Change the settings of the source, or the topic, by hand.")
+        raise typer.Exit(1)
+
+
+def _facts(verdict: Verdict) -> dict[str, Any]:
+    spec = msgspec.structs.asdict(verdict.wanted.spec)
+    return {**spec, "purpose": verdict.wanted.purpose, "state": verdict.state, "differences": verdict.differences}
+
+
+def _table(verdicts: list[Verdict], create: bool) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("topic", overflow="fold")
+    for name in ("purpose", "partitions", "replicas", "state"):
+        table.add_column(name, no_wrap=True)
+    for wanted, state, _ in verdicts:
+        spec = wanted.spec
+        name = "\n".join([spec.name, *(f"  {key}={value}" for key, value in spec.configs.items())])
+        said = "would be created" if state == MISSING and not create else state
+        numbers = str(spec.partitions), str(spec.replication_factor)
+        table.add_row(name, wanted.purpose, *numbers, said, style=_STYLES[state])
+    return table
