@@ -8,7 +8,9 @@ prefix.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -221,10 +223,10 @@ class PartitionWorker:
                 for change in journal:
                     if change.value is not None and len(change.value) > limit:
                         raise _change_too_large(change, limit)
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
                 ctx.close()
                 self._undo(journal)
-                return position, error
+                return position, error if isinstance(error, Exception) else _cancelled_inside(error)
             ctx._closed = True
             if journalled:
                 store.end()
@@ -307,10 +309,12 @@ class PartitionWorker:
             for change in journal:
                 if change.value is not None and len(change.value) > limit:
                     raise _change_too_large(change, limit)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and anyio.current_effective_deadline() == -math.inf:
+                raise  # we are cancelled ourselves; otherwise the handler awaited what somebody else had cancelled
             ctx.close()
             self._undo(journal)
-            return error
+            return error if isinstance(error, Exception) else _cancelled_inside(error)
         ctx.close()
         if self._journalled and self.store is not None:
             self.store.end()
@@ -419,6 +423,16 @@ class _Answered(Exception):
         super().__init__(text_of(error) if error is not None else f"the handler answered {answer!r}")
         self.answer = answer
         self.__cause__ = error
+
+
+def _cancelled_inside(error: BaseException) -> RuntimeError:
+    """A ``CancelledError`` that is not ours, as an error like any other: passed on it would end the partition's task
+    without a word."""
+    wrapped = RuntimeError(
+        "the handler met a cancellation that is not its own: it awaited something that was cancelled"
+    )
+    wrapped.__cause__ = error
+    return wrapped
 
 
 _FINAL = (DecodeError, RecordRefused)
