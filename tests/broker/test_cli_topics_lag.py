@@ -1,0 +1,128 @@
+"""``kes topics`` and ``kes lag`` as processes, against a real broker and an event source that runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from streams.testing.fixtures import BrokerAddress
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
+
+RECORDS = 200
+SOURCE = """
+from streams import EventSource, EventSourceConfig
+
+source = EventSource(EventSourceConfig(group_id="{prefix}group", topic="{prefix}in", num_partitions=2))
+
+
+@source.register_default_handler
+def pass_by(ctx, value):
+    pass
+"""
+
+
+class Kes:
+    """The command in a folder with a module ``copier``."""
+
+    def __init__(self, broker: str, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {**os.environ, "KES_BOOTSTRAP_SERVERS": broker, "COLUMNS": "160"}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "streams", *arguments]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, cwd=self.folder, env=self.environment, text=True, stdout=pipe, stderr=pipe)
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+
+@pytest.fixture
+def kes(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> Kes:
+    (tmp_path / "copier.py").write_text(SOURCE.format(prefix=topic_prefix))
+    return Kes(kafka_broker.bootstrap_servers, tmp_path)
+
+
+@pytest.fixture
+def running(kes: Kes) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start commands that go on; those that still run at the end are killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        started.append(kes.start(*arguments))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=10)
+
+
+def test_from_a_plan_to_no_lag(
+    kes: Kes, running: Callable[..., subprocess.Popen[str]], topic_prefix: str, kafka_broker: BrokerAddress
+) -> None:
+    code, out, _ = kes("topics", "plan", "copier:source", "--output", f"{topic_prefix}out:2", "--json")
+    assert code == 0
+    assert {topic["state"] for topic in json.loads(out)["topics"]} == {"missing"}
+    code, out, _ = kes("topics", "apply", "copier:source", "--output", f"{topic_prefix}out:2", "--json")
+    assert code == 0
+    assert {topic["state"] for topic in json.loads(out)["topics"]} == {"created"}
+    code, _, err = kes("topics", "apply", "copier:source", "--output", f"{topic_prefix}out:3")
+    assert code == 1
+    assert f"topic {topic_prefix}out has 2 partitions, settings say 3" in err
+
+    code, _, err = kes("lag", "copier:source")
+    assert code == 1
+    assert f"the group '{topic_prefix}group' has no committed offset" in err
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers, "log_level": 0})
+    for number in range(RECORDS):
+        producer.produce(f"{topic_prefix}in", b"x", partition=number % 2)
+    assert producer.flush(30) == 0
+
+    watch = running("lag", "copier:source", "--watch", "--interval", "0.2", "--json")
+    assert watch.stdout is not None
+    first = json.loads(watch.stdout.readline())
+    assert (first["lag"], first["partitions"][0]["committed"]) == (RECORDS, None)
+    source = running("run", "copier:source", "--instance-prefix", "copier")
+    deadline = time.monotonic() + 60
+    while (seen := json.loads(watch.stdout.readline()))["lag"] > 0:
+        assert time.monotonic() < deadline, seen
+    watch.send_signal(signal.SIGINT)
+    assert watch.wait(10) == 0
+    code, out, _ = kes("lag", "--group", f"{topic_prefix}group", "--topic", f"{topic_prefix}in", "--json")
+    assert code == 0
+    assert [(entry["committed"], entry["stable"], entry["end"]) for entry in json.loads(out)["partitions"]] == [
+        (RECORDS // 2, RECORDS // 2, RECORDS // 2)
+    ] * 2
+    source.send_signal(signal.SIGTERM)
+    assert source.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--group", "nobody", "--topic", "no-such-topic"), "topic error: topic no-such-topic does not exist at"),
+        (
+            ("--group", "nobody", "--topic", "t", "--bootstrap-servers", "127.0.0.1:1", "--timeout", "1"),
+            "broker unavailable: describing topic t: no answer from Kafka at 127.0.0.1:1",
+        ),
+    ],
+)
+def test_lag_of_nothing_is_told_plainly_and_in_time(kes: Kes, arguments: tuple[str, ...], said: str) -> None:
+    code, out, err = kes("lag", *arguments)
+    assert (code, out) == (1, "")
+    assert said in err
+    assert "Traceback" not in err
