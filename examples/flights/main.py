@@ -86,7 +86,7 @@ def _demo(options: Options, out: Path, view: View, stack: contextlib.ExitStack) 
     cluster.create_topics()
     view.note(f"Kafka serves at {servers}")
 
-    view.phase("starting Spark (some seconds)")
+    view.phase("starting Spark (some seconds; Ctrl-C waits for it)")
     stack.enter_context(_chatter_to(out / "spark.log"))
     spark = stack.enter_context(_spark())
     view.note(f"Spark {spark.version} is there")
@@ -194,15 +194,34 @@ def _check(
 
 @contextlib.contextmanager
 def _spark() -> Iterator[SparkSession]:
-    on_interrupt = signal.getsignal(signal.SIGINT)
-    spark = local_session("flights")
-    # PySpark has put a handler of its own for Ctrl-C; with the session stopped it could only fail.
-    signal.signal(signal.SIGINT, on_interrupt)
+    spark = None
     try:
+        with _signals_held_back():
+            spark = local_session("flights")
         yield spark
     finally:
-        with contextlib.suppress(Exception):  # the Java process may be gone; it leaves with us in any case
-            spark.stop()
+        if spark is not None:
+            with contextlib.suppress(Exception):  # the Java process may be gone; it leaves with us in any case
+                spark.stop()
+
+
+@contextlib.contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Ctrl-C and SIGTERM take effect at the end of the block.
+
+    PySpark, interrupted while it starts Java, leaves a Java process behind that never ends. It also puts a handler of
+    its own for Ctrl-C, which could only fail once the session is stopped; that is undone here too.
+    """
+    heard: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, frame: heard.append(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if heard:
+        signal.raise_signal(heard[0])
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ def draw(hours: Mapping[tuple[str, int], tuple[int, int]], names: Mapping[str, s
     axes.set_xlabel("scheduled hour of departure (New York)")
     axes.set_title("Minutes late at departure, by hour and airline (New York, 2013)")
     for row, column in np.argwhere(~np.isnan(cells)):
-        axes.text(column, row, f"{cells[row, column]:.0f}", ha="center", va="center", fontsize=7)
+        axes.text(column, row, f"{round(cells[row, column])}", ha="center", va="center", fontsize=7)
     figure.colorbar(image, ax=axes, label="mean delay, minutes", extend="both")
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=120, format="png")
