@@ -1,0 +1,226 @@
+"""A simulated broker: logs with transactions, the transaction coordinator, and the offsets of one group.
+
+It follows the classic broker (transactions v1) where exactly-once depends on it: markers are written some time after the
+decision and partition by partition; the last stable offset waits for them, and so do pending offsets of the group; epochs
+fence; a transaction that is open for too long is aborted, which fences its producer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from streams.records import Headers, IncomingRecord
+
+from .virtual_time import VirtualTimeLoop
+
+
+class Refuses(Exception):
+    """The broker's answer is an error; ``kind`` as in ``TransactionFailed``."""
+
+    def __init__(self, code: str, kind: str) -> None:
+        super().__init__(code)
+        self.code, self.kind = code, kind
+
+
+@dataclass(eq=False)
+class Txn:
+    """One transaction of the broker. ``outcome``: ``None`` while it is open."""
+
+    name: str
+    outcome: bool | None = None
+    logs: dict[Log, None] = field(default_factory=dict)  # in the order in which they were added
+    offsets: bool = False
+    unmarked: int = 0
+
+
+@dataclass(eq=False)
+class Entry:
+    key: bytes | None
+    value: bytes | None
+    headers: Headers | None
+    txn: Txn | None
+    marker: bool = False
+
+
+class Log:
+    """One partition."""
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self.topic, self.partition = topic, partition
+        self.entries: list[Entry] = []
+        self.open: dict[Txn, int] = {}
+
+    @property
+    def end(self) -> int:
+        return len(self.entries)
+
+    @property
+    def stable(self) -> int:
+        return min(self.open.values(), default=self.end)
+
+    def append(self, entry: Entry) -> None:
+        if entry.txn is not None and not entry.marker:
+            self.open.setdefault(entry.txn, self.end)
+        self.entries.append(entry)
+        if entry.txn is not None and entry.marker:
+            self.open.pop(entry.txn, None)
+
+    def committed(self, start: int, end: int) -> Iterator[IncomingRecord]:
+        """What a ``read_committed`` reader sees of this range."""
+        for offset in range(start, min(end, self.stable)):
+            entry = self.entries[offset]
+            if not entry.marker and (entry.txn is None or entry.txn.outcome):
+                yield IncomingRecord(self.topic, self.partition, offset, entry.key, entry.value, entry.headers, 0)
+
+
+class _Id:
+    """What the coordinator keeps for a transactional id."""
+
+    def __init__(self) -> None:
+        self.epoch = -1
+        self.timeout = 5.0
+        self.txn: Txn | None = None
+        self.last: bool | None = None
+
+
+class Broker:
+    """Effects only: how long a request and its answer travel, and whether they arrive, is the clients' part."""
+
+    def __init__(self, loop: VirtualTimeLoop, rng: random.Random, partitions: int) -> None:
+        self.loop, self.rng, self.partitions = loop, rng, partitions
+        self.logs: dict[tuple[str, int], Log] = {}
+        self.ids: dict[str, _Id] = {}
+        self.offsets: dict[int, int] = {}
+        self.pending: dict[Txn, dict[int, tuple[int, int]]] = {}
+        self.offsets_from: dict[int, int] = {}
+        self.down_until = 0.0
+        self.last_outage = -1.0
+        self.slow_markers = 0.02
+        self.check_member: Callable[[int, str], None] = lambda generation, member: None
+        self.on_append: Callable[[str], None] = lambda topic: None
+        self._numbers = itertools.count(1)
+
+    def log(self, topic: str, partition: int) -> Log:
+        found = self.logs.get((topic, partition))
+        if found is None:
+            found = self.logs[topic, partition] = Log(topic, partition)
+        return found
+
+    def append(self, topic: str, partition: int, key: bytes, value: bytes, headers: Headers) -> None:
+        """An input record, from a producer without transactions."""
+        self.log(topic, partition).append(Entry(key, value, headers, None))
+        self.on_append(topic)
+
+    # -- the transaction coordinator -----------------------------------------------------------------------------------
+
+    def init(self, name: str, timeout: float) -> int | None:
+        """InitProducerId: the new epoch, or ``None`` (CONCURRENT_TRANSACTIONS: the old transaction is being ended)."""
+        state = self.ids.setdefault(name, _Id())
+        if state.txn is not None:
+            if state.txn.outcome is None:
+                state.epoch += 1
+                self._decide(state, False)
+            return None
+        state.epoch += 1
+        state.timeout = timeout
+        state.last = None
+        return state.epoch
+
+    def open_ids(self) -> list[str]:
+        """ListTransactions."""
+        return [name for name, state in self.ids.items() if state.txn is not None]
+
+    def ongoing(self, name: str, epoch: int) -> Txn | None:
+        """The open transaction, begun if there is none (AddPartitions, AddOffsets). ``None``: CONCURRENT_TRANSACTIONS."""
+        state = self._current(name, epoch)
+        if state.txn is None:
+            txn = state.txn = Txn(f"{name}#{next(self._numbers)}")
+            self.loop.call_later(state.timeout + self.rng.uniform(0.0, 3.0), self._expire, state, txn)
+        return state.txn if state.txn.outcome is None else None
+
+    def produce(self, name: str, epoch: int, topic: str, partition: int, entry: Entry) -> bool:
+        """``False``: try again (CONCURRENT_TRANSACTIONS)."""
+        txn = self.ongoing(name, epoch)
+        if txn is None:
+            return False
+        log = self.log(topic, partition)
+        txn.logs[log] = None
+        entry.txn = txn
+        log.append(entry)
+        return True
+
+    def send_offsets(
+        self, name: str, epoch: int, generation: int, member: str, offsets: dict[int, int]
+    ) -> bool:
+        """AddOffsetsToTxn and TxnOffsetCommit."""
+        txn = self.ongoing(name, epoch)
+        if txn is None:
+            return False
+        txn.offsets = True
+        self.check_member(generation, member)
+        number = next(self._numbers)  # the place in the offsets' log decides, not when its marker is written
+        self.pending.setdefault(txn, {}).update((partition, (number, at)) for partition, at in offsets.items())
+        return True
+
+    def end(self, name: str, epoch: int, commit: bool) -> bool:
+        """EndTxn; asked again with the same decision it says yes again."""
+        state = self._current(name, epoch)
+        if state.txn is None:
+            if state.last is commit:
+                return True
+            raise Refuses("INVALID_TXN_STATE", "unknown")
+        if state.txn.outcome is None:
+            self._decide(state, commit)
+        elif state.txn.outcome is not commit:
+            raise Refuses("INVALID_TXN_STATE", "unknown")
+        return True
+
+    def _current(self, name: str, epoch: int) -> _Id:
+        state = self.ids[name]
+        if state.epoch != epoch:
+            raise Refuses("_FENCED", "fenced")
+        return state
+
+    def _expire(self, state: _Id, txn: Txn) -> None:
+        if state.txn is txn and txn.outcome is None:
+            state.epoch += 1
+            self._decide(state, False)
+
+    def _decide(self, state: _Id, commit: bool) -> None:
+        txn = state.txn
+        assert txn is not None
+        txn.outcome = commit
+        state.last = commit
+        marks: list[Callable[[], None]] = [lambda log=log: log.append(Entry(None, None, None, txn, True)) for log in txn.logs]
+        if txn.offsets:
+            marks.append(lambda: self._settle_offsets(txn))
+        txn.unmarked = len(marks)
+        if not marks:
+            state.txn = None
+
+        def mark(write: Callable[[], None]) -> None:
+            write()
+            txn.unmarked -= 1
+            if txn.unmarked == 0:
+                state.txn = None
+
+        for write in marks:
+            self.loop.call_later(self.rng.uniform(0.0005, self.slow_markers), mark, write)
+
+    def _settle_offsets(self, txn: Txn) -> None:
+        offsets = self.pending.pop(txn, {})
+        for partition, (number, offset) in offsets.items():
+            if txn.outcome and number > self.offsets_from.get(partition, 0):
+                self.offsets_from[partition] = number
+                self.offsets[partition] = offset
+
+    # -- the group's offsets -------------------------------------------------------------------------------------------
+
+    def stable_offsets(self, partitions: list[int]) -> dict[int, int | None] | None:
+        """OffsetFetch with require_stable; ``None``: UNSTABLE_OFFSET_COMMIT."""
+        if any(partition in offsets for offsets in self.pending.values() for partition in partitions):
+            return None
+        return {partition: self.offsets.get(partition) for partition in partitions}

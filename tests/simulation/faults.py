@@ -1,0 +1,85 @@
+"""What goes wrong, decided by the seed: how long things take, and which calls are struck."""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Mapping
+
+import msgspec
+
+
+class Strike(enum.Enum):
+    """What may happen to one blocking call."""
+
+    REPLY_LOST = "the effect happens, its answer does not come"
+    REQUEST_LOST = "neither"
+    HANGS = "the call never returns, whatever its timeout"
+    LATE = "the effect happens when nobody waits for it any more"
+    ABORTABLE = "the broker says that the transaction has to be aborted"
+
+
+ALL = tuple(Strike)
+POSSIBLE: Mapping[str, tuple[Strike, ...]] = {
+    "init": (Strike.REPLY_LOST, Strike.HANGS),
+    "flush": (Strike.REPLY_LOST, Strike.HANGS, Strike.ABORTABLE),
+    "send": ALL,
+    "commit": ALL,
+    "abort": (Strike.REPLY_LOST, Strike.REQUEST_LOST, Strike.HANGS, Strike.LATE),
+    "ask": (Strike.REPLY_LOST,),
+}
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """One seed's world: sizes, speeds and the share of calls that are struck."""
+
+    members: int = 2
+    partitions: int = 3
+    keys: int = 6
+    records: int = 120
+    seconds: float = 40.0
+    calm_at: float = 30.0
+    strikes: Mapping[str, float] = {}
+    one_way: float = 0.002
+    grid: float = 0.0
+    """Delays are multiples of this: things happen at the very same moment."""
+    queue_limit: int = 1_000
+    target_batch: int = 10
+    max_batch: int = 30
+    pending: int = 1
+    max_queued: int = 50
+    patient: bool = False
+    """Non-journalled store."""
+    kinds: tuple[str, ...] = ("Add",)
+    interjections: bool = False
+    actions: tuple[tuple[float, str], ...] = ()
+    slow_markers: float = 0.02
+
+
+class Faults:
+    """Draws from the seed's generator; off after ``calm_at``."""
+
+    def __init__(self, plan: Plan, rng: random.Random) -> None:
+        self.plan, self.rng = plan, rng
+        self.queue_limit = plan.queue_limit
+        self.struck: list[tuple[float, str, str]] = []
+
+    def one_way(self) -> float:
+        """How long a message travels."""
+        return self._on_grid(self.plan.one_way * self.rng.choice((0.2, 0.5, 1.0, 1.0, 1.5, 4.0)))
+
+    def switch(self) -> float:
+        """How long it takes from one thread to another."""
+        return self._on_grid(self.rng.choice((0.0, 0.0001, 0.001)))
+
+    def strike(self, call: str, now: float) -> Strike | None:
+        """What happens to this call."""
+        if now > self.plan.calm_at or self.rng.random() >= self.plan.strikes.get(call, 0.0):
+            return None
+        strike = self.rng.choice(POSSIBLE[call])
+        self.struck.append((now, call, strike.name))
+        return strike
+
+    def _on_grid(self, seconds: float) -> float:
+        grid = self.plan.grid
+        return seconds if not grid else round(seconds / grid) * grid

@@ -1,0 +1,235 @@
+"""An event loop whose clock jumps, and fibers: blocking calls that sleep in its time, one at a time.
+
+Nothing here waits for real: when no callback is ready the clock goes to the next timer. A fiber is a thread that only ever
+runs while the loop stands still for it, so there is no concurrency but the one that the seed decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import selectors
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import anyio._backends._asyncio as anyio_backend
+
+T = TypeVar("T")
+PATIENT_ROUNDS = 50
+STANDSTILL = 20_000
+"""Callbacks at one and the same moment: more is a loop that waits for nothing."""
+
+
+class OutOfTime(AssertionError):
+    """The simulated world did not come to its end."""
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """Time passes only between callbacks. Tasks hash by their number, so that sets of them have the same order each run."""
+
+    def __init__(self, limit_seconds: float) -> None:
+        self._virtual_now = 0.0
+        self._limit = limit_seconds
+        self._rounds = 0
+        self.main: asyncio.Task[Any] | None = None
+        self.trouble: OutOfTime | None = None
+        super().__init__(_Jump(self))
+        self._clock_resolution = 1e-6  # what is due within it happens in the same round
+        self.set_task_factory(_numbered)
+
+    def time(self) -> float:
+        return self._virtual_now
+
+    def call_soon_threadsafe(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def jump(self, seconds: float | None) -> None:
+        if seconds is None:
+            self._trouble("nothing is ready and nothing will be: everybody waits for somebody else")
+        elif seconds > 0:
+            self._virtual_now += seconds
+            self._rounds = 0
+            if self._virtual_now > self._limit:
+                self._trouble(f"not done after {self._limit} simulated seconds")
+        self._rounds += 1
+        if self._rounds > PATIENT_ROUNDS:  # a real clock goes on; who waits for the rest of a rounding error would spin
+            self._virtual_now += self._clock_resolution
+        if self._rounds > STANDSTILL:
+            self._trouble(f"time stands still at {self._virtual_now:.3f}: something is busy waiting")
+
+    def _trouble(self, text: str) -> None:
+        """End the main task, which tidies up; the second time there is nothing left to tidy up with."""
+        if self.trouble is not None:
+            raise self.trouble
+        self.trouble = OutOfTime(text)
+        self._rounds, self._limit = 0, self._limit + 1_000.0
+        assert self.main is not None
+        self.main.cancel()
+
+
+class _Jump(selectors.SelectSelector):
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self._loop.jump(timeout)
+        return []
+
+
+class _Task(asyncio.Task[Any]):
+    numbers = itertools.count()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.number = next(_Task.numbers)
+        super().__init__(*args, **kwargs)
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+def _numbered(loop: asyncio.AbstractEventLoop, coroutine: Any, **kwargs: Any) -> _Task:
+    return _Task(coroutine, loop=loop, **kwargs)
+
+
+_count_scopes = itertools.count()
+
+
+class _NumberedScope(anyio_backend.CancelScope):
+    """A cancel scope with the same place in every set, each run."""
+
+    def __new__(cls, **_: Any) -> _NumberedScope:
+        scope = object.__new__(cls)
+        scope.number = next(_count_scopes)
+        return scope
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class Killed(BaseException):
+    """The fiber's process is dead, or the simulation is over."""
+
+
+class Fiber:
+    """A thread that runs while the loop stands still. Use ``Fibers``."""
+
+    def __init__(self, fibers: Fibers) -> None:
+        self._fibers = fibers
+        self._go = threading.Lock()
+        self._back = threading.Lock()
+        self._go.acquire()
+        self._back.acquire()
+        self._job: Callable[[], None] | None = None
+        self.killed = False
+        self.pausing = False
+        self._thread = threading.Thread(target=self._work, name="fiber", daemon=True)
+        self._thread.start()
+
+    def enter(self, job: Callable[[], None] | None) -> None:
+        """Run until it pauses or ends. Called on the loop's thread."""
+        before, self._fibers.current = self._fibers.current, self
+        if job is not None:
+            self._job = job
+        self._go.release()
+        self._back.acquire()
+        self._fibers.current = before
+
+    def pause(self, seconds: float) -> None:
+        """Called on the fiber's thread."""
+        self.pausing = True
+        self._fibers.loop.call_later(seconds, self._resume)
+        self._switch()
+        if self.killed:
+            raise Killed
+
+    def _resume(self) -> None:
+        if self.pausing:
+            self.pausing = False
+            self.enter(None)
+
+    def _switch(self) -> None:
+        self._back.release()
+        self._go.acquire()
+
+    def _work(self) -> None:
+        self._go.acquire()
+        while (job := self._job) is not None:
+            self._job = None
+            try:
+                job()
+            except Killed:
+                pass
+            self._fibers.idle.append(self)
+            self._switch()
+        self._back.release()
+
+    def kill(self) -> None:
+        """End what it is doing. On the loop's thread (or when the loop is gone)."""
+        self.killed = True
+        self.pausing = False
+        while self not in self._fibers.idle:
+            self.enter(None)
+
+    def end(self) -> None:
+        self._job = None
+        self.enter(None)
+        self._thread.join(10)
+
+
+class Fibers:
+    """All fibers of one simulation."""
+
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        self.loop = loop
+        self.current: Fiber | None = None
+        self.idle: list[Fiber] = []
+        self._all: list[Fiber] = []
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Run ``job`` in a fiber; returns when it pauses for the first time, or ends."""
+        if self.idle:
+            fiber = self.idle.pop()
+        else:
+            fiber = Fiber(self)
+            self._all.append(fiber)
+        fiber.enter(job)
+
+    def pause(self, seconds: float) -> None:
+        """Sleep in virtual time. In a fiber only."""
+        assert self.current is not None, "a blocking call was made on the loop"
+        self.current.pause(seconds)
+
+    def close(self) -> None:
+        for fiber in self._all:
+            if fiber not in self.idle:
+                fiber.kill()
+        for fiber in self._all:
+            fiber.end()
+
+
+def run(main: Callable[[VirtualTimeLoop], Coroutine[Any, Any, T]], limit_seconds: float) -> T:
+    """Run a coroutine on a loop of its own, in virtual time."""
+    original = anyio_backend.CancelScope
+    _Task.numbers = itertools.count()
+    loop = VirtualTimeLoop(limit_seconds)
+    anyio_backend.CancelScope = _NumberedScope  # type: ignore[misc]
+    try:
+        loop.main = loop.create_task(main(loop))
+        try:
+            result: T = loop.run_until_complete(loop.main)
+        except asyncio.CancelledError:
+            if loop.trouble is not None:
+                raise loop.trouble from None
+            raise
+        return result
+    finally:
+        anyio_backend.CancelScope = original  # type: ignore[misc]
+        loop.close()
