@@ -129,7 +129,7 @@ class Transaction:
 
     def taken_back(self, now: float) -> None:
         """It is known not to be committed: everything is as before the first attempt, to be sent again."""
-        if self.state is not TransactionState.OPEN:
+        if self.state not in (TransactionState.OPEN, TransactionState.SENDABLE):  # else it was not sent at all
             self.to(TransactionState.SENDABLE)
         self.produced = 0
         self.commit_requested = False

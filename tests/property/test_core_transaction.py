@@ -108,6 +108,8 @@ def test_taken_back_is_ready_for_another_attempt_with_the_same_records(script: l
     txn = model.txn
     txn.seal(2.0)
     assert txn.sealed_at == 2.0
+    txn.taken_back(5.0)  # behind a failed one, and not sent yet itself
+    assert txn.state is TransactionState.SENDABLE
     for attempt in range(times):
         txn.to(TransactionState.SENDING)
         txn.produced = len(txn.outputs)
