@@ -23,6 +23,7 @@ class Route:
         "name",
         "plain",
         "policy",
+        "version",
         "wire_version",
     )
 
@@ -47,8 +48,8 @@ class Route:
         self.plain = not self.is_async and not blocking
         self.policy = policy
         self.decode: Callable[..., Any] = event_type.decode if event_type is not None else _as_it_is
-        version = event_type.version if event_type is not None else 1
-        self.wire_version = None if version == 1 else b"%d" % version
+        self.version = event_type.version if event_type is not None else 1
+        self.wire_version = None if self.version == 1 else b"%d" % self.version
 
 
 class Router:

@@ -35,7 +35,7 @@ class KafkaConnections:
             client_id=f"{config.group_id}.{config.instance_id}",
             group_id=config.group_id,
         )
-        self._security = kafka_python_settings.translate(config.client_settings)
+        self._security = kafka_python_settings.translate(kafka_python_settings.security_only(config.client_settings))
 
     @property
     def message_limit(self) -> int:

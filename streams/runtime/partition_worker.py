@@ -23,6 +23,7 @@ from streams.core.partition import PartitionState
 from streams.core.router import Route
 from streams.core.transaction import Waiter
 from streams.errors import DecodeError, NotOwned, RecordError, RecordRefused, StreamsError
+from streams.events import parse_version
 from streams.metrics import EventFailed
 from streams.outcomes import ErrorPolicy, ErrorResponse, ExecutionState
 from streams.protocols import JournalledStore
@@ -200,17 +201,17 @@ class PartitionWorker:
             record = records[position]
             name = version = None
             for header, content in record.headers or ():
-                if header == TYPE_HEADER:
-                    name = name or content
-                elif header == VERSION_HEADER:
-                    version = content
+                if header == TYPE_HEADER and name is None:
+                    name = content or b""  # the first one counts, as for _read; null and empty name nothing
+                elif header == VERSION_HEADER and version is None:
+                    version = content or b""
             route = routes.get(name) if name is not None else None
             if route is None or not route.plain or version != route.wire_version:
                 return position, None
             journal: list[Change] = []
             outputs: list[Output] = []
             try:
-                event = route.decode(record.value)
+                event = route.decode(record.value, route.version)
             except DecodeError:
                 return position, None  # met again by _one, which knows what to do
             ctx = EventContext(store, tp, record, outputs, journal, limit)
@@ -271,9 +272,9 @@ class PartitionWorker:
             if route is None:
                 advice = "register a handler for it, or a default handler, or set decode_policy"
                 return None, None, DecodeError(f"{record.where}: {_describe_type(record)}; {advice}")
-        version = record.header(VERSION_HEADER)
+        versions = [content for header, content in record.headers or () if header == VERSION_HEADER]
         try:
-            return route, route.decode(record.value, _version(version)), None
+            return route, route.decode(record.value, parse_version(versions[0]) if versions else 1), None
         except DecodeError as error:
             return route, None, DecodeError(f"{record.where}: {error}")
 
@@ -461,14 +462,6 @@ def _describe_type(record: IncomingRecord) -> str:
     if raw is None:
         return f"the record has no type header ({TYPE_HEADER})"
     return f"nobody handles the event type {raw[:64].decode(errors='replace')!r}"
-
-
-def _version(raw: bytes | None) -> int:
-    if raw is None:
-        return 1
-    if not raw.isdigit() or len(raw) > 9:
-        raise DecodeError(f"the version header ({VERSION_HEADER}) is {raw[:32]!r}; it must be decimal digits")
-    return int(raw)
 
 
 def _change_too_large(change: Change, limit: int) -> RecordRefused:
