@@ -20,7 +20,7 @@ class Cluster:
 
     def __init__(self, bootstrap_servers: str) -> None:
         self.bootstrap_servers = bootstrap_servers
-        self._settings: dict[str, Any] = {"bootstrap.servers": bootstrap_servers}
+        self._settings: dict[str, Any] = {"bootstrap.servers": bootstrap_servers, "log_level": 2}
         self._admin = AdminClient(self._settings)
         self._jobs = 0
 

@@ -35,9 +35,7 @@ class LoadResult(msgspec.Struct, frozen=True):
 
 def send(load: Load) -> LoadResult:
     """Send it all. What the plan had due by now is sent at once, so a pause of this process is made up for."""
-    producer = Producer(
-        {"bootstrap.servers": load.bootstrap_servers, "partitioner": "murmur2_random", "linger.ms": 1, "acks": "all"}
-    )
+    producer = Producer({"bootstrap.servers": load.bootstrap_servers, "partitioner": "murmur2_random", "linger.ms": 1})
     source = deposits(load.seed)
     for _ in range(load.skip):
         next(source)
