@@ -72,7 +72,7 @@ def identity(options: WriteOptions) -> str:
 
 def find_write(options: WriteOptions) -> WriteResult | None:
     """The committed write of this id, or ``None``. Only a look: a run that is about to commit may not show yet."""
-    found = _read_marker(options)
+    found = _read_marker(options, wait=False)
     return None if found is None else _result(options, found, options.run_id)
 
 
@@ -89,7 +89,7 @@ def commit_once(
     failure: StreamsError | None = None
     for attempt in range(_ROUNDS + 1):
         with _fenced_producer(options, size) as producer:
-            if (marker := _read_marker(options)) is not None:
+            if (marker := _read_marker(options, wait=True)) is not None:
                 return _result(options, marker, run)
             if attempt == _ROUNDS:
                 break
@@ -232,13 +232,17 @@ class _Partitions:
             )
 
 
-def _read_marker(options: WriteOptions) -> _Marker | None:
-    """The marker, when it is committed; waits for one that is being decided.
+def _read_marker(options: WriteOptions, *, wait: bool) -> _Marker | None:
+    """The marker, when it is committed; with ``wait``, not before one that is being decided is decided.
+
+    Without ``wait`` a killed run's open transaction is passed over: it would be undecided until its timeout, or until
+    this run comes to its fence.
 
     By a consumer, not by the admin client: its request for a group's offsets takes the process down (librdkafka 2.16)
     when the group's coordinator is only just coming up.
     """
-    settings = {"group.id": identity(options), "enable.auto.commit": False, "isolation.level": "read_committed"}
+    isolation = "read_committed" if wait else "read_uncommitted"  # for offsets: only stable ones, or the last committed
+    settings = {"group.id": identity(options), "enable.auto.commit": False, "isolation.level": isolation}
     consumer = client(Consumer, options.kafka, settings)
     deadline = time.monotonic() + TIMEOUT_SECONDS
     try:

@@ -184,7 +184,10 @@ def test_mistakes_are_named(spark: SparkSession, kafka_broker: BrokerAddress, ma
 def test_drivers_killed_in_their_commit(
     spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read
 ) -> None:
-    """The first is killed with its transaction open, the second between Kafka's commit and Spark's; the third finds it done."""
+    """The first is killed with its transaction open, the second between Kafka's commit and Spark's.
+
+    The third finds it done. An open transaction of a dead run must not hold up its rerun either.
+    """
     topic = make_topic(partitions=3)
     servers = kafka_broker.bootstrap_servers
 
