@@ -145,7 +145,8 @@ class TransactionalProducer:
 
     def poll(self) -> None:
         """Serve callbacks; never blocks. Frees the places of acknowledged records in the local queue."""
-        self._poll(0)
+        with contextlib.suppress(KafkaException, SystemError):  # a fatal error: the next blocking call tells it
+            self._poll(0)
 
     def flush(self, timeout_seconds: float) -> None:
         """Wait until every record is acknowledged. Blocks.
@@ -153,7 +154,12 @@ class TransactionalProducer:
         Raises if a record failed: kind ``abortable`` and ``refused`` filled if records are at fault, else what the
         failure of the delivery says. Nothing is committed then.
         """
-        left = self._open().flush(timeout_seconds)
+        try:
+            left = self._open().flush(timeout_seconds)
+        except KafkaException as exception:
+            raise self._failure("flush", exception) from None
+        except SystemError as error:
+            raise self._broken("flush", error) from None
         failed = self._failed
         if failed is not None:
             raise self._delivery_failure(failed)
@@ -176,6 +182,8 @@ class TransactionalProducer:
             self._open().send_offsets_to_transaction(positions, metadata, timeout_seconds)
         except KafkaException as exception:
             raise self._failure("send_offsets_to_transaction", exception) from None
+        except SystemError as error:
+            raise self._broken("send_offsets_to_transaction", error) from None
 
     def commit(self, timeout_seconds: float) -> None:
         """End the transaction. Blocks. Errors that may be retried are, until the time is over (then ``unknown``)."""
@@ -216,6 +224,8 @@ class TransactionalProducer:
                 if not error_of(exception).retriable() or time.monotonic() + _RETRY_PAUSE_SECONDS >= deadline:
                     raise self._failure(call, exception) from None
                 time.sleep(_RETRY_PAUSE_SECONDS)
+            except SystemError as error:
+                raise self._broken(call, error) from None
 
     def _on_failed_delivery(self, error: KafkaError | None, message: Message) -> None:
         """Called by whoever polls, for failed deliveries only. Must not raise: a commit would pass it on."""
@@ -250,6 +260,11 @@ class TransactionalProducer:
         if self._connection.down and self._connection.reason not in reason:
             reason += f"; {self._connection.reason}"
         return TransactionFailed(call, failure.code, failure.kind, self._named(reason))
+
+    def _broken(self, call: str, error: SystemError) -> TransactionFailed:
+        """A fatal error (fenced, as a rule) that met failed deliveries: confluent-kafka 2.16 leaves an exception pending
+        while it calls the delivery callback, and the interpreter objects. What is known is that nothing is known."""
+        return TransactionFailed(call, "FATAL", "unknown", self._named(str(error.__cause__ or error)))
 
     def _refusal(
         self, topic: str, partition: int, key: bytes | None, exception: KafkaException
