@@ -14,6 +14,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import anyio
@@ -94,12 +95,13 @@ class Engine:
         self._connect()
         try:
             async with anyio.create_task_group() as self._tasks:
-                self._begin()
-                started()
-                await self._stop.wait()
                 try:
-                    await self._shut_down()
-                finally:
+                    self._begin()
+                    started()
+                    await self._stop.wait()
+                    await self._drain_all()
+                finally:  # also when it is cancelled, or one of its tasks failed
+                    await self._leave()
                     self._tasks.cancel_scope.cancel()
         finally:
             self._disconnect()
@@ -163,16 +165,20 @@ class Engine:
 
         self._tasks.start_soon(guarded)
 
-    async def _shut_down(self) -> None:
+    async def _drain_all(self) -> None:
         if self._drain:
             async with anyio.create_task_group() as giving_up:
                 for worker in list(self.workers.values()):
                     giving_up.start_soon(self._give_up, worker)
                 giving_up.start_soon(self._until_no_drain, giving_up)
-        self._void_all("the event source stops")
+
+    async def _leave(self) -> None:
         self.input.close()
+        self._void_all("the event source stops")
+        leaving = self.connections.worker("kes-leave")  # the control thread may be waiting for an answer
         with anyio.move_on_after(CLOSE_SECONDS + 1, shield=True):
-            await self.control.call(self.membership.close, CLOSE_SECONDS)
+            await leaving.call(self.membership.close, CLOSE_SECONDS)
+        leaving.abandon()
 
     async def _until_no_drain(self, giving_up: TaskGroup) -> None:
         """Cuts the drain short when it is taken back or can not succeed any more."""
@@ -210,7 +216,7 @@ class Engine:
                     case Assigned() if event.incarnation >= self.incarnation:
                         self._on_assigned(event)
                     case Revoked() if event.incarnation == self.incarnation:
-                        self._tasks.start_soon(self._revoke, event)
+                        self._spawn(partial(self._revoke, event))
                     case _:
                         _log.debug("said before the membership was lost, void now: %r", event)
             await self._heard.wait()
@@ -253,6 +259,7 @@ class Engine:
         """Its store is complete up to ``offset``: start working."""
         worker.state = worker.state.to(_S.ACTIVE)
         worker.watermark = offset
+        worker.known_failures = {met: known for met, known in worker.known_failures.items() if met >= offset}
         self._tasks.start_soon(self._work, worker)
         self.input.add(worker.partition, offset, worker.epoch)
         self._callback(self.config.on_partition_activated, worker.partition)
@@ -262,7 +269,9 @@ class Engine:
             with worker.scope:
                 await worker.run()
         except RestartNeeded as need:
-            known = {need.offset: (need.attempts, need.error)} if need.attempts else {}
+            known = worker.met_failures | worker.known_failures
+            if need.attempts:
+                known[need.offset] = (need.attempts, need.error)
             self._begin_restart(worker, known, settle=True)
         except Exception as error:
             if worker.state.admits:
@@ -274,6 +283,7 @@ class Engine:
 
     async def _give_up(self, worker: PartitionWorker) -> None:
         """The barrier: let the running event end, commit what is complete, let the store go."""
+        worker = self.workers.get(worker.partition, worker)  # a restart may have put another one in its place meanwhile
         if worker.state is _S.DRAINING:  # by stop, and now by the group too
             await worker.gone.wait()
         if worker.state in (_S.RELEASED, _S.VOID):
@@ -332,7 +342,7 @@ class Engine:
         if origin in worker.dead_lettered:
             self.fail(EventFailure(f"{worker.topic_partition}@{origin}: its dead letter is refused: {error}"))
             return
-        known = dict(worker.known_failures)
+        known = worker.met_failures | worker.known_failures
         if origin >= 0:
             known[origin] = (1, error)
         elif self.config.error_policy.then is ErrorResponse.FAIL_CONSUMER:
@@ -376,7 +386,6 @@ class Engine:
         worker.drop_store()
         fresh = self.workers[worker.partition] = self._new_worker(worker.partition)
         fresh.known_failures = known
-        fresh.dead_lettered = worker.dead_lettered
         await self.takeovers.take_over([fresh], self.members)
 
     def _deliver(self, batch: tuple[dict[int, list[IncomingRecord]], dict[int, int]]) -> None:

@@ -75,6 +75,7 @@ class PartitionWorker:
         self.queued_bytes = 0
         self.counted = 0  # of the queued records, those that the poller still counts
         self.known_failures: dict[int, tuple[int, BaseException]] = {}
+        self.met_failures: dict[int, tuple[int, BaseException]] = {}  # known ones that were met, for the next restart
         self.dead_lettered: set[int] = set()
         self.scope = anyio.CancelScope()
         self.finished = anyio.Event()  # the task has ended
@@ -241,7 +242,10 @@ class PartitionWorker:
     async def _one(self, record: IncomingRecord, failure: BaseException | None) -> None:
         """Handle one record whatever it takes: decode errors, retries, policies. ``failure``: the first attempt's, if
         made."""
-        attempts, error = self.known_failures.pop(record.offset, (0 if failure is None else 1, failure))
+        known = self.known_failures.pop(record.offset, None)
+        if known is not None:
+            self.met_failures[record.offset] = known
+        attempts, error = known or (0 if failure is None else 1, failure)
         route, event, unreadable = self._read(record)
         if unreadable is not None:
             await self._last_word(record, None, self.engine.config.decode_policy, unreadable, 1)
@@ -383,7 +387,7 @@ class PartitionWorker:
         outputs: list[Output] = []
         if response is ErrorResponse.DEAD_LETTER:
             letter = dead_letter(engine.config.dead_letters, record, error, attempts, engine.wall_ms())
-            if record.offset in self.dead_lettered or len(letter.value or b"") > engine.message_limit:
+            if len(letter.value or b"") > engine.message_limit:
                 raise EventFailure(f"{text}; its dead letter is refused too, so the source stops") from error
             self.dead_lettered.add(record.offset)
             outputs.append(letter)
