@@ -25,6 +25,8 @@ from .virtual_time import Killed
 
 T = TypeVar("T")
 FOREVER = 1e7
+ORDERED = 1e-9
+"""Seconds between two things that keep their order: timers of the very same moment have none."""
 REFUSED_VALUE = b"REFUSED"
 """A record whose value contains this is too large for its topic."""
 
@@ -371,7 +373,7 @@ class SimInput:
         self._epochs: dict[int, int] = {}
         self._paused: set[int] = set()
         self._outstanding = 0
-        self._arrives_at = 0.0
+        self._arrives_at = self._thawed = 0.0
         self._closed = self._polling = False
         process.world.inputs.append(self)
 
@@ -429,14 +431,15 @@ class SimInput:
                 self._positions[partition] = records[-1].offset + 1
                 self._outstanding += len(records)
         if batch:
-            self._arrives_at = max(self._arrives_at, process.loop.time() + process.faults.switch())
+            self._arrives_at = max(self._arrives_at + ORDERED, process.loop.time() + process.faults.switch())
             process.loop.call_at(self._arrives_at, self._hand_over, batch, self._epochs)
             self.wake()
 
     def _hand_over(self, batch: Any, epochs: Any) -> None:
         wait = self._process.frozen_until - self._process.loop.time()
         if wait > 0:
-            self._process.loop.call_at(self._process.frozen_until, self._hand_over, batch, epochs)
+            self._thawed += ORDERED
+            self._process.loop.call_at(self._process.frozen_until + self._thawed, self._hand_over, batch, epochs)
         elif not self._process.dead:
             self._deliver((batch, epochs))
 

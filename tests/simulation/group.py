@@ -194,7 +194,7 @@ class SimMembership:
         loop = self._group.loop
 
         def say(event: GroupEvent) -> None:
-            self._said_until = max(self._said_until, loop.time() + self._rng.choice((0.0, 0.001, 0.02)))
+            self._said_until = max(self._said_until + 1e-9, loop.time() + self._rng.choice((0.0, 0.001, 0.02)))
             loop.call_at(self._said_until, lambda: self._stopped or deliver(event))
 
         self._deliver = say
