@@ -1,0 +1,204 @@
+"""Draws the engine's state machines from their tables of legal moves: ``python docs/diagrams.py`` does it again.
+
+``docs/diagrams/*.svg``, and the tables in ``docs/ARCHITECTURE.md`` between the marks ``<!-- moves: NAME -->`` and
+``<!-- end -->``. A test compares them with the tables. Where a state stands in the picture, and what each move means,
+is told here; a state or a move that is missing here, or too many, is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from streams.core import partition, transaction
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE / "ARCHITECTURE.md"
+
+WIDTH, HEIGHT = 104, 34  # of a box
+COLUMN, ROW = 150, 110  # from box to box
+MARGIN = 20
+
+
+class Machine(NamedTuple):
+    """One machine: where its states stand (column, row), how far an arrow bends (pixels, to its left), its moves."""
+
+    name: str
+    first: str
+    places: dict[str, tuple[float, float]]
+    bends: dict[tuple[str, str], float]
+    moves: dict[tuple[str, str], str]
+    table: Mapping[Any, Iterable[Any]]
+
+
+TRANSACTION = Machine(
+    name="transaction",
+    first="open",
+    places={
+        "open": (0, 1),
+        "sendable": (1, 1),
+        "sending": (2, 1),
+        "flushed": (3, 1),
+        "committing": (4, 1),
+        "committed": (5, 1),
+        "dropped": (2, 2),
+    },
+    bends={("sending", "sendable"): 34, ("flushed", "sendable"): 80, ("committing", "sendable"): 126},
+    moves={
+        ("open", "sendable"): "sealed: by the batching rule, or at once for a barrier",
+        ("sendable", "sending"): "its turn to be flushed: a slot, the rest of the outputs, the changelog",
+        ("sending", "flushed"): "every record is acknowledged",
+        (
+            "flushed",
+            "committing",
+        ): "it is the oldest: offsets with the group's metadata, then the end of the transaction",
+        ("committing", "committed"): "it answered, or the changelog says so",
+        ("sending", "sendable"): "a failure: known to be aborted, to be sent again",
+        ("flushed", "sendable"): "an older one failed: ended, to be sent again after it",
+        ("committing", "sendable"): "refused, or the changelog says that it is not committed",
+        ("open", "dropped"): "the membership is lost, or nothing is left in it",
+        ("sendable", "dropped"): "the same",
+        ("sending", "dropped"): "the membership is lost",
+        ("flushed", "dropped"): "the same",
+        ("committing", "dropped"): "the same",
+    },
+    table=transaction.LEGAL_MOVES,
+)
+
+PARTITION = Machine(
+    name="partition",
+    first="restoring",
+    places={
+        "restoring": (0, 0.4),
+        "active": (1.5, 0.4),
+        "draining": (3, 0.4),
+        "released": (4.3, 0.4),
+        "restarting": (1.5, 1.4),
+        "void": (3, 2.4),
+    },
+    bends={("restoring", "draining"): -60, ("restoring", "void"): 100, ("active", "void"): -26},
+    moves={
+        ("restoring", "active"): "its store is complete: intake begins",
+        ("active", "restarting"): "its state can not stand: a refused record, a store that can not be undone",
+        ("restarting", "restoring"): "a new worker and a new store, filled from the changelog",
+        ("active", "draining"): "revoked, or the source stops: what runs may end, what is complete is committed",
+        ("restoring", "draining"): "the same, before it ever worked",
+        ("restarting", "draining"): "the same",
+        ("draining", "released"): "nothing of it is unsettled: the store goes, the group is answered",
+        ("restoring", "void"): "the membership is lost: nothing may be sent, the store is closed",
+        ("active", "void"): "the same",
+        ("restarting", "void"): "the same",
+        ("draining", "void"): "the same, or a record was refused during the drain",
+    },
+    table=partition.LEGAL_MOVES,
+)
+
+MACHINES = (TRANSACTION, PARTITION)
+
+
+def outputs() -> dict[Path, str]:
+    """Every file that is drawn, with what it should hold."""
+    page = PAGE.read_text()
+    drawn = {}
+    for machine in MACHINES:
+        check(machine)
+        drawn[HERE / "diagrams" / f"{machine.name}.svg"] = svg(machine)
+        page = with_table(page, machine)
+    return {**drawn, PAGE: page}
+
+
+def check(machine: Machine) -> None:
+    """States and moves told here are those of the code. Raises ``ValueError``."""
+    states = {state.value for state in machine.table}
+    moves = {(state.value, new.value) for state, following in machine.table.items() for new in following}
+    for what, told, real in (("states", set(machine.places), states), ("moves", set(machine.moves), moves)):
+        if told != real:
+            raise ValueError(f"{machine.name}, {what}: missing here {real - told}, unknown to the code {told - real}")
+
+
+def with_table(page: str, machine: Machine) -> str:
+    """The page with this machine's table written anew. Raises ``ValueError`` when the marks are not there."""
+    rows = "\n".join(f"| {old} | {new} | {why} |" for (old, new), why in machine.moves.items())
+    text = f"<!-- moves: {machine.name} -->\n| from | to | when |\n|---|---|---|\n{rows}\n<!-- end -->"
+    page, found = re.subn(rf"<!-- moves: {machine.name} -->.*?<!-- end -->", lambda _: text, page, flags=re.DOTALL)
+    if found != 1:
+        raise ValueError(f"{PAGE.name}: the marks of {machine.name} are there {found} times")
+    return page
+
+
+class Point(NamedTuple):
+    """A place in the picture, in pixels."""
+
+    x: float
+    y: float
+
+
+def svg(machine: Machine) -> str:
+    """The picture: a box per state, an arrow per move. Ends have a double frame, the first state a thick one."""
+    centers = {
+        state: Point(MARGIN + WIDTH / 2 + column * COLUMN, MARGIN + HEIGHT / 2 + row * ROW)
+        for state, (column, row) in machine.places.items()
+    }
+    width = max(center.x for center in centers.values()) + WIDTH / 2 + MARGIN
+    height = max(center.y for center in centers.values()) + HEIGHT / 2 + MARGIN
+    ends = {state.value for state, following in machine.table.items() if not following}
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}"'
+            f' height="{height:g}" font-family="sans-serif" font-size="14">',
+            f"<title>Moves of a {machine.name}: {', '.join(f'{old} to {new}' for old, new in machine.moves)}</title>",
+            '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8"'
+            ' orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="#456"/></marker></defs>',
+            f'<rect width="{width:g}" height="{height:g}" rx="8" fill="#fff"/>',
+            *(arrow(centers[old], centers[new], machine.bends.get((old, new), 0.0)) for old, new in machine.moves),
+            *(box(state, center, machine.first == state, state in ends) for state, center in centers.items()),
+            "</svg>\n",
+        ]
+    )
+
+
+def box(state: str, center: Point, first: bool, end: bool) -> str:
+    """One state."""
+    x, y = center.x - WIDTH / 2, center.y - HEIGHT / 2
+    frame = f'<rect x="{x:g}" y="{y:g}" width="{WIDTH}" height="{HEIGHT}" rx="6" fill="#eef3fa" stroke="#245"'
+    inner = (
+        f'<rect x="{x + 3:g}" y="{y + 3:g}" width="{WIDTH - 6}" height="{HEIGHT - 6}" rx="4" fill="none"'
+        ' stroke="#245"/>'
+        if end
+        else ""
+    )
+    text = f'<text x="{center.x:g}" y="{center.y + 5:g}" text-anchor="middle" fill="#123">{state}</text>'
+    return f'{frame} stroke-width="{2.5 if first else 1}"/>{inner}{text}'
+
+
+def arrow(start: Point, stop: Point, bend: float) -> str:
+    """One move, bent to its left by so many pixels."""
+    dx, dy = stop.x - start.x, stop.y - start.y
+    length = (dx * dx + dy * dy) ** 0.5
+    over = Point((start.x + stop.x) / 2 - 2 * bend * dy / length, (start.y + stop.y) / 2 + 2 * bend * dx / length)
+    begin, end = edge(start, over), edge(stop, over)
+    return (
+        f'<path d="M{begin.x:.0f},{begin.y:.0f} Q{over.x:.0f},{over.y:.0f} {end.x:.0f},{end.y:.0f}" fill="none"'
+        ' stroke="#456" marker-end="url(#head)"/>'
+    )
+
+
+def edge(center: Point, towards: Point) -> Point:
+    """Where the way from a box's center to a point leaves the box."""
+    dx, dy = towards.x - center.x, towards.y - center.y
+    share = min(WIDTH / 2 / abs(dx) if dx else 1e9, HEIGHT / 2 / abs(dy) if dy else 1e9)
+    return Point(center.x + dx * share, center.y + dy * share)
+
+
+def main() -> None:
+    """Write what differs."""
+    for path, text in outputs().items():
+        path.parent.mkdir(exist_ok=True)
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

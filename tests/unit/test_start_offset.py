@@ -1,0 +1,80 @@
+"""Where a partition goes on after a take-over: at the changelog's offset, or not at all."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streams import EventSourceConfig, TopicPartition
+from streams.errors import OffsetError
+from streams.metrics import Measurement, OffsetMismatch
+from streams.runtime.takeover import TakeOvers
+from streams.runtime.transaction_pool import OffsetRecord
+
+GROUP_ELSEWHERE, NO_GROUP_OFFSET = 3, None
+LOG = (10, 100)
+
+
+def start(
+    offset: int | None,
+    group_offset: int | None,
+    log: tuple[int, int] = LOG,
+    *,
+    ids: tuple[str, str] = ("a", "a"),
+    reset: str = "earliest",
+) -> tuple[int, list[Measurement]]:
+    """(Where it starts, what was measured); ``ids``: of the source when ``offset`` was written, and now."""
+    measured: list[Measurement] = []
+    config = EventSourceConfig(group_id="g", topic="t", num_partitions=1, auto_offset_reset=reset)
+    engine: Any = SimpleNamespace(config=config, measure=measured.append)
+    record = None if offset is None else OffsetRecord(offset, "writer", 7, 1, ids[0])
+    worker: Any = SimpleNamespace(topic_partition=TopicPartition("t", 0), partition=0, offset_record=record)
+    return TakeOvers(engine)._start_offset(worker, group_offset, log, ids[1]), measured
+
+
+@pytest.mark.parametrize("offset", [10, 55, 100])
+def test_both_agree(offset: int, caplog: pytest.LogCaptureFixture) -> None:
+    assert start(offset, offset) == (offset, [])
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("group_offset", "reported"),
+    [(GROUP_ELSEWHERE, 3), (99, 99), (NO_GROUP_OFFSET, -1)],
+    ids=["before", "after", "none"],
+)
+def test_the_changelog_is_right(group_offset: int | None, reported: int, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert start(55, group_offset) == (55, [OffsetMismatch(0, reported, 55)])
+    assert "the changelog is right" in caplog.text
+
+
+@pytest.mark.parametrize(("reset", "offset"), [("earliest", 10), ("latest", 100)])
+def test_a_new_partition_starts_as_the_settings_say(reset: str, offset: int) -> None:
+    assert start(None, None, reset=reset) == (offset, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"offset": 9, "group_offset": 9}, "records 9 to 9 are gone"),  # retention, or the source was truncated
+        ({"offset": 101, "group_offset": 101}, "it ends at 100"),
+        ({"offset": 55, "group_offset": 55, "ids": ("a", "b")}, "deleted and created again"),
+        ({"offset": None, "group_offset": 55}, "the changelog g.t.changelog[0] holds no offset"),
+        ({"offset": None, "group_offset": None, "reset": "error"}, "auto_offset_reset is 'error'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(OffsetError) as caught:
+        start(**arguments)
+    assert said in str(caught.value)
+    assert "t[0]" in str(caught.value)
+
+
+def test_ids_that_nobody_knows_are_no_difference() -> None:
+    """Brokers before topic ids, and offset records of a source that did not learn one."""
+    assert start(55, 55, ids=("", "b")) == (55, [])
+    assert start(55, 55, ids=("a", "")) == (55, [])
