@@ -6,15 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 
 import msgspec
-from confluent_kafka import (
-    OFFSET_INVALID,
-    Consumer,
-    ConsumerGroupTopicPartitions,
-    IsolationLevel,
-    Message,
-    TopicPartition,
-)
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from examples.flights.events import (
     AIRCRAFT_GROUP,
@@ -26,7 +18,10 @@ from examples.flights.events import (
     FLIGHTS_PARTITIONS,
     FLIGHTS_TOPIC,
 )
+from streams.clients.admin import TopicAdmin
+from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable
+from streams.topics import TopicSpec
 
 SECONDS = 20.0
 BATCH = 2_000
@@ -57,42 +52,40 @@ class Reach(msgspec.Struct, frozen=True):
 
 
 class Cluster:
-    """Questions to one broker. Used by one thread. Raises ``BrokerUnavailable`` when there is no answer."""
+    """Questions to one broker; close it. One thread at a time. Raises ``BrokerUnavailable`` when there is no answer."""
 
     def __init__(self, bootstrap_servers: str) -> None:
         self._servers = bootstrap_servers
-        self._admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+        self._admin = TopicAdmin(ClientSettings(bootstrap_servers, client_id="flights-demo"))
+        self._groups = {group: self._consumer(group, "read_uncommitted") for group in SOURCES}
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        for consumer in self._groups.values():
+            consumer.close()
+        self._admin.close()
 
     def create_topics(self) -> None:
-        """Make the topics of the demo, on a broker that has none of them."""
-        made = self._admin.create_topics(
-            [NewTopic(name, partitions, 1) for name, partitions in TOPICS.items()], operation_timeout=SECONDS
+        """Make the topics of the demo."""
+        self._admin.create(
+            [TopicSpec(name=name, partitions=number, replication_factor=1) for name, number in TOPICS.items()]
         )
-        for future in made.values():
-            future.result(SECONDS)
 
-    def ends(self, topic: str, partitions: int, *, committed_only: bool = True) -> dict[int, int]:
+    def ends(self, topic: str, partitions: int | None = None, *, committed_only: bool = True) -> dict[int, int]:
         """The end of each partition: where transactions are settled, or with everything that was written."""
-        isolation = IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
-        wanted = {TopicPartition(topic, number): OffsetSpec.latest() for number in range(partitions)}
-        answers = self._admin.list_offsets(wanted, isolation_level=isolation, request_timeout=SECONDS)
-        return {partition.partition: answer.result(SECONDS).offset for partition, answer in answers.items()}
+        marks = self._admin.watermarks(topic, None if partitions is None else range(partitions))
+        return {number: mark.stable if committed_only else mark.end for number, mark in marks.items()}
 
     def reach(self, group: str) -> Reach:
-        """How far ``group`` is."""
+        """How far ``group`` is. A transaction that is just being committed does not count yet."""
         topic = SOURCES[group]
         wanted = [TopicPartition(topic, number) for number in range(TOPICS[topic])]
-        answer = self._admin.list_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group, wanted)], request_timeout=SECONDS
-        )
-        found = answer[group].result(SECONDS).topic_partitions or []
-        committed = {each.partition: each.offset for each in found if each.offset != OFFSET_INVALID}
+        try:
+            found = self._groups[group].committed(wanted, SECONDS)
+        except KafkaException as error:
+            raise BrokerUnavailable(f"no offsets of group {group} from {self._servers}: {error}") from error
+        committed = {each.partition: each.offset for each in found if each.offset >= 0}
         return Reach(committed=committed, stable=self.ends(topic, TOPICS[topic]))
-
-    def partitions(self, topic: str) -> int:
-        """How many partitions a topic has; 0 if it does not exist."""
-        found = self._admin.list_topics(timeout=SECONDS).topics.get(topic)
-        return len(found.partitions) if found is not None else 0
 
     def last_records(self, topic: str, partitions: int) -> dict[int, int]:
         """The offset of the last committed record of each partition that has one.
@@ -116,21 +109,11 @@ class Cluster:
 
     def read(self, topic: str) -> Iterator[Message]:
         """Every committed record of ``topic`` from the start to the present end; in order within a partition."""
-        ends = {number: end for number, end in self.ends(topic, self.partitions(topic)).items() if end > 0}
+        ends = {number: end for number, end in self.ends(topic).items() if end > 0}
         return self._read(topic, dict.fromkeys(ends, 0), ends)
 
     def _read(self, topic: str, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[Message]:
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self._servers,
-                "group.id": "flights-demo-check",
-                "isolation.level": "read_committed",
-                "enable.auto.commit": False,
-                "auto.offset.reset": "earliest",
-                "log_level": 0,
-            }
-        )
-        with contextlib.closing(consumer):
+        with contextlib.closing(self._consumer("flights-demo-check", "read_committed")) as consumer:
             waiting = dict(ends)
             consumer.assign([TopicPartition(topic, number, start) for number, start in starts.items()])
             while waiting:
@@ -140,6 +123,18 @@ class Cluster:
                 for place in consumer.position([TopicPartition(topic, number) for number in waiting]):
                     if place.offset >= waiting[place.partition]:
                         del waiting[place.partition]
+
+    def _consumer(self, group: str, isolation: str) -> Consumer:
+        return Consumer(
+            {
+                "bootstrap.servers": self._servers,
+                "group.id": group,  # to ask for its offsets; nobody joins it
+                "isolation.level": isolation,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "log_level": 0,
+            }
+        )
 
 
 def _checked(message: Message) -> bool:

@@ -26,7 +26,7 @@ from rich.console import Console
 
 from examples.flights import expected, ingest, plot, results, verify
 from examples.flights.cluster import Cluster
-from examples.flights.events import AIRCRAFT_GROUP, BOARDS_TOPIC, FACTS_TOPIC, FLIGHTS_PARTITIONS, FLIGHTS_TOPIC
+from examples.flights.events import AIRCRAFT_GROUP, BOARDS_TOPIC, FACTS_TOPIC, FLIGHTS_TOPIC, BoardPublished
 from examples.flights.fleet import DemoFailed, Fleet
 from examples.flights.view import Meter, Row, View
 from streams.broker import KafkaBroker
@@ -82,7 +82,7 @@ def _demo(options: Options, out: Path, view: View, stack: contextlib.ExitStack) 
     view.phase("starting Kafka")
     kafka = stack.enter_context(KafkaBroker(progress=view.downloading))
     servers = kafka.bootstrap_servers
-    cluster = Cluster(servers)
+    cluster = stack.enter_context(contextlib.closing(Cluster(servers)))
     cluster.create_topics()
     view.note(f"Kafka serves at {servers}")
 
@@ -149,7 +149,7 @@ def _watched_write(cluster: Cluster, view: View) -> Iterator[None]:
         meter = Meter()
         while not done.wait(POLL_SECONDS):
             with contextlib.suppress(StreamsError, KafkaException):  # it is for show: the write itself will tell
-                count = sum(cluster.ends(FLIGHTS_TOPIC, FLIGHTS_PARTITIONS, committed_only=False).values())
+                count = sum(cluster.ends(FLIGHTS_TOPIC, committed_only=False).values())
                 if count:  # before that, tasks stage their rows
                     view.rows([Row("produced", count, count, meter.rate(time.monotonic(), count))])
 
@@ -172,7 +172,7 @@ def _waited(future: Future[T], view: View, what: str) -> T:
 
 def _check(
     cluster: Cluster, fleet: Fleet, truth: expected.Expected, view: View
-) -> tuple[list[verify.Check], dict[str, verify.BoardPublished]]:
+) -> tuple[list[verify.Check], dict[str, BoardPublished]]:
     checks: list[verify.Check] = []
 
     def done(check: verify.Check) -> None:

@@ -47,7 +47,7 @@ class Read(Protocol):
 
     def key(self) -> bytes | None: ...
     def value(self) -> bytes | None: ...
-    def headers(self) -> list[tuple[str, bytes]] | None: ...
+    def headers(self) -> Any: ...
     def topic(self) -> str | None: ...
     def partition(self) -> int | None: ...
     def offset(self) -> int | None: ...
@@ -188,7 +188,7 @@ def last_values(records: Iterable[Read]) -> dict[str, bytes]:
 
 def decoder_of(*classes: type) -> Callable[[Read], Any]:
     """A function from a record to its event, by the type header; ``None`` if it is none of ``classes``."""
-    decoders = {cls.__name__.encode(): msgspec.json.Decoder(cls) for cls in classes}
+    decoders: dict[bytes, Any] = {cls.__name__.encode(): msgspec.json.Decoder(cls) for cls in classes}
 
     def decode(record: Read) -> Any:
         name = next((value for name, value in record.headers() or () if name == TYPE_HEADER), b"")
@@ -229,8 +229,7 @@ def check_ends(cluster: Cluster, exit_codes: Mapping[str, int]) -> Check:
                     f"{topic}[{partition}] has a record at {offset}; {group} has committed {committed.get(partition)}"
                 )
     for topic in (*TOPICS, *(changelog_name(group, topic) for group, topic in SOURCES.items())):
-        partitions = cluster.partitions(topic)
-        stable, end = cluster.ends(topic, partitions), cluster.ends(topic, partitions, committed_only=False)
+        stable, end = cluster.ends(topic), cluster.ends(topic, committed_only=False)
         for partition in end:
             check.compared += 1
             if stable[partition] != end[partition]:

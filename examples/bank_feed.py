@@ -1,0 +1,84 @@
+"""The other side of the bank: pays money in, and looks whether every cent arrived, once.
+
+python -m examples.bank_feed 10000      10,000 deposits, then watches the balances until they add up
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections import Counter
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from examples.bank import Balance, Deposited
+from streams.clients.admin import TopicAdmin
+from streams.clients.settings import ClientSettings
+from streams.events import event_type_of
+from streams.topics import TopicSpec
+
+ACCOUNTS = 1_000
+PARTITIONS = 10
+PATIENCE_SECONDS = 30.0
+
+
+def pay_in(servers: str, deposits: int, seed: int) -> Counter[str]:
+    """Produce deposits to random accounts; what each account was given."""
+    random_ = random.Random(seed)
+    paid: Counter[str] = Counter()
+    deposited = event_type_of(Deposited)
+    producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 20})
+    for _ in range(deposits):
+        event = Deposited(f"account-{random_.randrange(ACCOUNTS)}", random_.randrange(1, 100_00))
+        producer.produce("bank-events", deposited.encode(event), key=event.account, headers=deposited.headers)
+        producer.poll(0)
+        paid[event.account] += event.cents
+    producer.flush()
+    return paid
+
+
+def watch(servers: str, deposits: int, already: dict[int, int]) -> tuple[int, Counter[str]]:
+    """Read balances from ``already`` on, as committed, until there is one per deposit, or nothing comes any more.
+
+    Gives how many came, and the last balance of each account.
+    """
+    balance = event_type_of(Balance)
+    last: Counter[str] = Counter()
+    count = 0
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": "bank-feed", "isolation.level": "read_committed"})
+    consumer.assign([TopicPartition("bank-balances", number, already[number]) for number in range(PARTITIONS)])
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while count < deposits and time.monotonic() < deadline:
+        for message in consumer.consume(1_000, 0.5):
+            event = balance.decode(message.value())
+            last[event.account] = event.cents
+            count += 1
+            deadline = time.monotonic() + PATIENCE_SECONDS
+    consumer.close()
+    return count, last
+
+
+def main() -> int:
+    """Pay in, watch, compare."""
+    deposits = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    servers = os.environ["KES_BOOTSTRAP_SERVERS"]
+    admin = TopicAdmin(ClientSettings(servers))
+    admin.create([TopicSpec(name="bank-balances", partitions=PARTITIONS, replication_factor=1)])
+    admin.create([TopicSpec(name="bank-events", partitions=PARTITIONS, replication_factor=1)])
+    already = {number: mark.stable for number, mark in admin.watermarks("bank-balances").items()}
+    admin.close()
+    seed = int(os.environ.get("SEED", "0")) or random.randrange(1, 1 << 30)
+    paid = pay_in(servers, deposits, seed)
+    print(f"paid in: {deposits:,} deposits, {paid.total() / 100:,.2f} (SEED={seed})")
+    count, last = watch(servers, deposits, already)
+    print(f"balances seen: {count:,}, on accounts that hold {last.total() / 100:,.2f} now")
+    if not any(already.values()):  # on a fresh topic the balances must be exactly what was paid in
+        print("to the cent" if last == paid and count == deposits else "WRONG: balances and deposits differ")
+        return 0 if last == paid and count == deposits else 1
+    return 0 if count == deposits else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
