@@ -1,0 +1,101 @@
+"""The commands of the README, as they are written there, against a broker of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer
+
+from streams.testing.fixtures import OwnBroker
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 60.0
+
+
+class Shell:
+    """Runs blocks of the README in the checkout; every process that is started ends with the test."""
+
+    def __init__(self, servers: str) -> None:
+        self.servers = servers
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.environment = {**os.environ, "KES_BOOTSTRAP_SERVERS": servers, "PATH": path}
+
+    def start(self, script: str) -> subprocess.Popen[str]:
+        script = script.replace("127.0.0.1:9092", self.servers)
+        return subprocess.Popen(
+            ["bash", "-euc", script], cwd=ROOT, env=self.environment, text=True, stdout=subprocess.PIPE
+        )
+
+    def run(self, script: str) -> str:
+        process = self.start(script)
+        out, _ = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, script
+        return out
+
+
+@pytest.fixture
+def shell(own_broker: OwnBroker) -> Shell:
+    return Shell(own_broker().bootstrap_servers)
+
+
+def blocks() -> tuple[str, str, str, str]:
+    """(Before the workers, the workers, the events, the lag), each as it stands in the README."""
+    first, second = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = first.splitlines()
+    assert lines[0] == "source .venv/bin/activate"  # here: the interpreter of the tests
+    assert lines[1].startswith("kes broker start")  # here: a broker of the test
+    assert lines[-1].startswith("kes run examples.bank:source")
+    feed, lag = second.split("\nEND\n")
+    return "\n".join(lines[2:-1]), lines[-1], f"{feed}\nEND\n", lag.partition("#")[0]
+
+
+def balances(servers: str) -> Iterator[dict[str, object]]:
+    """What committed readers see in the output, until nothing comes any more."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "reader",
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed",
+        }
+    )
+    consumer.subscribe(["bank-balances"])
+    deadline = time.monotonic() + PATIENCE
+    try:
+        while time.monotonic() < deadline:
+            message = consumer.poll(0.5)
+            if message is not None and message.error() is None:
+                yield json.loads(message.value() or b"")
+    finally:
+        consumer.close()
+
+
+def test_the_commands_of_the_readme_do_what_it_says(shell: Shell) -> None:
+    prepare, run, feed, lag = blocks()
+    shell.run(prepare)
+    workers = shell.start(f"exec {run}")
+    try:
+        shell.run(feed)
+        seen = balances(shell.servers)
+        assert [next(seen)["cents"] for _ in range(3)] == [500, 750, 650]
+        seen.close()  # type: ignore[attr-defined]
+        once = json.loads(shell.run(lag.replace("--watch", "--json")))
+        assert sum(entry["committed"] or 0 for entry in once["partitions"]) == 3
+        assert once["lag"] == 0
+        workers.send_signal(signal.SIGINT)
+        assert workers.wait(30) == 0
+    finally:
+        if workers.poll() is None:
+            workers.kill()
+        workers.communicate(timeout=10)
