@@ -33,6 +33,7 @@ from streams.outcomes import ErrorResponse
 from streams.records import IncomingRecord
 from streams.runtime.bridge import Inlet
 from streams.runtime.partition_worker import EventFailure, PartitionWorker, RestartNeeded
+from streams.runtime.poller import size_of
 from streams.runtime.ports import Blocking, Connections
 from streams.runtime.recovery import Recovery
 from streams.runtime.signal import Signal
@@ -233,7 +234,7 @@ class Engine:
             workers.append(worker)
         _log.info("generation %d: %d partitions, %d of them new", event.generation, len(event.owned), len(workers))
         if workers:
-            self._spawn(lambda: self.takeovers.take_over(workers, event.assignment.members))
+            self._spawn(partial(self.takeovers.take_over, workers))
 
     def _on_lost(self, event: Lost) -> None:
         _log.warning("the membership is lost (%s): everything owned is void, joining again", event.reason)
@@ -386,14 +387,19 @@ class Engine:
         worker.drop_store()
         fresh = self.workers[worker.partition] = self._new_worker(worker.partition)
         fresh.known_failures = known
-        await self.takeovers.take_over([fresh], self.members)
+        fresh.started_at = worker.started_at
+        await self.takeovers.take_over([fresh])
 
     def _deliver(self, batch: tuple[dict[int, list[IncomingRecord]], dict[int, int]]) -> None:
         by_partition, epochs = batch
+        if not by_partition:  # the poll thread has no room although nobody's queue is full
+            most = max(self.workers.values(), key=lambda worker: worker.counted_bytes or worker.counted, default=None)
+            if most is not None:
+                most.hold()
         for partition, records in by_partition.items():
             worker = self.workers.get(partition)
             if worker is None or worker.state is not _S.ACTIVE or epochs.get(partition) != worker.epoch:
-                self.input.handled(len(records))
+                self.input.handled(len(records), size_of(records))
             else:
                 worker.take_in(records)
 

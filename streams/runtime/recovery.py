@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from streams.core.recovery import Patience, Remedy, rebuild_all, remedy
-from streams.core.transaction import Transaction
+from streams.core.transaction import Transaction, TransactionState
 from streams.errors import MembershipLost, RecordRefused, TransactionFailed
 from streams.runtime.transaction_pool import Refused, TransactionPool
 
@@ -71,6 +71,8 @@ class Recovery:
         for younger in reversed(list(pool.unsettled)[1:]):
             await self._end(younger, abortable=not rebuild_all(failure.kind))
         committed = await self._settle(head, step, failure)
+        if head.state is TransactionState.DROPPED:
+            return  # the membership was lost meanwhile
         if rebuild_all(failure.kind):
             pool.slots.replace_idle()
         if committed:
@@ -79,6 +81,7 @@ class Recovery:
         for partition, origin, error in refusals:
             pool.drop_partition(partition, error)
             self._refused(partition, origin, error)
+            head.attempts = 0  # what is left of it is another transaction; each time it is less
         if step is Remedy.RESEND_AFTER_NEWS:
             await self._news()
         elif head.attempts > 1:

@@ -44,14 +44,14 @@ class TakeOvers:
         self._engine = engine
         self._config = engine.config
 
-    async def take_over(self, workers: Collection[PartitionWorker], members: Collection[str]) -> None:
+    async def take_over(self, workers: Collection[PartitionWorker]) -> None:
         """Bring these partitions to work; keeps trying while the broker does not answer. Partitions that are taken away
         meanwhile are left out. Raises ``OffsetError`` and ``TopicError`` when state and log do not fit together."""
         pause = 0.1
         try:
             while waiting := [worker for worker in workers if worker.state is PartitionState.RESTORING]:
                 try:
-                    await self._once(waiting, members)
+                    await self._once(waiting)
                 except (BrokerUnavailable, TransactionFailed) as error:
                     _log.warning("take-over of %s waits for the broker: %s", _names(waiting), error)
                     await anyio.sleep(pause)
@@ -61,13 +61,13 @@ class TakeOvers:
                 if worker.state not in (PartitionState.ACTIVE, PartitionState.RESTORING):
                     worker.drop_store()
 
-    async def _once(self, workers: list[PartitionWorker], members: Collection[str]) -> None:
+    async def _once(self, workers: list[PartitionWorker]) -> None:
         engine, config, now = self._engine, self._config, self._engine.now
         ask = engine.control.call
         numbers = [worker.partition for worker in workers]
         began = now()
         await engine.slots.wait_all_replaced(config.recovery_timeout_seconds)  # what we left open ourselves is settled
-        fenced = await ask(engine.takeover_client.fence_departed, members, now() + STEP_SECONDS)
+        fenced = await ask(engine.takeover_client.fence_departed, engine.members, now() + STEP_SECONDS)
         if fenced:
             _log.info("ended the open transactions of members that are gone: %s", ", ".join(fenced))
         fenced_at = now()
@@ -84,6 +84,8 @@ class TakeOvers:
             number = worker.partition
             offset = self._start_offset(worker, group_offsets.get(number), source[number], source_id)
             engine.activate(worker, offset)
+            if worker.offset_record is None and config.auto_offset_reset == "latest":
+                engine.pool.admit(number, offset, -1, [], [])  # the next start must not skip what comes from now on
             engine.measure(
                 TakeOverDone(
                     number, offset, restored[number], fenced_at - began, barrier_at - fenced_at, now() - barrier_at
@@ -147,7 +149,9 @@ class TakeOvers:
                 )
             if config.auto_offset_reset == "error":
                 raise OffsetError(f"{tp}: no offset is committed, and auto_offset_reset is 'error'")
-            return low if config.auto_offset_reset == "earliest" else high
+            if worker.started_at is None:
+                worker.started_at = low if config.auto_offset_reset == "earliest" else high
+            return worker.started_at
         if record.source_id and source_id and record.source_id != source_id:
             raise OffsetError(
                 f"{tp}: the topic was deleted and created again since offset {record.offset} was committed (id "

@@ -99,13 +99,15 @@ class TransactionPool:
         txn.admit(partition, offset, origin, outputs, changes)
         if waiter is not None:
             txn.waiters.append((partition, waiter))
-        if txn.events == 1 or txn.size >= self._config.pool.target_batch_size:
+        pool = self._config.pool
+        if txn.events == 1 or txn.size >= pool.target_batch_size or txn.bytes >= pool.max_batch_bytes:
             self._work.notify()
 
     @property
     def is_full(self) -> bool:
         """Whether the open transaction takes no more events."""
-        return self._open is not None and batching.is_full(self._config.pool, self._open.size)
+        txn = self._open
+        return txn is not None and batching.is_full(self._config.pool, size=txn.size, size_bytes=txn.bytes)
 
     async def wait_room(self) -> None:
         """Wait until the open transaction takes events again."""
@@ -203,13 +205,15 @@ class TransactionPool:
                 while not self._produce(txn):
                     await anyio.sleep(0.001)  # the producer's queue is full: its own threads are emptying it
                 await self._produce_changelog(txn)
-                slot = self._slot_of[txn.serial]
+                slot = self._slot(txn)
                 await slot.flush()
                 if txn.state is not TransactionState.SENDING:
                     continue  # dropped meanwhile
                 if slot.refused:
                     raise TransactionFailed("flush", "REFUSED", "abortable", slot.refused[0].reason)
             except TransactionFailed:
+                if txn.state is TransactionState.DROPPED:
+                    self.release_slot(txn)  # it may have been given one after it was dropped
                 await self._settled_before(txn)  # older ones are not disturbed by the failure of this one
                 raise
             txn.to(TransactionState.FLUSHED)
@@ -240,7 +244,11 @@ class TransactionPool:
                 if txn is self._open:
                     age = math.inf if self._urgent else self._now() - txn.opened_at
                     verdict = batching.decide(
-                        self._config.pool, size=txn.size, age_seconds=age, in_flight=len(self.unsettled) - 1
+                        self._config.pool,
+                        size=txn.size,
+                        size_bytes=txn.bytes,
+                        age_seconds=age,
+                        in_flight=len(self.unsettled) - 1,
                     )
                     if verdict is batching.Seal.NOW:
                         self._seal(txn)
@@ -278,7 +286,7 @@ class TransactionPool:
 
     def _produce(self, txn: Transaction) -> bool:
         """Hand over what is not produced yet; ``False`` if the producer's queue is full."""
-        slot = self._slot_of[txn.serial]
+        slot = self._slot(txn)
         outputs = txn.outputs
         produced = txn.produced
         try:
@@ -294,8 +302,13 @@ class TransactionPool:
             txn.produced = produced
         return True
 
+    def _slot(self, txn: Transaction) -> Slot:
+        if txn.state is TransactionState.DROPPED:  # what it waited for had happened already: not cancelled in time
+            raise TransactionFailed("membership", "LOST", "lost", "dropped while it was being sent")
+        return self._slot_of[txn.serial]
+
     async def _produce_changelog(self, txn: Transaction) -> None:
-        slot = self._slot_of[txn.serial]
+        slot = self._slot(txn)
         topic = self._config.changelog
         generation = self.snapshot().generation
         for partition, cut in txn.cuts.items():
@@ -336,7 +349,8 @@ class TransactionPool:
 
     def taken_back(self, txn: Transaction) -> None:
         """It is known not to be committed: its records wait to be sent again."""
-        txn.taken_back(self._now())
+        if txn.state is not TransactionState.DROPPED:  # else the membership was lost meanwhile
+            txn.taken_back(self._now())
 
     def slot_of(self, txn: Transaction) -> Slot | None:
         """The slot it is with, if any."""
