@@ -45,15 +45,17 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     ``pool_size``: producers ("slots") used in turn; at least ``pending_transactions`` + 2, because one transactional
     id cannot commit back to back. ``pending_transactions``: sealed transactions that may be under way at a time.
-    ``target_batch_size``, ``max_batch_size``: events or records (whichever is more) at which a transaction is sealed
-    when the pipeline is free, and at which intake stops. ``batch_delay_seconds``: how long a transaction waits for
-    company when nothing is in flight; 0 sends at once.
+    ``max_batch_bytes``: the same bound in bytes of outputs and changes, because what is admitted is kept until its
+    outcome is known. ``target_batch_size``, ``max_batch_size``: events or records (whichever is more) at which a
+    transaction is sealed when the pipeline is free, and at which intake stops. ``batch_delay_seconds``: how long a
+    transaction waits for company when nothing is in flight; 0 sends at once.
     """
 
     pool_size: int = 3
     pending_transactions: int = 1
     target_batch_size: int = 1000
     max_batch_size: int = 10_000
+    max_batch_bytes: int = 32 * 1024 * 1024
     batch_delay_seconds: float = 0.01
 
     def __post_init__(self) -> None:
@@ -69,6 +71,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"PoolConfig.max_batch_size is {self.max_batch_size}; it must be at least target_batch_size "
                 f"({self.target_batch_size})"
             )
+        _at_least("PoolConfig.max_batch_bytes", self.max_batch_bytes, 1)
         _at_least("PoolConfig.batch_delay_seconds", self.batch_delay_seconds, 0)
 
 

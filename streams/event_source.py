@@ -208,7 +208,7 @@ class EventSource(Generic[StoreT]):
 
     async def wait_stopped(self) -> None:
         """Wait until the source has stopped, for whatever reason. From any loop."""
-        while not self._stopped.is_set():
+        while self._state is not SourceState.CREATED and not self._stopped.is_set():
             await anyio.sleep(0.005)
 
     @property

@@ -262,8 +262,9 @@ class TransactionalProducer:
         return TransactionFailed(call, failure.code, failure.kind, self._named(reason))
 
     def _broken(self, call: str, error: SystemError) -> TransactionFailed:
-        """A fatal error (fenced, as a rule) that met failed deliveries: confluent-kafka 2.16 leaves an exception pending
-        while it calls the delivery callback, and the interpreter objects. What is known is that nothing is known."""
+        """A fatal error (fenced, as a rule) that met failed deliveries: confluent-kafka 2.16 leaves an exception
+        pending while it calls the delivery callback, and the interpreter objects. Nothing is known about the
+        outcome."""
         return TransactionFailed(call, "FATAL", "unknown", self._named(str(error.__cause__ or error)))
 
     def _refusal(

@@ -22,18 +22,19 @@ class Seal(enum.Enum):
     """Go on filling it; ask again when a transaction has settled."""
 
 
-def decide(config: PoolConfig, *, size: int, age_seconds: float, in_flight: int) -> Seal:
+def decide(config: PoolConfig, *, size: int, size_bytes: int, age_seconds: float, in_flight: int) -> Seal:
     """What to do with an open transaction of ``size`` = max(events, records), opened ``age_seconds`` ago by its first
     event, while ``in_flight`` sealed transactions are not settled yet."""
+    wanted = size >= config.target_batch_size or size_bytes >= config.max_batch_bytes
     if in_flight == 0:
-        if size >= config.target_batch_size or age_seconds >= config.batch_delay_seconds:
+        if wanted or age_seconds >= config.batch_delay_seconds:
             return Seal.NOW
         return Seal.LATER
-    if size >= config.target_batch_size and in_flight < config.pending_transactions:
+    if wanted and in_flight < config.pending_transactions:
         return Seal.NOW
     return Seal.WHEN_FREE
 
 
-def is_full(config: PoolConfig, size: int) -> bool:
+def is_full(config: PoolConfig, *, size: int, size_bytes: int) -> bool:
     """Whether intake has to stop until this transaction is sealed."""
-    return size >= config.max_batch_size
+    return size >= config.max_batch_size or size_bytes >= config.max_batch_bytes

@@ -1,8 +1,9 @@
 """What to do about a transaction that failed: the failure table of the protocol as one pure function.
 
 The order of the questions is the point. First whether the work is still ours: if not, nothing else matters. Then
-whether the commit may have happened: only a commit that was asked for can have, and then nobody guesses. Then
-patience: the same thing is not tried for ever. What is left is known to be aborted and is sent again.
+the time: the same thing is not tried for ever, and stopping is always safe, because the next start asks the changelog.
+Then whether the commit may have happened: only a commit that was asked for can have, and then nobody guesses. What is
+left is known to be aborted and is sent again.
 """
 
 from __future__ import annotations
@@ -51,9 +52,11 @@ def remedy(
     """
     if not ours or kind == "lost":
         return Remedy.DROP
+    if seconds > patience.seconds:
+        return Remedy.STOP
     if commit_requested and kind in ("unknown", "fenced"):
         return Remedy.LOOK_UP
-    if seconds > patience.seconds or (kind in ("abortable", "fenced") and attempts >= patience.attempts):
+    if kind in ("abortable", "fenced") and attempts >= patience.attempts:
         return Remedy.STOP
     return Remedy.RESEND_AFTER_NEWS if kind == "stale" else Remedy.RESEND
 

@@ -60,6 +60,7 @@ class Transaction:
 
     __slots__ = (
         "attempts",
+        "bytes",
         "commit_requested",
         "cuts",
         "events",
@@ -84,6 +85,7 @@ class Transaction:
         self.state = TransactionState.OPEN
         self.events = 0
         self.records = 0
+        self.bytes = 0
         self.outputs: list[Output] = []
         self.cuts: dict[int, Cut] = {}
         self.waiters: list[tuple[int, Waiter]] = []
@@ -116,10 +118,13 @@ class Transaction:
             for change in changes:
                 change.origin = origin
                 latest[change.key] = change
+                self.bytes += len(change.value or b"")
             self.records += len(changes)
         if outputs:
             self.outputs += outputs
             self.records += len(outputs)
+            for output in outputs:
+                self.bytes += len(output.value or b"")
         self.events += 1
 
     def seal(self, now: float) -> None:
@@ -142,6 +147,9 @@ class Transaction:
         self.cuts.pop(partition, None)
         self.outputs = [output for output in self.outputs if output.origin_partition != partition]
         self.records = len(self.outputs) + sum(len(cut.changes) for cut in self.cuts.values())
+        self.bytes = sum(len(output.value or b"") for output in self.outputs) + sum(
+            len(change.value or b"") for cut in self.cuts.values() for change in cut.changes.values()
+        )
         gone = [waiter for number, waiter in self.waiters if number == partition]
         self.waiters = [entry for entry in self.waiters if entry[0] != partition]
         return gone

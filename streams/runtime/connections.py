@@ -64,6 +64,7 @@ class KafkaConnections:
             self.consumer,
             max_poll_records=config.max_poll_records,
             room=ROOM_POLLS * config.max_poll_records,
+            room_bytes=config.max_queued_bytes,
         )
 
     def reader(self) -> PartitionReader:

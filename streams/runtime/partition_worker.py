@@ -9,6 +9,7 @@ prefix.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import math
 import random
@@ -31,6 +32,7 @@ from streams.records import TYPE_HEADER, VERSION_HEADER, Change, IncomingRecord,
 from streams.runtime.dead_letters import dead_letter, text_of
 from streams.runtime.event_context import EventContext
 from streams.runtime.interjections import Interjection, Timetable
+from streams.runtime.poller import size_of
 from streams.runtime.signal import Signal
 from streams.runtime.transaction_pool import OffsetRecord
 
@@ -74,6 +76,10 @@ class PartitionWorker:
         self.queued_records = 0
         self.queued_bytes = 0
         self.counted = 0  # of the queued records, those that the poller still counts
+        self.counted_bytes = 0
+        self._resume_at = 0
+        self._resume_at_bytes = 0
+        self.started_at: int | None = None  # where it began without any committed offset
         self.known_failures: dict[int, tuple[int, BaseException]] = {}
         self.met_failures: dict[int, tuple[int, BaseException]] = {}  # known ones that were met, for the next restart
         self.dead_lettered: set[int] = set()
@@ -90,20 +96,27 @@ class PartitionWorker:
 
     def take_in(self, records: list[IncomingRecord]) -> None:
         """Queue records; pauses the partition when its queue is full."""
-        size = sum([len(record.value or b"") + len(record.key or b"") for record in records])
+        size = size_of(records)
         self._inbox.append(records)
         self.queued_records += len(records)
         self.queued_bytes += size
         self.counted += len(records)
+        self.counted_bytes += size
         config = self.engine.config
-        if not self.paused and (
-            self.queued_records >= config.max_queued_records or self.queued_bytes >= config.max_queued_bytes
-        ):
-            self.paused = True
-            self.engine.input.pause(self.partition)
-        if self.paused:
-            self._uncount(self.counted)
+        if self.queued_records >= config.max_queued_records or self.queued_bytes >= config.max_queued_bytes:
+            self.hold()
+        elif self.paused:
+            self._uncount(self.counted, self.counted_bytes)
         self._wake.notify()
+
+    def hold(self) -> None:
+        """Pause until half of what is queued now is handled. What is queued does not count against others meanwhile."""
+        if not self.paused:
+            self.paused = True
+            self._resume_at = self.queued_records // 2
+            self._resume_at_bytes = self.queued_bytes // 2
+            self.engine.input.pause(self.partition)
+        self._uncount(self.counted, self.counted_bytes)
 
     def put(self, interjection: Interjection) -> None:
         """Queue an interjection behind what is queued already."""
@@ -128,27 +141,24 @@ class PartitionWorker:
             if isinstance(item, Interjection):
                 item.done(self._given_up())
         self._inbox.clear()
-        self._uncount(self.counted)
+        self._uncount(self.counted, self.counted_bytes)
         self.queued_records = self.queued_bytes = 0
 
     def _handled(self, records: list[IncomingRecord]) -> None:
         """These left the queue."""
+        size = size_of(records)
         self.queued_records -= len(records)
-        self.queued_bytes -= sum([len(record.value or b"") + len(record.key or b"") for record in records])
-        self._uncount(min(len(records), self.counted))
-        config = self.engine.config
-        if (
-            self.paused
-            and self.queued_records <= config.max_queued_records // 2
-            and self.queued_bytes <= config.max_queued_bytes // 2
-        ):
+        self.queued_bytes -= size
+        self._uncount(min(len(records), self.counted), min(size, self.counted_bytes))
+        if self.paused and self.queued_records <= self._resume_at and self.queued_bytes <= self._resume_at_bytes:
             self.paused = False
             self.engine.input.resume(self.partition)
 
-    def _uncount(self, records: int) -> None:
-        if records:
+    def _uncount(self, records: int, size: int) -> None:
+        if records or size:
             self.counted -= records
-            self.engine.input.handled(records)
+            self.counted_bytes -= size
+            self.engine.input.handled(records, size)
 
     # -- the task ------------------------------------------------------------------------------------------------------
 
@@ -221,6 +231,12 @@ class PartitionWorker:
             try:
                 answer = route.handler(ctx, event)
                 if answer is not None and answer is not ExecutionState.COMPLETE:
+                    if inspect.iscoroutine(answer):  # a plain function around an async one: seen once, then known
+                        answer.close()
+                        route.plain = False
+                        ctx.close()
+                        self._undo(journal)
+                        return position, None
                     raise _Answered(answer, ctx.error)
                 for change in journal:
                     if change.value is not None and len(change.value) > limit:
@@ -389,6 +405,8 @@ class PartitionWorker:
             letter = dead_letter(engine.config.dead_letters, record, error, attempts, engine.wall_ms())
             if len(letter.value or b"") > engine.message_limit:
                 raise EventFailure(f"{text}; its dead letter is refused too, so the source stops") from error
+            if engine.pool.last_with(self.partition) is None:
+                self.dead_lettered.clear()  # those are committed
             self.dead_lettered.add(record.offset)
             outputs.append(letter)
         await self._admit(record.offset + 1, record.offset, outputs, [])

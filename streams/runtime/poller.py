@@ -1,7 +1,9 @@
 """The poll thread: takes records from the input consumer and hands them to the loop, a batch at a time.
 
-Two bounds keep memory flat. The thread stops polling while ``room`` records are on their way to handlers; and a
-partition whose own queue is full is paused, and no longer counts, so that a slow partition holds up only itself.
+Two bounds keep memory flat. The thread stops polling while ``room`` records (or bytes) are on their way to handlers;
+and a partition whose own queue is full is paused, and no longer counts. When there is no room for a while although
+nobody's queue is full, an empty batch asks the engine to pause whoever has most: so a slow partition holds up only
+itself.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ from streams.runtime.bridge import Inlet
 
 _log = logging.getLogger(__name__)
 
+STARVED_POLLS = 5
+"""After so many polls without room the engine is asked to make some: the queue of somebody slow is holding it."""
+
 POLL_SECONDS = 0.02
 """How long a poll waits for a first record: the longest that a command has to wait for its turn."""
 
@@ -24,6 +29,11 @@ Records = dict[int, list[IncomingRecord]]
 Batch = tuple[Records, dict[int, int]]
 """Records by partition, and the epoch under which each partition was being read. A partition that was removed and added
 again has another epoch, so what was on its way from before can be told apart."""
+
+
+def size_of(records: list[IncomingRecord]) -> int:
+    """Bytes of keys and values."""
+    return sum([len(record.value or b"") + len(record.key or b"") for record in records])
 
 
 class Consumer(Protocol):
@@ -40,13 +50,16 @@ class Consumer(Protocol):
 class Poller:
     """``ports.Input`` over a consumer of its own. Methods may be called from any thread, and return at once."""
 
-    def __init__(self, connect: Callable[[], Consumer], *, max_poll_records: int, room: int) -> None:
+    def __init__(self, connect: Callable[[], Consumer], *, max_poll_records: int, room: int, room_bytes: int) -> None:
         self._connect = connect
         self._limit = max_poll_records
         self._room = room
+        self._room_bytes = room_bytes
         self._commands: queue.SimpleQueue[Callable[[Consumer], None] | None] = queue.SimpleQueue()
         self._epochs: dict[int, int] = {}
         self._outstanding = 0
+        self._outstanding_bytes = 0
+        self._asked = False
         self._lock = threading.Lock()
         self._has_room = threading.Event()
         self._has_room.set()
@@ -83,11 +96,13 @@ class Poller:
         """Go on reading it."""
         self._commands.put(lambda consumer: consumer.resume([partition]))
 
-    def handled(self, records: int) -> None:
-        """So many records do not count any more."""
+    def handled(self, records: int, size: int) -> None:
+        """So many records, of so many bytes, do not count any more."""
         with self._lock:
             self._outstanding -= records
-            if self._outstanding < self._room:
+            self._outstanding_bytes -= size
+            self._asked = False
+            if self._outstanding < self._room and self._outstanding_bytes < self._room_bytes:
                 self._has_room.set()
 
     def close(self) -> None:
@@ -99,21 +114,32 @@ class Poller:
         consumer: Consumer | None = None
         try:
             consumer = self._connect()
+            waited = 0
             while self._obey(consumer):
                 if not self._has_room.wait(POLL_SECONDS):
+                    waited += 1
+                    if waited >= STARVED_POLLS and not self._asked:
+                        self._asked = True
+                        inlet.put(({}, self._epochs))
                     continue
+                waited = 0
                 batch = consumer.poll_batch(POLL_SECONDS, self._limit)
                 if batch:
-                    with self._lock:
-                        self._outstanding += sum(map(len, batch.values()))
-                        if self._outstanding >= self._room:
-                            self._has_room.clear()
+                    self._count(batch)
                     inlet.put((batch, self._epochs))
         except Exception as error:
             failures.put(error)
         finally:
             if consumer is not None:
                 consumer.close()
+
+    def _count(self, batch: Records) -> None:
+        size = sum(size_of(records) for records in batch.values())
+        with self._lock:
+            self._outstanding += sum(map(len, batch.values()))
+            self._outstanding_bytes += size
+            if self._outstanding >= self._room or self._outstanding_bytes >= self._room_bytes:
+                self._has_room.clear()
 
     def _obey(self, consumer: Consumer) -> bool:
         """Carry out what was asked for; wait for it while there is nothing to poll. ``False``: close."""

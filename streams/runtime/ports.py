@@ -69,7 +69,8 @@ class Input(Protocol):
         deliver: Callable[[tuple[dict[int, list[IncomingRecord]], dict[int, int]]], None],
         fail: Callable[[Exception], None],
     ) -> None:
-        """Deliver batches (records and epoch, by partition) to the loop until ``close``; or ``fail``, once."""
+        """Deliver batches (records and epoch, by partition) to the loop until ``close``; or ``fail``, once. An empty
+        batch says that there is no room and has not been any for a while."""
         ...
 
     def add(self, partition: int, offset: int, epoch: int) -> None: ...
@@ -77,8 +78,8 @@ class Input(Protocol):
     def pause(self, partition: int) -> None: ...
     def resume(self, partition: int) -> None: ...
 
-    def handled(self, records: int) -> None:
-        """So many of the delivered records left the queues: room for more."""
+    def handled(self, records: int, size: int) -> None:
+        """So many of the delivered records, of so many bytes, left the queues: room for more."""
         ...
 
     def close(self) -> None: ...

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
-from streams.errors import TransactionFailed
+from streams.errors import RecordRefused, TransactionFailed
 from streams.group import Snapshot
 from streams.records import Output, Record
 from streams.runtime.bridge import DeadlinePassed
@@ -73,20 +73,18 @@ class Slot:
         self._alive("begin_transaction").begin()
 
     def produce(self, output: Output) -> bool:
-        """Hand one record to the producer; ``False``: its queue is full. Raises ``RecordRefused``."""
+        """Hand one record to the producer; ``False``: its queue is full. Raises ``RecordRefused``, also for a part of a wrong
+        type, which the client notices here."""
         producer = self._alive("produce")
-        if output.timestamp_ms:
+        try:
+            if not output.timestamp_ms:
+                return producer.produce_raw(output.topic, output.value, output.key, output.partition, output.headers)
+            partition = None if output.partition < 0 else output.partition
             return producer.produce(
-                Record(
-                    output.topic,
-                    output.value,
-                    output.key,
-                    output.headers,
-                    None if output.partition < 0 else output.partition,
-                    output.timestamp_ms,
-                )
+                Record(output.topic, output.value, output.key, output.headers, partition, output.timestamp_ms)
             )
-        return producer.produce_raw(output.topic, output.value, output.key, output.partition, output.headers)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RecordRefused(f"the client cannot send a record for topic {output.topic!r}: {error}") from error
 
     def poll(self) -> None:
         """Let the producer report refused deliveries."""

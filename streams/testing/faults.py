@@ -107,6 +107,7 @@ class FaultyConnections:
             lambda: _FaultyConsumer(self._real.consumer(), self._plan),
             max_poll_records=self._config.max_poll_records,
             room=8 * self._config.max_poll_records,
+            room_bytes=self._config.max_queued_bytes,
         )
 
     def reader(self) -> Reader:

@@ -337,6 +337,9 @@ class SimProducer:
         if strike is Strike.ABORTABLE:
             process.travel()
             raise TransactionFailed(call, "INJECTED", "abortable")
+        if strike is Strike.FORGOTTEN:
+            process.travel()
+            raise TransactionFailed(call, "UNKNOWN_MEMBER_ID", "lost")
         while True:
             process.travel()
             if self._closed:
@@ -398,7 +401,7 @@ class SimInput:
         self._paused.discard(partition)
         self.wake()
 
-    def handled(self, records: int) -> None:
+    def handled(self, records: int, size: int) -> None:
         self._outstanding -= records
         assert self._outstanding >= 0, "more records were handled than delivered"
         self.wake()

@@ -78,25 +78,32 @@ BATCHING = [
 
 @pytest.mark.parametrize(("size", "age", "in_flight", "verdict"), BATCHING)
 def test_batching_rule(size: int, age: float, in_flight: int, verdict: Seal) -> None:
-    assert decide(POOL, size=size, age_seconds=age, in_flight=in_flight) is verdict
+    assert decide(POOL, size=size, size_bytes=0, age_seconds=age, in_flight=in_flight) is verdict
 
 
 def test_one_pending_transaction_means_no_sealing_behind_it() -> None:
     config = PoolConfig(target_batch_size=1)
-    assert decide(config, size=10_000, age_seconds=60.0, in_flight=1) is Seal.WHEN_FREE
-    assert decide(config, size=1, age_seconds=0.0, in_flight=0) is Seal.NOW
+    assert decide(config, size=10_000, size_bytes=0, age_seconds=60.0, in_flight=1) is Seal.WHEN_FREE
+    assert decide(config, size=1, size_bytes=0, age_seconds=0.0, in_flight=0) is Seal.NOW
 
 
 def test_without_delay_it_is_nagle_proper() -> None:
     config = PoolConfig(batch_delay_seconds=0)
-    assert decide(config, size=1, age_seconds=0.0, in_flight=0) is Seal.NOW
-    assert decide(config, size=1, age_seconds=0.0, in_flight=1) is Seal.WHEN_FREE
+    assert decide(config, size=1, size_bytes=0, age_seconds=0.0, in_flight=0) is Seal.NOW
+    assert decide(config, size=1, size_bytes=0, age_seconds=0.0, in_flight=1) is Seal.WHEN_FREE
 
 
 def test_intake_stops_at_the_maximum_only() -> None:
-    assert not is_full(POOL, 19)
-    assert is_full(POOL, 20)
-    assert is_full(POOL, 21)
+    assert not is_full(POOL, size=19, size_bytes=0)
+    assert is_full(POOL, size=20, size_bytes=0)
+    assert is_full(POOL, size=21, size_bytes=0)
+    assert is_full(POOL, size=1, size_bytes=POOL.max_batch_bytes)
+
+
+def test_bytes_count_like_events() -> None:
+    much = POOL.max_batch_bytes
+    assert decide(POOL, size=1, size_bytes=much, age_seconds=0.0, in_flight=0) is Seal.NOW
+    assert decide(POOL, size=1, size_bytes=much, age_seconds=0.0, in_flight=POOL.pending_transactions) is Seal.WHEN_FREE
 
 
 KINDS = ("abortable", "stale", "lost", "fenced", "unknown")
@@ -112,8 +119,8 @@ def test_recovery_table(kind: str, ours: bool, requested: bool, attempts: int, s
     tired = seconds > 10.0 or (attempts >= 3 and kind in ("abortable", "fenced"))
     expected = {
         Remedy.DROP: not ours or kind == "lost",
-        Remedy.LOOK_UP: ours and unclear,
-        Remedy.STOP: ours and kind != "lost" and not unclear and tired,
+        Remedy.LOOK_UP: ours and unclear and seconds <= 10.0,
+        Remedy.STOP: ours and kind != "lost" and (seconds > 10.0 or (not unclear and tired)),
         Remedy.RESEND_AFTER_NEWS: ours and kind == "stale" and not tired,
         Remedy.RESEND: ours and kind in ("abortable", "fenced", "unknown") and not unclear and not tired,
     }
