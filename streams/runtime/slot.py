@@ -73,8 +73,8 @@ class Slot:
         self._alive("begin_transaction").begin()
 
     def produce(self, output: Output) -> bool:
-        """Hand one record to the producer; ``False``: its queue is full. Raises ``RecordRefused``, also for a part of a wrong
-        type, which the client notices here."""
+        """Hand one record to the producer; ``False``: its queue is full. Raises ``RecordRefused``, also where a part of
+        it is of a wrong type."""
         producer = self._alive("produce")
         try:
             if not output.timestamp_ms:

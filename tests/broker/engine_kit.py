@@ -308,6 +308,16 @@ class Running:
             f"{events} events are committed",
         )
 
+    async def until_handled(self, *offsets: int) -> None:
+        """Wait until the partitions are at work at these offsets (in their order), and all of it is committed."""
+
+        def handled() -> bool:
+            now = self.source.statistics()
+            there = [(partition.state, partition.next_offset) for partition in now.partitions]
+            return there == [("active", offset) for offset in offsets] and not now.unsettled_transactions
+
+        await self.until(handled, f"offsets {offsets} are reached and committed")
+
     async def failure(self) -> BaseException:
         """Wait until the source stops with an error, and give it."""
         await asyncio.wait([self.task], timeout=PATIENCE)
