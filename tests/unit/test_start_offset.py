@@ -25,13 +25,17 @@ def start(
     *,
     ids: tuple[str, str] = ("a", "a"),
     reset: str = "earliest",
+    started_at: int | None = None,
 ) -> tuple[int, list[Measurement]]:
-    """(Where it starts, what was measured); ``ids``: of the source when ``offset`` was written, and now."""
+    """(Where it starts, what was measured); ``ids``: of the source when ``offset`` was written, and now;
+    ``started_at``: where the worker began before it was restarted."""
     measured: list[Measurement] = []
     config = EventSourceConfig(group_id="g", topic="t", num_partitions=1, auto_offset_reset=reset)
     engine: Any = SimpleNamespace(config=config, measure=measured.append)
     record = None if offset is None else OffsetRecord(offset, "writer", 7, 1, ids[0])
-    worker: Any = SimpleNamespace(topic_partition=TopicPartition("t", 0), partition=0, offset_record=record)
+    worker: Any = SimpleNamespace(
+        topic_partition=TopicPartition("t", 0), partition=0, offset_record=record, started_at=started_at
+    )
     return TakeOvers(engine)._start_offset(worker, group_offset, log, ids[1]), measured
 
 
@@ -55,6 +59,11 @@ def test_the_changelog_is_right(group_offset: int | None, reported: int, caplog:
 @pytest.mark.parametrize(("reset", "offset"), [("earliest", 10), ("latest", 100)])
 def test_a_new_partition_starts_as_the_settings_say(reset: str, offset: int) -> None:
     assert start(None, None, reset=reset) == (offset, [])
+
+
+def test_a_new_partition_that_is_restarted_begins_where_it_began() -> None:
+    """Nothing of it is committed yet, and ``latest`` has moved on: the records between would be passed over."""
+    assert start(None, None, reset="latest", started_at=40) == (40, [])
 
 
 @pytest.mark.parametrize(
