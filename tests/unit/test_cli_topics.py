@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import sys
@@ -10,6 +11,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.text import Text
 
 from streams import EventSource, EventSourceConfig
 from streams.cli import cluster, lag, main, topics
@@ -51,6 +54,7 @@ class FakeAdmin:
         self.lags: list[list[PartitionLag] | Exception] = []
         self.asked: list[tuple[object, ...]] = []
         self.closed = 0
+        self.settings: list[Any] = []
 
     def create(self, specs: list[TopicSpec], timeout_seconds: float) -> list[str]:
         self.asked.append(("create", timeout_seconds))
@@ -91,6 +95,7 @@ def admin(monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
 
     def connect(settings: Any) -> FakeAdmin:
         fake.asked.append(("connect", settings.bootstrap_servers))
+        fake.settings.append(settings)
         return fake
 
     monkeypatch.setattr(cluster, "TopicAdmin", connect)
@@ -211,6 +216,23 @@ def test_lag_of_a_source_once(admin: FakeAdmin, capsys: pytest.CaptureFixture[st
     assert admin.asked[-1] == ("lag", "demo", "flights", 10.0)
 
 
+def test_the_security_settings_of_the_source_are_used(admin: FakeAdmin, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EventSourceConfig(
+        group_id="g",
+        topic="t",
+        num_partitions=1,
+        bootstrap_servers="of-the-source:1",
+        client_settings={"security.protocol": "SSL"},
+    )
+    monkeypatch.setattr(sys.modules["fleet"], "source", EventSource(config))
+    monkeypatch.setenv("KES_BOOTSTRAP_SERVERS", "of-the-environment:1")
+    admin.lags = [[partition(0, 1, 1)]] * 2
+    assert kes("lag", "fleet:source") == 0
+    assert kes("lag", "fleet:source", "--bootstrap-servers", "of-the-option:1") == 0
+    assert [settings.bootstrap_servers for settings in admin.settings] == ["of-the-source:1", "of-the-option:1"]
+    assert [settings.overrides for settings in admin.settings] == [{"security.protocol": "SSL"}] * 2
+
+
 def test_lag_of_a_group_as_json(admin: FakeAdmin, capsys: pytest.CaptureFixture[str]) -> None:
     admin.lags = [[partition(0, 7, 9), partition(1, None, 3)]]
     arguments = ("--group", "g", "--topic", "t", "--bootstrap-servers", "x:1", "--timeout", "3")
@@ -309,6 +331,20 @@ def test_a_broker_that_goes_away_while_it_is_watched_is_waited_for(
     captured = capsys.readouterr()
     assert captured.err == "kes: nothing answers at x:1\n"
     assert [line.split(": ")[1].split(",")[0] for line in captured.out.splitlines()] == ["1 behind", "0 behind"]
+
+
+def test_watching_on_a_terminal_is_a_live_table(
+    admin: FakeAdmin, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True, width=100, _environ={})
+    monkeypatch.setattr(lag, "answers", lambda: screen)
+    admin.lags = [[partition(0, 1_000, 9_000)], [partition(0, 3_000, 10_000)], BrokerUnavailable("nothing at x:1")]
+    assert kes(*WATCH) == 0
+    assert isinstance(screen.file, io.StringIO)
+    last = Text.from_ansi(screen.file.getvalue().rpartition("demo in flights")[2]).plain
+    assert "10,000" in last  # the last answer stays in sight while the broker is away
+    assert "7,000 behind, 400/s committed, 200/s arriving, 35 s left" in last
+    assert "nothing at x:1" in last
 
 
 def test_a_broker_that_was_never_there_ends_the_watch(
