@@ -1,17 +1,25 @@
-"""kafka-event-source: exactly-once event sourcing on Kafka, in Python. The public names; all else is internal."""
+"""kafka-event-source: exactly-once event sourcing on Kafka, in Python. The public names; all else is internal.
+
+A name is imported when it is first used, so that a program that needs the vocabulary only (a Spark task, the command
+line) does not pay for the engine and its clients.
+"""
 
 from __future__ import annotations
 
-from streams.config import EventSourceConfig, PoolConfig
-from streams.event_source import EventSource
-from streams.events import event_type, upcaster
-from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorPolicy, ErrorResponse, ExecutionState
-from streams.protocols import Codec, JournalledStore, StateStore
-from streams.records import Change, IncomingRecord, Record, TopicPartition
-from streams.runtime.event_context import EventContext
-from streams.statistics import PartitionStatistics, SourceState, SourceStatistics
-from streams.stores.simple import SimpleStore
-from streams.stores.table import Table
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from streams.config import EventSourceConfig, PoolConfig
+    from streams.event_source import EventSource
+    from streams.events import event_type, upcaster
+    from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorPolicy, ErrorResponse, ExecutionState
+    from streams.protocols import Codec, JournalledStore, StateStore
+    from streams.records import Change, IncomingRecord, Record, TopicPartition
+    from streams.runtime.event_context import EventContext
+    from streams.statistics import PartitionStatistics, SourceState, SourceStatistics
+    from streams.stores.simple import SimpleStore
+    from streams.stores.table import Table
 
 __all__ = [
     "DEAD_LETTER",
@@ -39,3 +47,42 @@ __all__ = [
     "event_type",
     "upcaster",
 ]
+
+_HOME = {
+    "Change": "streams.records",
+    "Codec": "streams.protocols",
+    "DEAD_LETTER": "streams.outcomes",
+    "ErrorPolicy": "streams.outcomes",
+    "ErrorResponse": "streams.outcomes",
+    "EventContext": "streams.runtime.event_context",
+    "EventSource": "streams.event_source",
+    "EventSourceConfig": "streams.config",
+    "ExecutionState": "streams.outcomes",
+    "IncomingRecord": "streams.records",
+    "JournalledStore": "streams.protocols",
+    "PartitionStatistics": "streams.statistics",
+    "PoolConfig": "streams.config",
+    "Record": "streams.records",
+    "SKIP": "streams.outcomes",
+    "STOP": "streams.outcomes",
+    "SimpleStore": "streams.stores.simple",
+    "SourceState": "streams.statistics",
+    "SourceStatistics": "streams.statistics",
+    "StateStore": "streams.protocols",
+    "Table": "streams.stores.table",
+    "TopicPartition": "streams.records",
+    "event_type": "streams.events",
+    "upcaster": "streams.events",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -191,9 +191,10 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Name of the dead-letter topic."""
         return self.dead_letter_topic or dead_letter_name(self.group_id, self.topic)
 
-    def resolved(self, environment: Mapping[str, str] = os.environ) -> EventSourceConfig:
+    def resolved(self, environment: Mapping[str, str] | None = None) -> EventSourceConfig:
         """The same settings with ``bootstrap_servers`` and ``instance_id`` filled in. Raises ``ConfigError`` if it
         cannot."""
+        environment = os.environ if environment is None else environment
         servers = self.bootstrap_servers or environment.get(BOOTSTRAP_VARIABLE, "")
         if not servers:
             raise ConfigError(f"no broker is named: set bootstrap_servers or the variable {BOOTSTRAP_VARIABLE}")

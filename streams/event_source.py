@@ -27,8 +27,8 @@ from streams.runtime.event_context import EventContext
 from streams.runtime.interjections import Interjection
 from streams.runtime.lifecycle import Engine
 from streams.runtime.ports import Connections
-from streams.stateless import Stateless
 from streams.statistics import PartitionStatistics, SourceState, SourceStatistics
+from streams.stores.stateless import Stateless
 from streams.topics import TopicSpec
 
 _log = logging.getLogger(__name__)
