@@ -101,6 +101,8 @@ class Broker:
         self.slow_markers = 0.02
         self.check_member: Callable[[int, str], None] = lambda generation, member: None
         self.on_append: Callable[[str], None] = lambda topic: None
+        self.met: set[str] = set()
+        """What was answered to anybody: errors, and what happened by itself."""
         self._numbers = itertools.count(1)
 
     def log(self, topic: str, partition: int) -> Log:
@@ -123,6 +125,7 @@ class Broker:
             if state.txn.outcome is None:
                 state.epoch += 1
                 self._decide(state, False)
+            self.met.add("concurrent")
             return None
         state.epoch += 1
         state.timeout = timeout
@@ -152,9 +155,7 @@ class Broker:
         log.append(entry)
         return True
 
-    def send_offsets(
-        self, name: str, epoch: int, generation: int, member: str, offsets: dict[int, int]
-    ) -> bool:
+    def send_offsets(self, name: str, epoch: int, generation: int, member: str, offsets: dict[int, int]) -> bool:
         """AddOffsetsToTxn and TxnOffsetCommit."""
         txn = self.ongoing(name, epoch)
         if txn is None:
@@ -181,12 +182,14 @@ class Broker:
     def _current(self, name: str, epoch: int) -> _Id:
         state = self.ids[name]
         if state.epoch != epoch:
+            self.met.add("_FENCED")
             raise Refuses("_FENCED", "fenced")
         return state
 
     def _expire(self, state: _Id, txn: Txn) -> None:
         if state.txn is txn and txn.outcome is None:
             state.epoch += 1
+            self.met.add("expired")
             self._decide(state, False)
 
     def _decide(self, state: _Id, commit: bool) -> None:
@@ -194,7 +197,9 @@ class Broker:
         assert txn is not None
         txn.outcome = commit
         state.last = commit
-        marks: list[Callable[[], None]] = [lambda log=log: log.append(Entry(None, None, None, txn, True)) for log in txn.logs]
+        marks: list[Callable[[], None]] = [
+            lambda log=log: log.append(Entry(None, None, None, txn, True)) for log in txn.logs
+        ]
         if txn.offsets:
             marks.append(lambda: self._settle_offsets(txn))
         txn.unmarked = len(marks)

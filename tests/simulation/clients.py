@@ -193,6 +193,8 @@ class SimProducer:
         strike = self._faults.strike("init", self._process.loop.time())
         if strike is Strike.HANGS:
             self._process.pause(FOREVER)
+        if strike is Strike.REQUEST_LOST:
+            self._no_answer("init_transactions", timeout_seconds)
         while True:
             self._process.travel()
             epoch = self._broker.init(self._name, self._transaction_timeout)
@@ -333,7 +335,7 @@ class SimProducer:
         if strike is Strike.HANGS:
             process.pause(FOREVER)
         if strike is Strike.LATE:
-            process.pause(self._faults.rng.uniform(1.0, 3.0) * timeout_seconds)
+            process.pause(self._faults.rng.uniform(1.0, 6.0) * timeout_seconds)
         if strike is Strike.ABORTABLE:
             process.travel()
             raise TransactionFailed(call, "INJECTED", "abortable")
@@ -434,7 +436,7 @@ class SimInput:
                 self._positions[partition] = records[-1].offset + 1
                 self._outstanding += len(records)
         if batch:
-            self._arrives_at = max(self._arrives_at + ORDERED, process.loop.time() + process.faults.switch())
+            self._arrives_at = max(self._arrives_at + ORDERED, process.loop.time() + process.faults.poll())
             process.loop.call_at(self._arrives_at, self._hand_over, batch, self._epochs)
             self.wake()
 

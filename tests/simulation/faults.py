@@ -17,13 +17,14 @@ class Strike(enum.Enum):
     HANGS = "the call never returns, whatever its timeout"
     LATE = "the effect happens when nobody waits for it any more"
     ABORTABLE = "the broker says that the transaction has to be aborted"
+    FORGOTTEN = "the group coordinator does not know the member, for this once"
 
 
-ALL = tuple(Strike)
+ALL = tuple(strike for strike in Strike if strike is not Strike.FORGOTTEN)
 POSSIBLE: Mapping[str, tuple[Strike, ...]] = {
-    "init": (Strike.REPLY_LOST, Strike.HANGS),
+    "init": (Strike.REPLY_LOST, Strike.REQUEST_LOST, Strike.HANGS),
     "flush": (Strike.REPLY_LOST, Strike.HANGS, Strike.ABORTABLE),
-    "send": ALL,
+    "send": tuple(Strike),
     "commit": ALL,
     "abort": (Strike.REPLY_LOST, Strike.REQUEST_LOST, Strike.HANGS, Strike.LATE),
     "ask": (Strike.REPLY_LOST,),
@@ -54,6 +55,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     interjections: bool = False
     actions: tuple[tuple[float, str], ...] = ()
     slow_markers: float = 0.02
+    call_timeout: float = 5.0
+    transaction_timeout: float = 5.0
+    session: float = 6.0
 
 
 class Faults:
@@ -71,6 +75,10 @@ class Faults:
     def switch(self) -> float:
         """How long it takes from one thread to another."""
         return self._on_grid(self.rng.choice((0.0, 0.0001, 0.001)))
+
+    def poll(self) -> float:
+        """How long a batch is on its way from the poll thread; now and then others are served before it."""
+        return self._on_grid(self.rng.choice((0.0, 0.0001, 0.001, 0.001, 0.001, 0.2)))
 
     def strike(self, call: str, now: float) -> Strike | None:
         """What happens to this call."""

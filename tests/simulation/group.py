@@ -46,8 +46,10 @@ class Group:
     def check(self, generation: int, member: str) -> None:
         """What TxnOffsetCommit looks at."""
         if member not in self.members:
+            self.broker.met.add("UNKNOWN_MEMBER_ID")
             raise Refuses("UNKNOWN_MEMBER_ID", "lost")
         if generation != self.generation:
+            self.broker.met.add("ILLEGAL_GENERATION")
             raise Refuses("ILLEGAL_GENERATION", "stale")
 
     def new_id(self) -> str:
@@ -194,7 +196,9 @@ class SimMembership:
         loop = self._group.loop
 
         def say(event: GroupEvent) -> None:
-            self._said_until = max(self._said_until + 1e-9, loop.time() + self._rng.choice((0.0, 0.001, 0.02)))
+            self._said_until = max(
+                self._said_until + 1e-9, loop.time() + self._rng.choice((0.0, 0.0, 0.001, 0.001, 0.02, 0.02, 1.0))
+            )
             loop.call_at(self._said_until, lambda: self._stopped or deliver(event))
 
         self._deliver = say

@@ -24,12 +24,22 @@ def _actions(rng: random.Random, kinds: tuple[str, ...], count: int) -> tuple[tu
 
 
 def _lost_replies(rng: random.Random) -> dict[str, object]:
-    share = rng.choice((0.02, 0.05, 0.15))
-    return {"strikes": {call: share for call in rng.sample(("send", "commit", "flush", "abort", "init"), 3)}}
+    share = rng.choice((0.05, 0.15, 0.3))
+    return {"strikes": dict.fromkeys(rng.sample(("send", "commit", "flush", "abort", "init"), 3), share)}
+
+
+LONG = {"call_timeout": 2.0, "transaction_timeout": 20.0, "session": 24.0}
+"""Transactions that outlive the patience with a call: what was abandoned may still have its effect."""
 
 
 def _late(rng: random.Random) -> dict[str, object]:
-    return {"strikes": {"send": 0.06, "commit": 0.03}, "members": rng.choice((1, 2))}
+    strikes = {"send": 0.2, "commit": 0.15, "abort": 0.3, "init": 0.3}
+    return {"strikes": strikes, "members": rng.choice((1, 2)), **rng.choice((LONG, LONG, {}))}
+
+
+def _slow_rebalances(rng: random.Random) -> dict[str, object]:
+    """Members come and go while commits hang."""
+    return {"strikes": {"send": 0.2, "commit": 0.2}, "actions": _actions(rng, ("start", "stop"), 16), **LONG}
 
 
 def _rebalances(rng: random.Random) -> dict[str, object]:
@@ -65,7 +75,7 @@ def _refused_under_way(rng: random.Random) -> dict[str, object]:
         "actions": _actions(rng, ("start", "stop", "interject"), 14),
         "max_batch": 10,
         "target_batch": 3,
-        "strikes": {"commit": 0.02, "flush": 0.03},
+        "strikes": {"commit": 0.05, "flush": 0.05},
     }
 
 
@@ -75,7 +85,7 @@ def _everything(rng: random.Random) -> dict[str, object]:
         "kinds": ALL_KINDS,
         "interjections": rng.random() < 0.5,
         "patient": rng.random() < 0.2,
-        "strikes": {call: share for call in ("send", "commit", "flush", "abort", "init", "ask")},
+        "strikes": dict.fromkeys(("send", "commit", "flush", "abort", "init", "ask"), share),
         "actions": _actions(
             rng, ("start", "start", "stop", "crash", "freeze", "outage", "forget", "interject", "interject"), 16
         ),
@@ -86,6 +96,7 @@ PROFILES: tuple[Callable[[random.Random], dict[str, object]], ...] = (
     _lost_replies,
     _late,
     _rebalances,
+    _slow_rebalances,
     _crashes,
     _forgets,
     _outages,

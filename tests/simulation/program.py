@@ -131,6 +131,9 @@ def build(plan: Plan, instance: str, rng: random.Random, pause: Any) -> EventSou
             target_batch_size=plan.target_batch,
             max_batch_size=plan.max_batch,
         ),
+        session_timeout_seconds=plan.session,
+        transaction_timeout_seconds=plan.transaction_timeout,
+        call_timeout_seconds=plan.call_timeout,
         max_queued_records=plan.max_queued,
         max_poll_records=20,
         error_policy=ErrorPolicy(then=ErrorResponse.FAIL_CONSUMER),
@@ -145,7 +148,7 @@ def build(plan: Plan, instance: str, rng: random.Random, pause: Any) -> EventSou
     async def slow(ctx: EventContext[Any], event: Slow) -> None:
         before = ctx.store.get(event.key, 0)
         ctx.store.write(ctx, event.key, -1)  # nobody may ever see this
-        await anyio.sleep(rng.choice((0.0, 0.001, 0.05, 0.5, 3.0)))
+        await anyio.sleep(rng.choice((0.0, 0.001, 0.01, 0.1, 0.1, 0.5, 2.0)))
         ctx.store.write(ctx, event.key, before)
         add(ctx, event)
 

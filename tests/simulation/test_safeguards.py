@@ -1,0 +1,49 @@
+"""Each safeguard of the engine taken out once: some world must go wrong, and the same world must be right with it.
+
+A safeguard that nobody misses is either superfluous or not tested.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from .plans import plan_of
+from .safeguards import SAFEGUARDS, Safeguard
+from .world import simulate
+
+TRIES = int(os.environ.get("SIM_TRIES", "40"))
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """The engine has much to complain about here."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def first_miss(safeguard: Safeguard) -> tuple[int, str, list[str]] | None:
+    """(seed, profile, differences) of the first world that goes wrong without it."""
+    for seed in range(TRIES):
+        for profile in safeguard.profiles:
+            with pytest.MonkeyPatch.context() as patch:
+                safeguard.out(patch)
+                world = simulate(seed, plan_of(seed, profile))
+            if world.differences:
+                return seed, profile, world.differences
+    return None
+
+
+@pytest.mark.filterwarnings("ignore")  # tasks of an engine that was broken on purpose
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", SAFEGUARDS)
+def test_it_is_missed(name: str) -> None:
+    missed = first_miss(SAFEGUARDS[name])
+    assert missed is not None, f"{name}: out, and all of {TRIES} seeds were right all the same"
+    seed, profile, differences = missed
+    print(f"{name}: seed {seed} of {profile}: {differences[0][:200]}")
+    assert not simulate(seed, plan_of(seed, profile)).differences, "and it is right with it"
