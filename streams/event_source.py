@@ -167,7 +167,7 @@ class EventSource(Generic[StoreT]):
                 future.set_exception(error)
 
         route = Route(_name(handler), None, handler, blocking=False, policy=self.config.error_policy)
-        worker.put(Interjection(route, waiter))
+        worker.inbox.put(Interjection(route, waiter))
         await future
 
     async def interject_all(self, handler: InterjectionHandler[StoreT], /) -> list[int]:
@@ -230,9 +230,9 @@ class EventSource(Generic[StoreT]):
                     number,
                     worker.state.value,
                     worker.watermark,
-                    worker.queued_records,
-                    worker.queued_bytes,
-                    worker.paused,
+                    worker.inbox.records,
+                    worker.inbox.size,
+                    worker.inbox.paused,
                 )
                 for number, worker in sorted(engine.workers.items())
             ),

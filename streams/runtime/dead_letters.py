@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from streams.records import Headers, IncomingRecord, Output
+from streams.runtime.failures import text_of
 
 PREFIX = "__kes_dlq_"
 """Headers of this kind are added to the record's own, which stay as they are."""
@@ -27,11 +28,3 @@ def dead_letter(topic: str, record: IncomingRecord, error: BaseException, attemp
     headers: Headers = list(record.headers or ())
     headers += [(PREFIX + name, text.encode(errors="replace")) for name, text in facts.items()]
     return Output(topic, record.value, record.key, headers, record.partition, 0, record.partition, record.offset)
-
-
-def text_of(error: BaseException) -> str:
-    """``str(error)``, also where that raises: an exception without words must not get past its policy."""
-    try:
-        return str(error)
-    except Exception as reason:
-        return f"(no text: its __str__ raised {type(reason).__name__})"

@@ -32,7 +32,8 @@ from streams.metrics import Measurement, MembershipChanged
 from streams.outcomes import ErrorResponse
 from streams.records import IncomingRecord
 from streams.runtime.bridge import Inlet
-from streams.runtime.partition_worker import EventFailure, PartitionWorker, RestartNeeded
+from streams.runtime.failures import EventFailure, RestartNeeded
+from streams.runtime.partition_worker import PartitionWorker
 from streams.runtime.poller import size_of
 from streams.runtime.ports import Blocking, Connections
 from streams.runtime.recovery import Recovery
@@ -393,15 +394,21 @@ class Engine:
     def _deliver(self, batch: tuple[dict[int, list[IncomingRecord]], dict[int, int]]) -> None:
         by_partition, epochs = batch
         if not by_partition:  # the poll thread has no room although nobody's queue is full
-            most = max(self.workers.values(), key=lambda worker: worker.counted_bytes or worker.counted, default=None)
-            if most is not None:
+            most = max(
+                (w.inbox for w in self.workers.values()),
+                key=lambda inbox: inbox.counted_size or inbox.counted,
+                default=None,
+            )
+            if most is not None and most.counted:
                 most.hold()
+            else:  # all was handled while the question was on its way; nobody would resume an empty queue
+                self.input.handled(0, 0)
         for partition, records in by_partition.items():
             worker = self.workers.get(partition)
             if worker is None or worker.state is not _S.ACTIVE or epochs.get(partition) != worker.epoch:
                 self.input.handled(len(records), size_of(records))
             else:
-                worker.take_in(records)
+                worker.inbox.add(records)
 
     # -- small services ------------------------------------------------------------------------------------------------
 

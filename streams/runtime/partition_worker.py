@@ -12,8 +12,6 @@ import asyncio
 import inspect
 import logging
 import math
-import random
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,17 +21,28 @@ import anyio.lowlevel
 from streams.core.partition import PartitionState
 from streams.core.router import Route
 from streams.core.transaction import Waiter
-from streams.errors import DecodeError, NotOwned, RecordError, RecordRefused, StreamsError
+from streams.errors import DecodeError, NotOwned, StreamsError
 from streams.events import parse_version
 from streams.metrics import EventFailed
 from streams.outcomes import ErrorPolicy, ErrorResponse, ExecutionState
 from streams.protocols import JournalledStore
 from streams.records import TYPE_HEADER, VERSION_HEADER, Change, IncomingRecord, Output, TopicPartition
-from streams.runtime.dead_letters import dead_letter, text_of
+from streams.runtime.dead_letters import dead_letter
 from streams.runtime.event_context import EventContext
+from streams.runtime.failures import (
+    FINAL,
+    Answered,
+    EventFailure,
+    RestartNeeded,
+    backoff,
+    cancelled_inside,
+    change_too_large,
+    describe,
+    describe_type,
+    is_fatal,
+)
+from streams.runtime.inbox import Inbox
 from streams.runtime.interjections import Interjection, Timetable
-from streams.runtime.poller import size_of
-from streams.runtime.signal import Signal
 from streams.runtime.transaction_pool import OffsetRecord
 
 if TYPE_CHECKING:
@@ -43,20 +52,6 @@ _log = logging.getLogger(__name__)
 
 SLICE: Final = 128
 """Events handled between two looks at the loop: long enough that the switch costs nothing, short enough for 2 ms."""
-
-
-class EventFailure(StreamsError):
-    """A handler failed and its policy says to stop. ``__cause__`` is what the handler raised."""
-
-
-class RestartNeeded(Exception):
-    """The store cannot be undone: restore the partition from its changelog, then go on with this event."""
-
-    def __init__(self, offset: int, attempts: int, error: BaseException) -> None:
-        super().__init__(text_of(error))
-        self.offset = offset
-        self.attempts = attempts
-        self.error = error
 
 
 class PartitionWorker:
@@ -72,13 +67,7 @@ class PartitionWorker:
         self.restored_to: int | None = None
         self.offset_record: OffsetRecord | None = None
         self.watermark = -1
-        self.paused = False
-        self.queued_records = 0
-        self.queued_bytes = 0
-        self.counted = 0  # of the queued records, those that the poller still counts
-        self.counted_bytes = 0
-        self._resume_at = 0
-        self._resume_at_bytes = 0
+        self.inbox = Inbox(engine.config, engine.input, partition)
         self.started_at: int | None = None  # where it began without any committed offset
         self.known_failures: dict[int, tuple[int, BaseException]] = {}
         self.met_failures: dict[int, tuple[int, BaseException]] = {}  # known ones that were met, for the next restart
@@ -87,78 +76,27 @@ class PartitionWorker:
         self.finished = anyio.Event()  # the task has ended
         self.gone = anyio.Event()  # the partition is released or void
         self._journalled = isinstance(self.store, JournalledStore)
-        self._inbox: deque[list[IncomingRecord] | Interjection] = deque()
-        self._wake = Signal()
         self._timetable = Timetable(engine.schedules, engine.rng)
         self._closing = False
 
-    # -- intake, called by the engine ----------------------------------------------------------------------------------
-
-    def take_in(self, records: list[IncomingRecord]) -> None:
-        """Queue records; pauses the partition when its queue is full."""
-        size = size_of(records)
-        self._inbox.append(records)
-        self.queued_records += len(records)
-        self.queued_bytes += size
-        self.counted += len(records)
-        self.counted_bytes += size
-        config = self.engine.config
-        if self.queued_records >= config.max_queued_records or self.queued_bytes >= config.max_queued_bytes:
-            self.hold()
-        elif self.paused:
-            self._uncount(self.counted, self.counted_bytes)
-        self._wake.notify()
-
-    def hold(self) -> None:
-        """Pause until half of what is queued now is handled. What is queued does not count against others meanwhile."""
-        if not self.paused:
-            self.paused = True
-            self._resume_at = self.queued_records // 2
-            self._resume_at_bytes = self.queued_bytes // 2
-            self.engine.input.pause(self.partition)
-        self._uncount(self.counted, self.counted_bytes)
-
-    def put(self, interjection: Interjection) -> None:
-        """Queue an interjection behind what is queued already."""
-        self._inbox.append(interjection)
-        self._wake.notify()
+    # -- called by the engine ------------------------------------------------------------------------------------------
 
     def drop_store(self) -> None:
-        """Let the store go, once."""
+        """Let the store go, once. If it cannot, the source stops, after what is to be done for the others."""
         store, self.store = self.store, None
         if store is not None:
-            store.revoked()
+            try:
+                store.revoked()
+            except Exception as error:
+                failure = StreamsError(f"{self.topic_partition}: the store's revoked() failed: {error!r}")
+                failure.__cause__ = error
+                self.engine.fail(failure)
 
     def close_intake(self) -> None:
         """Nothing more is handled after the event that is running now; what is queued is dropped (it is not
         committed)."""
         self._closing = True
-        self._drop_inbox()
-        self._wake.notify()
-
-    def _drop_inbox(self) -> None:
-        for item in self._inbox:
-            if isinstance(item, Interjection):
-                item.done(self._given_up())
-        self._inbox.clear()
-        self._uncount(self.counted, self.counted_bytes)
-        self.queued_records = self.queued_bytes = 0
-
-    def _handled(self, records: list[IncomingRecord]) -> None:
-        """These left the queue."""
-        size = size_of(records)
-        self.queued_records -= len(records)
-        self.queued_bytes -= size
-        self._uncount(min(len(records), self.counted), min(size, self.counted_bytes))
-        if self.paused and self.queued_records <= self._resume_at and self.queued_bytes <= self._resume_at_bytes:
-            self.paused = False
-            self.engine.input.resume(self.partition)
-
-    def _uncount(self, records: int, size: int) -> None:
-        if records or size:
-            self.counted -= records
-            self.counted_bytes -= size
-            self.engine.input.handled(records, size)
+        self.inbox.drop(self._given_up())
 
     # -- the task ------------------------------------------------------------------------------------------------------
 
@@ -170,10 +108,10 @@ class PartitionWorker:
             due = self._timetable.due(self.engine.now())
             if due is not None:
                 await self._interjection(due)
-            elif not self._inbox:
-                await self._wake.wait(self._timetable.seconds_to_next(self.engine.now()))
+            elif not self.inbox:
+                await self.inbox.wait(self._timetable.seconds_to_next(self.engine.now()))
             else:
-                item = self._inbox.popleft()
+                item = self.inbox.take()
                 if isinstance(item, Interjection):
                     await self._interjection(item)
                 else:
@@ -195,7 +133,7 @@ class PartitionWorker:
             else:
                 await anyio.lowlevel.checkpoint()
             if not self._closing:
-                self._handled(records[start:position])
+                self.inbox.handled(records[start:position])
             due = self._timetable.due(now())
             if due is not None and not self._closing:
                 await self._interjection(due)
@@ -237,14 +175,14 @@ class PartitionWorker:
                         ctx.close()
                         self._undo(journal)
                         return position, None
-                    raise _Answered(answer, ctx.error)
+                    raise Answered(answer, ctx.error)
                 for change in journal:
                     if change.value is not None and len(change.value) > limit:
-                        raise _change_too_large(change, limit)
+                        raise change_too_large(change, limit)
             except (Exception, asyncio.CancelledError) as error:
                 ctx.close()
                 self._undo(journal)
-                return position, error if isinstance(error, Exception) else _cancelled_inside(error)
+                return position, error if isinstance(error, Exception) else cancelled_inside(error)
             ctx._closed = True
             if journalled:
                 store.end()
@@ -272,7 +210,7 @@ class PartitionWorker:
             if error is not None:
                 if soiled and not self._journalled:
                     raise RestartNeeded(record.offset, attempts, error)
-                if attempts > route.policy.retries or isinstance(error, _FINAL) or _is_fatal(error):
+                if attempts > route.policy.retries or isinstance(error, FINAL) or is_fatal(error):
                     await self._last_word(record, route, route.policy, error, attempts)
                     return
                 await anyio.sleep(backoff(route.policy, attempts, self.engine.rng))
@@ -291,7 +229,7 @@ class PartitionWorker:
             route = router.default
             if route is None:
                 advice = "register a handler for it, or a default handler, or set decode_policy"
-                return None, None, DecodeError(f"{record.where}: {_describe_type(record)}; {advice}")
+                return None, None, DecodeError(f"{record.where}: {describe_type(record)}; {advice}")
         versions = [content for header, content in record.headers or () if header == VERSION_HEADER]
         try:
             return route, route.decode(record.value, parse_version(versions[0]) if versions else 1), None
@@ -326,16 +264,16 @@ class PartitionWorker:
                 if isinstance(answer, Awaitable):
                     answer = await answer
             if answer is not None and answer is not ExecutionState.COMPLETE:
-                raise _Answered(answer, ctx.error)
+                raise Answered(answer, ctx.error)
             for change in journal:
                 if change.value is not None and len(change.value) > limit:
-                    raise _change_too_large(change, limit)
+                    raise change_too_large(change, limit)
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and anyio.current_effective_deadline() == -math.inf:
                 raise  # we are cancelled ourselves; otherwise the handler awaited what somebody else had cancelled
             ctx.close()
             self._undo(journal)
-            return error if isinstance(error, Exception) else _cancelled_inside(error)
+            return error if isinstance(error, Exception) else cancelled_inside(error)
         ctx.close()
         if self._journalled and self.store is not None:
             self.store.end()
@@ -389,10 +327,10 @@ class PartitionWorker:
     ) -> None:
         """The retries are used up: do what the policy says."""
         engine = self.engine
-        response = ErrorResponse.FAIL_CONSUMER if _is_fatal(error) else policy.then
+        response = ErrorResponse.FAIL_CONSUMER if is_fatal(error) else policy.then
         what = route.name if route is not None else "a record that cannot be read"
-        engine.measure(EventFailed(self.partition, record.offset, _text(error), response.value))
-        text = f"{record.where} ({what}) failed after {attempts} attempt(s): {_text(error)}"
+        engine.measure(EventFailed(self.partition, record.offset, describe(error), response.value))
+        text = f"{record.where} ({what}) failed after {attempts} attempt(s): {describe(error)}"
         if response is ErrorResponse.FATALLY_EXIT:
             engine.exit_now(f"{text}; fatally_exit")
         if response is ErrorResponse.FAIL_CONSUMER:
@@ -428,68 +366,12 @@ class PartitionWorker:
             interjection.done(error)
         else:
             policy = interjection.route.policy
-            engine.measure(EventFailed(self.partition, -1, _text(error), policy.then.value))
-            text = f"the interjection {interjection.route.name} of {self.topic_partition} failed: {_text(error)}"
+            engine.measure(EventFailed(self.partition, -1, describe(error), policy.then.value))
+            text = f"the interjection {interjection.route.name} of {self.topic_partition} failed: {describe(error)}"
             if policy.then is ErrorResponse.FATALLY_EXIT:
                 engine.exit_now(f"{text}; fatally_exit")
-            if policy.then is ErrorResponse.FAIL_CONSUMER or _is_fatal(error):
+            if policy.then is ErrorResponse.FAIL_CONSUMER or is_fatal(error):
                 raise EventFailure(f"{text}; the source stops") from error
             _log.warning("%s; it runs again when it is due", text, exc_info=error)
         if not self._journalled:
             raise RestartNeeded(-1, 0, error)
-
-
-class _Answered(Exception):
-    """A handler answered ``FAIL`` or ``FATAL`` instead of raising."""
-
-    def __init__(self, answer: object, error: BaseException | None) -> None:
-        super().__init__(text_of(error) if error is not None else f"the handler answered {answer!r}")
-        self.answer = answer
-        self.__cause__ = error
-
-
-def _cancelled_inside(error: BaseException) -> RuntimeError:
-    """A ``CancelledError`` that is not ours, as an error like any other: passed on it would end the partition's task
-    without a word."""
-    wrapped = RuntimeError(
-        "the handler met a cancellation that is not its own: it awaited something that was cancelled"
-    )
-    wrapped.__cause__ = error
-    return wrapped
-
-
-_FINAL = (DecodeError, RecordRefused)
-"""Errors that the same bytes will always give."""
-
-
-def backoff(policy: ErrorPolicy, attempts: int, rng: random.Random) -> float:
-    """Seconds to wait after so many failed attempts: doubled each time, capped, a quarter to either side at random."""
-    return min(policy.backoff_seconds * 2.0 ** min(attempts - 1, 30), policy.max_backoff_seconds) * rng.uniform(
-        0.75, 1.25
-    )
-
-
-def _is_fatal(error: BaseException) -> bool:
-    return isinstance(error, _Answered) and error.answer is not ExecutionState.FAIL
-
-
-def _text(error: BaseException) -> str:
-    if isinstance(error, _Answered) and error.__cause__ is not None:
-        error = error.__cause__
-    return str(error) if isinstance(error, RecordError) else f"{type(error).__name__}: {text_of(error)}"
-
-
-def _describe_type(record: IncomingRecord) -> str:
-    raw = record.header(TYPE_HEADER)
-    if raw is None:
-        return f"the record has no type header ({TYPE_HEADER})"
-    return f"nobody handles the event type {raw[:64].decode(errors='replace')!r}"
-
-
-def _change_too_large(change: Change, limit: int) -> RecordRefused:
-    return RecordRefused(
-        f"the store's value for key {change.key[:64]!r} has {len(change.value or b'')} bytes, more than "
-        "message.max.bytes of "
-        f"the producer ({limit}): raise it in client_settings (and max.message.bytes of the changelog), or "
-        "store less per key"
-    )

@@ -202,7 +202,7 @@ def old_batches_are_taken(patch: Patch) -> None:
             if worker is None or worker.state is not PartitionState.ACTIVE:
                 self.input.handled(len(records))
             else:
-                worker.take_in(records)
+                worker.inbox.add(records)
 
     patch.setattr(Engine, "_deliver", deliver)
 

@@ -1,0 +1,91 @@
+"""How an event can fail, and what is said about it."""
+
+from __future__ import annotations
+
+import random
+
+from streams.errors import DecodeError, RecordError, RecordRefused, StreamsError
+from streams.outcomes import ErrorPolicy, ExecutionState
+from streams.records import TYPE_HEADER, Change, IncomingRecord
+
+
+class EventFailure(StreamsError):
+    """A handler failed and its policy says to stop. ``__cause__`` is what the handler raised."""
+
+
+class RestartNeeded(Exception):
+    """The store cannot be undone: restore the partition from its changelog, then go on with this event."""
+
+    def __init__(self, offset: int, attempts: int, error: BaseException) -> None:
+        super().__init__(text_of(error))
+        self.offset = offset
+        self.attempts = attempts
+        self.error = error
+
+
+class Answered(Exception):
+    """A handler answered ``FAIL`` or ``FATAL`` instead of raising."""
+
+    def __init__(self, answer: object, error: BaseException | None) -> None:
+        super().__init__(text_of(error) if error is not None else f"the handler answered {answer!r}")
+        self.answer = answer
+        self.__cause__ = error
+
+
+def cancelled_inside(error: BaseException) -> RuntimeError:
+    """A ``CancelledError`` that is not ours, as an error like any other: passed on it would end the partition's task
+    without a word."""
+    wrapped = RuntimeError(
+        "the handler met a cancellation that is not its own: it awaited something that was cancelled"
+    )
+    wrapped.__cause__ = error
+    return wrapped
+
+
+FINAL = (DecodeError, RecordRefused)
+"""Errors that the same bytes will always give."""
+
+
+def backoff(policy: ErrorPolicy, attempts: int, rng: random.Random) -> float:
+    """Seconds to wait after so many failed attempts: doubled each time, capped, a quarter to either side at random."""
+    return min(policy.backoff_seconds * 2.0 ** min(attempts - 1, 30), policy.max_backoff_seconds) * rng.uniform(
+        0.75, 1.25
+    )
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Whether the handler asked for the source to stop."""
+    return isinstance(error, Answered) and error.answer is not ExecutionState.FAIL
+
+
+def describe(error: BaseException) -> str:
+    """The error in one line."""
+    if isinstance(error, Answered) and error.__cause__ is not None:
+        error = error.__cause__
+    return str(error) if isinstance(error, RecordError) else f"{type(error).__name__}: {text_of(error)}"
+
+
+def describe_type(record: IncomingRecord) -> str:
+    """What is wrong with the type of a record that nobody handles."""
+    raw = record.header(TYPE_HEADER)
+    if raw is None:
+        return f"the record has no type header ({TYPE_HEADER})"
+    return f"nobody handles the event type {raw[:64].decode(errors='replace')!r}"
+
+
+def change_too_large(change: Change, limit: int) -> RecordRefused:
+    """The error for a change that no producer would take."""
+    return RecordRefused(
+        f"the store's value for key {change.key[:64]!r} has {len(change.value or b'')} bytes, more than "
+        "message.max.bytes of "
+        f"the producer ({limit}): raise it in client_settings (and max.message.bytes of the changelog), or "
+        "store less per key"
+    )
+
+
+def text_of(error: BaseException) -> str:
+    """``str(error)``, also where that raises: an exception without words must not get past its policy."""
+    try:
+        return str(error)
+    except Exception as reason:
+        return f"(no text: its __str__ raised {type(reason).__name__})"

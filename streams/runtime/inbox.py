@@ -1,0 +1,98 @@
+"""What waits for one partition's worker: batches of records and interjections, in order, within bounds."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from streams.config import EventSourceConfig
+from streams.records import IncomingRecord
+from streams.runtime.interjections import Interjection
+from streams.runtime.poller import size_of
+from streams.runtime.ports import Input
+from streams.runtime.signal import Signal
+
+
+class Inbox:
+    """The queue of one partition. ``records`` and ``size`` (bytes) wait; ``paused``: it is not read meanwhile.
+
+    What waits counts against the poll thread's room until it is handled, or until the partition is paused: then it only
+    counts against the partition's own bounds.
+    """
+
+    def __init__(self, config: EventSourceConfig, source: Input, partition: int) -> None:
+        self.records = 0
+        self.size = 0
+        self.counted = 0
+        self.counted_size = 0
+        self.paused = False
+        self._most_records = config.max_queued_records
+        self._most_bytes = config.max_queued_bytes
+        self._resume_at = (0, 0)
+        self._input = source
+        self._partition = partition
+        self._items: deque[list[IncomingRecord] | Interjection] = deque()
+        self._wake = Signal()
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    def add(self, records: list[IncomingRecord]) -> None:
+        """Queue records; pauses the partition when its queue is full."""
+        size = size_of(records)
+        self._items.append(records)
+        self.records += len(records)
+        self.size += size
+        self.counted += len(records)
+        self.counted_size += size
+        if self.records >= self._most_records or self.size >= self._most_bytes:
+            self.hold()
+        elif self.paused:
+            self._uncount(self.counted, self.counted_size)
+        self._wake.notify()
+
+    def hold(self) -> None:
+        """Pause until half of what is queued now is handled."""
+        if not self.paused:
+            self.paused = True
+            self._resume_at = (self.records // 2, self.size // 2)
+            self._input.pause(self._partition)
+        self._uncount(self.counted, self.counted_size)
+
+    def put(self, interjection: Interjection) -> None:
+        """Queue an interjection behind what is queued already."""
+        self._items.append(interjection)
+        self._wake.notify()
+
+    def take(self) -> list[IncomingRecord] | Interjection:
+        """The next item. Records stay counted until ``handled``."""
+        return self._items.popleft()
+
+    async def wait(self, timeout: float | None) -> None:
+        """Wait for something to take, for ``drop``, or for the timeout."""
+        await self._wake.wait(timeout)
+
+    def handled(self, records: list[IncomingRecord]) -> None:
+        """These are done."""
+        size = size_of(records)
+        self.records -= len(records)
+        self.size -= size
+        self._uncount(min(len(records), self.counted), min(size, self.counted_size))
+        if self.paused and self.records <= self._resume_at[0] and self.size <= self._resume_at[1]:
+            self.paused = False
+            self._input.resume(self._partition)
+
+    def drop(self, reason: Exception) -> None:
+        """Forget everything; whoever waits for an interjection is told why."""
+        for item in self._items:
+            if isinstance(item, Interjection):
+                item.done(reason)
+        self._items.clear()
+        self._uncount(self.counted, self.counted_size)
+        self.records = self.size = 0
+        self._wake.notify()
+
+    def _uncount(self, records: int, size: int) -> None:
+        if records or size:
+            self.counted -= records
+            self.counted_size -= size
+            self._input.handled(records, size)
