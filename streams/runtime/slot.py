@@ -46,7 +46,7 @@ class Slot:
         worker = self._worker = self._connections.worker(f"kes-{self.transactional_id}")
         try:
             self._producer = await self._call(
-                self._connect, tuple(topics), one_by_one, name="init_transactions", patience=2.0
+                self._connect, worker, tuple(topics), one_by_one, name="init_transactions", patience=2.0
             )
             self.one_by_one = one_by_one
         except BaseException:
@@ -130,11 +130,13 @@ class Slot:
         producer = self._alive("abort_transaction")
         await self._call(producer.abort, self._timeout, name="abort_transaction")
 
-    def _connect(self, topics: tuple[str, ...], one_by_one: bool) -> Producer:
+    def _connect(self, worker: Blocking, topics: tuple[str, ...], one_by_one: bool) -> Producer:
         producer = self._connections.producer(self.transactional_id, one_by_one=one_by_one)
         try:
             producer.init(self._timeout)
             producer.warm_up(topics, self._timeout)
+            if self._worker is not worker:  # too late: nobody takes it, and its end must not hold up the loop's thread
+                raise TransactionFailed("init_transactions", "ABANDONED", "unknown", "the deadline passed before it")
         except BaseException:
             producer.close()
             raise
