@@ -1,6 +1,7 @@
 """The smallest useful event source: accounts, and an output for every balance.
 
 kes broker start
+kes topics apply examples.bank:source --output bank-balances:10
 kes run examples.bank:source
 """
 

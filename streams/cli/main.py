@@ -156,7 +156,7 @@ def _root(
 ) -> None:
     """Exactly-once event sourcing for Kafka.
 
-    Environment: KES_BOOTSTRAP_SERVERS (the broker), KES_CACHE_DIR, KES_STATE_DIR, KES_DEBUG=1 (stack traces).
+    Environment: KES_BOOTSTRAP_SERVERS (the broker), KES_CACHE_DIR, KES_DEBUG=1 (stack traces).
     """
     from streams.cli.console import configure_logging
 

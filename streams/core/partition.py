@@ -38,7 +38,7 @@ class PartitionState(enum.Enum):
 LEGAL_MOVES: Final[dict[PartitionState, frozenset[PartitionState]]] = {
     PartitionState.RESTORING: frozenset({PartitionState.ACTIVE, PartitionState.DRAINING, PartitionState.VOID}),
     PartitionState.ACTIVE: frozenset({PartitionState.RESTARTING, PartitionState.DRAINING, PartitionState.VOID}),
-    PartitionState.RESTARTING: frozenset({PartitionState.RESTORING, PartitionState.DRAINING, PartitionState.VOID}),
+    PartitionState.RESTARTING: frozenset({PartitionState.DRAINING, PartitionState.VOID}),
     PartitionState.DRAINING: frozenset({PartitionState.RELEASED, PartitionState.VOID}),
     PartitionState.RELEASED: frozenset(),
     PartitionState.VOID: frozenset(),

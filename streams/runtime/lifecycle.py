@@ -385,6 +385,7 @@ class Engine:
             await self.pool.wait_settled(worker.partition)
         if worker.state is not _S.RESTARTING:
             return
+        worker.state = worker.state.to(_S.VOID)
         worker.drop_store()
         fresh = self.workers[worker.partition] = self._new_worker(worker.partition)
         fresh.known_failures = known

@@ -1,7 +1,7 @@
 """Faults at named points: a process that kills itself with SIGKILL, or stops for a while, in the middle of its work.
 
-    crash = FaultPlan.from_environment()                        # KES_FAULT="commit.before:3" or
-    "flush.after:1:freeze" source = EventSource(...) await consume_with_faults(source, crash)
+    plan = FaultPlan.from_environment()         # KES_FAULT="commit.before:3" or "flush.after:1:freeze"
+    await consume_with_faults(source, plan)     # instead of source.consume_events()
 
 The points lie around every call that the engine makes to the outside; ``POINTS`` lists them. SIGKILL leaves no time
 to tidy up, as a power cut or an out-of-memory kill would; SIGSTOP freezes the process until somebody continues it.

@@ -5,8 +5,9 @@ engine, no transactions, no threads. What it yields must be what ``read_committe
 outputs per key, and the last value per key in the changelog. Besides, no transaction may be left hanging, and the
 offset in the changelog must be the group's.
 
-    report = ReplayOracle(bootstrap_servers, group_id="bank", topic="bank-events", outputs=["balances"],
-    fold=fold).check() assert not report.differences, report
+    oracle = ReplayOracle(servers, group_id="bank", topic="bank-events", outputs=["balances"], fold=fold)
+    report = oracle.check()
+    assert not report.differences, report
 """
 
 from __future__ import annotations
