@@ -50,7 +50,8 @@ class Demo:
         self.lines: list[str] = []
         self._changed = threading.Condition()
         self._ended = False
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
     def _listen(self) -> None:
         assert self.process.stderr is not None
@@ -77,7 +78,19 @@ class Demo:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def end(self, seconds: float) -> int:
-        return self.process.wait(seconds)
+        """Wait for the end of the process and of what it said; its exit code."""
+        code = self.process.wait(seconds)
+        self._listener.join(END_SECONDS)
+        return code
+
+    def close(self) -> None:
+        """End it if it still runs, and let go of its pipes."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.end(END_SECONDS)
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
 
 
 @contextlib.contextmanager
@@ -86,11 +99,7 @@ def demo(*arguments: str) -> Iterator[Demo]:
     try:
         yield run
     finally:
-        if run.process.poll() is None:
-            run.process.terminate()
-            run.process.wait(END_SECONDS)
-        assert run.process.stdout is not None
-        run.process.stdout.close()
+        run.close()
 
 
 def summary(run: Demo) -> dict[str, Any]:
