@@ -1,8 +1,8 @@
 """A simulated broker: logs with transactions, the transaction coordinator, and the offsets of one group.
 
-It follows the classic broker (transactions v1) where exactly-once depends on it: markers are written some time after the
-decision and partition by partition; the last stable offset waits for them, and so do pending offsets of the group; epochs
-fence; a transaction that is open for too long is aborted, which fences its producer.
+It follows the classic broker (transactions v1) where exactly-once depends on it: markers are written some time after
+the decision and partition by partition; the last stable offset waits for them, and so do pending offsets of the group;
+epochs fence; a transaction that is open for too long is aborted, which fences its producer.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from streams.records import Headers, IncomingRecord
 
@@ -137,7 +138,7 @@ class Broker:
         return [name for name, state in self.ids.items() if state.txn is not None]
 
     def ongoing(self, name: str, epoch: int) -> Txn | None:
-        """The open transaction, begun if there is none (AddPartitions, AddOffsets). ``None``: CONCURRENT_TRANSACTIONS."""
+        """The open transaction, begun if there is none. ``None``: CONCURRENT_TRANSACTIONS."""
         state = self._current(name, epoch)
         if state.txn is None:
             txn = state.txn = Txn(f"{name}#{next(self._numbers)}")
@@ -197,11 +198,9 @@ class Broker:
         assert txn is not None
         txn.outcome = commit
         state.last = commit
-        marks: list[Callable[[], None]] = [
-            lambda log=log: log.append(Entry(None, None, None, txn, True)) for log in txn.logs
-        ]
+        marks = [partial(log.append, Entry(None, None, None, txn, True)) for log in txn.logs]
         if txn.offsets:
-            marks.append(lambda: self._settle_offsets(txn))
+            marks.append(partial(self._settle_offsets, txn))
         txn.unmarked = len(marks)
         if not marks:
             state.txn = None

@@ -21,12 +21,10 @@ from streams.topics import TopicSpec
 from .broker import Entry, Refuses
 from .faults import Faults, Strike
 from .group import SimMembership
-from .virtual_time import Killed
+from .virtual_time import ORDERED, Killed
 
 T = TypeVar("T")
 FOREVER = 1e7
-ORDERED = 1e-9
-"""Seconds between two things that keep their order: timers of the very same moment have none."""
 REFUSED_VALUE = b"REFUSED"
 """A record whose value contains this is too large for its topic."""
 

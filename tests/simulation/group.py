@@ -12,6 +12,7 @@ from streams.core.assignor import sticky_plan
 from streams.group import Assigned, Assignment, GroupEvent, Lost, MemberReport, Revoked, Snapshot
 
 from .broker import Broker, Refuses
+from .virtual_time import ORDERED
 
 
 class Unknown(Exception):
@@ -196,9 +197,8 @@ class SimMembership:
         loop = self._group.loop
 
         def say(event: GroupEvent) -> None:
-            self._said_until = max(
-                self._said_until + 1e-9, loop.time() + self._rng.choice((0.0, 0.0, 0.001, 0.001, 0.02, 0.02, 1.0))
-            )
+            delay = self._rng.choice((0.0, 0.0, 0.001, 0.001, 0.02, 0.02, 1.0))
+            self._said_until = max(self._said_until + ORDERED, loop.time() + delay)
             loop.call_at(self._said_until, lambda: self._stopped or deliver(event))
 
         self._deliver = say

@@ -1,12 +1,13 @@
 """An event loop whose clock jumps, and fibers: blocking calls that sleep in its time, one at a time.
 
-Nothing here waits for real: when no callback is ready the clock goes to the next timer. A fiber is a thread that only ever
-runs while the loop stands still for it, so there is no concurrency but the one that the seed decides.
+Nothing here waits for real: when no callback is ready the clock goes to the next timer. A fiber is a thread that only
+ever runs while the loop stands still for it, so there is no concurrency but the one that the seed decides.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import selectors
 import threading
@@ -16,6 +17,8 @@ from typing import Any, TypeVar
 import anyio._backends._asyncio as anyio_backend
 
 T = TypeVar("T")
+ORDERED = 1e-9
+"""Seconds between two things that keep their order: timers of the very same moment have none."""
 PATIENT_ROUNDS = 50
 STANDSTILL = 20_000
 """Callbacks at one and the same moment: more is a loop that waits for nothing."""
@@ -26,7 +29,7 @@ class OutOfTime(AssertionError):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Time passes only between callbacks. Tasks hash by their number, so that sets of them have the same order each run."""
+    """Time passes only between callbacks. Tasks hash by their number: sets of them have the same order each run."""
 
     def __init__(self, limit_seconds: float) -> None:
         self._virtual_now = 0.0
@@ -163,10 +166,8 @@ class Fiber:
         self._go.acquire()
         while (job := self._job) is not None:
             self._job = None
-            try:
+            with contextlib.suppress(Killed):
                 job()
-            except Killed:
-                pass
             self._fibers.idle.append(self)
             self._switch()
         self._back.release()
