@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import KafkaError, Message, Producer, TopicPartition
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from streams import EventSource, EventSourceConfig, IncomingRecord, Table, event_type
 from streams.clients.admin import TopicAdmin, Watermarks
@@ -88,6 +89,7 @@ class Lab:
         self.settings = ClientSettings(bootstrap, {}, client_id="engine-test")
         self.admin = TopicAdmin(self.settings)
         self._producer = _producer(bootstrap)
+        self._failed: list[KafkaError] = []
         self._instances = itertools.count()
 
     # -- before ----------------------------------------------------------------------------------------------------
@@ -130,10 +132,16 @@ class Lab:
         topic: str | None = None,
     ) -> None:
         """Hand one record to the producer; ``flush`` waits for the broker."""
-        self._producer.produce(topic or self.topic, value, key, headers=headers, partition=partition)  # type: ignore[arg-type]
+        name: Any = topic or self.topic
+        self._producer.produce(name, value, key, partition, self._on_delivery, headers=headers)
+
+    def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self._failed.append(error)
 
     async def flush(self) -> None:
         assert await asyncio.to_thread(self._producer.flush, PATIENCE) == 0
+        assert not self._failed
 
     async def add(self, *names: str, partition: int = 0, deed: str = "", amount: int = 1) -> None:
         """Produce events, one for each name, and wait for the broker."""
@@ -232,6 +240,17 @@ class Lab:
                 future.result(PATIENCE)
 
         await asyncio.to_thread(delete)
+
+    async def alter(self, topic: str, setting: str, value: str) -> None:
+        """Change a setting of a topic."""
+        entry = ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+
+        def alter() -> None:
+            for future in self.admin._client.incremental_alter_configs([resource]).values():
+                future.result(PATIENCE)
+
+        await asyncio.to_thread(alter)
 
     async def delete(self, *names: str) -> None:
         await asyncio.to_thread(self.admin.delete, names, 30.0)

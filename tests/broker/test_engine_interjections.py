@@ -1,0 +1,272 @@
+"""Interjections against a real broker: scheduled and asked for, committed when they return, and how they end badly."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from datetime import timedelta
+
+import pytest
+
+from streams import SKIP, STOP, EventContext, EventSource, ExecutionState, PoolConfig
+from streams.errors import NotOwned, RegistrationError, Stopped
+from streams.metrics import EventFailed
+from streams.testing.fixtures import BrokerAddress
+from tests.broker.engine_kit import Added, Lab, Running, Total, Totals, raised_by, start_failure
+
+pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(90)]
+
+
+@pytest.fixture
+def lab(kafka_broker: BrokerAddress, topic_prefix: str) -> Lab:
+    return Lab(kafka_broker.bootstrap_servers, topic_prefix, partitions=2)
+
+
+def source_of(lab: Lab, **settings: object) -> EventSource[Totals]:
+    source = lab.source(**settings)
+
+    def handler(ctx: EventContext[Totals], event: Added) -> None:
+        ctx.store.put(event.name, ctx.store.get(event.name, 0) + event.amount)
+
+    source.register_event_type(Added, handler)
+    return source
+
+
+def tell(lab: Lab, name: str = "told", amount: int = 1) -> object:
+    """An interjection with one output and one change."""
+
+    def interjection(ctx: EventContext[Totals]) -> None:
+        assert ctx.is_interjection
+        assert (ctx.input, ctx.offset) == (None, -1)
+        ctx.store.put(name, amount)
+        ctx.forward(lab.output, Total(name, amount), key=name)
+
+    return interjection
+
+
+async def test_awaiting_means_committed(lab: Lab) -> None:
+    """On a partition that was never read: visible to ``read_committed`` at once, and fenced by an offset (rule R1)."""
+    await lab.create()
+    source = source_of(lab)
+    async with Running(source):
+        await source.interject(1, tell(lab))
+        assert await lab.totals() == [("told", 1)]
+        assert await lab.counts(1) == {"told": 1}
+        assert await lab.committed() == {1: 0}, "a transaction of interjections alone sends an offset too"
+        assert await lab.changelog_offset(1) == 0
+        await source.interject(1, tell(lab, "again", 2))
+        assert await lab.totals() == [("again", 2), ("told", 1)] or len(await lab.records()) == 2
+    await lab.check_settled()
+    again = source_of(lab)
+    async with Running(again) as run:
+        seen: list[dict[str, int]] = []
+        await again.interject(1, lambda ctx: seen.append(dict(ctx.store.items())))
+        assert seen == [{"told": 1, "again": 2}]
+        await lab.add("a", partition=1)
+        await run.until_handled(0, 1)
+
+
+async def test_in_the_order_of_the_partition(lab: Lab) -> None:
+    """It comes behind what is queued, sees its effects, and what comes later sees its own."""
+    await lab.create()
+    source = source_of(lab)
+    seen: list[tuple[int | None, int | None]] = []
+
+    async def look(ctx: EventContext[Totals]) -> ExecutionState:
+        seen.append((ctx.store.get("a"), ctx.store.get("mark")))
+        await asyncio.sleep(0)
+        ctx.store.put("mark", len(seen))
+        return ExecutionState.COMPLETE
+
+    async with Running(source) as run:
+        await lab.add(*["a"] * 50)
+        await run.until_handled(50, 0)
+        await source.interject(0, look)
+        await source.interject(0, look)
+        assert await source.interject_all(look) == [0, 1]
+    assert seen[:2] == [(50, None), (50, 1)]
+    assert sorted(seen[2:], key=str) == sorted([(50, 2), (None, None)], key=str)
+
+
+async def test_many_at_once(lab: Lab) -> None:
+    """All are committed, each once, in the order in which they were asked for."""
+    await lab.create()
+    source = source_of(lab, pool=PoolConfig(target_batch_size=5, max_batch_size=10))
+
+    def count(ctx: EventContext[Totals]) -> None:
+        number = ctx.store.get("n", 0) + 1
+        ctx.store.put("n", number)
+        ctx.forward(lab.output, Total("n", number), key="n")
+
+    async with Running(source):
+        await asyncio.gather(*(source.interject(0, count) for _ in range(100)))
+        assert await lab.totals() == [("n", number) for number in range(1, 101)]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "raise",
+        pytest.param("ctx.fail", marks=pytest.mark.xfail(strict=True, reason="the caller gets an internal exception")),
+        "fatal",
+    ],
+)
+async def test_errors_go_to_the_caller(lab: Lab, kind: str) -> None:
+    """Undone, and raised where it was asked for; the source goes on, whatever the policy is."""
+    await lab.create()
+    source = source_of(lab, error_policy=STOP)
+
+    def bad(ctx: EventContext[Totals]) -> ExecutionState:
+        ctx.store.put("trace", 1)
+        ctx.forward(lab.output, Total("trace", 1))
+        if kind == "raise":
+            raise KeyError("the reason")
+        if kind == "ctx.fail":
+            return ctx.fail(KeyError("the reason"))
+        return ExecutionState.FATAL
+
+    async with Running(source) as run:
+        error = await raised_by(source.interject(0, bad))
+        if kind == "fatal":
+            assert "FATAL" in str(error)
+        else:
+            assert isinstance(error, KeyError), repr(error)
+            assert "the reason" in str(error)
+        await lab.add("a")
+        await run.until_handled(1, 0)
+        with pytest.raises(BaseExceptionGroup):
+            await source.interject_all(bad)
+    assert await lab.counts() == {"a": 1}
+    assert await lab.records() == []
+
+
+async def test_not_owned_and_stopped(lab: Lab) -> None:
+    await lab.create()
+    source = source_of(lab)
+    assert isinstance(await raised_by(source.interject(0, tell(lab))), Stopped)
+    async with Running(source):
+        for partition in (2, -1, 99):
+            assert isinstance(await raised_by(source.interject(partition, tell(lab))), NotOwned)
+        await source.interject(0, tell(lab))
+    assert isinstance(await raised_by(source.interject(0, tell(lab))), Stopped)
+    assert isinstance(await raised_by(source.interject_all(tell(lab))), Stopped)
+    assert len(await lab.records()) == 1
+
+
+async def test_at_the_drain(lab: Lab) -> None:
+    """What runs when the source stops is committed, what waits behind it is told so; nobody waits for ever."""
+    await lab.create()
+    source = source_of(lab)
+    started = asyncio.Event()
+
+    async def slow(ctx: EventContext[Totals]) -> None:
+        started.set()
+        await asyncio.sleep(0.3)
+        ctx.store.put("slow", 1)
+
+    async with Running(source):
+        running = asyncio.create_task(source.interject(0, slow))
+        await started.wait()
+        waiting = asyncio.create_task(source.interject(0, tell(lab)))
+        await asyncio.sleep(0)
+        await source.stop()
+        await asyncio.wait_for(running, 5)
+        error = await raised_by(waiting)
+        assert isinstance(error, NotOwned | Stopped), repr(error)
+    assert await lab.counts() == {"slow": 1}
+    assert await lab.records() == []
+    await lab.check_settled(lab.topic, lab.output)
+
+
+async def test_cut_off_by_stop_now(lab: Lab) -> None:
+    await lab.create()
+    source = source_of(lab)
+    started = asyncio.Event()
+
+    async def endless(ctx: EventContext[Totals]) -> None:
+        ctx.store.put("trace", 1)
+        started.set()
+        await asyncio.sleep(3600)
+
+    async with Running(source) as run:
+        running = asyncio.create_task(source.interject(0, endless))
+        await started.wait()
+        source.stop_now()
+        error = await raised_by(running)
+        assert not isinstance(error, asyncio.TimeoutError), "nobody waits for ever"
+        await asyncio.wait_for(run.task, 10)
+    assert await lab.counts() == {}
+
+
+async def test_scheduled(lab: Lab) -> None:
+    """Every partition, at its pace, within its order and transaction; missed runs are not made up for."""
+    await lab.create()
+    source = source_of(lab)
+    ran: dict[int, list[float]] = {0: [], 1: []}
+
+    @source.schedule_interjection(every=timedelta(milliseconds=200), jitter=0.02)
+    def report(ctx: EventContext[Totals]) -> None:
+        partition = ctx.topic_partition.partition
+        ran[partition].append(time.monotonic())
+        ctx.store.put("runs", len(ran[partition]))
+        if len(ran[0]) == 3 and partition == 0:
+            time.sleep(0.5)  # the loop stands still: two beats are missed
+
+    async with Running(source) as run:
+        began = time.monotonic()
+        await run.until(lambda: min(map(len, ran.values())) >= 8, "eight runs each")
+        took = time.monotonic() - began
+        with pytest.raises(RegistrationError, match="too late"):
+            source.schedule_interjection(report, every=1)
+    assert took >= 7 * 0.2 - 0.1, "no faster than asked for"
+    for partition, times in ran.items():
+        assert await lab.counts(partition) == {"runs": len(times)}
+        gaps = [later - sooner for sooner, later in itertools.pairwise(times)]
+        assert sum(gap < 0.1 for gap in gaps) <= 1, f"missed runs are not made up for: {gaps}"
+    assert await lab.committed() == {0: 0, 1: 0}
+    await lab.check_settled()
+
+
+async def test_scheduled_between_a_stream_of_events(lab: Lab) -> None:
+    """A full queue does not starve them."""
+    await lab.create()
+    source = lab.source()
+    ran: list[int] = []
+
+    async def slow(ctx: EventContext[Totals], event: Added) -> None:
+        await asyncio.sleep(0.005)
+
+    source.register_event_type(Added, slow)
+    source.schedule_interjection(lambda ctx: ran.append(ctx.topic_partition.partition), every=0.1)
+    await lab.add(*["a"] * 300)
+    async with Running(source) as run:
+        await run.until_handled(300, 0)
+    assert ran.count(0) >= 5
+
+
+@pytest.mark.parametrize("policy", ["skip", "stop"])
+async def test_a_scheduled_run_that_fails(lab: Lab, policy: str) -> None:
+    await lab.create()
+    failures: list[EventFailed] = []
+    source = source_of(lab, metrics_handler=lambda m: failures.append(m) if isinstance(m, EventFailed) else None)
+    runs: list[int] = []
+
+    def bad(ctx: EventContext[Totals]) -> None:
+        runs.append(ctx.topic_partition.partition)
+        ctx.store.put("trace", 1)
+        raise ValueError("not today")
+
+    source.schedule_interjection(bad, every=0.05, on_error=SKIP if policy == "skip" else STOP)
+    if policy == "stop":
+        error = await start_failure(source)
+        assert "not today" in str(error)
+        assert "bad" in str(error), "the interjection is named"
+        assert lab.topic in str(error)
+    else:
+        async with Running(source) as run:
+            await run.until(lambda: runs.count(0) >= 3, "it runs again and again")
+            await lab.add("a")
+            await run.until_handled(1, 0)
+        assert await lab.counts() == {"a": 1}
+    assert failures[0].response == ("continue" if policy == "skip" else "fail_consumer")
