@@ -33,9 +33,10 @@ from streams.outcomes import ErrorResponse
 from streams.records import IncomingRecord
 from streams.runtime.bridge import Inlet
 from streams.runtime.failures import EventFailure, RestartNeeded
+from streams.runtime.handler_threads import HandlerThreads
 from streams.runtime.partition_worker import PartitionWorker
 from streams.runtime.poller import size_of
-from streams.runtime.ports import Blocking, Connections
+from streams.runtime.ports import Connections
 from streams.runtime.recovery import Recovery
 from streams.runtime.signal import Signal
 from streams.runtime.slot import Slot
@@ -87,7 +88,7 @@ class Engine:
         self._stop = anyio.Event()
         self._drain = True
         self._epoch = 0
-        self._blocking: dict[int, Blocking] = {}
+        self.handler_threads = HandlerThreads(connections.worker)
         self._tasks: TaskGroup
 
     # -- start and stop ------------------------------------------------------------------------------------------------
@@ -196,8 +197,8 @@ class Engine:
         for worker in self.workers.values():
             worker.drop_store()
         self.workers.clear()
-        for blocking in (*self._blocking.values(), self.control):
-            blocking.abandon()
+        self.handler_threads.close()
+        self.control.abandon()
 
     # -- what the group says -------------------------------------------------------------------------------------------
 
@@ -385,9 +386,10 @@ class Engine:
             await self.pool.wait_settled(worker.partition)
         if worker.state is not _S.RESTARTING:
             return
-        worker.state = worker.state.to(_S.VOID)
         worker.drop_store()
-        fresh = self.workers[worker.partition] = self._new_worker(worker.partition)
+        fresh = self._new_worker(worker.partition)  # should the store's factory fail, the old one is still there to give up
+        worker.state = worker.state.to(_S.VOID)
+        self.workers[worker.partition] = fresh
         fresh.known_failures = known
         fresh.started_at = worker.started_at
         await self.takeovers.take_over([fresh])
@@ -400,7 +402,7 @@ class Engine:
                 key=lambda inbox: inbox.counted_size or inbox.counted,
                 default=None,
             )
-            if most is not None and most.counted:
+            if most is not None and (most.counted or most.counted_size):
                 most.hold()
             else:  # all was handled while the question was on its way; nobody would resume an empty queue
                 self.input.handled(0, 0)
@@ -412,13 +414,6 @@ class Engine:
                 worker.inbox.add(records)
 
     # -- small services ------------------------------------------------------------------------------------------------
-
-    def blocking_worker(self, partition: int) -> Blocking:
-        """The thread for this partition's blocking handlers."""
-        worker = self._blocking.get(partition)
-        if worker is None:
-            worker = self._blocking[partition] = self.connections.worker(f"kes-handler-{partition}")
-        return worker
 
     def measure(self, measurement: Measurement) -> None:
         """Give a measurement to the user's handler; what that raises is its own problem."""

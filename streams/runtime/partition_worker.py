@@ -51,7 +51,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 SLICE: Final = 128
-"""Events handled between two looks at the loop: long enough that the switch costs nothing, short enough for 2 ms."""
+"""Events handled between two looks at the loop, at most: the switch costs nothing then."""
+
+LONGEST_SLICE_SECONDS: Final = 0.005
+"""Slices of slow handlers get shorter until they take about so long: everybody else, commits included, waits
+meanwhile."""
 
 
 class PartitionWorker:
@@ -78,6 +82,7 @@ class PartitionWorker:
         self._journalled = isinstance(self.store, JournalledStore)
         self._timetable = Timetable(engine.schedules, engine.rng)
         self._closing = False
+        self._slice_size = SLICE // 8
 
     # -- called by the engine ------------------------------------------------------------------------------------------
 
@@ -124,8 +129,9 @@ class PartitionWorker:
             if pool.is_full:
                 await pool.wait_room()
                 continue  # anything may have happened meanwhile
-            start = position
-            position, failure = self._slice(records, start, min(start + SLICE, len(records)))
+            start, began = position, now()
+            position, failure = self._slice(records, start, min(start + self._slice_size, len(records)))
+            self._adapt(now() - began)
             pool.pump()
             if failure is not None or position == start:
                 await self._one(records[position], failure)
@@ -137,6 +143,12 @@ class PartitionWorker:
             due = self._timetable.due(now())
             if due is not None and not self._closing:
                 await self._interjection(due)
+
+    def _adapt(self, slice_seconds: float) -> None:
+        if slice_seconds > LONGEST_SLICE_SECONDS:
+            self._slice_size = max(1, self._slice_size // 2)
+        elif self._slice_size < SLICE:
+            self._slice_size *= 2
 
     def _slice(self, records: list[IncomingRecord], start: int, stop: int) -> tuple[int, BaseException | None]:
         """Run plain handlers back to back. Returns the position of the first record that needs patience, and why if it
@@ -258,7 +270,7 @@ class PartitionWorker:
         try:
             answer: Any
             if route.is_blocking:
-                answer = await self.engine.blocking_worker(self.partition).call(handle, ctx)
+                answer = await self.engine.handler_threads.call(self.partition, handle, ctx)
             else:
                 answer = handle(ctx)
                 if isinstance(answer, Awaitable):

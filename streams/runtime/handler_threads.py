@@ -1,0 +1,43 @@
+"""The threads of blocking handlers, one per partition that has such a handler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from streams.runtime.ports import Blocking
+
+T = TypeVar("T")
+
+
+class HandlerThreads:
+    """Made when they are first needed. Called on the loop."""
+
+    def __init__(self, make: Callable[[str], Blocking]) -> None:
+        self._make = make
+        self._threads: dict[int, Blocking] = {}
+
+    async def call(self, partition: int, function: Callable[..., T], *args: object) -> T:
+        """Run it on the partition's thread. When the caller is cancelled the call goes on, but nobody waits behind
+        it."""
+        thread = self._threads.get(partition)
+        if thread is None:
+            thread = self._threads[partition] = self._make(f"kes-handler-{partition}")
+        done = False
+        try:
+            result = await thread.call(function, *args)
+            done = True
+            return result
+        except Exception:
+            done = True
+            raise
+        finally:
+            if not done and self._threads.get(partition) is thread:
+                del self._threads[partition]
+                thread.abandon()
+
+    def close(self) -> None:
+        """Let all of them end."""
+        for thread in self._threads.values():
+            thread.abandon()
+        self._threads.clear()
