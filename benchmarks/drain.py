@@ -6,6 +6,7 @@ the start of a process nor its end counts. The CPU time is the process's, over t
 
 from __future__ import annotations
 
+import os
 import time
 
 import msgspec
@@ -32,6 +33,7 @@ class DrainResult(msgspec.Struct, frozen=True):
     rss_first: int
     rss_last: int
     rss_highest: int
+    load_average: float
     fault: str
 
 
@@ -76,6 +78,7 @@ def drain(cluster: Cluster, system: System, source: str, seed: int, records: int
         rss_first=samples[low].rss,
         rss_last=samples[high].rss,
         rss_highest=max(sample.rss for sample in samples),
+        load_average=os.getloadavg()[0],
         fault=fault,
     )
 

@@ -6,6 +6,7 @@ third process on the same machine.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 
@@ -46,6 +47,7 @@ class SteadyResult(msgspec.Struct, frozen=True):
     generator_behind_p99: float
     cpu_share: float
     memory: Memory
+    load_average: float
     fault: str
 
 
@@ -89,6 +91,7 @@ def steady(cluster: Cluster, system: System, seed: int, rate: int, seconds: floa
         generator_behind_p99=sent.behind_p99 * 1000,
         cpu_share=(last.cpu - first.cpu) / max(last.at - first.at, 0.001),
         memory=memory_of([sample.rss for sample in samples]),
+        load_average=os.getloadavg()[0],
         fault=seen.fault,
     )
 

@@ -19,7 +19,6 @@ from benchmarks.workload import Job
 
 SYSTEMS = ("engine", "handwritten")
 DEFAULT = ("handwritten:events=1000", "handwritten:events=5000", "engine")
-REFERENCE = DEFAULT[0]
 
 
 class Failed(Exception):

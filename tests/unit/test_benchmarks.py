@@ -101,7 +101,7 @@ def test_memory_is_summed_up_by_quarters() -> None:
 
 
 def drained(system: str, rate: float, fault: str = "") -> DrainResult:
-    return DrainResult(system, 100, 1, rate, 1e6 / rate, 2.0, 1.0, 1, 2, 3, fault)
+    return DrainResult(system, 100, 1, rate, 1e6 / rate, 2.0, 1.0, 1, 2, 3, 0.5, fault)
 
 
 def test_ratios_are_taken_within_a_round() -> None:
