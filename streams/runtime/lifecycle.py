@@ -387,7 +387,7 @@ class Engine:
         if worker.state is not _S.RESTARTING:
             return
         worker.drop_store()
-        fresh = self._new_worker(worker.partition)  # should the store's factory fail, the old one is still there to give up
+        fresh = self._new_worker(worker.partition)  # if the factory fails, the old one is there to give up
         worker.state = worker.state.to(_S.VOID)
         self.workers[worker.partition] = fresh
         fresh.known_failures = known
