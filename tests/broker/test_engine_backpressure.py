@@ -1,0 +1,120 @@
+"""A producer ten times faster than a handler: queues stay bounded, only the slow partition waits, nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psutil
+import pytest
+
+from streams import EventContext, PoolConfig
+from streams.testing.fixtures import BrokerAddress
+from tests.broker.engine_kit import Added, Lab, Running, Total, Totals, added
+
+pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(90)]
+
+ROOM = 200
+"""Records that a partition may queue before it is paused."""
+POLL = 50
+MOST = ROOM + 9 * POLL
+"""On top of that comes what is on its way from the poll thread when the pause begins: eight polls and the last one."""
+
+
+@pytest.fixture
+def lab(kafka_broker: BrokerAddress, topic_prefix: str) -> Lab:
+    return Lab(kafka_broker.bootstrap_servers, topic_prefix, partitions=2)
+
+
+async def test_a_slow_partition_holds_up_only_itself(lab: Lab) -> None:
+    await lab.create()
+    source = lab.source(max_queued_records=ROOM, max_poll_records=POLL)
+    gate = asyncio.Event()
+    fast = 0
+
+    async def handler(ctx: EventContext[Totals], event: Added) -> None:
+        nonlocal fast
+        if ctx.topic_partition.partition == 0:
+            await gate.wait()
+        else:
+            fast += 1
+        ctx.store.put(event.name, ctx.store.get(event.name, 0) + 1)
+
+    source.register_event_type(Added, handler)
+    for number in range(3_000):
+        await lab.send(added(f"n{number % 9}"), partition=0)
+        await lab.send(added(f"n{number % 9}"), partition=1)
+    await lab.flush()
+    async with Running(source) as run:
+        await run.until(lambda: fast == 3_000, "the other partition goes on")
+        slow, quick = source.statistics().partitions
+        assert slow.paused
+        assert ROOM <= slow.queued_records <= MOST
+        assert (quick.paused, quick.queued_records) == (False, 0)
+        await lab.add("later", partition=1)
+        await run.until(lambda: fast == 3_001, "also what comes after the pause")
+        gate.set()
+        await run.until_handled(3_000, 3_001)
+        assert not source.statistics().partitions[0].paused
+    assert await lab.counts(0) == {f"n{number}": 334 if number < 3 else 333 for number in range(9)}
+    await lab.check_settled()
+
+
+async def test_bounded_in_bytes(lab: Lab) -> None:
+    """Few records, but large ones: the queue is bounded by what they weigh, and so is the process."""
+    await lab.create()
+    size, most = 100_000, 1_000_000
+    source = lab.source(max_queued_bytes=most, max_poll_records=20)
+    gate = asyncio.Event()
+    handled = 0
+
+    async def handler(ctx: EventContext[Totals], event: Added) -> None:
+        nonlocal handled
+        await gate.wait()
+        handled += 1
+
+    source.register_event_type(Added, handler)
+    for _ in range(600):
+        await lab.send(added("x" * size), partition=0)
+    await lab.flush()
+    process = psutil.Process()
+    async with Running(source) as run:
+        before = process.memory_info().rss
+        await run.until(lambda: source.statistics().partitions[0].paused, "it is paused")
+        peak = 0
+        for _ in range(50):
+            await asyncio.sleep(0.01)
+            peak = max(peak, source.statistics().partitions[0].queued_bytes)
+        assert most <= peak <= most + 3 * 20 * (size + 100)
+        assert process.memory_info().rss - before < 100_000_000, "60 MB wait at the broker, not here"
+        gate.set()
+        await run.until(lambda: handled == 600, "all are handled")
+
+
+async def test_ten_times_too_fast(lab: Lab) -> None:
+    """A handler with a limit of its own, fed while it works: it commits all the way through, in order, exactly once."""
+    await lab.create()
+    source = lab.source(
+        max_queued_records=ROOM, max_poll_records=POLL, pool=PoolConfig(target_batch_size=20, max_batch_size=40)
+    )
+    most = 0
+
+    async def handler(ctx: EventContext[Totals], event: Added) -> None:
+        nonlocal most
+        most = max(most, source.statistics().partitions[0].queued_records)
+        await asyncio.sleep(0.001)
+        total = ctx.store.get(event.name, 0) + 1
+        ctx.store.put(event.name, total)
+        ctx.forward(lab.output, Total(event.name, total), key=b"one")
+
+    source.register_event_type(Added, handler)
+    async with Running(source) as run:
+        for _ in range(1_500):
+            await lab.send(added("n"), partition=0)
+        await lab.flush()
+        await run.until(lambda: source.statistics().committed_events, "it commits")
+        assert source.statistics().partitions[0].next_offset < 1_400, "while most of the flood still waits"
+        await run.until_handled(1_500, 0)
+        assert source.statistics().committed_transactions >= 1_500 // 40
+    assert most <= MOST
+    assert await lab.totals() == [("n", number) for number in range(1, 1_501)]
+    await lab.check_settled()
