@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from streams.core.assignor import sticky_plan
-from streams.group import Assigned, Assignment, GroupEvent, Lost, MemberReport, Revoked, Snapshot
+from streams.errors import MembershipFatal
+from streams.group import Assigned, Assignment, Fatal, GroupEvent, Lost, MemberReport, Revoked, Snapshot
 
 from .broker import Broker, Refuses
 from .virtual_time import ORDERED
@@ -190,6 +192,7 @@ class SimMembership:
         self._sequence = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._said_until = 0.0
+        self._rejected_at = math.inf
 
     # -- what the engine calls -----------------------------------------------------------------------------------------
 
@@ -310,6 +313,14 @@ class SimMembership:
             raise Illegal
         self._applied = generation
         self._joining = False
+        if assignment.quit and not assignment.own and not self._leaving:
+            self._rejected_at = min(self._rejected_at, self._group.loop.time())
+            if self._group.loop.time() - self._rejected_at > self._group.session + self._group.rebalance:
+                self._deliver(Fatal(MembershipFatal("another member has this name")))
+                await asyncio.Event().wait()
+            await asyncio.sleep(0.5)  # a killed one with our name, that was joining, expires by and by
+            raise Illegal
+        self._rejected_at = math.inf
         revoked = self._owned - assignment.own
         if revoked:
             self._waiting_for = set(revoked)

@@ -47,7 +47,7 @@ def _rebalances(rng: random.Random) -> dict[str, object]:
 
 
 def _crashes(rng: random.Random) -> dict[str, object]:
-    return {"actions": _actions(rng, ("start", "start", "crash", "freeze"), 12)}
+    return {"actions": _actions(rng, ("start", "start", "crash", "freeze", "halt"), 16)}
 
 
 def _forgets(rng: random.Random) -> dict[str, object]:
@@ -87,7 +87,7 @@ def _everything(rng: random.Random) -> dict[str, object]:
         "patient": rng.random() < 0.2,
         "strikes": dict.fromkeys(("send", "commit", "flush", "abort", "init", "ask"), share),
         "actions": _actions(
-            rng, ("start", "start", "stop", "crash", "freeze", "outage", "forget", "interject", "interject"), 16
+            rng, ("start", "start", "stop", "halt", "crash", "freeze", "outage", "forget", "interject", "interject"), 16
         ),
     }
 

@@ -1,0 +1,156 @@
+"""The doors between threads and the loop, and what happens to calls that come back when nobody waits any more."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from streams.errors import TransactionFailed
+from streams.group import Snapshot
+from streams.runtime import slot as slot_module
+from streams.runtime.bridge import DeadlinePassed, Inlet, Worker
+from streams.runtime.slot import Slot
+
+PATIENCE = 10.0
+
+
+@pytest.fixture
+def worker() -> Any:
+    made = Worker("test")
+    yield made
+    made.abandon()
+
+
+@pytest.mark.asyncio
+async def test_calls_run_on_one_thread_in_order(worker: Worker) -> None:
+    ran: list[tuple[int, int]] = []
+
+    def note(number: int) -> int:
+        ran.append((number, threading.get_ident()))
+        return number * 2
+
+    worker.post(note, 0)
+    assert await asyncio.gather(*(worker.call(note, number) for number in range(1, 5))) == [2, 4, 6, 8]
+    assert [number for number, _ in ran] == [0, 1, 2, 3, 4]
+    assert {thread for _, thread in ran} != {threading.get_ident()}
+    assert len({thread for _, thread in ran}) == 1
+
+
+@pytest.mark.asyncio
+async def test_what_a_call_raises_is_raised(worker: Worker) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await worker.call(lambda: 1 // 0)
+    worker.post(lambda: 1 // 0)  # only logged
+    assert await worker.call(lambda: 1) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_deadline_ends_the_waiting_and_not_the_call(worker: Worker) -> None:
+    go, done = threading.Event(), threading.Event()
+
+    def hangs() -> None:
+        go.wait(PATIENCE)
+        done.set()
+
+    with pytest.raises(DeadlinePassed):
+        await worker.call(hangs, timeout=0.01)
+    assert not done.is_set()
+    go.set()
+    assert await worker.call(done.is_set), "the next call waits for it"
+
+
+@pytest.mark.asyncio
+async def test_an_inlet_keeps_the_order() -> None:
+    got: list[int] = []
+    all_there = asyncio.Event()
+
+    def receive(number: int) -> None:
+        got.append(number)
+        if number == 99:
+            all_there.set()
+
+    inlet = Inlet(receive)
+    threading.Thread(target=lambda: [inlet.put(number) for number in range(100)]).start()
+    await asyncio.wait_for(all_there.wait(), PATIENCE)
+    assert got == list(range(100))
+
+
+def test_an_inlet_of_a_closed_loop_drops_what_comes() -> None:
+    async def make() -> Inlet[int]:
+        return Inlet(lambda number: pytest.fail("nobody is left to hear it"))
+
+    asyncio.run(make()).put(1)
+
+
+class HangingProducer:
+    """``send_offsets`` comes back when it is told to."""
+
+    def __init__(self) -> None:
+        self.go, self.closed = threading.Event(), threading.Event()
+        self.called: list[str] = []
+        self.refused: tuple[Any, ...] = ()
+
+    def init(self, timeout: float) -> None: ...
+
+    def warm_up(self, topics: Any, timeout: float) -> None: ...
+
+    def send_offsets(self, *_: Any) -> None:
+        self.called.append("send_offsets")
+        self.go.wait(PATIENCE)
+
+    def commit(self, timeout: float) -> None:
+        self.called.append("commit")
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class OneProducer:
+    """Connections with a single producer."""
+
+    def __init__(self) -> None:
+        self.made = HangingProducer()
+
+    def worker(self, name: str) -> Worker:
+        return Worker(name)
+
+    def producer(self, transactional_id: str, *, one_by_one: bool = False) -> Any:
+        return self.made
+
+
+def in_the_group() -> Snapshot:
+    return Snapshot(0, 1, "m", b"metadata")
+
+
+@pytest.mark.asyncio
+async def test_a_call_that_was_given_up_on_does_not_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would be committed by the abandoned thread, and once more by the one who sends it again."""
+    monkeypatch.setattr(slot_module, "GRACE_SECONDS", 0.01)
+    connections = OneProducer()
+    slot = Slot("id", connections, 0.01)  # type: ignore[arg-type]
+    await slot.reopen([])
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "kes-id")
+    requested = threading.Event()
+    with pytest.raises(TransactionFailed, match="HANGS"):
+        await slot.commit("t", {0: 1}, in_the_group, requested.set)
+    assert not requested.is_set(), "so the recovery takes it for aborted, and sends it again"
+    connections.made.go.set()
+    await asyncio.to_thread(thread.join, PATIENCE)
+    assert requested.is_set(), "the thread came back"
+    assert connections.made.called == ["send_offsets"]
+
+
+@pytest.mark.asyncio
+async def test_who_is_not_in_the_group_sends_nothing() -> None:
+    connections = OneProducer()
+    slot = Slot("id", connections, 1.0)  # type: ignore[arg-type]
+    await slot.reopen([])
+    with pytest.raises(TransactionFailed, match="NO_MEMBER") as failed:
+        await slot.commit("t", {0: 1}, lambda: Snapshot(1, -1, "", None), lambda: None)
+    assert failed.value.kind == "stale"
+    assert connections.made.called == []
+    slot.abandon()
+    assert await asyncio.to_thread(connections.made.closed.wait, PATIENCE), "closed, on its own thread"
