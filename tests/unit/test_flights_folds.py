@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from examples.flights.aircraft import Aircraft, Landing, arrive, cancel, depart
 from examples.flights.boards import Board, add_recovered, add_turnaround, publish
 from examples.flights.events import (
@@ -44,6 +46,10 @@ def arrived(flight_id: str = "1", at: int = MORNING + 3600, delay: int = 0, **mo
     )
 
 
+def vars_of(aircraft: Aircraft) -> dict[str, Any]:
+    return msgspec.structs.asdict(aircraft)
+
+
 def test_first_departure_is_no_turnaround() -> None:
     aircraft = Aircraft()
     assert depart(aircraft, departed()) is None
@@ -55,11 +61,11 @@ def test_turnaround_counts_from_the_landing() -> None:
     aircraft = Aircraft()
     depart(aircraft, departed())
     arrive(aircraft, arrived(at=MORNING + 3600))
-    assert aircraft.landing == Landing("BOS", MORNING + 3600)
+    assert vars_of(aircraft)["landing"] == Landing("BOS", MORNING + 3600)
     assert depart(aircraft, departed("2", at=MORNING + 3600 + 5 * 3600)) == Turnaround(
         flight_id="2", tail="N1", carrier="UA", airport="BOS", minutes=300
     )
-    assert aircraft.landing is None
+    assert vars_of(aircraft)["landing"] is None
     assert aircraft.last_airport == "EWR"
 
 
