@@ -61,9 +61,16 @@ def test_jitter_moves_a_run_and_not_the_rhythm(every: float, share: float, beat:
     assert Schedule(every).due(beat, random.Random(number)) == beat
 
 
-@pytest.mark.parametrize(("every", "jitter", "said"), [(0, 0, "every is 0"), (-1, 0, "every is -1"),
-                                                       (float("nan"), 0, "every is nan"),
-                                                       (1, -0.1, "jitter is -0.1"), (1, 1.1, "jitter is 1.1")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("every", "jitter", "said"),
+    [
+        (0, 0, "every is 0"),
+        (-1, 0, "every is -1"),
+        (float("nan"), 0, "every is nan"),
+        (1, -0.1, "jitter is -0.1"),
+        (1, 1.1, "jitter is 1.1"),
+    ],
+)
 def test_settings_that_make_no_sense(every: float, jitter: float, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Schedule(every, jitter)
