@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streams.records import Headers, IncomingRecord, Output
-from streams.runtime.failures import text_of
+from streams.runtime.failures import reason_of, text_of
 
 PREFIX = "__kes_dlq_"
 """Headers of this kind are added to the record's own, which stay as they are."""
@@ -14,7 +14,7 @@ LONGEST_TEXT = 2_000
 
 def dead_letter(topic: str, record: IncomingRecord, error: BaseException, attempts: int, now_ms: int) -> Output:
     """The record for the dead-letter topic: same key, value and headers, same partition number."""
-    cause = error.__cause__ if error.__cause__ is not None and type(error).__name__.startswith("_") else error
+    cause = reason_of(error)
     facts = {
         "topic": record.topic,
         "partition": str(record.partition),

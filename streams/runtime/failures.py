@@ -58,10 +58,14 @@ def is_fatal(error: BaseException) -> bool:
     return isinstance(error, Answered) and error.answer is not ExecutionState.FAIL
 
 
+def reason_of(error: BaseException) -> BaseException:
+    """What the handler gave as its reason, if it answered instead of raising; else the error itself."""
+    return error.__cause__ if isinstance(error, Answered) and error.__cause__ is not None else error
+
+
 def describe(error: BaseException) -> str:
     """The error in one line."""
-    if isinstance(error, Answered) and error.__cause__ is not None:
-        error = error.__cause__
+    error = reason_of(error)
     return str(error) if isinstance(error, RecordError) else f"{type(error).__name__}: {text_of(error)}"
 
 

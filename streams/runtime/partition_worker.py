@@ -40,6 +40,7 @@ from streams.runtime.failures import (
     describe,
     describe_type,
     is_fatal,
+    reason_of,
 )
 from streams.runtime.inbox import Inbox
 from streams.runtime.interjections import Interjection, Timetable
@@ -375,7 +376,7 @@ class PartitionWorker:
         if error is None:
             return
         if interjection.waiter is not None:
-            interjection.done(error)
+            interjection.done(reason_of(error))
         else:
             policy = interjection.route.policy
             engine.measure(EventFailed(self.partition, -1, describe(error), policy.then.value))

@@ -307,6 +307,7 @@ def free_port() -> int:
         return port
 
 
+@pytest.mark.slow
 async def test_no_broker_until_later(
     own_broker: OwnBroker, topic_prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
