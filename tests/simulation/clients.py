@@ -54,8 +54,16 @@ class Process:
                 return
             self.fibers.pause(left)
 
+    def send(self, seconds: float = 0.0) -> None:
+        """The way to the broker, in a fiber: a request that is under way arrives, whatever becomes of its sender."""
+        if self.dead:
+            raise Killed
+        self.fibers.pause(seconds + self.faults.one_way())
+        while (left := self.broker.down_until - self.loop.time()) > 0:
+            self.fibers.pause(left + self.faults.one_way())
+
     def travel(self) -> None:
-        """One way of a message, in a fiber: waits for the process, and for the broker."""
+        """The way back: waits for the process, and for the broker."""
         self.pause(self.faults.one_way())
         while (left := self.broker.down_until - self.loop.time()) > 0:
             self.pause(left + self.faults.one_way())
@@ -194,7 +202,7 @@ class SimProducer:
         if strike is Strike.REQUEST_LOST:
             self._no_answer("init_transactions", timeout_seconds)
         while True:
-            self._process.travel()
+            self._process.send()
             epoch = self._broker.init(self._name, self._transaction_timeout)
             if strike is Strike.REPLY_LOST:
                 self._no_answer("init_transactions", timeout_seconds)
@@ -332,8 +340,7 @@ class SimProducer:
             self._no_answer(call, timeout_seconds)
         if strike is Strike.HANGS:
             process.pause(FOREVER)
-        if strike is Strike.LATE:
-            process.pause(self._faults.rng.uniform(1.0, 6.0) * timeout_seconds)
+        late = self._faults.rng.uniform(1.0, 6.0) * timeout_seconds if strike is Strike.LATE else 0.0
         if strike is Strike.ABORTABLE:
             process.travel()
             raise TransactionFailed(call, "INJECTED", "abortable")
@@ -341,9 +348,9 @@ class SimProducer:
             process.travel()
             raise TransactionFailed(call, "UNKNOWN_MEMBER_ID", "lost")
         while True:
-            process.travel()
             if self._closed:
                 raise TransactionFailed(call, "_DESTROY", "unknown")
+            process.send(late)
             try:
                 done = effect()
             except Refuses as refuses:

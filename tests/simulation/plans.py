@@ -79,6 +79,9 @@ def _refused_under_way(rng: random.Random) -> dict[str, object]:
     }
 
 
+ALL_ACTIONS = ("start", "start", "stop", "halt", "crash", "freeze", "outage", "forget", "interject", "interject")
+
+
 def _everything(rng: random.Random) -> dict[str, object]:
     share = rng.choice((0.01, 0.03))
     return {
@@ -86,9 +89,17 @@ def _everything(rng: random.Random) -> dict[str, object]:
         "interjections": rng.random() < 0.5,
         "patient": rng.random() < 0.2,
         "strikes": dict.fromkeys(("send", "commit", "flush", "abort", "init", "ask"), share),
-        "actions": _actions(
-            rng, ("start", "start", "stop", "halt", "crash", "freeze", "outage", "forget", "interject", "interject"), 16
-        ),
+        "actions": _actions(rng, ALL_ACTIONS, 16),
+    }
+
+
+def _storm(rng: random.Random) -> dict[str, object]:
+    """Everything, and much of it."""
+    return {
+        **_everything(rng),
+        "strikes": dict.fromkeys(("send", "commit", "flush", "abort", "init", "ask"), 0.12),
+        "actions": _actions(rng, ALL_ACTIONS, 50),
+        **rng.choice((LONG, {})),
     }
 
 
@@ -103,7 +114,7 @@ PROFILES: tuple[Callable[[random.Random], dict[str, object]], ...] = (
     _handlers,
     _refused_under_way,
     _everything,
-    _everything,
+    _storm,
 )
 
 

@@ -223,13 +223,13 @@ SAFEGUARDS: dict[str, Safeguard] = {
         Safeguard("R4", older_one_is_disturbed_by_a_younger_failure, ("lost_replies", "refused_under_way")),
         Safeguard("R4", aborted_work_is_not_sent_again, ("lost_replies",)),
         Safeguard("section 6", starts_at_the_groups_offset, ("forgets",)),
-        Safeguard("section 7", restores_to_the_last_stable_offset, ("crashes", "rebalances", "late")),
+        Safeguard("section 7", restores_to_the_last_stable_offset, ("late",)),
         Safeguard("section 8", revoked_before_it_is_settled, ("slow_rebalances",)),
         Safeguard("section 8", released_while_another_drain_runs, ("slow_rebalances",)),
         Safeguard("section 8", revoked_is_answered_at_once, ("rebalances",)),
         Safeguard("section 3", failed_events_are_not_undone, ("handlers",)),
         Safeguard("section 10", refused_events_leave_their_state, ("handlers",)),
-        Safeguard("section 3", given_up_partitions_still_admit, ("refused_under_way", "forgets")),
+        Safeguard("section 3", given_up_partitions_still_admit, ("refused_under_way",)),
         Safeguard("section 3", old_batches_are_taken, ("refused_under_way", "handlers", "rebalances")),
     )
 }

@@ -15,9 +15,9 @@ from .plans import PROFILES, plan_of
 from .world import World, simulate
 
 FIRST = int(os.environ.get("SIM_FIRST", "0"))
-COUNT = int(os.environ.get("SIM_SEEDS", "120"))
+COUNT = int(os.environ.get("SIM_SEEDS", "110"))
 ONLY = os.environ.get("SEED")
-SHARDS = 12
+SHARDS = 11
 
 
 @pytest.fixture(autouse=True)
