@@ -70,6 +70,8 @@ class TransactionPool:
         self._slot_of: dict[int, Slot] = {}
         self._open: Transaction | None = None
         self._serial = 0
+        self._due = False  # whether it was said that the open one is large enough to be sealed
+        self._target, self._max_bytes = config.pool.target_batch_size, config.pool.max_batch_bytes
         self._urgent = False
         self._work = Signal()  # something to seal or send
         self._flushed = Signal()  # something to commit
@@ -99,8 +101,10 @@ class TransactionPool:
         txn.admit(partition, offset, origin, outputs, changes)
         if waiter is not None:
             txn.waiters.append((partition, waiter))
-        pool = self._config.pool
-        if txn.events == 1 or txn.size >= pool.target_batch_size or txn.bytes >= pool.max_batch_bytes:
+        if txn.events == 1:
+            self._work.notify()
+        elif not self._due and (txn.size >= self._target or txn.bytes >= self._max_bytes):
+            self._due = True  # said once: when one settles, the flush stage looks again by itself
             self._work.notify()
 
     @property
@@ -271,6 +275,7 @@ class TransactionPool:
 
     def _begin_filling(self) -> Transaction:
         self._serial += 1
+        self._due = False
         txn = self._open = Transaction(self._serial, self.incarnation, self._now())
         self.unsettled.append(txn)
         return txn
