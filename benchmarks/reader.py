@@ -25,13 +25,14 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WatchResult(msgspec.Struct, frozen=True):
-    """Milliseconds from the generator's clock to this reader. ``fault`` as in ``Judge.verdict``."""
+    """Milliseconds from the generator's clock to this reader; by second of sending. ``fault`` as in ``Judge.verdict``."""
 
     timed: int
     p50: float
     p90: float
     p99: float
     highest: float
+    highest_by_second: list[float]
     fault: str
 
 
@@ -52,6 +53,7 @@ def watch(job: Watch) -> WatchResult:
     decode = msgspec.json.Decoder(Balance).decode
     judge = Judge()
     seconds: list[float] = []
+    by_second: dict[int, float] = {}
     heard = time.monotonic()
     while judge.outputs < job.events and time.monotonic() - heard < SILENCE_SECONDS:
         first = consumer.poll(0.1)
@@ -66,11 +68,15 @@ def watch(job: Watch) -> WatchResult:
             balance = decode(message.value() or b"")
             judge.hear((message.key() or b"").decode(), balance)
             if judge.outputs > job.skip:
-                seconds.append(now - balance.sent)
+                late = now - balance.sent
+                seconds.append(late)
+                second = int(balance.sent)
+                by_second[second] = max(by_second.get(second, 0.0), late * 1000)
     consumer.close()
     times = sorted(seconds) or [0.0]
     p50, p90, p99 = (times[int(len(times) * share)] * 1000 for share in (0.5, 0.9, 0.99))
-    return WatchResult(len(seconds), p50, p90, p99, times[-1] * 1000, judge.verdict(job.seed, job.events))
+    worst = [by_second[second] for second in sorted(by_second)]
+    return WatchResult(len(seconds), p50, p90, p99, times[-1] * 1000, worst, judge.verdict(job.seed, job.events))
 
 
 if __name__ == "__main__":

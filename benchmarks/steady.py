@@ -44,6 +44,7 @@ class SteadyResult(msgspec.Struct, frozen=True):
     p90: float
     p99: float
     highest: float
+    highest_by_second: list[float]
     generator_behind_p99: float
     cpu_share: float
     memory: Memory
@@ -88,6 +89,7 @@ def steady(cluster: Cluster, system: System, seed: int, rate: int, seconds: floa
         p90=seen.p90,
         p99=seen.p99,
         highest=seen.highest,
+        highest_by_second=seen.highest_by_second,
         generator_behind_p99=sent.behind_p99 * 1000,
         cpu_share=(last.cpu - first.cpu) / max(last.at - first.at, 0.001),
         memory=memory_of([sample.rss for sample in samples]),
