@@ -135,6 +135,8 @@ class KafkaPythonMembership:
         self._stopped = self._closed = False
         self._echo_misses = 0
         self._trouble = ""
+        self._rival_patience = (session_timeout_ms + rebalance_timeout_ms) / 1000
+        self._rival_until: float | None = None  # while an older member has our name
         # Also a predecessor's counter must not fit: a restarted static member is given the assignment made for it.
         self._sent = MemberReport(instance=instance, sequence=time.time_ns() // 1000)
 
@@ -244,6 +246,8 @@ class KafkaPythonMembership:
             await coordinator.ensure_active_group_async(timeout_ms=None)
             coordinator.poll_heartbeat()
             self._trouble = ""
+        if self._rival_until is not None and time.monotonic() > self._rival_until:
+            self._give_way()
         await self._wake(_IDLE_LOOK)
 
     # ------------------------------------------------------------------ IO thread: hooks of the coordinator
@@ -293,15 +297,11 @@ class KafkaPythonMembership:
             self._rejoin()
             return
         self._echo_misses = 0
-        self._applied = generation
         if assignment.quit and not assignment.own and not self._leaving:
-            self._end(
-                MembershipFatal(
-                    f"group {self._group_id}: another member is named {self._instance!r}; "
-                    "each process needs an instance name of its own"
-                )
-            )
+            self._met_rival()
             return
+        self._rival_until = None
+        self._applied = generation
         revoked = self._owned - assignment.own - assignment.release.keys()
         if revoked and not await self._barrier(incarnation, revoked):
             return
@@ -311,6 +311,26 @@ class KafkaPythonMembership:
         self._tell(Assigned(incarnation, generation, self._owned, added, assignment))
         if (revoked and not assignment.quit) or self._leaving != self._sent.leaving:
             self._rejoin()  # what was given up can be assigned now; or `leave` came while the report was under way
+
+    def _met_rival(self) -> None:
+        """An older member has our instance name. It may be what a kill left of our predecessor: then it expires, and we
+        are given its place. If it is still there after that time, it is alive."""
+        if self._rival_until is None:
+            self._rival_until = time.monotonic() + self._rival_patience
+            log.warning(
+                "group %s: a member named %r is there already; waiting for it to go (a killed predecessor expires with "
+                "its session)",
+                self._group_id,
+                self._instance,
+            )
+
+    def _give_way(self) -> None:
+        self._end(
+            MembershipFatal(
+                f"group {self._group_id}: another member is named {self._instance!r}; "
+                "each process needs an instance name of its own"
+            )
+        )
 
     def _understood(self, data: bytes) -> Assignment | None:
         """The assignment, if it answers our last report. Else it was made for a predecessor, or by something else."""

@@ -127,13 +127,26 @@ def test_nothing_is_left_of_a_closed_member(table: Table) -> None:
 def test_a_second_process_under_the_same_name_has_to_go(table: Table) -> None:
     first = table.seat("shop")
     first.owning(PARTITIONS)
-    error = table.seat("shop").fatal()
+    error = table.seat("shop", session_timeout_ms=1500, rebalance_timeout_ms=1500).fatal()
     assert isinstance(error, MembershipFatal)
     assert "'shop'" in str(error)
     first.wait(lambda event: isinstance(event, Assigned) and event.assignment.members == ("shop",), since=1)
     time.sleep(0.7)  # two heartbeats
     assert not first.heard_of(Revoked)
     assert not first.heard_of(Lost)
+
+
+def test_a_killed_predecessor_of_the_same_name_is_waited_out(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill while its JoinGroup is under way leaves a member in the group until its session expires."""
+    first = table.seat("shop", session_timeout_ms=1500, heartbeat_interval_ms=300)
+    first.owning(PARTITIONS)
+
+    async def nothing(*_: object) -> None:
+        """A killed process says no goodbye."""
+
+    monkeypatch.setattr("streams.clients.membership.leave_group", nothing)
+    first.membership.close(3.0)
+    table.seat("shop", session_timeout_ms=1500, heartbeat_interval_ms=300).owning(PARTITIONS)
 
 
 def test_a_static_name_that_is_taken_over_is_fatal_for_the_one_before(table: Table) -> None:
