@@ -19,8 +19,8 @@ from streams.records import Change, IncomingRecord, TopicPartition
 from streams.runtime.event_context import EventContext
 from streams.stores import Table
 
-from .clients import REFUSED_VALUE
 from .faults import Plan
+from .producer import REFUSED_VALUE
 
 GROUP, TOPIC, OUT, TICKS, TOKENS = "sim", "in", "out", "ticks", "tokens"
 TICK_KEY = "_ticks"

@@ -21,9 +21,10 @@ from streams.runtime.transaction_pool import OFFSET_KEY
 
 from . import program
 from .broker import Broker, Log
-from .clients import Process, SimConnections, SimInput
+from .clients import SimConnections, SimInput
 from .faults import Faults, Plan
 from .group import Group
+from .process import Process
 from .virtual_time import Fibers, VirtualTimeLoop, run
 
 CHANGELOG, DEAD_LETTERS = "sim.in.changelog", "sim.in.dead-letters"

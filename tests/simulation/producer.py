@@ -1,0 +1,224 @@
+"""``ports.Producer`` over the simulated broker, with the errors that ``clients.translate`` makes of librdkafka's."""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from streams.errors import TransactionFailed
+from streams.records import Headers, Record
+
+from .broker import Entry, Refuses
+from .faults import Strike
+from .process import FOREVER, Process
+
+REFUSED_VALUE = b"REFUSED"
+"""A record whose value contains this is too large for its topic."""
+
+
+@dataclass
+class Refused:
+    """``ports.Refusal``."""
+
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    reason: str = "MSG_SIZE_TOO_LARGE"
+
+
+class SimProducer:
+    """``ports.Producer``, with the errors that ``clients.translate`` makes of librdkafka's."""
+
+    def __init__(self, process: Process, name: str, transaction_timeout: float, one_by_one: bool) -> None:
+        self._one_by_one = one_by_one
+        self._process, self._name, self._transaction_timeout = process, name, transaction_timeout
+        self._broker, self._faults = process.broker, process.faults
+        self._epoch = -1
+        self._queue: deque[tuple[str, int, Entry]] = deque()
+        self._sending = self._closed = self._begun = False
+        self._failed: TransactionFailed | None = None
+        self._sent_any = False
+        self._born = process.loop.time()
+        self.refused: list[Refused] = []
+
+    def init(self, timeout_seconds: float) -> None:
+        deadline = self._process.loop.time() + timeout_seconds
+        strike = self._faults.strike("init", self._process.loop.time())
+        if strike is Strike.HANGS:
+            self._process.pause(FOREVER)
+        if strike is Strike.REQUEST_LOST:
+            self._no_answer("init_transactions", timeout_seconds)
+        while True:
+            self._process.send()
+            epoch = self._broker.init(self._name, self._transaction_timeout)
+            if strike is Strike.REPLY_LOST:
+                self._no_answer("init_transactions", timeout_seconds)
+            self._process.travel()
+            if epoch is not None:
+                self._epoch = epoch
+                return
+            if self._process.loop.time() > deadline:
+                raise TransactionFailed("init_transactions", "_TIMED_OUT", "unknown")
+            self._process.pause(0.02)
+
+    def warm_up(self, topics: Collection[str], timeout_seconds: float) -> None:
+        self._process.travel()
+
+    def begin(self) -> None:
+        if self._begun:
+            raise TransactionFailed("begin_transaction", "_STATE", "unknown", "a transaction is under way")
+        self._begun, self._sent_any, self._failed, self.refused = True, False, None, []
+
+    def produce(self, record: Record) -> bool:
+        partition = -1 if record.partition is None else record.partition
+        return self.produce_raw(record.topic, record.value, record.key, partition, record.headers)
+
+    def produce_raw(
+        self, topic: str, value: bytes | None, key: bytes | None, partition: int, headers: Headers | None
+    ) -> bool:
+        if self._failed is not None and self._failed.kind == "fenced":
+            raise self._failed
+        if self._closed or not self._begun:
+            raise TransactionFailed("produce", "_STATE", "unknown", "no transaction")
+        if len(self._queue) >= self._faults.queue_limit:
+            return False
+        if partition < 0:
+            partition = zlib.crc32(key or b"") % self._broker.partitions
+        self._queue.append((topic, partition, Entry(key, value, headers, None)))
+        self._schedule()
+        return True
+
+    def poll(self) -> None:
+        pass
+
+    def _schedule(self) -> None:
+        if not self._sending:
+            self._sending = True
+            self._process.loop.call_later(self._faults.one_way(), self._send)
+
+    def _send(self) -> None:
+        """librdkafka's own thread sends what is queued, in order."""
+        self._sending = False
+        process, now = self._process, self._process.loop.time()
+        if self._closed or process.dead or self._failed is not None:
+            self._queue.clear()
+            return
+        wait = max(process.frozen_until, self._broker.down_until) - now
+        if wait > 0:
+            self._sending = True
+            process.loop.call_later(wait + self._faults.one_way(), self._send)
+            return
+        for _ in range(min(len(self._queue), self._faults.rng.randint(1, 30))):
+            topic, partition, entry = self._queue[0]
+            if entry.value is not None and REFUSED_VALUE in entry.value:
+                self._refuse(topic, partition)
+                self._failed = TransactionFailed("flush", "MSG_SIZE_TOO_LARGE", "abortable", "too large")
+                self._queue.clear()
+                return
+            try:
+                if not self._broker.produce(self._name, self._epoch, topic, partition, entry):
+                    break
+            except Refuses as refuses:
+                self._failed = TransactionFailed("flush", refuses.code, refuses.kind)
+                self._queue.clear()
+                return
+            self._sent_any = True
+            self._queue.popleft()
+        if self._queue:
+            self._schedule()
+
+    def _refuse(self, topic: str, partition: int) -> None:
+        """The broker's answer is to a batch: whoever travels with the record that is too large is named too."""
+        batch = [queued for queued in self._queue if queued[:2] == (topic, partition)]
+        size = 1 if self._one_by_one else self._faults.rng.randint(1, 3)
+        self.refused += [Refused(topic, partition, entry.key, entry.value) for _, _, entry in batch[:size]]
+
+    def flush(self, timeout_seconds: float) -> None:
+        process, deadline = self._process, self._process.loop.time() + timeout_seconds
+        strike = self._faults.strike("flush", process.loop.time())
+        if strike is not None:
+            if strike is Strike.HANGS:
+                process.pause(FOREVER)
+            if strike is Strike.ABORTABLE:
+                raise TransactionFailed("flush", "INJECTED", "abortable")
+            if strike is Strike.REPLY_LOST:
+                self._no_answer("flush", timeout_seconds)
+        process.travel()
+        while self._queue and self._failed is None:
+            if process.loop.time() > deadline:
+                raise TransactionFailed("flush", "_TIMED_OUT", "unknown")
+            process.pause(0.003)
+        self._raise_if_failed()
+        process.travel()
+
+    def send_offsets(self, topic: str, offsets: Mapping[int, int], metadata: bytes, timeout_seconds: float) -> None:
+        generation, member = metadata.decode().split(":")
+
+        def effect() -> bool:
+            return self._broker.send_offsets(self._name, self._epoch, int(generation), member, dict(offsets))
+
+        if self._born < self._broker.last_outage and self._faults.rng.random() < 0.7:
+            self._process.pause(FOREVER)  # librdkafka issues 5456 and 5511
+        self._request("send_offsets_to_transaction", timeout_seconds, effect)
+        self._sent_any = True
+
+    def commit(self, timeout_seconds: float) -> None:
+        self._end("commit_transaction", timeout_seconds, True)
+
+    def abort(self, timeout_seconds: float) -> None:
+        self._queue.clear()
+        self._failed = None if self._failed is not None and self._failed.kind != "fenced" else self._failed
+        self._end("abort_transaction", timeout_seconds, False)
+
+    def close(self) -> None:
+        self._closed = True
+        self._queue.clear()
+
+    def _end(self, call: str, timeout_seconds: float, commit: bool) -> None:
+        self._raise_if_failed()
+        if self._sent_any:
+            self._request(call, timeout_seconds, lambda: self._broker.end(self._name, self._epoch, commit))
+        self._begun = False
+
+    def _request(self, call: str, timeout_seconds: float, effect: Callable[[], bool]) -> None:
+        process, deadline = self._process, self._process.loop.time() + timeout_seconds
+        strike = self._faults.strike(call.split("_")[0], process.loop.time())
+        if strike is Strike.REQUEST_LOST:
+            self._no_answer(call, timeout_seconds)
+        if strike is Strike.HANGS:
+            process.pause(FOREVER)
+        late = self._faults.rng.uniform(1.0, 6.0) * timeout_seconds if strike is Strike.LATE else 0.0
+        if strike is Strike.ABORTABLE:
+            process.travel()
+            raise TransactionFailed(call, "INJECTED", "abortable")
+        if strike is Strike.FORGOTTEN:
+            process.travel()
+            raise TransactionFailed(call, "UNKNOWN_MEMBER_ID", "lost")
+        while True:
+            if self._closed:
+                raise TransactionFailed(call, "_DESTROY", "unknown")
+            process.send(late)
+            try:
+                done = effect()
+            except Refuses as refuses:
+                process.travel()
+                raise TransactionFailed(call, refuses.code, refuses.kind) from None
+            if strike is Strike.REPLY_LOST:
+                self._no_answer(call, timeout_seconds)
+            process.travel()
+            if done:
+                return
+            if process.loop.time() > deadline:
+                raise TransactionFailed(call, "_TIMED_OUT", "unknown")
+            process.pause(0.02)
+
+    def _no_answer(self, call: str, timeout_seconds: float) -> None:
+        self._process.pause(timeout_seconds if self._faults.rng.random() < 0.5 else FOREVER)
+        raise TransactionFailed(call, "_TIMED_OUT", "unknown")
+
+    def _raise_if_failed(self) -> None:
+        if self._failed is not None:
+            raise self._failed
