@@ -19,6 +19,9 @@ from streams.records import Headers, Record
 _RETRY_PAUSE_SECONDS = 0.02
 
 
+_FLUSH_SLICE_SECONDS = 0.1
+
+
 class RefusedDelivery(NamedTuple):
     """A record that will not be taken, however often it is sent: it, or its topic, is at fault.
 
@@ -155,7 +158,7 @@ class TransactionalProducer:
         failure of the delivery says. Nothing is committed then.
         """
         try:
-            left = self._open().flush(timeout_seconds)
+            left = self._flush_until_failed(timeout_seconds)
         except KafkaException as exception:
             raise self._failure("flush", exception) from None
         except SystemError as error:
@@ -168,6 +171,16 @@ class TransactionalProducer:
             if self._connection.down:
                 reason += f"; {self._connection.reason}"
             raise TransactionFailed("flush", "_TIMED_OUT", "unknown", self._named(reason))
+
+    def _flush_until_failed(self, timeout_seconds: float) -> int:
+        """In slices: once a delivery failed, the records behind it are not sent any more, and waiting for them (4 s
+        measured) would be in vain."""
+        producer = self._open()
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            left: int = producer.flush(max(0.0, min(_FLUSH_SLICE_SECONDS, deadline - time.monotonic())))
+            if not left or self._failed is not None or time.monotonic() >= deadline:
+                return left
 
     def send_offsets(self, topic: str, offsets: Mapping[int, int], metadata: bytes, timeout_seconds: float) -> None:
         """Make ``offsets`` (partition: next offset) part of the transaction, fenced by the group metadata.

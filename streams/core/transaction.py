@@ -47,10 +47,11 @@ Waiter = Callable[[BaseException | None], None]
 class Cut:
     """One partition's part in a transaction: everything up to ``offset`` (the next one to read), and its changes."""
 
-    __slots__ = ("changes", "offset")
+    __slots__ = ("changes", "events", "offset")
 
     def __init__(self) -> None:
         self.offset = -1
+        self.events = 0
         self.changes: dict[bytes, Change] = {}
 
 
@@ -113,6 +114,7 @@ class Transaction:
         if cut is None:
             cut = self.cuts[partition] = Cut()
         cut.offset = offset
+        cut.events += 1
         if changes:
             latest = cut.changes
             for change in changes:
@@ -144,7 +146,8 @@ class Transaction:
     def without(self, partition: int) -> list[Waiter]:
         """Take one partition's events out again (only while nothing of it can be committed any more). Returns those
         who wait."""
-        self.cuts.pop(partition, None)
+        cut = self.cuts.pop(partition, None)
+        self.events -= 0 if cut is None else cut.events
         self.outputs = [output for output in self.outputs if output.origin_partition != partition]
         self.records = len(self.outputs) + sum(len(cut.changes) for cut in self.cuts.values())
         self.bytes = sum(len(output.value or b"") for output in self.outputs) + sum(
