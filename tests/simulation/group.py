@@ -14,7 +14,7 @@ from streams.errors import MembershipFatal
 from streams.group import Assigned, Assignment, Fatal, GroupEvent, Lost, MemberReport, Revoked, Snapshot
 
 from .broker import Broker, Refuses
-from .virtual_time import ORDERED
+from .virtual_time import ORDERED, elapse
 
 
 class Unknown(Exception):
@@ -238,7 +238,7 @@ class SimMembership:
 
     async def _travel(self) -> None:
         for seconds in self._travel_times():
-            await asyncio.sleep(seconds)
+            await elapse(seconds)
 
     async def _run(self) -> None:
         while True:
@@ -250,7 +250,7 @@ class SimMembership:
                     self._void("the group does not know this member")
                 except Illegal:
                     self._must_join = True
-                    await asyncio.sleep(0.05)
+                    await elapse(0.05)
                 finally:
                     self._joining = False
             else:
@@ -259,7 +259,7 @@ class SimMembership:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(self._heartbeat * self._rng.uniform(0.9, 1.1))
+            await elapse(self._heartbeat * self._rng.uniform(0.9, 1.1))
             member, generation = self._member, self.snapshot.generation
             if generation < 0 or self._joining:  # who waits in JoinGroup is alive
                 continue
@@ -318,7 +318,7 @@ class SimMembership:
             if self._group.loop.time() - self._rejected_at > self._group.session + self._group.rebalance:
                 self._deliver(Fatal(MembershipFatal("another member has this name")))
                 await asyncio.Event().wait()
-            await asyncio.sleep(0.5)  # a killed one with our name, that was joining, expires by and by
+            await elapse(0.5)  # a killed one with our name, that was joining, expires by and by
             raise Illegal
         self._rejected_at = math.inf
         revoked = self._owned - assignment.own

@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-import anyio
 import msgspec
 
 from streams.codecs import codec_for
@@ -21,6 +20,7 @@ from streams.stores import Table
 
 from .faults import Plan
 from .producer import REFUSED_VALUE
+from .virtual_time import elapse
 
 GROUP, TOPIC, OUT, TICKS, TOKENS = "sim", "in", "out", "ticks", "tokens"
 TICK_KEY = "_ticks"
@@ -148,7 +148,7 @@ def build(plan: Plan, instance: str, rng: random.Random, pause: Any) -> EventSou
     async def slow(ctx: EventContext[Any], event: Slow) -> None:
         before = ctx.store.get(event.key, 0)
         ctx.store.write(ctx, event.key, -1)  # nobody may ever see this
-        await anyio.sleep(rng.choice((0.0, 0.001, 0.01, 0.1, 0.1, 0.5, 2.0)))
+        await elapse(rng.choice((0.0, 0.001, 0.01, 0.1, 0.1, 0.5, 2.0)))
         ctx.store.write(ctx, event.key, before)
         add(ctx, event)
 

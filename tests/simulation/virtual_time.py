@@ -117,6 +117,17 @@ class _NumberedScope(anyio_backend.CancelScope):
         return self is other
 
 
+async def elapse(seconds: float) -> None:
+    """So much simulated time passes."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+    timer = loop.call_later(seconds, lambda: future.done() or future.set_result(None))
+    try:
+        await future
+    finally:
+        timer.cancel()
+
+
 class Killed(BaseException):
     """The fiber's process is dead, or the simulation is over."""
 

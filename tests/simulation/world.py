@@ -25,7 +25,7 @@ from .clients import SimConnections, SimInput
 from .faults import Faults, Plan
 from .group import Group
 from .process import Process
-from .virtual_time import Fibers, VirtualTimeLoop, run
+from .virtual_time import Fibers, VirtualTimeLoop, elapse, run
 
 CHANGELOG, DEAD_LETTERS = "sim.in.changelog", "sim.in.dead-letters"
 PATIENCE = 60.0
@@ -102,7 +102,7 @@ class World:
             self._start("last")  # the others may be stopping, all of them
             await self._all_handled()
             await self._stop_all()
-            await asyncio.sleep(self.plan.transaction_timeout + 5.0)  # until the broker has ended what hangs
+            await elapse(self.plan.transaction_timeout + 5.0)  # until the broker has ended what hangs
             self._judge()
         finally:
             for member in self.members.values():
@@ -116,7 +116,7 @@ class World:
 
     async def _until(self, at: float) -> None:
         while (left := at - self.loop.time()) > 0:
-            await asyncio.sleep(min(left, 1.0))
+            await elapse(min(left, 1.0))
             self._look_for_failures()
 
     def _running(self) -> list[Member]:
@@ -159,7 +159,7 @@ class World:
 
         async def handler(ctx: EventContext[Any]) -> None:
             if pauses is not None:
-                await asyncio.sleep(pauses)
+                await elapse(pauses)
             ctx.forward(program.TOKENS, program.Total(0, ctx.offset), key=token)
 
         async def ask() -> None:
@@ -171,7 +171,7 @@ class World:
         pause = self.plan.calm_at / max(self.plan.records, 1)
         for partition, key, value, headers in list(program.inputs(self.plan, self.rng)):
             self.broker.append(program.TOPIC, partition, key, value, headers)
-            await asyncio.sleep(self.rng.choice((0.0, 0.0, 0.0, pause, 2 * pause)))
+            await elapse(self.rng.choice((0.0, 0.0, 0.0, pause, 2 * pause)))
 
     async def _all_handled(self) -> None:
         before, deadline = self._changelog_offsets(), self.loop.time() + PATIENCE
@@ -181,13 +181,13 @@ class World:
             if self.loop.time() > deadline:
                 self.differences.append(f"no progress: {now} of {self._ends()} handled")
                 return
-            await asyncio.sleep(0.5)
+            await elapse(0.5)
             self._look_for_failures()
             if self.differences:
                 return
 
     async def _stop_all(self) -> None:
-        await asyncio.sleep(1.0)  # one that is not started yet does not hear
+        await elapse(1.0)  # one that is not started yet does not hear
         running = self._running()
         for member in running:
             member.source._ask_to_stop(drain=True)
