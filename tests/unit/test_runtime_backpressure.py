@@ -1,0 +1,280 @@
+"""Who is slow holds up only itself: the poll thread, the queues and the engine between them, over a consumer that
+never runs dry."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streams import EventSourceConfig
+from streams.core.partition import PartitionState
+from streams.records import IncomingRecord
+from streams.runtime.inbox import Inbox
+from streams.runtime.lifecycle import Engine
+from streams.runtime.poller import Batch, Poller, Records, size_of
+
+PATIENCE = 10.0
+QUEUE, POLL = 500, 50
+ROOM = 8 * POLL
+"""As in production: less than what a partition may queue, so that a hung one uses up all of it before it is full."""
+
+
+def records_of(partition: int, offset: int, count: int, size: int = 1) -> list[IncomingRecord]:
+    value = b"x" * size
+    return [IncomingRecord("t", partition, number, None, value, None) for number in range(offset, offset + count)]
+
+
+class Endless:
+    """A consumer that always has more, of each partition that is not paused."""
+
+    def __init__(self, record_size: int = 1) -> None:
+        self.positions: dict[int, int] = {}
+        self.paused: set[int] = set()
+        self.closed = threading.Event()
+        self._size = record_size
+
+    def add(self, partition: int, offset: int) -> None:
+        self.positions[partition] = offset
+
+    def remove(self, partitions: Collection[int]) -> None:
+        for partition in partitions:
+            self.positions.pop(partition, None)
+
+    def pause(self, partitions: Collection[int]) -> None:
+        self.paused |= set(partitions)
+
+    def resume(self, partitions: Collection[int]) -> None:
+        self.paused -= set(partitions)
+
+    def poll_batch(self, timeout_seconds: float, limit: int) -> Records | None:
+        live = [partition for partition in self.positions if partition not in self.paused]
+        if not live:
+            self.closed.wait(timeout_seconds)
+            return None
+        batch = {number: records_of(number, self.positions[number], limit // len(live), self._size) for number in live}
+        for number in live:
+            self.positions[number] += limit // len(live)
+        return batch
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class Bench:
+    """The engine's parts between the consumer and the handlers, without the rest of it."""
+
+    def __init__(
+        self, partitions: int, *, record_size: int = 1, most_bytes: int = 1 << 30, room_bytes: int = 1 << 30
+    ) -> None:
+        self.consumer = Endless(record_size)
+        self.poller = Poller(lambda: self.consumer, max_poll_records=POLL, room=ROOM, room_bytes=room_bytes)
+        config = EventSourceConfig(
+            group_id="g", topic="t", num_partitions=partitions, max_queued_records=QUEUE, max_queued_bytes=most_bytes
+        )
+        self.inboxes = [Inbox(config, self.poller, number) for number in range(partitions)]
+        self.handled = [0] * partitions
+        self.failures: list[Exception] = []
+        workers = {
+            number: SimpleNamespace(state=PartitionState.ACTIVE, epoch=1, inbox=inbox)
+            for number, inbox in enumerate(self.inboxes)
+        }
+        self._engine: Any = SimpleNamespace(workers=workers, input=self.poller)
+
+    def start(self, before: Callable[[Batch], None] = lambda _: None) -> None:
+        """``before`` sees each batch before the engine does."""
+
+        def deliver(batch: Batch) -> None:
+            before(batch)
+            Engine._deliver(self._engine, batch)
+
+        self.poller.start(deliver, self.failures.append)
+        for number in range(len(self.inboxes)):
+            self.poller.add(number, 0, 1)
+
+    def handle_all(self, number: int) -> None:
+        """What a slice of plain handlers does, at once."""
+        inbox = self.inboxes[number]
+        while inbox:
+            records = inbox.take()
+            assert isinstance(records, list)
+            assert [record.offset for record in records] == list(
+                range(self.handled[number], self.handled[number] + len(records))
+            )
+            self.handled[number] += len(records)
+            inbox.handled(records)
+
+    async def until(self, condition: Callable[[], bool], what: str, working: Collection[int] = ()) -> None:
+        """Wait, while these partitions handle what comes."""
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, f"{what}: {self.handled} handled, {self.queues} queued"
+            assert not self.failures
+            for number in working:
+                self.handle_all(number)
+            await asyncio.sleep(0.001)
+
+    @property
+    def queues(self) -> list[int]:
+        return [inbox.records for inbox in self.inboxes]
+
+
+@pytest.fixture
+def benches() -> Iterator[list[Bench]]:
+    made: list[Bench] = []
+    yield made
+    for bench in made:
+        bench.poller.close()
+        assert bench.consumer.closed.wait(PATIENCE), "the poll thread ends"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("hung", [{0}, {0, 1, 2}, {1, 3}], ids=str)
+async def test_hung_partitions_do_not_stop_the_others(benches: list[Bench], hung: set[int]) -> None:
+    """None of the hung ones has a full queue when the room is used up, so nobody is paused for that reason."""
+    bench = Bench(4)
+    benches.append(bench)
+    working = {0, 1, 2, 3} - hung
+    bench.start()
+    await bench.until(lambda: all(bench.handled[number] > 10 * ROOM for number in working), "the others go on", working)
+    assert sum(bench.queues[number] for number in hung) <= len(hung) * QUEUE + ROOM + POLL, "and memory stays flat"
+    for number in hung:
+        assert bench.handled[number] == 0
+        assert bench.inboxes[number].paused or not bench.queues[number]
+    await bench.until(
+        lambda: all(bench.handled[number] > 10 * ROOM for number in hung), "once they work again", range(4)
+    )
+    assert not any(inbox.paused and not inbox for inbox in bench.inboxes), "an empty queue is read"
+
+
+@pytest.mark.asyncio
+async def test_large_records_that_hang_do_not_stop_small_steps(benches: list[Bench]) -> None:
+    """The same in bytes: two queues that are half full each are all of the room."""
+    room = 1_000_000
+    bench = Bench(3, record_size=10_000, most_bytes=room, room_bytes=room)
+    benches.append(bench)
+    bench.start()
+    await bench.until(lambda: bench.handled[2] > 1_000, "ten times the room goes by", [2])
+    assert sum(inbox.size for inbox in bench.inboxes[:2]) <= 3 * room
+    await bench.until(lambda: bench.handled[0] > 500 and bench.handled[1] > 500, "the others, at last", range(3))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("record_size", "room_bytes", "most"),
+    [(1, 1 << 30, ROOM + POLL), (1_000, 20_000, 20 + POLL)],
+    ids=["count", "bytes"],
+)
+async def test_nothing_is_polled_without_room(
+    benches: list[Bench], record_size: int, room_bytes: int, most: int
+) -> None:
+    """Seen at the moment of the question, which is asked only after several polls were left out."""
+    bench = Bench(2, record_size=record_size, room_bytes=room_bytes)
+    benches.append(bench)
+    polled_when_asked: list[int] = []
+
+    def look(batch: Batch) -> None:
+        if not batch[0]:
+            polled_when_asked.append(sum(bench.consumer.positions.values()))
+
+    bench.start(look)
+    await bench.until(lambda: bool(polled_when_asked), "it asks for room")
+    assert polled_when_asked[0] <= most
+    assert bench.queues != [0, 0]
+
+
+@pytest.mark.asyncio
+async def test_a_question_that_comes_too_late_pauses_nobody(benches: list[Bench]) -> None:
+    """All was handled while the question was on its way: a pause of an empty queue would never end."""
+    bench = Bench(1, record_size=1_000, room_bytes=10_000)  # one poll is more than the room
+    benches.append(bench)
+    questions = 0
+
+    def handle_before_the_question(batch: Batch) -> None:
+        nonlocal questions
+        if not batch[0]:
+            questions += 1
+            bench.handle_all(0)
+
+    bench.start(handle_before_the_question)
+    await bench.until(lambda: questions >= 3, "it asks again, each time that there is no room")
+    assert bench.handled[0] >= 2 * POLL
+    assert not bench.inboxes[0].paused
+
+
+class Told:
+    """``ports.Input`` that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *values: self.calls.append((name, *values))
+
+
+def ask(told: Told, **inboxes: Inbox) -> None:
+    workers = {name: SimpleNamespace(inbox=inbox) for name, inbox in inboxes.items()}
+    engine: Any = SimpleNamespace(workers=workers, input=told)
+    Engine._deliver(engine, ({}, {}))
+
+
+def inbox_of(told: Any, partition: int = 0) -> Inbox:
+    return Inbox(EventSourceConfig(group_id="g", topic="t", num_partitions=9, max_queued_records=100), told, partition)
+
+
+def test_the_one_with_most_makes_room() -> None:
+    told = Told()
+    few, many, none = (inbox_of(told, number) for number in range(3))
+    few.add(records_of(0, 0, 3, 10))
+    many.add(records_of(1, 0, 5, 10))
+    ask(told, few=few, many=many, none=none)
+    assert told.calls == [("pause", 1), ("handled", 5, 50)]
+    ask(told, few=few, many=many, none=none)
+    assert told.calls[2:] == [("pause", 0), ("handled", 3, 30)], "next time it is another one's turn"
+
+
+def test_without_anybody_to_pause_the_question_is_answered_all_the_same() -> None:
+    """Else it would never be asked again."""
+    told = Told()
+    ask(told, empty=inbox_of(told))
+    ask(told)
+    assert told.calls == [("handled", 0, 0)] * 2
+
+
+def test_bytes_that_count_make_room_though_no_record_counts() -> None:
+    """Small records that are not counted any more wait before large ones that are: handling the small ones uncounts as
+    many records, but few bytes."""
+    told = Told()
+    inbox = inbox_of(told)
+    small = records_of(0, 0, 6, 1)
+    inbox.add(small)
+    inbox.hold()
+    inbox.handled(small[:3])  # half of it: resumed
+    assert not inbox.paused
+    inbox.add(records_of(0, 6, 3, 1_000))
+    inbox.handled(small[3:])
+    assert (inbox.counted, inbox.counted_size) == (0, 2_997)
+    told.calls.clear()
+    ask(told, one=inbox)
+    assert told.calls == [("pause", 0), ("handled", 0, 2_997)]
+
+
+def test_a_held_queue_is_read_again_when_half_of_it_is_handled() -> None:
+    told = Told()
+    inbox = inbox_of(told)
+    waiting = records_of(0, 0, 10)
+    inbox.add(waiting)
+    inbox.hold()
+    assert told.calls == [("pause", 0), ("handled", 10, size_of(waiting))]
+    inbox.handled(waiting[:4])
+    assert ("resume", 0) not in told.calls
+    inbox.handled(waiting[4:5])
+    assert told.calls[-1] == ("resume", 0)
+    inbox.handled(waiting[5:])
+    assert (inbox.records, inbox.size, inbox.counted) == (0, 0, 0)
+    assert sum(call[1] for call in told.calls if call[0] == "handled") == 10, "nothing is uncounted twice"
