@@ -25,7 +25,7 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WatchResult(msgspec.Struct, frozen=True):
-    """Milliseconds from the generator's clock to this reader; by second of sending. ``fault`` as in ``Judge.verdict``."""
+    """Milliseconds from the generator's clock to this reader; the worst by second. ``fault``: see ``Judge``."""
 
     timed: int
     p50: float

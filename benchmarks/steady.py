@@ -1,7 +1,8 @@
 """Steady load: events come at a fixed rate. How late are the outputs, and does memory stay flat?
 
 Latency is from the generator's clock, right before it hands an event to its producer, to a read_committed reader in a
-third process on the same machine.
+third process on the same machine. How long the broker took to acknowledge the input is measured beside it: what is late
+there is late before any system under test has seen it.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class SteadyResult(msgspec.Struct, frozen=True):
     highest: float
     highest_by_second: list[float]
     generator_behind_p99: float
+    input_acknowledged_p50: float
+    input_acknowledged_p99: float
     cpu_share: float
     memory: Memory
     load_average: float
@@ -91,6 +94,8 @@ def steady(cluster: Cluster, system: System, seed: int, rate: int, seconds: floa
         highest=seen.highest,
         highest_by_second=seen.highest_by_second,
         generator_behind_p99=sent.behind_p99 * 1000,
+        input_acknowledged_p50=sent.acknowledged_p50 * 1000,
+        input_acknowledged_p99=sent.acknowledged_p99 * 1000,
         cpu_share=(last.cpu - first.cpu) / max(last.at - first.at, 0.001),
         memory=memory_of([sample.rss for sample in samples]),
         load_average=os.getloadavg()[0],
