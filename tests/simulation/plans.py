@@ -47,7 +47,7 @@ def _rebalances(rng: random.Random) -> dict[str, object]:
 
 
 def _crashes(rng: random.Random) -> dict[str, object]:
-    return {"actions": _actions(rng, ("start", "start", "crash", "freeze", "halt"), 16)}
+    return {"actions": _actions(rng, ("start", "start", "crash", "freeze", "halt", "cancel"), 16)}
 
 
 def _forgets(rng: random.Random) -> dict[str, object]:
@@ -79,7 +79,19 @@ def _refused_under_way(rng: random.Random) -> dict[str, object]:
     }
 
 
-ALL_ACTIONS = ("start", "start", "stop", "halt", "crash", "freeze", "outage", "forget", "interject", "interject")
+ALL_ACTIONS = (
+    "start",
+    "start",
+    "stop",
+    "halt",
+    "cancel",
+    "crash",
+    "freeze",
+    "outage",
+    "forget",
+    "interject",
+    "interject",
+)
 
 
 def _everything(rng: random.Random) -> dict[str, object]:

@@ -55,7 +55,7 @@ def test_a_seed_replays_exactly(profile: str) -> None:
 def test_the_profiles_do_what_they_are_for() -> None:
     """A simulation in which nothing goes wrong proves nothing: each kind of trouble has to occur."""
     missing = {
-        *("start", "stop", "crash", "freeze", "outage", "forget", "interject"),
+        *("start", "stop", "halt", "cancel", "crash", "freeze", "outage", "forget", "interject"),
         *("commit REPLY_LOST", "commit REQUEST_LOST", "commit LATE", "commit HANGS", "commit ABORTABLE"),
         *("send REPLY_LOST", "send REQUEST_LOST", "send LATE", "send HANGS", "send ABORTABLE", "send FORGOTTEN"),
         *("flush REPLY_LOST", "init REPLY_LOST", "abort REPLY_LOST", "ask REPLY_LOST"),

@@ -142,6 +142,8 @@ class World:
                 member.source._ask_to_stop(drain=True)
             case "halt" if alive:
                 member.source.stop_now()
+            case "cancel" if alive:
+                member.task.cancel()
             case "freeze" if alive:
                 member.process.frozen_until = self.loop.time() + self.rng.choice((1.0, 5.0, 8.0, 12.0))
             case "outage":
