@@ -14,11 +14,12 @@ import msgspec
 from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from streams import EventSource, EventSourceConfig, IncomingRecord, Table, event_type
+from streams import EventContext, EventSource, EventSourceConfig, IncomingRecord, Table, event_type
 from streams.clients.admin import TopicAdmin, Watermarks
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.codecs import RESERVED_KEY_PREFIX, codec_for
+from streams.metrics import Measurement
 from streams.records import TYPE_HEADER, Headers
 from streams.runtime.dead_letters import PREFIX
 from streams.runtime.takeover import decode_offset
@@ -366,3 +367,26 @@ async def raised_by(work: Awaitable[Any]) -> BaseException:
     except Exception as error:
         return error
     raise AssertionError("nothing was raised")
+
+
+def count(ctx: EventContext[Totals], event: Added) -> None:
+    """The plainest handler."""
+    ctx.store.put(event.name, ctx.store.get(event.name, 0) + event.amount)
+
+
+def source_of(lab: Lab, **settings: Any) -> EventSource[Totals]:
+    """A source that counts."""
+    source = lab.source(**settings)
+    source.register_event_type(Added, count)
+    return source
+
+
+async def handle(lab: Lab, *names: str, until_offset: int, **settings: Any) -> list[Measurement]:
+    """Produce, and let a source handle it. Returns what it measured."""
+    measured: list[Measurement] = []
+    if names:
+        await lab.add(*names)
+    source = source_of(lab, metrics_handler=measured.append, **settings)
+    async with Running(source) as run:
+        await run.until_handled(until_offset)
+    return measured

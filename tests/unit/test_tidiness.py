@@ -25,6 +25,10 @@ PACKAGES = [path for path in LIBRARY if path.name == "__init__.py"]
 SLEEP_ALLOWED: dict[str, str] = {
     "tests/broker/bank.py": "a handler that is slow on purpose",
     "tests/broker/battery_kit.py": "a load with a rate",
+    "tests/broker/test_engine_backpressure.py": "a handler that is slow on purpose",
+    "tests/broker/test_engine_errors.py": "an async handler lets others run",
+    "tests/broker/test_engine_interjections.py": "handlers that are slow on purpose, or never end",
+    "tests/broker/test_engine_stopping.py": "stops at moments of the start; a time in which a wrong retry would show",
     "tests/broker/test_membership.py": "nothing happens: a time in which a wrong assignment or a false loss would show",
     "tests/broker/test_membership_fencing.py": "longer than the session timeout: what is alive or frozen must stay so",
 }
