@@ -1,0 +1,321 @@
+"""What the tests of a whole engine need: broker and group as lists in memory. The threads are real."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from streams import Change, EventContext, EventSource, EventSourceConfig, Table, TopicPartition, event_type
+from streams.errors import RecordRefused
+from streams.event_source import Handler
+from streams.events import event_type_of
+from streams.group import Assigned, Assignment, GroupEvent, Lost, Snapshot
+from streams.outcomes import ErrorPolicy
+from streams.records import Headers, IncomingRecord, Record
+from streams.runtime.bridge import Worker
+from streams.runtime.poller import Poller, Records
+from streams.runtime.takeover import decode_offset
+from streams.runtime.transaction_pool import OFFSET_KEY
+
+PATIENCE = 10.0
+GROUP, TOPIC, OUT, MISSING = "g", "in", "out", "nobody-made-this"
+CHANGELOG = "g.in.changelog"
+
+
+@event_type("Named")
+class Named(msgspec.Struct, frozen=True):
+    """The only event."""
+
+    name: str
+
+
+class Broker:
+    """Logs, and the group's offsets. From any thread."""
+
+    def __init__(self) -> None:
+        self.logs: dict[tuple[str, int], list[IncomingRecord]] = defaultdict(list)
+        self.offsets: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def append(
+        self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Headers | None
+    ) -> None:
+        with self._lock:
+            log = self.logs[topic, partition]
+            log.append(IncomingRecord(topic, partition, len(log), key, value, headers))
+
+    def send(self, *names: str, partition: int = 0) -> None:
+        kind = event_type_of(Named)
+        for name in names:
+            self.append(TOPIC, partition, name.encode(), kind.encode(Named(name)), kind.headers)
+
+    def outputs(self, partition: int | None = None) -> list[str]:
+        """The names in the output topic, each partition in order."""
+        found = [
+            record
+            for (topic, number), log in sorted(self.logs.items())
+            if topic == OUT and partition in (None, number)
+            for record in log
+        ]
+        return [msgspec.json.decode(record.value or b"", type=Named).name for record in found]
+
+    def reached(self, partition: int = 0) -> int | None:
+        """The input offset that the changelog tells."""
+        found = [record for record in self.logs[CHANGELOG, partition] if record.key == OFFSET_KEY]
+        return decode_offset(found[-1]).offset if found else None
+
+
+class Producer:
+    """``ports.Producer``: refuses what goes to a topic that is missing, as the real one does."""
+
+    refused = ()
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._pending: list[tuple[Any, ...]] = []
+        self._offsets: dict[int, int] = {}
+
+    def init(self, timeout_seconds: float) -> None: ...
+    def warm_up(self, topics: Collection[str], timeout_seconds: float) -> None: ...
+    def poll(self) -> None: ...
+    def flush(self, timeout_seconds: float) -> None: ...
+    def close(self) -> None: ...
+
+    def begin(self) -> None:
+        self._pending, self._offsets = [], {}
+
+    abort: Any = lambda self, timeout_seconds: self.begin()
+
+    def produce(self, record: Record) -> bool:
+        raise NotImplementedError("only for records with a timestamp")
+
+    def produce_raw(
+        self, topic: str, value: bytes | None, key: bytes | None, partition: int, headers: Headers | None
+    ) -> bool:
+        if topic == MISSING:
+            raise RecordRefused(f"the topic {topic} does not exist")
+        self._pending.append((topic, max(partition, 0), key, value, headers))
+        return True
+
+    def send_offsets(self, topic: str, offsets: Mapping[int, int], metadata: bytes, timeout_seconds: float) -> None:
+        self._offsets = dict(offsets)
+
+    def commit(self, timeout_seconds: float) -> None:
+        for record in self._pending:
+            self._broker.append(*record)
+        self._broker.offsets |= self._offsets
+
+
+class Consumer:
+    """What the poll thread drives."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._positions: dict[int, int] = {}
+        self.closed = threading.Event()
+
+    def add(self, partition: int, offset: int) -> None:
+        self._positions[partition] = offset
+
+    def remove(self, partitions: Collection[int]) -> None:
+        for partition in partitions:
+            self._positions.pop(partition, None)
+
+    def pause(self, partitions: Collection[int]) -> None: ...
+    def resume(self, partitions: Collection[int]) -> None: ...
+
+    def poll_batch(self, timeout_seconds: float, limit: int) -> Records | None:
+        batch = {n: self._broker.logs[TOPIC, n][at : at + limit] for n, at in self._positions.items()}
+        batch = {number: records for number, records in batch.items() if records}
+        for number, records in batch.items():
+            self._positions[number] += len(records)
+        if not batch:
+            self.closed.wait(0.001)
+        return batch
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class Group:
+    """``group.Membership`` and ``group.TakeOver``: one member that has everything, until it is told otherwise."""
+
+    def __init__(self, broker: Broker, partitions: int) -> None:
+        self._broker, self._all = broker, frozenset(range(partitions))
+        self.snapshot = Snapshot(0, 1, "m", b"metadata")
+        self.closed = threading.Event()
+        self.asked = threading.Event()
+        self.answer = threading.Event()
+        self.answer.set()
+
+    def start(self, deliver: Callable[[GroupEvent], None]) -> None:
+        self._deliver = deliver
+        self._assign()
+
+    def _assign(self) -> None:
+        now = self.snapshot
+        assignment = Assignment(own=self._all, members=("me",))
+        self._deliver(Assigned(now.incarnation, now.generation, self._all, self._all, assignment))
+
+    def lose_and_rejoin(self) -> None:
+        """The session expires, and the next generation gives everything back."""
+        number = self.snapshot.incarnation + 1
+        self.snapshot = Snapshot(number, number + 1, "m", b"metadata")
+        self._deliver(Lost(number, "test"))
+        self._assign()
+
+    def released(self, partitions: Collection[int]) -> None: ...
+    def leave(self) -> None: ...
+
+    def close(self, timeout_seconds: float) -> None:
+        self.closed.set()
+
+    def fence_departed(self, members: Collection[str], deadline: float) -> list[str]:
+        self.asked.set()
+        self.answer.wait(PATIENCE)
+        return []
+
+    def stable_offsets(self, partitions: Collection[int], deadline: float) -> dict[int, int | None]:
+        return {number: self._broker.offsets.get(number) for number in partitions}
+
+    def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
+        return {number: (0, len(self._broker.logs[topic, number])) for number in partitions}
+
+    def topic_id(self, topic: str, deadline: float) -> str:
+        return "id"
+
+
+class Connections:
+    """``ports.Connections`` of one run."""
+
+    def __init__(self, broker: Broker, partitions: int) -> None:
+        self._broker = broker
+        self.membership = Group(broker, partitions)
+        self.consumer = Consumer(broker)
+
+    def worker(self, name: str) -> Worker:
+        return Worker(name)
+
+    def producer(self, transactional_id: str, *, one_by_one: bool = False) -> Any:
+        return Producer(self._broker)
+
+    def input(self) -> Poller:
+        return Poller(lambda: self.consumer, max_poll_records=50, room=400, room_bytes=1 << 24)
+
+    def group(self, alive: Callable[[], bool]) -> tuple[Any, Any]:
+        return self.membership, self.membership
+
+    def reader(self) -> Connections:
+        return self
+
+    topics = reader
+
+    def read(self, topic: str, ranges: Mapping[int, tuple[int, int]], receive: Any, **_: Any) -> None:
+        for number, (start, end) in ranges.items():
+            receive(number, self._broker.logs[topic, number][start:end])
+
+    def create(self, *_: Any) -> list[str]:
+        return []
+
+    differences = create
+
+    def close(self) -> None: ...
+
+
+class Unforgiving:
+    """A store that cannot undo: an event that fails costs a restart of its partition."""
+
+    def __init__(self, _: TopicPartition) -> None:
+        self.values: dict[bytes, bytes | None] = {}
+
+    def receive_change(self, change: Change, /) -> None:
+        self.values[change.key] = change.value
+
+    def revoked(self) -> None:
+        self.values.clear()
+
+    def count(self, ctx: EventContext[Any], name: str) -> int:
+        total = int(self.values.get(name.encode()) or b"0") + 1
+        change = Change(name.encode(), b"%d" % total)
+        self.receive_change(change)
+        ctx.record_change(change)
+        return total
+
+
+TABLE = Table.factory(key=str, value=int)
+
+
+class Bench:
+    """One broker, and sources that run over it, one after another."""
+
+    def __init__(self) -> None:
+        self.broker = Broker()
+        self.source: EventSource[Any]
+        self.connections: Connections
+        self.tasks: list[asyncio.Task[None]] = []
+        self._before = set(threading.enumerate())
+
+    def make(
+        self,
+        handler: Handler[Any, Named],
+        *,
+        partitions: int = 1,
+        store: Any = TABLE,
+        blocking: bool = False,
+        on_error: ErrorPolicy | None = None,
+        **settings: Any,
+    ) -> EventSource[Any]:
+        config = EventSourceConfig(
+            group_id=GROUP,
+            topic=TOPIC,
+            num_partitions=partitions,
+            bootstrap_servers="nowhere",
+            instance_id="me",
+            **settings,
+        )
+        self.source = EventSource(config, store)
+        self.source.register_event_type(Named, handler, blocking=blocking, on_error=on_error)
+        return self.source
+
+    def run(self) -> asyncio.Task[None]:
+        self.connections = Connections(self.broker, self.source.config.num_partitions)
+        self.tasks.append(asyncio.create_task(self.source._consume(lambda _: self.connections)))  # type: ignore[arg-type]
+        return self.tasks[-1]
+
+    async def until(self, condition: Callable[[], Any], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, f"waited in vain: {what}"
+            if self.tasks[-1].done() and not self.tasks[-1].cancelled():
+                self.tasks[-1].result()
+            await asyncio.sleep(0.002)
+
+    async def until_active(self) -> None:
+        await self.until(
+            lambda: (
+                [partition.state for partition in self.source.statistics().partitions]
+                == ["active"] * self.source.config.num_partitions
+            ),
+            "the partitions are at work",
+        )
+
+    async def cancel(self) -> None:
+        self.tasks[-1].cancel()
+        await asyncio.wait(self.tasks[-1:], timeout=PATIENCE)
+        assert self.tasks[-1].cancelled()
+
+    async def until_all_threads_ended(self) -> None:
+        def left() -> list[str]:
+            return sorted({thread.name for thread in threading.enumerate() if thread.name.startswith("kes-")} - names)
+
+        names = {thread.name for thread in self._before}
+        deadline = time.monotonic() + PATIENCE
+        while left():
+            assert time.monotonic() < deadline, f"these threads live on: {left()}"
+            await asyncio.sleep(0.002)
