@@ -77,9 +77,8 @@ _PRODUCER: Final[Mapping[str, object]] = {
     # waits one backoff per try: 16 transactions/s with the default of 100 ms, 86 with 5 ms (one producer, no pause).
     "retry.backoff.ms": 5,
     "retry.backoff.max.ms": 250,
-    # Outputs go out while the transaction is filled, so there is nothing to wait for at 2,000 events/s (p50 22 ms instead
-    # of 35 and more, docs/performance.md); with a backlog batches fill while a request is under way. 5 drains some 6 %
-    # faster.
+    # Outputs go out while the transaction is filled, so there is nothing to wait for at 2,000 events/s (p50 22 ms, with
+    # 5 ms of lingering 35 and more: docs/performance.md); with a backlog, batches fill while a request is under way.
     "linger.ms": 0,
     "queue.buffering.max.messages": 1_000_000,
     "queue.buffering.max.kbytes": 256 * 1024,
