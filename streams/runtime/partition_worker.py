@@ -187,7 +187,8 @@ class PartitionWorker:
                         route.plain = False
                         ctx.close()
                         self._undo(journal)
-                        return position, None
+                        soiled = RestartNeeded(record.offset, 0, Answered(answer, None))
+                        return position, None if journalled else soiled
                     raise Answered(answer, ctx.error)
                 for change in journal:
                     if change.value is not None and len(change.value) > limit:
@@ -209,6 +210,8 @@ class PartitionWorker:
     async def _one(self, record: IncomingRecord, failure: BaseException | None) -> None:
         """Handle one record whatever it takes: decode errors, retries, policies. ``failure``: the first attempt's, if
         made."""
+        if isinstance(failure, RestartNeeded):
+            raise failure
         known = self.known_failures.pop(record.offset, None)
         if known is not None:
             self.met_failures[record.offset] = known
