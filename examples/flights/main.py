@@ -65,12 +65,16 @@ def _run(options: Options, console: Console) -> int:
             view = stack.enter_context(View(console))
             report = _demo(options, out, view, stack)
             view.phase("stopping everything")
-    except KeyboardInterrupt:
-        console.print("interrupted; everything is stopped")
-        return EXIT_INTERRUPTED
-    except SystemExit:
-        console.print("terminated; everything is stopped")
-        return EXIT_TERMINATED
+    except (KeyboardInterrupt, SystemExit, SystemError) as end:
+        # A signal that arrives within a call of a C client comes out as a SystemError around it.
+        signalled = end.__cause__ if isinstance(end, SystemError) else end
+        if isinstance(signalled, KeyboardInterrupt):
+            console.print("interrupted; everything is stopped")
+            return EXIT_INTERRUPTED
+        if isinstance(signalled, SystemExit):
+            console.print("terminated; everything is stopped")
+            return EXIT_TERMINATED
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
     results.show(report, json=options.json, console=console)

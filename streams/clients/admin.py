@@ -376,7 +376,13 @@ def _gather(
     attempt: Callable[[AdminClient, float], Mapping[K, Future[Any]]], client: AdminClient, seconds: float
 ) -> dict[K, Any]:
     results: dict[K, Any] = {}
-    for key, future in attempt(client, seconds).items():
+    try:
+        futures = attempt(client, seconds)
+    except SystemError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt | SystemExit):
+            raise error.__cause__ from None  # a signal arrived within the C client, which hides what its handler raised
+        raise
+    for key, future in futures.items():
         try:
             results[key] = future.result(seconds + 1.0)
         except KafkaException as exception:

@@ -45,6 +45,13 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Any:
     return register
 
 
+def interrupted_in_c() -> SystemError:
+    """Ctrl-C within a call of a C client, as the interpreter hands it on."""
+    error = SystemError("returned a result with an exception set")
+    error.__cause__ = KeyboardInterrupt()
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
@@ -53,6 +60,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Any:
         (ExceptionGroup("tasks", [ValueError("x"), ConfigError("inner")]), 1, "kes: config error: inner"),
         (RuntimeError("a fault"), 70, "kes: unexpected RuntimeError: a fault"),
         (KeyboardInterrupt(), 130, ""),
+        (interrupted_in_c(), 130, ""),
         (None, 0, ""),
     ],
 )

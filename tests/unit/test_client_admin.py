@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from typing import Never
+
 import pytest
 
-from streams.clients.admin import TopicAdmin, TopicDescription, differences
+from streams.clients.admin import TopicAdmin, TopicDescription, _gather, differences
 from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable
 from streams.topics import TopicSpec
@@ -47,3 +49,20 @@ def test_nobody_at_the_address_is_said_in_time() -> None:
         admin.describe(["t"], timeout_seconds=0.5)
     assert "topic t" in str(caught.value)
     admin.close()
+
+
+def test_a_signal_within_the_c_client_is_the_signal() -> None:
+    """Seen as ``SystemError: list_offsets returned a result with an exception set``, on Ctrl-C at the wrong moment."""
+
+    def interrupted(*_: object) -> Never:
+        error = SystemError("list_offsets returned a result with an exception set")
+        raise error from KeyboardInterrupt()
+
+    with pytest.raises(KeyboardInterrupt):
+        _gather(interrupted, None, 1.0)  # type: ignore[arg-type]
+
+    def broken(*_: object) -> Never:
+        raise SystemError("something else")
+
+    with pytest.raises(SystemError, match="something else"):
+        _gather(broken, None, 1.0)  # type: ignore[arg-type]
