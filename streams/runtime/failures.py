@@ -7,6 +7,7 @@ import random
 from streams.errors import DecodeError, RecordError, RecordRefused, StreamsError
 from streams.outcomes import ErrorPolicy, ExecutionState
 from streams.records import TYPE_HEADER, Change, IncomingRecord
+from streams.sak.backoff import backoff_seconds
 
 
 class EventFailure(StreamsError):
@@ -48,9 +49,7 @@ FINAL = (DecodeError, RecordRefused)
 
 def backoff(policy: ErrorPolicy, attempts: int, rng: random.Random) -> float:
     """Seconds to wait after so many failed attempts: doubled each time, capped, a quarter to either side at random."""
-    return min(policy.backoff_seconds * 2.0 ** min(attempts - 1, 30), policy.max_backoff_seconds) * rng.uniform(
-        0.75, 1.25
-    )
+    return backoff_seconds(attempts, policy.backoff_seconds, policy.max_backoff_seconds, rng=rng)
 
 
 def is_fatal(error: BaseException) -> bool:
