@@ -24,6 +24,11 @@ BOOTSTRAP_VARIABLE = "KES_BOOTSTRAP_SERVERS"
 INSTANCE_VARIABLE = "KES_INSTANCE_ID"
 """Environment variable with this process's stable name, used when the settings name none (``kes run`` sets it)."""
 
+STRATEGIES = ("incremental", "cooperative-sticky", "range", "roundrobin")
+"""How partitions can be shared among the members (``core/strategies.py``)."""
+MEMBERSHIPS = ("streams", "librdkafka", "broker")
+"""Who can speak the group protocol for a member."""
+
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _INSTANCE = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -80,7 +85,14 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Where: ``bootstrap_servers`` (else ``KES_BOOTSTRAP_SERVERS``), ``client_settings`` (librdkafka settings: TLS, SASL
     …). Who: ``group_id``; ``instance_id`` (else ``KES_INSTANCE_ID``, else made up), which names the transactional ids
-    and must be unique in the group; ``static_membership`` makes it the group's ``group.instance.id`` too. Topics:
+    and must be unique in the group; ``static_membership`` makes it the group's ``group.instance.id`` too. Group:
+    ``strategy`` says how partitions are shared: ``incremental`` (a partition moves once its new owner has restored
+    it), ``cooperative-sticky``, ``range``, ``roundrobin``; two of them, the wanted one first, while a running group
+    migrates. ``membership``: who speaks the group protocol: ``streams`` (all strategies), ``librdkafka`` (its classic
+    one; not ``incremental``), ``broker`` (KIP-848: the broker decides). For ``incremental``: ``num_standbys`` warm
+    copies of each partition on other members; ``max_moves`` and ``max_move_bytes`` (changelog bytes on disk) that are
+    prepared at a time in the group; a copy that is not ready after ``preparation_timeout_seconds`` is passed over;
+    a member that stops hands its partitions over for ``leave_timeout_seconds``, then gives up the rest. Topics:
     ``topic`` with ``num_partitions``; ``changelog_topic`` and ``dead_letter_topic`` (names made from group and topic
     by default); ``replication_factor`` and ``min_insync_replicas`` for those that are created. Start:
     ``auto_offset_reset`` is for partitions without any committed offset: ``earliest``, ``latest`` or ``error``.
@@ -102,6 +114,13 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
     client_settings: dict[str, Any] = {}
     instance_id: str = ""
     static_membership: bool = False
+    strategy: str | tuple[str, ...] = "incremental"
+    membership: str = "streams"
+    num_standbys: int = 0
+    max_moves: int = 64
+    max_move_bytes: int = 1024 * 1024 * 1024
+    preparation_timeout_seconds: float = 300.0
+    leave_timeout_seconds: float = 10.0
     changelog_topic: str = ""
     dead_letter_topic: str = ""
     replication_factor: int = 1
@@ -144,6 +163,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("max_queued_records", "max_queued_bytes", "max_poll_records"):
             _at_least(name, getattr(self, name), 1)
         self._check_times()
+        self._check_group()
         for name in (self.changelog, self.dead_letters):
             if len(name) > MAX_NAME_LENGTH:
                 raise ConfigError(
@@ -160,6 +180,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
             "drain_timeout_seconds",
             "call_timeout_seconds",
             "recovery_timeout_seconds",
+            "preparation_timeout_seconds",
         ):
             value = getattr(self, name)
             if not 0 < value < 86_400:
@@ -180,6 +201,29 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"drain_timeout_seconds ({self.drain_timeout_seconds}) must be smaller than rebalance_timeout_seconds "
                 f"({self.rebalance_timeout_seconds}), or the group goes on without waiting for the drain"
             )
+
+    def _check_group(self) -> None:
+        _at_least("num_standbys", self.num_standbys, 0)
+        _at_least("max_moves", self.max_moves, 1)
+        _at_least("max_move_bytes", self.max_move_bytes, 1)
+        _at_least("leave_timeout_seconds", self.leave_timeout_seconds, 0)
+        if self.membership not in MEMBERSHIPS:
+            raise ConfigError(f"membership is {self.membership!r}; use one of {', '.join(MEMBERSHIPS)}")
+        for name in self.strategies:
+            if name not in STRATEGIES:
+                raise ConfigError(f"strategy names {name!r}; use one or two of {', '.join(STRATEGIES)}")
+        if not 1 <= len(set(self.strategies)) == len(self.strategies):
+            raise ConfigError(f"strategy is {self.strategy!r}; name one strategy, or two different ones to migrate")
+        if self.membership == "librdkafka" and "incremental" in self.strategies:
+            raise ConfigError(
+                "membership 'librdkafka' cannot run the strategy 'incremental' (its assignors cannot be replaced): "
+                "choose another strategy, or membership 'streams'"
+            )
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """The strategies of ``strategy``, the wanted one first."""
+        return (self.strategy,) if isinstance(self.strategy, str) else self.strategy
 
     @property
     def changelog(self) -> str:

@@ -3,14 +3,14 @@
 A ``Membership`` (``clients/membership.py``; another one in simulations) speaks the group protocol on a thread of its
 own. The runtime hears ``GroupEvent`` values, reads ``snapshot`` before it sends offsets, and answers by the few
 methods below. The leader's decision is a pure function from reports to assignments (``core/assignor.py``), given to
-the membership when it is built. Fields for warm moves (``ready``, ``standby``, ``preparing``, ``release``,
-``incoming``) travel already, so that members of this and of later versions understand each other.
+the membership when it is built. What a member claims follows from what it was told and what it did since
+(``core/holdings.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -29,42 +29,69 @@ class Snapshot(msgspec.Struct, frozen=True):
     metadata: bytes | None
 
 
+class Order(msgspec.Struct, frozen=True):
+    """A move that was ordered: the owner hands a partition over to the member ``to`` (a member id, never an instance:
+    ids are not used twice). ``generation`` is the one in which it was ordered first."""
+
+    to: str
+    generation: int
+
+
+class Copies(msgspec.Struct, frozen=True, kw_only=True):
+    """The warm copies that one member keeps of partitions that others work on.
+
+    ``ready``: caught up with the changelog. ``preparing``: being restored, with the changelog records that are left.
+    ``late``: not ready within the time for it (restoring goes on); moves do not wait for them. ``sizes``: bytes of the
+    changelog on disk, of partitions that it works on, as far as it knows.
+    """
+
+    ready: frozenset[int] = frozenset()
+    preparing: dict[int, int] = {}
+    late: frozenset[int] = frozenset()
+    sizes: dict[int, int] = {}
+
+
 class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one member tells the leader with each JoinGroup.
 
     ``instance``: the member's stable name, part of its transactional ids. ``owned``: partitions it works on.
-    ``generation``: the last generation it was in (-1: none), which decides double claims. ``ready``: partitions it
-    keeps warm and caught up; ``preparing``: being restored, with the records that are left; ``incoming``: told to it,
-    not yet taken. ``leaving``: wants to give everything up. ``sequence`` grows with each report; the assignment
-    echoes it.
+    ``generation``: the last generation it was in (-1: none), which decides double claims. ``releasing``: those of the
+    owned ones that it was ordered to hand over, and has not handed over yet as far as it knows. ``incoming``: those it
+    was told to expect, and has not taken yet. ``copies``: what it keeps warm. ``leaving``: wants to give everything
+    up. ``sequence`` grows with each report; the assignment echoes it.
     """
 
     instance: str
     owned: frozenset[int] = frozenset()
     generation: int = -1
-    ready: frozenset[int] = frozenset()
-    preparing: dict[int, int] = {}
+    releasing: dict[int, Order] = {}
     incoming: frozenset[int] = frozenset()
+    copies: Copies = Copies()
     leaving: bool = False
     sequence: int = 0
+
+
+THIS_GENERATION: Final = 0
+"""In an assignment: the generation that the assignment itself belongs to."""
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """What the leader tells one member with SyncGroup.
 
     ``own``: what it shall work on from now on; partitions that it owned and that are in neither ``own`` nor
-    ``release`` are revoked. ``standby``: keep a warm copy. ``preparing``: a copy to be made ready for a move.
-    ``release``: hand over to the member id given, by a marker. ``incoming``: start when the marker arrives.
-    ``members``: the instances of all members, so that what any other instance left open can be fenced. ``sequence``:
-    echo of the report's. ``quit``: all members are leaving, nobody is left to hand over to; told to a member that did
-    not ask to leave, it means that an older member has the same instance name.
+    ``release`` are revoked. ``standby``: keep a warm copy. ``preparing``: get a copy ready for a move, and say so.
+    ``release``: hand over to the member id given, by a marker, whenever the receiver can be heard by it. ``incoming``:
+    start when a marker arrives that was ordered in the generation given, or later. ``members``: the instances of all
+    members, so that what any other instance left open can be fenced. ``sequence``: echo of the report's. ``quit``: all
+    members are leaving, nobody is left to hand over to; told to a member that did not ask to leave, it means that an
+    older member has the same instance name.
     """
 
     own: frozenset[int] = frozenset()
     standby: frozenset[int] = frozenset()
     preparing: frozenset[int] = frozenset()
     release: dict[int, str] = {}
-    incoming: frozenset[int] = frozenset()
+    incoming: dict[int, int] = {}
     members: tuple[str, ...] = ()
     sequence: int = 0
     quit: bool = False
@@ -75,13 +102,17 @@ Assignor = Callable[[int, Mapping[str, MemberReport]], dict[str, Assignment]]
 
 
 class Assigned(msgspec.Struct, frozen=True):
-    """A rebalance is complete. ``owned`` is everything owned now, ``added`` the part that is new."""
+    """A rebalance is complete. ``owned`` is everything owned now, ``added`` the part that is new; ``releasing`` are
+    those of the owned ones that are to be handed over; ``incoming`` those to be taken when a marker of the generation
+    given (or a later one) says so. Whatever was said before about moves is replaced by this."""
 
     incarnation: int
     generation: int
     owned: frozenset[int]
     added: frozenset[int]
     assignment: Assignment
+    releasing: Mapping[int, Order] = {}
+    incoming: Mapping[int, int] = {}
 
 
 class Revoked(msgspec.Struct, frozen=True):
@@ -125,8 +156,22 @@ class Membership(Protocol):
         """The last transaction on these revoked partitions is settled; nothing will be sent for them any more."""
         ...
 
+    def handed_over(self, partition: int, order: Order) -> None:
+        """The release marker of this order is committed: the partition is not ours any more. An order that was
+        withdrawn meanwhile has no effect: then it is ours again, to be taken over anew."""
+        ...
+
+    def took(self, partition: int) -> None:
+        """The marker of an incoming partition was there: it is ours now."""
+        ...
+
+    def report(self, copies: Copies, *, announce: bool) -> None:
+        """What the next JoinGroup shall tell about copies; ``announce``: join again soon to tell it."""
+        ...
+
     def leave(self) -> None:
-        """Ask the group to take everything away (``Revoked`` follows, then ``Assigned`` with nothing)."""
+        """Ask the group to take everything away: by moves if it can, else ``Revoked`` follows, then ``Assigned`` with
+        nothing."""
         ...
 
     def close(self, timeout_seconds: float) -> None:

@@ -101,6 +101,33 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
+class Tail(Protocol):
+    """Follows partitions of the changelog, read committed, for as long as it is asked to (``runtime.tail.Tail``).
+    Methods return at once, and may be called from any thread."""
+
+    def start(
+        self,
+        receive: Callable[[int, int, list[IncomingRecord], int, int], None],
+        fail: Callable[[int, int, Exception], None],
+    ) -> None:
+        """``receive(partition, epoch, records, position, end)`` on the tail's own thread, in order, also without
+        records when only the position moved: all below ``position`` was read; ``end`` is the high watermark as far as
+        it is known (-1: not yet). ``position == end``, or a call without records: caught up for now. ``fail(partition,
+        epoch, error)``: following that partition has ended (it is not at this place any more)."""
+        ...
+
+    def follow(self, partition: int, offset: int, epoch: int) -> None:
+        """Read a partition from this offset on (-1: from the start of its log). The epoch comes back with each call of
+        ``receive``."""
+        ...
+
+    def forget(self, partition: int) -> None:
+        """Stop reading it. What is on its way may still come."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class Topics(Protocol):
     """Creates and checks topics (``clients.admin.TopicAdmin``)."""
 
@@ -117,5 +144,6 @@ class Connections(Protocol):
     def producer(self, transactional_id: str, *, one_by_one: bool = False) -> Producer: ...
     def input(self) -> Input: ...
     def reader(self) -> Reader: ...
+    def tail(self) -> Tail: ...
     def topics(self) -> Topics: ...
     def group(self, alive: Callable[[], bool]) -> tuple[Membership, TakeOver]: ...
