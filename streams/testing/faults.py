@@ -13,18 +13,19 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
+from streams.clients.consumer import InputConsumer
 from streams.config import EventSourceConfig
 from streams.errors import ConfigError
 from streams.event_source import EventSource
-from streams.group import GroupEvent, Membership, Snapshot, TakeOver
+from streams.group import Copies, GroupEvent, Membership, Order, Snapshot, TakeOver
 from streams.records import Headers, IncomingRecord, Record
 from streams.runtime.connections import KafkaConnections
 from streams.runtime.poller import Poller, Records
-from streams.runtime.ports import Blocking, Producer, Reader, Refusal, Topics
+from streams.runtime.ports import Blocking, Connections, Producer, Reader, Refusal, Tail, Topics
 
 FAULT_VARIABLE: Final = "KES_FAULT"
 
@@ -50,13 +51,23 @@ POINTS: Final = (
 )
 """Every point. ``handler`` and ``store`` are hit by the program under test itself, with ``FaultPlan.hit``."""
 
+MOVE_POINTS: Final = (
+    "handed_over.before",
+    "handed_over.after",
+    "took.before",
+    "took.after",
+    "tail.received",
+)
+"""Points of a planned move: only groups that move partitions warm, or keep standbys, pass these."""
+
 
 class FaultPlan:
     """Strikes at the ``count``-th time that ``point`` is passed. Threads: any."""
 
     def __init__(self, point: str = "", count: int = 1, action: str = "kill") -> None:
-        if point and point not in POINTS:
-            raise ConfigError(f"{FAULT_VARIABLE}: there is no point {point!r}; one of {', '.join(POINTS)}")
+        known = POINTS + MOVE_POINTS
+        if point and point not in known:
+            raise ConfigError(f"{FAULT_VARIABLE}: there is no point {point!r}; one of {', '.join(known)}")
         if action not in ("kill", "freeze"):
             raise ConfigError(f"{FAULT_VARIABLE}: the action is {action!r}; use 'kill' or 'freeze'")
         self.point, self.action = point, action
@@ -86,10 +97,18 @@ async def consume_with_faults(source: EventSource[Any], plan: FaultPlan) -> None
     await source._consume(lambda config: FaultyConnections(KafkaConnections(config), config, plan))
 
 
+class _RealConnections(Connections, Protocol):
+    """What of ``KafkaConnections`` is used here."""
+
+    @property
+    def message_limit(self) -> int: ...
+    def consumer(self) -> InputConsumer: ...
+
+
 class FaultyConnections:
     """``ports.Connections`` around the real ones."""
 
-    def __init__(self, real: KafkaConnections, config: EventSourceConfig, plan: FaultPlan) -> None:
+    def __init__(self, real: _RealConnections, config: EventSourceConfig, plan: FaultPlan) -> None:
         self._real, self._config, self._plan = real, config, plan
         self.message_limit = real.message_limit
 
@@ -114,6 +133,10 @@ class FaultyConnections:
         """With a point in the middle of reading."""
         return _FaultyReader(self._real.reader(), self._plan)
 
+    def tail(self) -> Tail:
+        """With a point before what was read is given on."""
+        return _FaultyTail(self._real.tail(), self._plan)
+
     def topics(self) -> Topics:
         """Untouched."""
         return self._real.topics()
@@ -121,7 +144,7 @@ class FaultyConnections:
     def group(self, alive: Callable[[], bool]) -> tuple[Membership, TakeOver]:
         """With points around the answer to a revocation."""
         membership, takeover = self._real.group(alive)
-        return _FaultyMembership(membership, self._plan), takeover
+        return _FaultyMembership(membership, self._plan), takeover  # a TakeOver only asks: no point in it
 
 
 class _FaultyProducer:
@@ -230,6 +253,32 @@ class _FaultyReader:
         self._real.close()
 
 
+class _FaultyTail:
+    def __init__(self, real: Tail, plan: FaultPlan) -> None:
+        self._real, self._hit = real, plan.hit
+
+    def start(
+        self,
+        receive: Callable[[int, int, list[IncomingRecord], int, int], None],
+        fail: Callable[[int, int, Exception], None],
+    ) -> None:
+        def received(partition: int, epoch: int, records: list[IncomingRecord], position: int, end: int) -> None:
+            if records:
+                self._hit("tail.received")
+            receive(partition, epoch, records, position, end)
+
+        self._real.start(received, fail)
+
+    def follow(self, partition: int, offset: int, epoch: int) -> None:
+        self._real.follow(partition, offset, epoch)
+
+    def forget(self, partition: int) -> None:
+        self._real.forget(partition)
+
+    def close(self) -> None:
+        self._real.close()
+
+
 class _FaultyMembership:
     def __init__(self, real: Membership, plan: FaultPlan) -> None:
         self._real, self._hit = real, plan.hit
@@ -245,6 +294,19 @@ class _FaultyMembership:
         self._hit("revoke.before")
         self._real.released(partitions)
         self._hit("revoke.after")
+
+    def handed_over(self, partition: int, order: Order) -> None:
+        self._hit("handed_over.before")
+        self._real.handed_over(partition, order)
+        self._hit("handed_over.after")
+
+    def took(self, partition: int) -> None:
+        self._hit("took.before")
+        self._real.took(partition)
+        self._hit("took.after")
+
+    def report(self, copies: Copies, *, announce: bool) -> None:
+        self._real.report(copies, announce=announce)
 
     def leave(self) -> None:
         self._real.leave()
