@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any, Generic, TypeVar, overload
@@ -240,6 +241,23 @@ class EventSource(Generic[StoreT]):
             engine.committed_events,
             len(engine.pool.unsettled),
         )
+
+    @property
+    def member_id(self) -> str:
+        """The group's name for this member; empty while it is in no group. Any thread."""
+        membership = getattr(self._engine, "membership", None)
+        return "" if membership is None else membership.snapshot.member_id
+
+    def remove_member(self, member_id: str, instance: str = "", timeout_seconds: float = 10.0) -> bool:
+        """Take a member *that is known to be dead* out of the group, so that nobody waits for its session to end.
+
+        ``instance`` is that of a static member. ``False``: it was not in the group any more. Harmless when its place
+        was taken meanwhile. Blocks: any thread but the loop's. Raises ``Stopped``, ``BrokerUnavailable``.
+        """
+        takeover = getattr(self._engine, "takeover_client", None)
+        if takeover is None:
+            raise Stopped("the event source is not running")
+        return bool(takeover.remove_member(member_id, instance or None, time.monotonic() + timeout_seconds))
 
     async def _run_with_signals(self) -> None:
         if threading.current_thread() is not threading.main_thread():

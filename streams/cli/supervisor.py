@@ -1,10 +1,12 @@
 """Keeps worker processes alive: the supervisor behind ``kes run``.
 
-One thread waits for four things: a signal, the end of a worker, the time of a restart, the end of the patience with a
-drain. Signals arrive through the wakeup descriptor, so nothing happens inside a handler.
+One thread waits for five things: a signal, the end of a worker, a word of one, the time of a restart, the end of the
+patience with a drain. Signals arrive through the wakeup descriptor, so nothing happens inside a handler.
 
-Each worker holds the read end of a pipe whose only write end is the supervisor's. When the supervisor is gone, however
-it went, the pipe ends and the workers drain and leave (``streams.cli.worker``).
+A line joins it with each worker (``streams.cli.lifeline``). When the supervisor is gone, however it went, the lines end
+and the workers drain and leave. When a worker is gone without having left its group, the supervisor has the others
+remove it, and those that it starts later until one of them did: a death that was seen is not waited out. Only a death
+is one (``waitpid`` said so): who is frozen, or silent, is left to the group.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,12 +25,16 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from streams.cli.lifeline import Line, Member, Remove, Removed, Word
 from streams.cli.worker import EXIT_PROBLEM as WORKER_PROBLEM
 
 EXIT_DONE = 0
 EXIT_PROBLEM = 1
 EXIT_GAVE_UP = 70
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_REMEMBERED = 100
+"""Dead members that are to be removed; more are not remembered."""
 
 Status = dict[str, Any]
 
@@ -65,14 +72,25 @@ class _Worker:
     instance_id: str
     restarts: Restarts
     process: subprocess.Popen[bytes] | None = None
+    line: Line | None = None  # while it runs
+    member: Member | None = None  # under which name the group knows it, as far as it said
     start_at: float | None = 0.0  # when to start it; None: it runs, or it is done
     starts: int = 0
+
+
+@dataclass
+class _Dead:
+    """A member that has to be removed from the group, until somebody says that it is."""
+
+    worker: _Worker
+    word: Remove
+    since: float
 
 
 class Supervisor:
     """Starts ``workers`` processes of ``command`` and stays until all of them are done.
 
-    ``command`` gets the number of the pipe's descriptor as its last argument. Worker ``n`` finds its name,
+    ``command`` gets the descriptor of its end of the line as its last argument. Worker ``n`` finds its name,
     ``<instance_prefix>-<n>``, in ``KES_INSTANCE_ID``: the same name after each restart, so that transactional ids
     stay what they were. ``status`` is called with what happens, for people or programs to see.
     """
@@ -96,11 +114,10 @@ class Supervisor:
         self._stop_signal: int | None = None
         self._stopping = False
         self._drain_until: float | None = None
-        self._pipe = (-1, -1)
+        self._dead: dict[str, _Dead] = {}  # by member id
 
     def run(self) -> int:
         """Supervise until every worker is done; return the exit code. Main thread only: it takes the signals."""
-        self._pipe = os.pipe()
         wake_read, wake_write = os.pipe()
         for end in (wake_read, wake_write):
             os.set_blocking(end, False)
@@ -113,7 +130,7 @@ class Supervisor:
             signal.set_wakeup_fd(old_wakeup)
             for number, handler in old_handlers.items():
                 signal.signal(number, handler)
-            for end in (*self._pipe, wake_read, wake_write):
+            for end in (wake_read, wake_write):
                 os.close(end)
         return self._exit_code
 
@@ -126,9 +143,11 @@ class Supervisor:
                 self._give_up_draining()
             if all(worker.process is None and worker.start_at is None for worker in self._workers):
                 return
-            for number in _signals(wake_read, self._wait_seconds(time.monotonic())):
+            lines = [worker.line for worker in self._workers if worker.line is not None]
+            for number in _signals(wake_read, lines, self._wait_seconds(time.monotonic())):
                 if number in STOP_SIGNALS:
                     self._signalled(number)
+            self._hear()
 
     def _wait_seconds(self, now: float) -> float | None:
         due = [worker.start_at for worker in self._workers if worker.start_at is not None]
@@ -142,20 +161,26 @@ class Supervisor:
                 continue
             worker.start_at = None
             worker.starts += 1
-            worker.process = subprocess.Popen(
-                [*self._command, str(self._pipe[0])],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[self._pipe[0]],
-                process_group=0,  # Ctrl-C on the terminal is for the supervisor, which passes it on once
-                env={**os.environ, "KES_INSTANCE_ID": worker.instance_id},
-            )
+            ours, theirs = socket.socketpair()
+            worker.line = Line(ours)
+            with theirs:
+                worker.process = subprocess.Popen(
+                    [*self._command, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    process_group=0,  # Ctrl-C on the terminal is for the supervisor, which passes it on once
+                    env={**os.environ, "KES_INSTANCE_ID": worker.instance_id},
+                )
             self._tell("started", worker, pid=worker.process.pid, starts=worker.starts)
+            for dead in self._dead.values():
+                worker.line.say(dead.word)
 
     def _reap(self, now: float) -> None:
         for worker in self._workers:
             if worker.process is None or (code := worker.process.poll()) is None:
                 continue
             pid, worker.process = worker.process.pid, None
+            self._bury(worker, now)
             self._tell("exited", worker, pid=pid, code=code, reason=_reason(code))
             if self._stopping:
                 # SIGTERM itself ends a worker only before it has begun: there was nothing to drain.
@@ -165,6 +190,45 @@ class Supervisor:
                 self._stop_all(EXIT_PROBLEM)
             elif code != 0:
                 self._crashed(worker, now)
+
+    def _hear(self) -> None:
+        for worker in self._workers:
+            for word in self._words_of(worker):
+                match word:
+                    case Member():
+                        worker.member = word
+                    case Removed():
+                        dead = self._dead.pop(word.member_id, None)
+                        if dead is not None and word.found:
+                            after = round(time.monotonic() - dead.since, 3)
+                            self._tell("removed", dead.worker, by=worker.instance_id, after_seconds=after)
+                    case _:
+                        pass
+
+    @staticmethod
+    def _words_of(worker: _Worker) -> list[Word]:
+        heard = None if worker.line is None else worker.line.hear()
+        if heard is None and worker.line is not None:  # closed by the worker, or with it
+            worker.line.close()
+            worker.line = None
+        return heard or []
+
+    def _bury(self, worker: _Worker, now: float) -> None:
+        """It is dead. If it was in a group, and did not say that it left, the others shall take it out."""
+        self._hear()  # its last words
+        if worker.line is not None:
+            worker.line.close()
+            worker.line = None
+        member, worker.member = worker.member, None
+        if member is None or not member.member_id:
+            return
+        word = Remove(member.member_id, member.group_instance)
+        self._dead[member.member_id] = _Dead(worker, word, now)
+        while len(self._dead) > _REMEMBERED:  # their sessions have expired long ago
+            del self._dead[next(iter(self._dead))]
+        for other in self._workers:  # all of them: any may be frozen, or on its way out; repeating is harmless
+            if other.line is not None:
+                other.line.say(word)
 
     def _crashed(self, worker: _Worker, now: float) -> None:
         delay = worker.restarts.crashed(now)
@@ -218,13 +282,16 @@ class Supervisor:
                 code = worker.process.wait()
                 self._tell("exited", worker, pid=worker.process.pid, code=code, reason=_reason(code))
                 worker.process = None
+            if worker.line is not None:
+                worker.line.close()
+                worker.line = None
 
     def _tell(self, event: str, worker: _Worker, **more: Any) -> None:
         self._status({"event": event, "worker": worker.instance_id, **more})
 
 
 def worker_command(source: str, verbosity: int) -> list[str]:
-    """The command line of one worker process, but for its last argument (the pipe)."""
+    """The command line of one worker process, but for its last argument (its end of the line)."""
     return [sys.executable, "-m", "streams.cli.worker", source, str(verbosity)]
 
 
@@ -238,9 +305,9 @@ def _reason(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-def _signals(wake_read: int, wait_seconds: float | None) -> bytes:
-    """Wait for signals; return their numbers, in the order of arrival."""
-    select.select([wake_read], [], [], wait_seconds)
+def _signals(wake_read: int, lines: Sequence[Line], wait_seconds: float | None) -> bytes:
+    """Wait for signals, or for something on a line; return the signals' numbers, in the order of arrival."""
+    select.select([wake_read, *(line.fileno() for line in lines)], [], [], wait_seconds)
     with contextlib.suppress(BlockingIOError):
         return os.read(wake_read, 4096)
     return b""

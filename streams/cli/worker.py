@@ -11,8 +11,10 @@ import inspect
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -21,6 +23,7 @@ from typing import Any, NoReturn
 
 from streams.cli.console import complain, configure_logging
 from streams.cli.failures import innermost
+from streams.cli.lifeline import Line, Member, Remove, Removed
 from streams.errors import (
     ConfigError,
     EmbeddedBrokerError,
@@ -30,29 +33,111 @@ from streams.errors import (
     StreamsError,
     TopicError,
 )
+from streams.statistics import SourceState
 
 log = logging.getLogger(__name__)
 
 EXIT_PROBLEM = 78
 EXIT_FAILED = 70
 ORPHAN_DRAIN_SECONDS = 10.0
+LOOK_SECONDS = 0.2
+"""Between two looks at the member id: what dies younger than that has its session waited out."""
+JOIN_FIRST_SECONDS = 0.2
+"""A member that is joining does that before it removes another one: brokers make the first member of an empty group
+wait for more (``group.initial.rebalance.delay.ms``, 3 s unless set)."""
+REMOVE_PATIENCE_SECONDS = 60.0
+"""For removing a dead member; its session is over by then."""
+_REMOVERS = (SourceState.RUNNING, SourceState.STOPPING)
 # For these somebody has to change something first: another start would end in the same way.
 NOT_FOR_RESTART = (ConfigError, RegistrationError, TopicError, OffsetError, EmbeddedBrokerError, MembershipFatal)
 
 
 def main(argv: Sequence[str]) -> int:
-    """``argv`` is source, verbosity, and the number of the descriptor that ends with the supervisor."""
-    source, verbosity, pipe = argv
+    """``argv`` is source, verbosity, and the descriptor of the line to the supervisor."""
+    source, verbosity, descriptor = argv
     name = os.environ.get("KES_INSTANCE_ID", "")
     configure_logging(int(verbosity), who=name)
-    threading.Thread(target=_leave_with, args=(int(pipe),), name="kes-supervisor-watch", daemon=True).start()
+    supervised = _Supervised(Line(socket.socket(fileno=int(descriptor))))
+    threading.Thread(target=supervised.attend, name="kes-supervisor-watch", daemon=True).start()
     try:
-        load(source).run()
+        supervised.source = load(source)
+        supervised.source.run()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except Exception as error:
         return _failed(name, innermost(error))
+    supervised.left()
     return 0
+
+
+class _Supervised:
+    """The worker's side of the line: says under which name the group knows it, and removes those that died."""
+
+    def __init__(self, line: Line) -> None:
+        self.source: Any = None
+        self._line = line
+        self._said = ""
+        self._gone = False
+        self._saying = threading.Lock()
+
+    def attend(self) -> NoReturn:
+        """Listen until the supervisor is gone, then drain as after SIGTERM; a drain that hangs is cut off."""
+        while (words := self._line.hear(LOOK_SECONDS)) is not None:
+            for word in words:
+                if isinstance(word, Remove):
+                    threading.Thread(target=self._remove, args=(word,), name="kes-remove-member", daemon=True).start()
+            self._say_member()
+        log.warning("the supervisor is gone: draining")
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(ORPHAN_DRAIN_SECONDS)
+        os._exit(EXIT_FAILED)
+
+    def left(self) -> None:
+        """``run`` has ended well: there is nothing to remove (a static member keeps its place on purpose)."""
+        with self._saying:
+            self._gone = True
+            self._line.say(Member(""))
+
+    def _say_member(self) -> None:
+        with self._saying:
+            member_id = getattr(self.source, "member_id", "")
+            # Never that it has none: that one was lost, or is being left, does no harm when it is removed, too.
+            if member_id and member_id != self._said and not self._gone:
+                self._said = member_id
+                self._line.say(Member(member_id, _group_instance(self.source)))
+
+    def _remove(self, word: Remove) -> None:
+        """Have the group forget a dead member, once we can: our source may only just be starting."""
+        deadline = time.monotonic() + REMOVE_PATIENCE_SECONDS
+        remove = getattr(self.source, "remove_member", None)
+        newcomer = not getattr(self.source, "member_id", "")
+        while remove is None or getattr(self.source, "state", None) not in _REMOVERS:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.02)
+            remove = getattr(self.source, "remove_member", None)
+        if newcomer:
+            time.sleep(JOIN_FIRST_SECONDS)
+        if word.member_id == getattr(self.source, "member_id", ""):
+            return
+        try:
+            found = remove(word.member_id, word.group_instance, deadline - time.monotonic())
+        except StreamsError as error:
+            log.warning(
+                "the dead member %s could not be removed (%s): its session has to expire", word.member_id, error
+            )
+            return
+        if found:
+            log.info("removed the dead member %s from the group", word.member_id)
+        self._line.say(Removed(word.member_id, found))
+
+
+def _group_instance(source: Any) -> str:
+    """Its group instance id, if it is a static member."""
+    config = getattr(source, "config", None)
+    if config is None or not getattr(config, "static_membership", False):
+        return ""
+    return str(config.instance_id or os.environ.get("KES_INSTANCE_ID", ""))
 
 
 def _failed(name: str, error: Exception) -> int:
@@ -96,16 +181,6 @@ def _made_by(factory: Callable[..., Any], source: str) -> Any:
     except ValueError:
         pass  # no signature to be had: it will be seen when it is called
     return factory()
-
-
-def _leave_with(pipe: int) -> NoReturn:
-    """Wait for the end of the supervisor, then drain as after SIGTERM; a drain that hangs is cut off."""
-    while os.read(pipe, 1):
-        pass
-    log.warning("the supervisor is gone: draining")
-    os.kill(os.getpid(), signal.SIGTERM)
-    threading.Event().wait(ORPHAN_DRAIN_SECONDS)
-    os._exit(EXIT_FAILED)
 
 
 def _tell(name: str, error: StreamsError) -> None:
