@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from typing import Any, Protocol
 
-from streams.clients import group_wire
 from streams.clients.kafka_python import UNKNOWN_MEMBER_ID, BaseCoordinator, LeaveGroupRequest
 from streams.clients.kafka_python import errors as kafka_errors
 from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, raise_for
@@ -35,12 +34,12 @@ FATAL = (
 class Hooks(Protocol):
     """What the coordinator client asks of, and tells, the membership. All on the IO thread."""
 
-    def subscription(self) -> bytes:
-        """The bytes of the next JoinGroup."""
+    def subscriptions(self) -> list[tuple[str, bytes]]:
+        """(protocol, bytes) for the next JoinGroup, the preferred protocol first."""
         ...
 
-    def lead(self, members: dict[str, bytes]) -> dict[str, bytes]:
-        """Member id -> subscription to member id -> assignment. Heartbeats wait for it."""
+    def lead(self, protocol: str, members: dict[str, bytes]) -> dict[str, bytes]:
+        """Member id -> subscription to member id -> assignment, by the protocol chosen. Heartbeats wait for it."""
         ...
 
     def published(self, generation: int, member_id: str) -> None:
@@ -79,10 +78,10 @@ class GroupCoordinator(BaseCoordinator):
         return "consumer"
 
     def group_protocols(self) -> list[tuple[str, bytes]]:
-        return [(group_wire.PROTOCOL, self._hooks.subscription())]
+        return self._hooks.subscriptions()
 
     def _perform_assignment(self, leader_id: str, protocol: str, members: Any) -> dict[str, bytes]:
-        return self._hooks.lead({member.member_id: member.metadata for member in members})
+        return self._hooks.lead(protocol, {member.member_id: member.metadata for member in members})
 
     async def _on_join_complete_async(self, generation: int, member_id: str, protocol: str, data: bytes) -> None:
         self._answers()
@@ -162,7 +161,9 @@ class GroupCoordinator(BaseCoordinator):
         self._close_heartbeat()
 
 
-def explained(error: BaseException, client: KafkaPythonClient, group_id: str, instance: str) -> StreamsError:
+def explained(
+    error: BaseException, client: KafkaPythonClient, group_id: str, instance: str, strategies: tuple[str, ...]
+) -> StreamsError:
     """One of ``FATAL`` in our words: what the group refuses, and what to do."""
     group = f"group {group_id}"
     if isinstance(error, kafka_errors.InvalidSessionTimeoutError):
@@ -173,8 +174,12 @@ def explained(error: BaseException, client: KafkaPythonClient, group_id: str, in
     if isinstance(error, kafka_errors.FencedInstanceIdError):
         return MembershipFatal(f"{group}: another process joined as instance {instance!r}; this one has to stop")
     if isinstance(error, kafka_errors.InconsistentGroupProtocolError):
+        ours = ", ".join(strategies)
         return MembershipFatal(
-            f"{group}: its members speak another protocol than {group_wire.PROTOCOL!r}; use a group id of its own"
+            f"{group}: no strategy of this member ({ours}) is known to all members of the running group. To change the "
+            "strategy of a running group, give all members both strategies, the new one first, and restart them one by "
+            "one; then restart them one by one without the old one. A group with members of something else than this "
+            "toolkit cannot be joined: use another group id"
         )
     if isinstance(error, kafka_errors.GroupMaxSizeReachedError):
         return MembershipFatal(f"{group}: it is full (the broker's group.max.size)")

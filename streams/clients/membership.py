@@ -7,6 +7,8 @@ Three rules carry the exactly-once guarantee (``docs/internals/membership.md`` h
 * **The new generation is published with the JoinGroup answer**: from then on the broker refuses the old one.
 * **Revoke is a barrier.** Joining again waits until ``released`` was called for all that was revoked; heartbeats go on.
 
+What it claims, and what is still a claim once a move is under way, is kept by ``core/holdings.py``.
+
 Threads: all state below belongs to kafka-python's IO thread, except ``snapshot`` (replaced by one assignment, read
 anywhere). The public methods post to that thread and return.
 """
@@ -22,12 +24,14 @@ from typing import Any
 
 from streams.clients import group_wire
 from streams.clients.group_coordinator import FATAL, GroupCoordinator, explained, leave_group
+from streams.clients.group_settings import GroupSettings, Patience
 from streams.clients.kafka_python import WakeupNotifier
 from streams.clients.kafka_python import errors as kafka_errors
 from streams.clients.kafka_python_client import KafkaPythonClient
 from streams.clients.takeover import KafkaPythonTakeOver
-from streams.errors import ConfigError, MembershipFatal, StreamsError
-from streams.group import Assigned, Assignment, Assignor, Fatal, GroupEvent, Lost, MemberReport, Revoked, Snapshot
+from streams.core.holdings import Holdings
+from streams.errors import MembershipFatal, StreamsError
+from streams.group import Assigned, Assignment, Assignor, Copies, Fatal, GroupEvent, Lost, Order, Revoked, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -42,103 +46,57 @@ def connect_group(
     topic: str,
     partitions: int,
     instance: str,
-    assignor: Assignor,
+    assignors: Mapping[str, Assignor],
     *,
-    session_timeout_ms: int = 6000,
-    heartbeat_interval_ms: int = 300,
-    rebalance_timeout_ms: int = 15000,
-    static: bool = False,
     security: Mapping[str, Any] | None = None,
     alive: Callable[[], bool] = lambda: True,
+    **timing: Any,
 ) -> tuple[KafkaPythonMembership, KafkaPythonTakeOver]:
     """A membership and the take-over questions on one shared client. ``membership.close`` closes both. No I/O yet.
 
-    ``security`` are kafka-python settings (``kafka_python_settings.translate``). Raises ``ConfigError``.
+    ``assignors``: strategy name -> how it shares, the preferred one first. ``security`` are kafka-python settings
+    (``kafka_python_settings.translate``); ``timing`` are timeouts and ``static`` (``GroupSettings``). ``alive``: see
+    ``KafkaPythonMembership``. Raises ``ConfigError``.
     """
-    group_wire.checked_name("group.id", group_id)
-    group_wire.checked_name("instance", instance, dots=False)
+    settings = GroupSettings(
+        group_id=group_id, topic=topic, partitions=partitions, instance=instance, assignors=assignors, **timing
+    )
     client = KafkaPythonClient(bootstrap_servers, instance, security or {})
-    try:
-        membership = KafkaPythonMembership(
-            client,
-            group_id,
-            topic,
-            partitions,
-            instance,
-            assignor,
-            session_timeout_ms=session_timeout_ms,
-            heartbeat_interval_ms=heartbeat_interval_ms,
-            rebalance_timeout_ms=rebalance_timeout_ms,
-            static=static,
-            alive=alive,
-        )
-    except ConfigError:
-        client.close(1.0)
-        raise
-    return membership, KafkaPythonTakeOver(client, group_id, topic)
+    return KafkaPythonMembership(client, settings, alive), KafkaPythonTakeOver(client, group_id, topic)
 
 
 class KafkaPythonMembership:
-    """One member of ``group_id`` that shares the ``partitions`` of ``topic`` with the others, as ``assignor`` decides.
+    """One member of a group that shares the partitions of a topic with the others.
 
-    ``instance`` is its stable name. ``static``: it is its group instance id too, so that a restart within the session
-    timeout gets its partitions back before others do, and ``close`` leaves only after ``leave``. ``alive`` is asked
-    every half second: when it says no for the rebalance timeout, the member gives itself up. Raises ``ConfigError``.
+    Of several ``settings.assignors`` the broker chooses one that all members have, so a running group changes its
+    strategy by two rolling restarts, the first one with both strategies. ``settings.static``: a restart within the
+    session timeout gets its partitions back before others do, and ``close`` leaves only after ``leave``. ``alive`` is
+    asked every half second: when it says no for the rebalance timeout, the member gives itself up.
     """
 
     def __init__(
-        self,
-        client: KafkaPythonClient,
-        group_id: str,
-        topic: str,
-        partitions: int,
-        instance: str,
-        assignor: Assignor,
-        *,
-        session_timeout_ms: int = 6000,
-        heartbeat_interval_ms: int = 300,
-        rebalance_timeout_ms: int = 15000,
-        static: bool = False,
-        alive: Callable[[], bool] = lambda: True,
+        self, client: KafkaPythonClient, settings: GroupSettings, alive: Callable[[], bool] = lambda: True
     ) -> None:
-        self._group_id = group_wire.checked_name("group.id", group_id)
-        self._instance = group_wire.checked_name("instance", instance, dots=False)
-        if partitions < 1:
-            raise ConfigError(f"topic {topic!r} has {partitions} partitions, at least 1 is needed")
-        if not 0 < heartbeat_interval_ms < session_timeout_ms:
-            raise ConfigError(
-                f"heartbeat interval of {heartbeat_interval_ms} ms: it must be above 0 and below the session timeout "
-                f"of {session_timeout_ms} ms"
-            )
-        if rebalance_timeout_ms < 1:
-            raise ConfigError(f"rebalance timeout of {rebalance_timeout_ms} ms: it must be above 0")
-        self._topic, self._partitions, self._assignor = topic, partitions, assignor
-        self._static_id = instance if static else None
-        self._alive = alive
-        self._settings = {
-            "group_id": group_id,
-            "group_instance_id": self._static_id,
-            "session_timeout_ms": session_timeout_ms,
-            "heartbeat_interval_ms": heartbeat_interval_ms,
-            "max_poll_interval_ms": rebalance_timeout_ms,
-        }
-        self._client = client
+        self._group_id, self._instance, self._static_id = settings.group_id, settings.instance, settings.static_id
+        self._topic, self._partitions = settings.topic, settings.partitions
+        self._assignors = {group_wire.protocol(name): assignor for name, assignor in settings.assignors.items()}
+        self._settings, self._client, self._alive = settings, client, alive
         self._snapshot = Snapshot(incarnation=0, generation=-1, member_id="", metadata=None)
         self._deliver: Callable[[GroupEvent], None] | None = None
         self._coordinator: GroupCoordinator | None = None
         self._wake = WakeupNotifier(client.net)
         self._released = WakeupNotifier(client.net)
-        self._owned: frozenset[int] = frozenset()
-        self._applied = -1  # generation of the last assignment that was applied
-        self._waiting_for: set[int] = set()  # revoked, not yet released
-        self._leaving = False
-        self._stopped = self._closed = False
-        self._echo_misses = 0
-        self._trouble = ""
-        self._rival_patience = (session_timeout_ms + rebalance_timeout_ms) / 1000
-        self._rival_until: float | None = None  # while an older member has our name
         # Also a predecessor's counter must not fit: a restarted static member is given the assignment made for it.
-        self._sent = MemberReport(instance=instance, sequence=time.time_ns() // 1000)
+        self._holdings = Holdings(settings.instance, sequence=time.time_ns() // 1000)
+        self._unsaid = False  # something to tell came after the last report was made
+        self._waiting_for: set[int] = set()  # revoked, not yet released
+        self._stopped = self._closed = False
+        self._misses, self._trouble = 0, ""  # assignments in a row that were not for us; what was said last
+        # What a kill left of a predecessor is in the way until its session has expired, and may hold up a rebalance.
+        patience = settings.session_seconds + settings.rebalance_seconds
+        self._rival = Patience(patience)  # an older member has our name
+        self._riddle = Patience(patience)  # the leader's assignments cannot be read
+        self._refusal = Patience(settings.session_seconds + 1.0)  # the group has no strategy of ours
 
     # ------------------------------------------------------------------ any thread
 
@@ -162,19 +120,44 @@ class KafkaPythonMembership:
 
         def note() -> None:
             given_up = given & self._waiting_for
-            self._owned -= given_up
+            self._holdings.released(given_up)
             self._waiting_for -= given_up
             self._released.notify()
 
         self._client.post(note)
 
-    def leave(self) -> None:
-        """Ask the group to take everything away: ``Revoked`` follows, then ``Assigned`` with nothing."""
+    def handed_over(self, partition: int, order: Order) -> None:
+        """The release marker of this order is committed. Without effect if the order was withdrawn meanwhile."""
 
         def note() -> None:
-            self._leaving = True
-            if self._coordinator is not None:
-                self._coordinator.request_rejoin()
+            self._holdings.handed_over(partition, order)
+            self._released.notify()
+
+        self._client.post(note)
+
+    def took(self, partition: int) -> None:
+        """The marker of an incoming partition was there: it is ours now. Without effect if it is not expected."""
+        self._client.post(lambda: self._holdings.took(partition))
+
+    def report(self, copies: Copies, *, announce: bool) -> None:
+        """What the next JoinGroup shall tell about copies. ``announce``: join again to tell it, once, unless it was
+        told already; when a join is under way, after that one. Do not change ``copies`` afterwards."""
+
+        def note() -> None:
+            self._holdings.copies = copies
+            if announce and self._holdings.told.copies != copies:
+                self._say()
+
+        self._client.post(note)
+
+    def leave(self) -> None:
+        """Ask the group to take everything away: by moves if it can, else ``Revoked`` follows, then ``Assigned`` with
+        nothing. Repeating it is harmless."""
+
+        def note() -> None:
+            self._holdings.leaving = True
+            if not self._holdings.told.leaving:
+                self._say()
 
         self._client.post(note)
 
@@ -213,12 +196,17 @@ class KafkaPythonMembership:
             self._end(error)
             return
         version = self._client.manager.broker_version
-        self._coordinator = GroupCoordinator(self, self._client, api_version=version, **self._settings)
+        self._coordinator = GroupCoordinator(
+            self, self._client, api_version=version, **self._settings.for_coordinator()
+        )
         pause = _FIRST_PAUSE
         while not self._stopped:
             try:
                 await self._step(self._coordinator)
                 pause = _FIRST_PAUSE
+            except kafka_errors.InconsistentGroupProtocolError as error:
+                self._refused(error)
+                await self._client.net.sleep(_IDLE_LOOK)
             except FATAL as error:
                 self.fatal(error)
             except kafka_errors.KafkaError as error:
@@ -236,6 +224,18 @@ class KafkaPythonMembership:
             log.warning("group %s: cannot join yet (%s); trying on", self._group_id, trouble)
             self._trouble = trouble
 
+    def _refused(self, error: BaseException) -> None:
+        """The group has members, and shares no strategy with us. They may be what a kill left of a predecessor."""
+        if self._refusal.begins():
+            self.voided("the group refuses its strategies")
+            log.warning(
+                "group %s: it has members that know no strategy of ours (%s); waiting a session timeout for them to go",
+                self._group_id,
+                ", ".join(self._settings.assignors),
+            )
+        elif self._refusal.is_over:
+            self.fatal(error)
+
     async def _step(self, coordinator: GroupCoordinator) -> None:
         """Join if there is a reason to, then wait for the next reason.
 
@@ -246,31 +246,31 @@ class KafkaPythonMembership:
             await coordinator.ensure_active_group_async(timeout_ms=None)
             coordinator.poll_heartbeat()
             self._trouble = ""
-        if self._rival_until is not None and time.monotonic() > self._rival_until:
+            self._refusal.passed()
+        if self._rival.is_over:
             self._give_way()
         await self._wake(_IDLE_LOOK)
 
     # ------------------------------------------------------------------ IO thread: hooks of the coordinator
 
-    def subscription(self) -> bytes:
-        """The report for the next JoinGroup. Its counter makes the bytes differ, or a follower would not be heard."""
-        self._sent = MemberReport(
-            instance=self._instance,
-            owned=self._owned,
-            generation=self._applied,
-            leaving=self._leaving,
-            sequence=self._sent.sequence + 1,
-        )
-        return group_wire.encode_report(self._topic, self._sent)
+    def subscriptions(self) -> list[tuple[str, bytes]]:
+        """The report for the next JoinGroup, once for each protocol, the preferred one first.
 
-    def lead(self, members: dict[str, bytes]) -> dict[str, bytes]:
-        """This member leads: decide for all."""
+        Its counter makes the bytes differ, or a follower would not be heard.
+        """
+        self._unsaid = False
+        report = group_wire.encode_report(self._topic, self._holdings.report())
+        return [(protocol, report) for protocol in self._assignors]
+
+    def lead(self, protocol: str, members: dict[str, bytes]) -> dict[str, bytes]:
+        """This member leads: decide for all, by the strategy that the broker chose."""
         reports = {}
         for member_id, data in members.items():
-            reports[member_id], wrong = group_wire.decode_report(self._topic, member_id, data)
+            report, wrong = group_wire.decode_report(self._topic, member_id, data)
+            reports[member_id] = group_wire.within(self._partitions, report)
             if wrong:
                 log.warning("group %s: member %s gets no partitions: %s", self._group_id, member_id, wrong)
-        plan = self._assignor(self._partitions, reports)
+        plan = self._assignors[protocol](self._partitions, reports)
         return {
             member_id: group_wire.encode_assignment(self._topic, assignment) for member_id, assignment in plan.items()
         }
@@ -285,38 +285,51 @@ class KafkaPythonMembership:
         self._snapshot = Snapshot(before.incarnation, generation, member_id, metadata)
 
     async def joined(self, generation: int, data: bytes) -> None:
-        """Apply an assignment: first give up what was taken away, then take what is new."""
+        """The rebalance is complete: apply the assignment, or join again when it was not for us."""
+        await self._apply(generation, data)
+        if self._unsaid:  # it came while the report was under way; kafka-python forgets requests of that time
+            self._rejoin()
+
+    async def _apply(self, generation: int, data: bytes) -> None:
+        """First give up what was taken away, then take what is new."""
         incarnation = self._snapshot.incarnation
         if generation < 0 or self._snapshot.generation != generation:
             self._rejoin()  # lost between the answers to JoinGroup and SyncGroup
             return
         assignment = self._understood(data)
         if assignment is None:
-            self._echo_misses += 1
-            await self._client.net.sleep(min(_LONGEST_PAUSE, 0.02 * 2**self._echo_misses))
+            self._misses += 1
+            await self._client.net.sleep(min(_LONGEST_PAUSE, 0.02 * 2 ** min(self._misses, 10)))
             self._rejoin()
             return
-        self._echo_misses = 0
-        if assignment.quit and not assignment.own and not self._leaving:
+        self._misses = 0
+        holdings = self._holdings
+        rival = assignment.quit and not assignment.own and not holdings.leaving
+        if not rival:
+            self._rival.passed()
+        elif not holdings.owned:
             self._met_rival()
             return
-        self._rival_until = None
-        self._applied = generation
-        revoked = self._owned - assignment.own - assignment.release.keys()
-        if revoked and not await self._barrier(incarnation, revoked):
-            return
-        added = assignment.own - self._owned
-        self._owned |= added
-        log.info("group %s: generation %d, partitions %s", self._group_id, generation, group_wire.ranges(self._owned))
-        self._tell(Assigned(incarnation, generation, self._owned, added, assignment))
-        if (revoked and not assignment.quit) or self._leaving != self._sent.leaving:
-            self._rejoin()  # what was given up can be assigned now; or `leave` came while the report was under way
+        gave_up = False
+        # What is `incoming` may have been taken since the report. Asked again, should more have been taken meanwhile.
+        while revoked := holdings.revoked_by(assignment) - assignment.incoming.keys():
+            gave_up = True
+            if not await self._barrier(incarnation, revoked):
+                return
+        added = holdings.apply(generation, assignment)
+        owned, releasing, incoming = map(group_wire.ranges, (holdings.owned, holdings.releasing, holdings.incoming))
+        moves = f"; to hand over {releasing}; to take {incoming}" if holdings.releasing or holdings.incoming else ""
+        log.info("group %s: generation %d, partitions %s%s", self._group_id, generation, owned, moves)
+        self._tell(
+            Assigned(incarnation, generation, holdings.owned, added, assignment, holdings.releasing, holdings.incoming)
+        )
+        if gave_up and not (assignment.quit and holdings.leaving):
+            self._rejoin()  # what was given up can be assigned now
 
     def _met_rival(self) -> None:
         """An older member has our instance name. It may be what a kill left of our predecessor: then it expires, and we
         are given its place. If it is still there after that time, it is alive."""
-        if self._rival_until is None:
-            self._rival_until = time.monotonic() + self._rival_patience
+        if self._rival.begins():
             log.warning(
                 "group %s: a member named %r is there already; waiting for it to go (a killed predecessor expires with "
                 "its session)",
@@ -335,19 +348,35 @@ class KafkaPythonMembership:
     def _understood(self, data: bytes) -> Assignment | None:
         """The assignment, if it answers our last report. Else it was made for a predecessor, or by something else."""
         try:
-            assignment = group_wire.decode_assignment(data)
+            assignment = group_wire.decode_assignment(data, self._partitions, self._snapshot.member_id)
         except ValueError as error:
-            log.warning("group %s: the leader's assignment is not understood (%s); joining", self._group_id, error)
+            self._strange(error)
             return None
-        return assignment if assignment.sequence == self._sent.sequence else None
+        self._riddle.passed()
+        return assignment if assignment.sequence == self._holdings.told.sequence else None
+
+    def _strange(self, error: ValueError) -> None:
+        """The leader is something else, or has other settings. It may go away, or be restarted with ours."""
+        if self._riddle.begins():
+            log.warning("group %s: the assignment is not understood (%s); joining again", self._group_id, error)
+        elif self._riddle.is_over:
+            self._end(
+                MembershipFatal(
+                    f"group {self._group_id}: its leader's assignments are not understood ({error}); all members must "
+                    "run this toolkit with the same topic and number of partitions, or use another group id"
+                )
+            )
 
     async def _barrier(self, incarnation: int, revoked: frozenset[int]) -> bool:
-        """Wait until all is released, at most the rebalance timeout. ``False``: the membership was lost meanwhile."""
+        """Wait until all is released (or turns out to be handed over), at most the rebalance timeout.
+        ``False``: lost meanwhile."""
         self._waiting_for = set(revoked)
         self._tell(Revoked(incarnation, revoked))
-        while self._waiting_for and self._snapshot.incarnation == incarnation and not self._stopped:
+        while fine := self._snapshot.incarnation == incarnation and not self._stopped:
+            if not self._waiting_for & self._holdings.owned:
+                break
             await self._released(_IDLE_LOOK)
-        return self._snapshot.incarnation == incarnation and not self._stopped
+        return fine
 
     def voided(self, reason: str) -> None:
         """Everything owned is void. The snapshot comes first: see the incarnation rule above. Repeating is harmless."""
@@ -365,14 +394,14 @@ class KafkaPythonMembership:
 
     def fatal(self, error: BaseException) -> None:
         """The group will not have this member. Tells why, in our words, and ends."""
-        self._end(explained(error, self._client, self._group_id, self._instance))
+        self._end(explained(error, self._client, self._group_id, self._instance, tuple(self._settings.assignors)))
 
     # ------------------------------------------------------------------ IO thread: small parts
 
     def _void_quietly(self) -> None:
         incarnation = self._snapshot.incarnation + 1
         self._snapshot = Snapshot(incarnation, generation=-1, member_id="", metadata=None)
-        self._owned, self._applied = frozenset(), -1
+        self._holdings.void()
         self._waiting_for = set()
         self._released.notify()
 
@@ -395,6 +424,11 @@ class KafkaPythonMembership:
         if not self._stopped and self._deliver is not None:
             self._deliver(event)
 
+    def _say(self) -> None:
+        """Join again soon, to tell what was not told yet."""
+        self._unsaid = True
+        self._rejoin()
+
     def _rejoin(self) -> None:
         if self._coordinator is not None:
             self._coordinator.request_rejoin()
@@ -408,7 +442,7 @@ class KafkaPythonMembership:
             coordinator.stop()
         self._void_quietly()
         self.woken()
-        if not member_id or (self._static_id is not None and not self._leaving):
+        if not member_id or (self._static_id is not None and not self._holdings.leaving):
             return
         await leave_group(self._client, self._group_id, member_id, self._static_id, deadline)
 

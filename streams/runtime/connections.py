@@ -10,12 +10,14 @@ from streams.clients.consumer import InputConsumer
 from streams.clients.membership import connect_group
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
+from streams.clients.tail import ChangelogTail
 from streams.clients.transactional import TransactionalProducer
 from streams.config import EventSourceConfig
 from streams.core.assignor import sticky_plan
 from streams.group import Membership, TakeOver
 from streams.runtime.bridge import Worker
 from streams.runtime.poller import Poller
+from streams.runtime.tail import Tail
 
 DEFAULT_MESSAGE_LIMIT = 1_000_000
 """librdkafka's default for ``message.max.bytes``."""
@@ -71,6 +73,10 @@ class KafkaConnections:
         """A reader for restoring and look-ups."""
         return PartitionReader(self._settings)
 
+    def tail(self) -> Tail:
+        """The tail thread and its consumer, for warm copies and restores from the changelog."""
+        return Tail(lambda: ChangelogTail(self._settings, self._config.changelog_topic))
+
     def topics(self) -> TopicAdmin:
         """Topic administration."""
         return TopicAdmin(self._settings)
@@ -84,7 +90,7 @@ class KafkaConnections:
             config.topic,
             config.num_partitions,
             config.instance_id,
-            sticky_plan,
+            {"cooperative-sticky": sticky_plan},
             session_timeout_ms=int(config.session_timeout_seconds * 1000),
             heartbeat_interval_ms=int(config.heartbeat_interval_seconds * 1000),
             rebalance_timeout_ms=int(config.rebalance_timeout_seconds * 1000),

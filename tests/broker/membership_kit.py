@@ -28,9 +28,8 @@ class Seat:
         self, servers: str, group: str, topic: str, name: str, *, release: bool = True, **settings: Any
     ) -> None:
         settings.setdefault("security", translate({}))
-        self.membership, self.take_over = connect_group(
-            servers, group, topic, PARTITIONS, name, sticky_plan, **settings
-        )
+        settings.setdefault("assignors", {"cooperative-sticky": sticky_plan})
+        self.membership, self.take_over = connect_group(servers, group, topic, PARTITIONS, name, **settings)
         self.name, self.release = name, release
         self.heard: list[tuple[GroupEvent, Any]] = []
         self.changed = threading.Condition()

@@ -170,7 +170,7 @@ def test_a_static_member_that_restarts_gets_its_partitions_back(table: Table) ->
     successor = table.seat("b", static=True)
     event = successor.owning(len(mine))
     assert event.owned == mine
-    assert event.assignment.sequence == successor.membership._sent.sequence, "an assignment made for its predecessor"
+    assert event.assignment.sequence == successor.membership._holdings.told.sequence, "an assignment made for its predecessor"
     assert not any(isinstance(event, Revoked | Lost) for event in other.events[since:])
 
 
@@ -202,7 +202,7 @@ def test_a_member_that_nobody_understands_gets_nothing(table: Table, foreign: st
     since = len(leader.events)
 
     def subscription() -> bytes:
-        real = group_wire.encode_report("other" if foreign == "topic" else table.topic, stranger.membership._sent)
+        real = group_wire.encode_report("other" if foreign == "topic" else table.topic, stranger.membership._holdings.told)
         return (
             b"\xff\xff" if foreign == "subscription" else real.replace(b"instance", b"\xff\xff\xff\xff\xff\xff\xff\xff")
         )

@@ -116,7 +116,7 @@ def test_a_frozen_member_finds_everything_void_before_it_can_commit(
 
     def subscription() -> bytes:
         data = say()
-        reported.append((frozen.membership.snapshot.generation, frozen.membership._sent.owned))
+        reported.append((frozen.membership.snapshot.generation, frozen.membership._holdings.told.owned))
         return data
 
     monkeypatch.setattr(frozen.membership, "subscription", subscription)

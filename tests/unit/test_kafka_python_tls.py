@@ -68,7 +68,9 @@ def test_a_certificate_that_does_not_fit_is_fatal(server: str, certificate: Path
     settings = {"security.protocol": "ssl"}
     if trusted:
         settings["ssl.ca.location"] = str(certificate.with_name("cert.pem"))
-    membership, _ = connect_group(server, "g", "t", 1, "a", sticky_plan, security=translate(settings))
+    membership, _ = connect_group(
+        server, "g", "t", 1, "a", {"cooperative-sticky": sticky_plan}, security=translate(settings)
+    )
     heard: list[GroupEvent] = []
     before = time.monotonic()
     membership.start(heard.append)

@@ -16,22 +16,31 @@ from streams.group import Assigned, Assignment, GroupEvent, Lost, Membership, Re
 
 @pytest.fixture
 def membership() -> Iterator[KafkaPythonMembership]:
-    membership, _ = connect_group("127.0.0.1:1", "g", "t", 4, "a", sticky_plan)
+    membership, _ = connect_group("127.0.0.1:1", "g", "t", 4, "a", {"cooperative-sticky": sticky_plan})
     yield membership
     membership.close(1.0)
 
 
 def test_it_is_what_the_runtime_expects() -> None:
-    parts: tuple[Membership, TakeOver] = connect_group("127.0.0.1:1", "g", "t", 4, "a", sticky_plan)
+    parts: tuple[Membership, TakeOver] = connect_group(
+        "127.0.0.1:1", "g", "t", 4, "a", {"cooperative-sticky": sticky_plan}
+    )
     parts[0].close(1.0)
 
 
 def test_each_report_differs_from_the_one_before(membership: KafkaPythonMembership) -> None:
     """A follower that sends the same bytes again starts no rebalance."""
-    first, second = membership.subscription(), membership.subscription()
+    first, second = report(membership), report(membership)
     assert first != second
     reports = [group_wire.decode_report("t", "id", data)[0] for data in (first, second)]
     assert reports[1].sequence == reports[0].sequence + 1
+
+
+def report(membership: KafkaPythonMembership) -> bytes:
+    """The bytes of the next JoinGroup."""
+    ((protocol, data),) = membership.subscriptions()
+    assert protocol == "kes-cooperative-sticky-2"
+    return data
 
 
 def test_before_it_joined_there_is_no_metadata(membership: KafkaPythonMembership) -> None:
@@ -62,29 +71,31 @@ def test_an_assignment_that_comes_after_the_loss_is_not_applied(membership: Kafk
     """Lost between the answers to JoinGroup and SyncGroup."""
     heard: list[GroupEvent] = []
     membership._deliver = heard.append
-    membership.subscription()
+    report(membership)
     membership.published(3, "m-1")
     membership.voided("session expired")
-    data = group_wire.encode_assignment("t", Assignment(own=frozenset({1}), sequence=membership._sent.sequence))
+    data = group_wire.encode_assignment(
+        "t", Assignment(own=frozenset({1}), sequence=membership._holdings.told.sequence)
+    )
     run(membership.joined(3, data))
     run(membership.joined(-1, data))
     assert [type(event) for event in heard] == [Lost]
-    membership.subscription()
-    assert membership._sent.owned == frozenset()
+    report(membership)
+    assert membership._holdings.told.owned == frozenset()
 
 
 def test_only_what_was_revoked_can_be_released(membership: KafkaPythonMembership) -> None:
     heard: list[GroupEvent] = []
     membership._deliver = heard.append
-    membership.subscription()
+    report(membership)
     membership.published(3, "m-1")
-    own = Assignment(own=frozenset({1, 2}), sequence=membership._sent.sequence)
+    own = Assignment(own=frozenset({1, 2}), sequence=membership._holdings.told.sequence)
     run(membership.joined(3, group_wire.encode_assignment("t", own)))
     (event,) = heard
     assert event == Assigned(0, 3, frozenset({1, 2}), frozenset({1, 2}), own)
     membership.released([1])
     membership._client.net.drain()
-    assert membership._owned == frozenset({1, 2})
+    assert membership._holdings.owned == frozenset({1, 2})
     assert not any(isinstance(event, Revoked) for event in heard)
 
 
@@ -114,7 +125,7 @@ def test_settings_that_cannot_work_are_refused_by_name(changes: dict[str, Any], 
         "topic": "t",
         "partitions": 4,
         "instance": "a",
-        "assignor": sticky_plan,
+        "assignors": {"cooperative-sticky": sticky_plan},
     }
     with pytest.raises(ConfigError, match=named):
         connect_group(**{**settings, **changes})

@@ -1,0 +1,97 @@
+"""What a member of a group has to know, checked when it is built, before anything is connected."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streams.clients import group_wire
+from streams.errors import ConfigError
+from streams.group import Assignor
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSettings:
+    """Settings of one member. Raises ``ConfigError`` for what cannot work, by the setting's name.
+
+    ``instance`` is the member's stable name. ``assignors``: strategy name -> how it shares the ``partitions`` of
+    ``topic``, the preferred one first. ``static``: the instance is its group instance id too.
+    """
+
+    group_id: str
+    topic: str
+    partitions: int
+    instance: str
+    assignors: Mapping[str, Assignor]
+    session_timeout_ms: int = 6000
+    heartbeat_interval_ms: int = 300
+    rebalance_timeout_ms: int = 15000
+    static: bool = False
+
+    def __post_init__(self) -> None:
+        group_wire.checked_name("group.id", self.group_id)
+        group_wire.checked_name("instance", self.instance, dots=False)
+        if self.partitions < 1:
+            raise ConfigError(f"topic {self.topic!r} has {self.partitions} partitions, at least 1 is needed")
+        if not 0 < self.heartbeat_interval_ms < self.session_timeout_ms:
+            raise ConfigError(
+                f"heartbeat interval of {self.heartbeat_interval_ms} ms: it must be above 0 and below the session "
+                f"timeout of {self.session_timeout_ms} ms"
+            )
+        if self.rebalance_timeout_ms < 1:
+            raise ConfigError(f"rebalance timeout of {self.rebalance_timeout_ms} ms: it must be above 0")
+        if not self.assignors:
+            raise ConfigError("strategy: at least one is needed")
+        for strategy in self.assignors:
+            group_wire.protocol(strategy)
+
+    @property
+    def static_id(self) -> str | None:
+        """The group instance id, if it has one."""
+        return self.instance if self.static else None
+
+    @property
+    def session_seconds(self) -> float:
+        """The session timeout in seconds."""
+        return self.session_timeout_ms / 1000
+
+    @property
+    def rebalance_seconds(self) -> float:
+        """The rebalance timeout in seconds."""
+        return self.rebalance_timeout_ms / 1000
+
+    def for_coordinator(self) -> dict[str, Any]:
+        """Settings of kafka-python's coordinator client."""
+        return {
+            "group_id": self.group_id,
+            "group_instance_id": self.static_id,
+            "session_timeout_ms": self.session_timeout_ms,
+            "heartbeat_interval_ms": self.heartbeat_interval_ms,
+            "max_poll_interval_ms": self.rebalance_timeout_ms,
+        }
+
+
+class Patience:
+    """Trouble that may pass by itself, and how long it is put up with."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._until: float | None = None
+
+    def begins(self) -> bool:
+        """The trouble was met: is it new?"""
+        if self._until is not None:
+            return False
+        self._until = time.monotonic() + self._seconds
+        return True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it lasts too long."""
+        return self._until is not None and time.monotonic() > self._until
+
+    def passed(self) -> None:
+        """The trouble is over."""
+        self._until = None
