@@ -75,7 +75,7 @@ class KafkaConnections:
 
     def tail(self) -> Tail:
         """The tail thread and its consumer, for warm copies and restores from the changelog."""
-        return Tail(lambda: ChangelogTail(self._settings, self._config.changelog_topic))
+        return Tail(lambda: ChangelogTail(self._settings, self._config.changelog))
 
     def topics(self) -> TopicAdmin:
         """Topic administration."""

@@ -1,0 +1,183 @@
+"""Following changelog partitions without an end: what warm copies and restores are fed from."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Final, NamedTuple
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from streams.clients.connection import ConnectionLog
+from streams.clients.consumer import partition_in, reading_failed
+from streams.clients.settings import ClientSettings, build
+from streams.errors import StreamsError
+from streams.records import IncomingRecord
+
+logger = logging.getLogger(__name__)
+
+LOG_START: Final = -1
+"""The offset that stands for "whatever the log begins with"."""
+
+_BOUNDS: Final[dict[str, object]] = {
+    # What is prefetched, of all partitions together: what is fresh in one of them waits behind a backlog of the others
+    # for as long as it takes to go through this much.
+    "queued.max.messages.kbytes": 16 * 1024,
+    "queued.min.messages": 10_000,
+    "fetch.message.max.bytes": 512 * 1024,
+    "fetch.max.bytes": 8 * 1024 * 1024,
+}
+
+
+class Progress(NamedTuple):
+    """What is new in one partition: ``records`` (committed ones, in order, maybe none); all below ``position`` was
+    read; ``end`` is the high watermark as far as it is known (-1: not yet). ``at_end``: nothing that is committed is
+    left to read (an open transaction may keep ``position`` below ``end``)."""
+
+    records: list[IncomingRecord]
+    position: int
+    end: int
+    at_end: bool
+
+
+class ChangelogTail:
+    """Reads partitions of one topic, ``read_committed``, and tells how far it got also where there are no records.
+
+    Owned by one thread. It belongs to no group, commits nothing and never resets a position.
+
+    Measured against one broker: a record is here 1 to 3 ms after its transaction was committed; that the end was
+    reached is known one ``fetch_wait_ms`` after the last record, and a partition that is added while the others are
+    silent waits for as long (two times that from the start of its log, which the broker is asked for first).
+    """
+
+    def __init__(self, settings: ClientSettings, topic: str, *, fetch_wait_ms: int = 20) -> None:
+        self.topic = topic
+        self._connection = ConnectionLog(settings.bootstrap_servers, f"tail {topic}")
+        config = settings.consumer(partition_eof=True, fetch_wait_ms=fetch_wait_ms, role="tail")
+        config.update({key: value for key, value in _BOUNDS.items() if key not in settings.overrides})
+        self._consumer = build(Consumer, config, self._connection)
+        self._positions: dict[int, int] = {}
+        """All below it was read; ``LOG_START``: nothing came so far."""
+        self._failures: dict[int, StreamsError] = {}
+
+    def add(self, partition: int, offset: int) -> None:
+        """Read ``partition`` from ``offset`` on, or from the start of its log (``LOG_START``). ``ValueError`` if it is
+        read already."""
+        if partition in self._positions:
+            raise ValueError(f"{self.topic}[{partition}] is followed already")
+        start = OFFSET_BEGINNING if offset == LOG_START else offset
+        self._consumer.incremental_assign([TopicPartition(self.topic, partition, start)])
+        self._positions[partition] = offset
+
+    def remove(self, partition: int) -> None:
+        """Stop reading: nothing of it is returned any more. An unknown one is passed over."""
+        self._failures.pop(partition, None)
+        if self._positions.pop(partition, None) is not None:
+            self._consumer.incremental_unassign([TopicPartition(self.topic, partition)])
+
+    def poll_batch(self, timeout_seconds: float, limit: int = 500) -> dict[int, Progress]:
+        """Wait for something new and take what else is there, up to ``limit`` records and ends of partitions.
+
+        Per partition in order, each record once. What came before a failure is returned before ``take_failures`` tells
+        of it. An outage looks as if nothing came (it is logged when it begins and when it ends).
+        """
+        first = self._consumer.poll(timeout_seconds)
+        news: dict[int, Progress] = {}
+        if first is not None:
+            messages = self._consumer.consume(limit - 1, 0) if limit > 1 else []
+            messages.insert(0, first)
+            news = self._accept(messages)
+        for error in self._connection.take_topic_errors():
+            self._note(error, partition_in(error.str()))
+        if news and self._connection.down:
+            self._connection.on_answer()
+        return news
+
+    def take_failures(self) -> dict[int, StreamsError]:
+        """Partitions that can not be read on, since the last call; they are removed already. ``OffsetError``: the
+        position is not in the log (any more). ``TopicError``: the topic is gone, or not to be read."""
+        failures, self._failures = self._failures, {}
+        for partition in failures:
+            self.remove(partition)
+        return failures
+
+    def close(self) -> None:
+        """Free everything. Does not raise; repeating is harmless."""
+        self._positions.clear()
+        with contextlib.suppress(KafkaException, RuntimeError):
+            self._consumer.close()
+
+    def _accept(self, messages: list[Message]) -> dict[int, Progress]:
+        """The hot loop: runs of one partition at a time, since that is how they come."""
+        topic, positions = self.topic, self._positions
+        batches: dict[int, list[IncomingRecord]] = {}
+        at_end: set[int] = set()
+        current, position = -1, LOG_START
+        append = None
+        for message in messages:
+            partition: int = message.partition()  # type: ignore[assignment]  # a record always has one
+            offset: int = message.offset()  # type: ignore[assignment]
+            error = message.error()
+            if error is not None:
+                if append is not None:
+                    positions[current] = position
+                    append, current = None, -1
+                if error.code() != KafkaError._PARTITION_EOF:
+                    self._note(error, partition)
+                elif offset >= positions.get(partition, offset + 1):
+                    positions[partition] = offset  # with the markers, aborted records and holes before it
+                    at_end.add(partition)
+                continue
+            if partition != current:
+                if append is not None:
+                    positions[current] = position
+                following = positions.get(partition)
+                if following is None:  # a left-over of what was removed
+                    append, current = None, -1
+                    continue
+                current, position = partition, following
+                append = batches.setdefault(partition, []).append
+                at_end.discard(partition)
+            if offset < position:
+                continue
+            position = offset + 1
+            append(  # type: ignore[misc]  # set whenever current is
+                IncomingRecord(
+                    topic,
+                    partition,
+                    offset,
+                    message.key(),
+                    message.value(),
+                    message.headers(),  # type: ignore[arg-type]  # a list when received
+                    message.timestamp()[1],
+                )
+            )
+        if append is not None:
+            positions[current] = position
+        news = {number: records for number, records in batches.items() if records}
+        news.update((number, []) for number in at_end - news.keys())
+        return {number: self._progress(number, records, number in at_end) for number, records in news.items()}
+
+    def _progress(self, partition: int, records: list[IncomingRecord], at_end: bool) -> Progress:
+        position = self._positions[partition]
+        try:
+            _, end = self._consumer.get_watermark_offsets(TopicPartition(self.topic, partition), cached=True)
+        except KafkaException as exception:
+            logger.debug("tail %s[%d]: no watermark: %s", self.topic, partition, exception)
+            end = -1
+        if end < position:  # not known yet, or the log was cut: the next fetch tells
+            end = -1
+        return Progress(records, position, end, at_end or position == end)
+
+    def _note(self, error: KafkaError, partition: int | None) -> None:
+        """An error that came in place of a record: of one partition, or of the topic and so of all of them."""
+        number = -1 if partition is None else partition
+        for about in [number] if number >= 0 else list(self._positions):
+            position = self._positions.get(about)
+            if position is None or about in self._failures:  # it was removed meanwhile
+                continue
+            failure = reading_failed(error, self.topic, about, position, self._connection.addresses)
+            if failure is None:
+                logger.debug("tail %s[%d]: %s", self.topic, about, error)
+            else:
+                self._failures[about] = failure
