@@ -240,6 +240,9 @@ class EventSource(Generic[StoreT]):
             engine.committed_transactions,
             engine.committed_events,
             len(engine.pool.unsettled),
+            engine.copies.statistics(),
+            engine.moves.statistics(),
+            engine.membership.snapshot.member_id,
         )
 
     @property

@@ -47,6 +47,16 @@ class OffsetMismatch(msgspec.Struct, frozen=True):
     changelog_offset: int
 
 
+class PartitionMoved(msgspec.Struct, frozen=True):
+    """A partition was handed over by a marker: ``out`` to the member ``peer``, ``in`` from another one. ``seconds``:
+    ``out`` from the end of intake to the commit of the marker, ``in`` from the plan to the start here."""
+
+    partition: int
+    direction: str
+    peer: str
+    seconds: float
+
+
 class MembershipChanged(msgspec.Struct, frozen=True):
     """A rebalance reached this member (``lost``: it lost everything)."""
 
@@ -65,7 +75,7 @@ class EventFailed(msgspec.Struct, frozen=True):
     response: str
 
 
-Measurement = TransactionSettled | TakeOverDone | OffsetMismatch | MembershipChanged | EventFailed
+Measurement = TransactionSettled | TakeOverDone | PartitionMoved | OffsetMismatch | MembershipChanged | EventFailed
 MetricsHandler = Callable[[Measurement], None]
 
 

@@ -29,6 +29,35 @@ class PartitionStatistics(msgspec.Struct, frozen=True):
     paused: bool
 
 
+class CopyStatistics(msgspec.Struct, frozen=True):
+    """State that is read from the changelog: ``restoring`` (to be worked on here), ``preparing`` or ``ready`` (a warm
+    copy), ``failed``. ``position`` and ``end`` are offsets of the changelog (-1: not known yet); ``records`` and
+    ``size_bytes`` were read in ``seconds``. ``seconds_left`` at that rate, ``None`` when there is no rate yet.
+    ``lag_seconds``: the age of the last record read, while there are more."""
+
+    partition: int
+    state: str
+    position: int
+    end: int
+    records_left: int
+    records: int
+    size_bytes: int
+    seconds: float
+    seconds_left: float | None
+    lag_seconds: float
+
+
+class MoveStatistics(msgspec.Struct, frozen=True):
+    """A move that is under way: ``direction`` is ``in`` or ``out``, ``peer`` the receiver's member id (``out``),
+    ``generation`` the one it was ordered in, ``seconds`` since it is waited for (``in``)."""
+
+    partition: int
+    direction: str
+    peer: str
+    generation: int
+    seconds: float | None
+
+
 class SourceStatistics(msgspec.Struct, frozen=True):
     """What an event source is doing, at one moment."""
 
@@ -39,3 +68,6 @@ class SourceStatistics(msgspec.Struct, frozen=True):
     committed_transactions: int
     committed_events: int
     unsettled_transactions: int
+    copies: tuple[CopyStatistics, ...] = ()
+    moves: tuple[MoveStatistics, ...] = ()
+    member_id: str = ""

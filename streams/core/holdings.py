@@ -51,8 +51,9 @@ class Holdings:
         return self._told
 
     def revoked_by(self, assignment: Assignment) -> frozenset[int]:
-        """What has to be given up before this assignment can be applied."""
-        return self.owned - assignment.own - assignment.release.keys()
+        """What has to be given up before this assignment can be applied. (An incoming one may be here already: it was
+        taken after the claim that the plan was made from.)"""
+        return self.owned - assignment.own - assignment.release.keys() - assignment.incoming.keys()
 
     def apply(self, generation: int, assignment: Assignment) -> frozenset[int]:
         """Apply an assignment once everything that it revokes was released; returns the partitions that are new."""

@@ -1,9 +1,10 @@
 """A partition's life on one member, as a table of legal moves.
 
-A partition comes by an assignment, is restored from its changelog, works, and ends in one of two ways: *released*
-after a barrier (everything that was admitted is settled), or *void* at once (the member lost it: nothing may be sent
-any more). ``RESTARTING`` is the member's own doing: the effects of an event turned out to be refused, or a store
-cannot be undone; the state is dropped and restored from the changelog, never patched.
+A partition comes by an assignment or by a marker, is restored from its changelog, works, and ends in one of two ways:
+*released* after a barrier (everything that was admitted is settled; ``RELEASING`` with a marker that hands it over,
+``DRAINING`` without), or *void* at once (the member lost it: nothing may be sent any more). ``RESTARTING`` is the
+member's own doing: the effects of an event turned out to be refused, or a store cannot be undone; the state is dropped
+and restored from the changelog, never patched.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ class PartitionState(enum.Enum):
     RESTORING = "restoring"
     ACTIVE = "active"
     RESTARTING = "restarting"
+    RELEASING = "releasing"
     DRAINING = "draining"
     RELEASED = "released"
     VOID = "void"
@@ -25,7 +27,7 @@ class PartitionState(enum.Enum):
     @property
     def admits(self) -> bool:
         """Whether a completed event of the partition may enter a transaction."""
-        return self in (PartitionState.ACTIVE, PartitionState.DRAINING)
+        return self in (PartitionState.ACTIVE, PartitionState.RELEASING, PartitionState.DRAINING)
 
     def to(self, new: PartitionState) -> PartitionState:
         """``new``, if that move is legal. Raises ``ValueError`` otherwise: it is a bug of the engine, never of its
@@ -35,11 +37,13 @@ class PartitionState(enum.Enum):
         return new
 
 
+_S = PartitionState
 LEGAL_MOVES: Final[dict[PartitionState, frozenset[PartitionState]]] = {
-    PartitionState.RESTORING: frozenset({PartitionState.ACTIVE, PartitionState.DRAINING, PartitionState.VOID}),
-    PartitionState.ACTIVE: frozenset({PartitionState.RESTARTING, PartitionState.DRAINING, PartitionState.VOID}),
-    PartitionState.RESTARTING: frozenset({PartitionState.DRAINING, PartitionState.VOID}),
-    PartitionState.DRAINING: frozenset({PartitionState.RELEASED, PartitionState.VOID}),
-    PartitionState.RELEASED: frozenset(),
-    PartitionState.VOID: frozenset(),
+    _S.RESTORING: frozenset({_S.ACTIVE, _S.DRAINING, _S.VOID}),
+    _S.ACTIVE: frozenset({_S.RESTARTING, _S.RELEASING, _S.DRAINING, _S.VOID}),
+    _S.RESTARTING: frozenset({_S.DRAINING, _S.VOID}),
+    _S.RELEASING: frozenset({_S.RELEASED, _S.RESTARTING, _S.DRAINING, _S.VOID}),
+    _S.DRAINING: frozenset({_S.RELEASED, _S.VOID}),
+    _S.RELEASED: frozenset(),
+    _S.VOID: frozenset(),
 }

@@ -45,14 +45,16 @@ Waiter = Callable[[BaseException | None], None]
 
 
 class Cut:
-    """One partition's part in a transaction: everything up to ``offset`` (the next one to read), and its changes."""
+    """One partition's part in a transaction: everything up to ``offset`` (the next one to read), and its changes.
+    ``release`` is the marker that hands the partition over with this transaction, if it is its last one here."""
 
-    __slots__ = ("changes", "events", "offset")
+    __slots__ = ("changes", "events", "offset", "release")
 
     def __init__(self) -> None:
         self.offset = -1
         self.events = 0
         self.changes: dict[bytes, Change] = {}
+        self.release: bytes | None = None
 
 
 class Transaction:

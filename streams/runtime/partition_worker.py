@@ -21,12 +21,14 @@ import anyio.lowlevel
 from streams.core.partition import PartitionState
 from streams.core.router import Route
 from streams.core.transaction import Waiter
-from streams.errors import DecodeError, NotOwned, StreamsError
+from streams.errors import DecodeError, NotOwned
 from streams.events import parse_version
 from streams.metrics import EventFailed
 from streams.outcomes import ErrorPolicy, ErrorResponse, ExecutionState
 from streams.protocols import JournalledStore
 from streams.records import TYPE_HEADER, VERSION_HEADER, Change, IncomingRecord, Output, TopicPartition
+from streams.runtime.changelog import OffsetRecord
+from streams.runtime.copies import StateCopy
 from streams.runtime.dead_letters import dead_letter
 from streams.runtime.event_context import EventContext
 from streams.runtime.failures import (
@@ -44,7 +46,6 @@ from streams.runtime.failures import (
 )
 from streams.runtime.inbox import Inbox
 from streams.runtime.interjections import Interjection, Timetable
-from streams.runtime.transaction_pool import OffsetRecord
 
 if TYPE_CHECKING:
     from streams.runtime.lifecycle import Engine
@@ -68,8 +69,7 @@ class PartitionWorker:
         self.epoch = epoch
         self.state = PartitionState.RESTORING
         self.topic_partition = TopicPartition(engine.config.topic, partition)
-        self.store: Any = engine.store_factory(self.topic_partition)
-        self.restored_to: int | None = None
+        self.store: Any = None  # until it is adopted
         self.offset_record: OffsetRecord | None = None
         self.watermark = -1
         self.inbox = Inbox(engine.config, engine.input, partition)
@@ -80,23 +80,29 @@ class PartitionWorker:
         self.scope = anyio.CancelScope()
         self.finished = anyio.Event()  # the task has ended
         self.gone = anyio.Event()  # the partition is released or void
-        self._journalled = isinstance(self.store, JournalledStore)
+        self._journalled = False
         self._timetable = Timetable(engine.schedules, engine.rng)
         self._closing = False
         self._slice_size = SLICE // 8
 
     # -- called by the engine ------------------------------------------------------------------------------------------
 
-    def drop_store(self) -> None:
-        """Let the store go, once. If it cannot, the source stops, after what is to be done for the others."""
+    def adopt(self, copy: StateCopy) -> None:
+        """Work on the state of this copy from now on."""
+        self.store = copy.store
+        self.offset_record = copy.offset_record
+        self._journalled = isinstance(self.store, JournalledStore)
+
+    def take_store(self) -> Any:
+        """The store, for somebody else."""
         store, self.store = self.store, None
+        return store
+
+    def drop_store(self) -> None:
+        """Let the store go, if it is still here."""
+        store = self.take_store()
         if store is not None:
-            try:
-                store.revoked()
-            except Exception as error:
-                failure = StreamsError(f"{self.topic_partition}: the store's revoked() failed: {error!r}")
-                failure.__cause__ = error
-                self.engine.fail(failure)
+            self.engine.revoke_store(store, self.partition)
 
     def close_intake(self) -> None:
         """Nothing more is handled after the event that is running now; what is queued is dropped (it is not

@@ -30,3 +30,26 @@ class Signal:
         if notified and self._event is event:
             self._event = anyio.Event()
         return notified
+
+
+class Broadcast:
+    """As ``Signal``, for several who wait: ``notify`` wakes all who wait at that moment, and nobody later."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+
+    def notify(self) -> None:
+        """Something changed."""
+        self._event.set()
+        self._event = anyio.Event()
+
+    async def wait(self, timeout: float | None = None) -> None:
+        """Wait until notified, or until ``timeout`` seconds have passed."""
+        event = self._event
+        if timeout is None:
+            await event.wait()
+        else:
+            with anyio.move_on_after(max(timeout, 0)):
+                await event.wait()

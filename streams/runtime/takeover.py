@@ -13,15 +13,14 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 import anyio
-import msgspec
 
-from streams.codecs import RESERVED_KEY_PREFIX
 from streams.core.partition import PartitionState
 from streams.errors import BrokerUnavailable, OffsetError, Stopped, TransactionFailed
 from streams.metrics import OffsetMismatch, TakeOverDone
-from streams.records import TYPE_HEADER, Change, IncomingRecord
+from streams.records import IncomingRecord
+from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, decode_offset
+from streams.runtime.copies import FROM_START
 from streams.runtime.partition_worker import PartitionWorker
-from streams.runtime.transaction_pool import OFFSET_KEY, OffsetRecord
 
 if TYPE_CHECKING:
     from streams.runtime.lifecycle import Engine
@@ -31,6 +30,9 @@ _log = logging.getLogger(__name__)
 STEP_SECONDS = 20.0
 """For one question to the broker; a pending transaction of somebody else ends within its timeout plus the broker's
 sweep."""
+
+STALLED_SECONDS = 5.0
+"""Without any progress of a restore for so long everything is asked again, the fence included."""
 
 Range = tuple[int, int]
 Receive = Callable[[int, list[IncomingRecord]], None]
@@ -48,8 +50,11 @@ class TakeOvers:
         """Bring these partitions to work; keeps trying while the broker does not answer. Partitions that are taken away
         meanwhile are left out. Raises ``OffsetError`` and ``TopicError`` when state and log do not fit together."""
         pause = 0.1
+        held = [worker.partition for worker in workers]
         try:
             while waiting := [worker for worker in workers if worker.state is PartitionState.RESTORING]:
+                for worker in waiting:
+                    self._engine.copies.hold(worker.partition)  # read while we ask; the end is known when we have asked
                 try:
                     await self._once(waiting)
                 except (BrokerUnavailable, TransactionFailed) as error:
@@ -57,9 +62,9 @@ class TakeOvers:
                     await anyio.sleep(pause)
                     pause = min(pause * 2, 1.0)
         finally:
-            for worker in workers:
-                if worker.state not in (PartitionState.ACTIVE, PartitionState.RESTORING):
-                    worker.drop_store()
+            for partition in held:
+                if self._engine.workers.get(partition) is None:
+                    self._engine.copies.unhold(partition)
 
     async def _once(self, workers: list[PartitionWorker]) -> None:
         engine, config, now = self._engine, self._config, self._engine.now
@@ -77,47 +82,45 @@ class TakeOvers:
         source_id = await ask(engine.takeover_client.topic_id, config.topic, now() + STEP_SECONDS)
         engine.pool.source_id = source_id
         barrier_at = now()
-        restored = await self._restore(workers, changelog)
-        for worker in workers:
-            if worker.state is not PartitionState.RESTORING:
-                continue
-            number = worker.partition
-            offset = self._start_offset(worker, group_offsets.get(number), source[number], source_id)
-            engine.activate(worker, offset)
-            if worker.offset_record is None and config.auto_offset_reset == "latest":
-                engine.pool.admit(number, offset, -1, [], [])  # the next start must not skip what comes from now on
-            engine.measure(
-                TakeOverDone(
-                    number, offset, restored[number], fenced_at - began, barrier_at - fenced_at, now() - barrier_at
-                )
-            )
+        waiting = {worker.partition: worker for worker in workers}
+        last, moved_at = None, barrier_at
+        while True:
+            for number, worker in list(waiting.items()):
+                low, high = changelog[number]
+                if worker.state is not PartitionState.RESTORING:
+                    del waiting[number]  # taken away meanwhile
+                elif engine.copies.reaches(number, high if low < high else FROM_START):
+                    del waiting[number]
+                    records = self._start(worker, group_offsets.get(number), source[number], source_id)
+                    times = fenced_at - began, barrier_at - fenced_at, now() - barrier_at
+                    engine.measure(TakeOverDone(number, worker.watermark, records, *times))
+            if not waiting:
+                return
+            stand = [engine.copies.position(number) for number in waiting]
+            if stand != last:
+                last, moved_at = stand, now()
+            elif (
+                now() - moved_at > STALLED_SECONDS
+            ):  # somebody who is gone may have begun a transaction after the fence
+                raise BrokerUnavailable(f"restoring makes no progress: {self._stand(waiting, changelog)}")
+            await engine.copies.changed.wait(STALLED_SECONDS)
 
-    async def _restore(self, workers: list[PartitionWorker], changelog: Mapping[int, Range]) -> dict[int, int]:
-        """Fill the stores up to the high watermarks; returns the number of records read per partition."""
-        by_number = {worker.partition: worker for worker in workers}
-        counts = dict.fromkeys(by_number, 0)
-        ranges: dict[int, Range] = {}
-        for number, worker in by_number.items():
-            start, end = changelog[number]
-            if worker.restored_to is not None:
-                start = worker.restored_to  # an attempt before this one came so far
-            if start < end:
-                ranges[number] = (start, end)
-        if not ranges:
-            return counts
+    def _start(self, worker: PartitionWorker, group_offset: int | None, source: Range, source_id: str) -> int:
+        """The copy is complete: work on it. Returns the number of records that were read for it."""
+        engine, number = self._engine, worker.partition
+        copy = engine.copies.take(number)
+        assert copy is not None
+        worker.adopt(copy)
+        offset = self._start_offset(worker, group_offset, source, source_id)
+        engine.partitions.activate(worker, offset)
+        if worker.offset_record is None and self._config.auto_offset_reset == "latest":
+            engine.pool.admit(number, offset, -1, [], [])  # the next start must not skip what comes from now on
+        return copy.records
 
-        def receive(number: int, records: list[IncomingRecord]) -> None:
-            worker = by_number[number]
-            if worker.state is PartitionState.RESTORING:
-                counts[number] += len(records)
-                apply(worker, records)
-
-        def cancelled() -> bool:
-            return all(worker.state is not PartitionState.RESTORING for worker in workers)
-
-        with contextlib.suppress(Stopped):  # all of them were taken away: the caller sees it by their states
-            await self._read(ranges, receive, cancelled)
-        return counts
+    def _stand(self, waiting: Collection[int], changelog: Mapping[int, Range]) -> str:
+        copies = self._engine.copies
+        stands = [f"[{number}] at {copies.position(number)} of {changelog[number][1]}" for number in sorted(waiting)]
+        return ", ".join(stands[:5]) + (f" and {len(stands) - 5} more" if len(stands) > 5 else "")
 
     async def _read(self, ranges: Mapping[int, Range], receive: Receive, cancelled: Cancelled) -> None:
         worker = self._engine.connections.worker("kes-restore")
@@ -230,34 +233,6 @@ class TakeOvers:
                 )
         ours = next((record for record in found if self._is_ours(record, serial)), None)
         return ours or (found[-1] if found else None)
-
-
-def apply(worker: PartitionWorker, records: list[IncomingRecord]) -> None:
-    """Put changelog records into a store that is being restored. On the restoring thread, which owns the store until
-    then."""
-    receive = worker.store.receive_change
-    for record in records:
-        key = record.key
-        if key is None:
-            _log.warning("%s: a record without key does not belong into a changelog; it is ignored", record.where)
-        elif not key.startswith(RESERVED_KEY_PREFIX):
-            kind = record.header(TYPE_HEADER) if record.headers else None
-            receive(Change(key, record.value, None, kind.decode() if kind else ""))
-        elif key == OFFSET_KEY and record.value is not None:
-            worker.offset_record = decode_offset(record)
-    worker.restored_to = records[-1].offset + 1
-
-
-def decode_offset(record: IncomingRecord) -> OffsetRecord:
-    """The offset record in this changelog record. Raises ``OffsetError`` if it is not one."""
-    try:
-        return msgspec.json.decode(record.value or b"", type=OffsetRecord)
-    except msgspec.DecodeError as error:
-        raise OffsetError(
-            f"{record.where}: the offset record cannot be read ({error}): something else writes to the "
-            "changelog, or a newer "
-            "version of this package does"
-        ) from error
 
 
 def _names(workers: Collection[PartitionWorker]) -> str:

@@ -20,7 +20,6 @@ from functools import partial
 import anyio
 import msgspec
 
-from streams.codecs import RESERVED_KEY_PREFIX
 from streams.config import EventSourceConfig
 from streams.core import batching
 from streams.core.transaction import Transaction, TransactionState, Waiter
@@ -28,23 +27,10 @@ from streams.errors import RecordRefused, TransactionFailed
 from streams.group import Snapshot
 from streams.metrics import TransactionSettled
 from streams.records import TYPE_HEADER, Change, Headers, Output
+from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY, OffsetRecord, ReleaseMarker
 from streams.runtime.signal import Signal
 from streams.runtime.slot import Slot
 from streams.runtime.slots import Slots
-
-OFFSET_KEY = RESERVED_KEY_PREFIX + b"offset"
-"""Key of the one record per changelog partition and transaction that carries the input offset (protocol, section 6)."""
-
-
-class OffsetRecord(msgspec.Struct, frozen=True):
-    """The input offset in the changelog: ``offset`` is the next one to read. ``writer`` and ``serial`` name the
-    transaction, ``generation`` the group's at the time of sealing, ``source_id`` the topic id of the source."""
-
-    offset: int
-    writer: str
-    serial: int
-    generation: int
-    source_id: str = ""
 
 
 class TransactionPool:
@@ -106,6 +92,12 @@ class TransactionPool:
         elif not self._due and (txn.size >= self._target or txn.bytes >= self._max_bytes):
             self._due = True  # said once: when one settles, the flush stage looks again by itself
             self._work.notify()
+
+    def admit_release(self, partition: int, offset: int, marker: ReleaseMarker) -> None:
+        """The last thing that is admitted of a partition before somebody else works on it."""
+        self.admit(partition, offset, -1, [], [])
+        assert self._open is not None
+        self._open.cuts[partition].release = msgspec.json.encode(marker)
 
     @property
     def is_full(self) -> bool:
@@ -323,6 +315,8 @@ class TransactionPool:
                 await self._send(slot, record)
             value = msgspec.json.encode(OffsetRecord(cut.offset, self._writer, txn.serial, generation, self.source_id))
             await self._send(slot, Output(topic, value, OFFSET_KEY, None, partition, 0, partition, -1))
+            if cut.release is not None:  # last of all: whoever reads it has read everything
+                await self._send(slot, Output(topic, cut.release, RELEASE_KEY, None, partition, 0, partition, -1))
 
     async def _send(self, slot: Slot, output: Output) -> None:
         try:

@@ -23,8 +23,7 @@ from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.records import IncomingRecord
-from streams.runtime.takeover import decode_offset
-from streams.runtime.transaction_pool import OFFSET_KEY
+from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.topics import changelog_name
 
 State = dict[bytes, bytes]

@@ -21,9 +21,8 @@ from streams.clients.settings import ClientSettings
 from streams.codecs import RESERVED_KEY_PREFIX, codec_for
 from streams.metrics import Measurement
 from streams.records import TYPE_HEADER, Headers
+from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.dead_letters import PREFIX
-from streams.runtime.takeover import decode_offset
-from streams.runtime.transaction_pool import OFFSET_KEY
 from streams.topics import TopicSpec
 
 PATIENCE = 30.0

@@ -9,7 +9,7 @@ import pytest
 from streams import SKIP, EventContext, SourceState
 from streams.errors import OffsetError, RegistrationError, TopicError
 from streams.metrics import OffsetMismatch
-from streams.runtime.transaction_pool import OFFSET_KEY
+from streams.runtime.changelog import OFFSET_KEY
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.engine_kit import Added, Lab, Running, Total, Totals, count, handle, source_of, start_failure
 

@@ -15,13 +15,12 @@ from streams import Change, EventContext, EventSource, EventSourceConfig, Table,
 from streams.errors import RecordRefused
 from streams.event_source import Handler
 from streams.events import event_type_of
-from streams.group import Assigned, Assignment, GroupEvent, Lost, Snapshot
+from streams.group import Assigned, Assignment, Copies, GroupEvent, Lost, Order, Snapshot
 from streams.outcomes import ErrorPolicy
 from streams.records import Headers, IncomingRecord, Record
 from streams.runtime.bridge import Worker
+from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.poller import Poller, Records
-from streams.runtime.takeover import decode_offset
-from streams.runtime.transaction_pool import OFFSET_KEY
 
 PATIENCE = 10.0
 GROUP, TOPIC, OUT, MISSING = "g", "in", "out", "nobody-made-this"
@@ -42,6 +41,7 @@ class Broker:
         self.logs: dict[tuple[str, int], list[IncomingRecord]] = defaultdict(list)
         self.offsets: dict[int, int] = {}
         self._lock = threading.Lock()
+        self.tails: list[Tail] = []
 
     def append(
         self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Headers | None
@@ -49,6 +49,8 @@ class Broker:
         with self._lock:
             log = self.logs[topic, partition]
             log.append(IncomingRecord(topic, partition, len(log), key, value, headers))
+        for tail in self.tails if topic == CHANGELOG else ():
+            tail.push(partition)
 
     def send(self, *names: str, partition: int = 0) -> None:
         kind = event_type_of(Named)
@@ -143,6 +145,39 @@ class Consumer:
         self.closed.set()
 
 
+class Tail:
+    """``ports.Tail`` over the changelog."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._positions: dict[int, int] = {}
+        self._epochs: dict[int, int] = {}
+        self._lock = threading.RLock()
+        broker.tails.append(self)
+
+    def start(self, receive: Any, fail: Any) -> None:
+        self._receive = receive
+
+    def follow(self, partition: int, offset: int, epoch: int) -> None:
+        self._positions[partition], self._epochs[partition] = max(offset, 0), epoch
+        threading.Thread(target=self.push, args=(partition,)).start()
+
+    def push(self, partition: int) -> None:
+        with self._lock:
+            position = self._positions.get(partition)
+            if position is not None:
+                log = self._broker.logs[CHANGELOG, partition]
+                records, end = log[position:], len(log)
+                self._positions[partition] = end
+                self._receive(partition, self._epochs[partition], records, end, end)
+
+    def forget(self, partition: int) -> None:
+        self._positions.pop(partition, None)
+
+    def close(self) -> None:
+        self._positions.clear()
+
+
 class Group:
     """``group.Membership`` and ``group.TakeOver``: one member that has everything, until it is told otherwise."""
 
@@ -171,6 +206,9 @@ class Group:
         self._assign()
 
     def released(self, partitions: Collection[int]) -> None: ...
+    def handed_over(self, partition: int, order: Order) -> None: ...
+    def took(self, partition: int) -> None: ...
+    def report(self, copies: Copies, *, announce: bool) -> None: ...
     def leave(self) -> None: ...
 
     def close(self, timeout_seconds: float) -> None:
@@ -189,6 +227,9 @@ class Group:
 
     def topic_id(self, topic: str, deadline: float) -> str:
         return "id"
+
+    def log_sizes(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, int]:
+        return {}
 
 
 class Connections:
@@ -210,6 +251,9 @@ class Connections:
 
     def group(self, alive: Callable[[], bool]) -> tuple[Any, Any]:
         return self.membership, self.membership
+
+    def tail(self) -> Tail:
+        return Tail(self._broker)
 
     def reader(self) -> Connections:
         return self

@@ -16,7 +16,7 @@ from streams import EventSourceConfig
 from streams.core.partition import PartitionState
 from streams.records import IncomingRecord
 from streams.runtime.inbox import Inbox
-from streams.runtime.lifecycle import Engine
+from streams.runtime.partitions import Partitions
 from streams.runtime.poller import Batch, Poller, Records, size_of
 
 PATIENCE = 10.0
@@ -84,14 +84,16 @@ class Bench:
             number: SimpleNamespace(state=PartitionState.ACTIVE, epoch=1, inbox=inbox)
             for number, inbox in enumerate(self.inboxes)
         }
-        self._engine: Any = SimpleNamespace(workers=workers, input=self.poller)
+        engine: Any = SimpleNamespace(input=self.poller)
+        self._partitions = Partitions(engine)
+        self._partitions.workers = workers  # type: ignore[assignment]
 
     def start(self, before: Callable[[Batch], None] = lambda _: None) -> None:
         """``before`` sees each batch before the engine does."""
 
         def deliver(batch: Batch) -> None:
             before(batch)
-            Engine._deliver(self._engine, batch)
+            self._partitions.deliver(batch)
 
         self.poller.start(deliver, self.failures.append)
         for number in range(len(self.inboxes)):
@@ -219,8 +221,10 @@ class Told:
 
 def ask(told: Told, **inboxes: Inbox) -> None:
     workers = {name: SimpleNamespace(inbox=inbox) for name, inbox in inboxes.items()}
-    engine: Any = SimpleNamespace(workers=workers, input=told)
-    Engine._deliver(engine, ({}, {}))
+    engine: Any = SimpleNamespace(input=told)
+    partitions = Partitions(engine)
+    partitions.workers = workers  # type: ignore[assignment]
+    partitions.deliver(({}, {}))
 
 
 def inbox_of(told: Any, partition: int = 0) -> Inbox:

@@ -16,8 +16,9 @@ from streams import EventContext, EventSourceConfig, ExecutionState, Table, even
 from streams.core.router import Route, Router
 from streams.events import event_type_of
 from streams.outcomes import STOP
-from streams.records import IncomingRecord
+from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.bridge import Worker
+from streams.runtime.copies import StateCopy
 from streams.runtime.handler_threads import HandlerThreads
 from streams.runtime.partition_worker import LONGEST_SLICE_SECONDS, SLICE, PartitionWorker
 
@@ -47,13 +48,13 @@ class Bench:
             router=router,
             schedules=(),
             rng=random.Random(1),
-            store_factory=Table.factory(key=str, value=int),
             input=SimpleNamespace(handled=lambda *_: None, pause=lambda _: None, resume=lambda _: None),
             message_limit=1_000,
             now=lambda: self.now,
             pool=self,
         )
         self.worker = PartitionWorker(engine, 0, 1)
+        self.worker.adopt(StateCopy(0, 1, Table.factory(key=str, value=int)(TopicPartition("t", 0)), 0.0))
 
     def _handle(self, ctx: EventContext[Any], event: Tick) -> ExecutionState:
         self.now += event.takes

@@ -1,0 +1,310 @@
+"""State that is filled from the changelog and not worked on: being restored, kept warm, or about to be taken.
+
+One tail follows all of these partitions on a thread of its own and puts what it reads straight into the stores. Who
+may touch a store is a matter of membership in ``_copies``, decided under one lock: as long as a copy is in there it is
+the tail's; whoever takes it out owns it from then on. The lock is held for one batch of one partition at most.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from streams.codecs import RESERVED_KEY_PREFIX
+from streams.errors import OffsetError, StreamsError
+from streams.records import TYPE_HEADER, Change, IncomingRecord, TopicPartition
+from streams.runtime.bridge import Inlet
+from streams.runtime.changelog import (
+    OFFSET_KEY,
+    RELEASE_KEY,
+    OffsetRecord,
+    ReleaseMarker,
+    decode_offset,
+    decode_release,
+)
+from streams.runtime.signal import Broadcast
+from streams.statistics import CopyStatistics
+
+if TYPE_CHECKING:
+    from streams.runtime.lifecycle import Engine
+
+_log = logging.getLogger(__name__)
+
+FROM_START = -1
+READY_WITHIN = 100_000
+"""Records behind the end of the changelog at which a copy is not warm any more: fewer are read in about a second."""
+
+
+class StateCopy:
+    """A store, and how far of the changelog it contains. ``position``: everything below was read (-1: nothing yet).
+    ``marker``: the release marker, if that is the last record so far."""
+
+    __slots__ = (
+        "caught_up",
+        "end",
+        "epoch",
+        "failure",
+        "goal",
+        "marker",
+        "offset_record",
+        "partition",
+        "position",
+        "records",
+        "since",
+        "size",
+        "start",
+        "store",
+        "timestamp_ms",
+    )
+
+    def __init__(self, partition: int, epoch: int, store: Any, since: float) -> None:
+        self.partition = partition
+        self.epoch = epoch
+        self.store = store
+        self.since = since
+        self.start = self.position = FROM_START
+        self.end = -1
+        self.goal: int | None = None  # a take-over waits until the position has reached it
+        self.caught_up = False  # once
+        self.offset_record: OffsetRecord | None = None
+        self.marker: ReleaseMarker | None = None
+        self.failure: Exception | None = None
+        self.records = 0
+        self.size = 0
+        self.timestamp_ms = 0
+
+    @property
+    def behind(self) -> int:
+        """Records of the changelog that are not in it, as far as is known (holes and markers count)."""
+        return max(0, self.end - max(self.position, 0))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is warm."""
+        return self.caught_up and self.failure is None and self.behind <= READY_WITHIN
+
+    def receive(self, records: list[IncomingRecord]) -> None:
+        """Put changelog records into the store. On the tail's thread."""
+        change = self.store.receive_change
+        size = 0
+        for record in records:
+            key, value = record.key, record.value
+            if key is None:
+                _log.warning("%s: a record without key does not belong into a changelog; it is ignored", record.where)
+                continue
+            size += len(key) + len(value or b"")
+            if not key.startswith(RESERVED_KEY_PREFIX):
+                kind = record.header(TYPE_HEADER) if record.headers else None
+                change(Change(key, value, None, kind.decode() if kind else ""))
+            elif key == OFFSET_KEY and value is not None:
+                self.offset_record = decode_offset(record)
+        last = records[-1]
+        self.marker = decode_release(last) if last.key == RELEASE_KEY and last.value is not None else None
+        self.timestamp_ms = last.timestamp_ms
+        self.records += len(records)
+        self.size += size
+
+
+class StateCopies:
+    """All copies of one member. Methods are for the loop, except ``_received`` and ``_failed``."""
+
+    def __init__(self, engine: Engine, heard: Callable[[int], None]) -> None:
+        self._engine = engine
+        self._heard = heard
+        self._lock = threading.Lock()
+        self._copies: dict[int, StateCopy] = {}
+        self._standing: frozenset[int] = frozenset()  # to be kept warm, as the plan has it
+        self._held: set[int] = set()  # being taken over
+        self._epoch = 0
+        self._tail = engine.connections.tail()
+        self._inlet: Inlet[int]
+        self.changed = Broadcast()
+        """Something came: a copy caught up, reached what was waited for, met a marker, or failed."""
+
+    def start(self) -> None:
+        """On the loop that is told the news."""
+        self._inlet = Inlet(self._news)
+        self._tail.start(self._received, self._failed)
+
+    def close(self) -> None:
+        """Stop reading, let every store go."""
+        self._tail.close()
+        for partition in list(self._copies):
+            self._discard(partition)
+
+    # -- what is kept --------------------------------------------------------------------------------------------------
+
+    def keep(self, partitions: Collection[int]) -> None:
+        """These are to be kept warm from now on; others are let go unless somebody takes them over. One that is worked
+        on here gets its copy when that has ended (``adopt``, ``renew``)."""
+        self._standing = frozenset(partitions)
+        for partition in list(self._copies):
+            self._let_go(partition)
+        for partition in sorted(self._standing - self._engine.partitions.workers.keys()):
+            self.renew(partition)
+
+    def renew(self, partition: int) -> None:
+        """Begin a copy that is to be kept warm and is not there."""
+        if partition in self._standing and partition not in self._copies:
+            self._follow(self._new(partition), FROM_START)
+
+    def hold(self, partition: int) -> None:
+        """Somebody is going to take it over: see that it is being read."""
+        self._held.add(partition)
+        copy = self._copies.get(partition)
+        if copy is not None and copy.failure is not None:
+            self._discard(partition)
+            copy = None
+        if copy is None:
+            self._follow(self._new(partition), FROM_START)
+
+    def unhold(self, partition: int) -> None:
+        """Nobody takes it over (any more)."""
+        self._held.discard(partition)
+        self._let_go(partition)
+        self.changed.notify()
+
+    def adopt(self, partition: int, store: Any, offset_record: OffsetRecord | None, position: int) -> None:
+        """Keep the store of a partition that was worked on here until now. It contains everything below ``position``,
+        and maybe more: reading that again ends at the same state."""
+        self._discard(partition)
+        copy = self._new(partition, store)
+        copy.offset_record = offset_record
+        self._follow(copy, position)
+
+    def take(self, partition: int, when: Callable[[StateCopy], bool] = lambda _: True) -> StateCopy | None:
+        """Take a copy out, if there is one that fits: the store belongs to the caller."""
+        with self._lock:
+            copy = self._copies.get(partition)
+            if copy is None or copy.failure is not None or not when(copy):
+                return None
+            del self._copies[partition]
+        self._held.discard(partition)
+        self._tail.forget(partition)
+        return copy
+
+    def reaches(self, partition: int, goal: int) -> bool:
+        """Whether everything below ``goal`` was read; ``changed`` tells when to ask again. Raises what reading met."""
+        with self._lock:
+            copy = self._copies.get(partition)
+            if copy is None:
+                return False
+            if copy.failure is not None:
+                raise copy.failure
+            copy.goal = goal
+            return copy.position >= goal
+
+    def position(self, partition: int) -> int:
+        """How far it was read, -1 if it is not."""
+        copy = self._copies.get(partition)
+        return FROM_START if copy is None else copy.position
+
+    # -- what is said of them ------------------------------------------------------------------------------------------
+
+    def standing(self) -> Mapping[int, StateCopy]:
+        """The copies that are kept warm."""
+        return {partition: copy for partition, copy in self._copies.items() if partition in self._standing}
+
+    def statistics(self) -> tuple[CopyStatistics, ...]:
+        """One value per copy, ordered by partition."""
+        now, wall = self._engine.now(), self._engine.wall_ms()
+        found = []
+        for partition, copy in sorted(self._copies.items()):
+            seconds = max(now - copy.since, 1e-9)
+            read = max(copy.position, 0) - max(copy.start, 0)
+            rate = read / seconds
+            state = "restoring" if partition in self._held else "ready" if copy.is_ready else "preparing"
+            found.append(
+                CopyStatistics(
+                    partition=partition,
+                    state="failed" if copy.failure is not None else state,
+                    position=copy.position,
+                    end=copy.end,
+                    records_left=copy.behind,
+                    records=copy.records,
+                    size_bytes=copy.size,
+                    seconds=seconds,
+                    seconds_left=0.0 if not copy.behind else copy.behind / rate if rate else None,
+                    lag_seconds=max(0.0, (wall - copy.timestamp_ms) / 1000) if copy.behind and copy.records else 0.0,
+                )
+            )
+        return tuple(found)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _new(self, partition: int, store: Any = None) -> StateCopy:
+        self._epoch += 1
+        engine = self._engine
+        if store is None:
+            store = engine.store_factory(TopicPartition(engine.config.topic, partition))
+        return StateCopy(partition, self._epoch, store, engine.now())
+
+    def _follow(self, copy: StateCopy, position: int) -> None:
+        copy.start = copy.position = position
+        with self._lock:
+            self._copies[copy.partition] = copy
+        self._tail.follow(copy.partition, position, copy.epoch)
+
+    def _let_go(self, partition: int) -> None:
+        if partition not in self._standing and partition not in self._held:
+            self._discard(partition)
+
+    def _discard(self, partition: int) -> None:
+        with self._lock:
+            copy = self._copies.pop(partition, None)
+        if copy is not None:
+            self._tail.forget(partition)
+            self._engine.revoke_store(copy.store, partition)
+
+    def _received(self, partition: int, epoch: int, records: list[IncomingRecord], position: int, end: int) -> None:
+        """On the tail's thread."""
+        with self._lock:
+            copy = self._copies.get(partition)
+            if copy is None or copy.epoch != epoch or copy.failure is not None:
+                return
+            if records:
+                copy.receive(records)
+            before, copy.position = copy.position, max(copy.position, position)
+            copy.end = max(copy.end, end, copy.position)
+            first = not copy.caught_up and (not records or position >= end >= 0)
+            copy.caught_up = copy.caught_up or first
+            reached = copy.goal is not None and before < copy.goal <= copy.position
+            news = first or reached or copy.marker is not None
+        if news:
+            self._inlet.put(partition)
+
+    def _failed(self, partition: int, epoch: int, error: Exception) -> None:
+        """On the tail's thread."""
+        with self._lock:
+            copy = self._copies.get(partition)
+            if copy is None or copy.epoch != epoch:
+                return
+            if not isinstance(error, StreamsError):
+                where = f"{self._engine.config.changelog}[{partition}]"
+                failure = StreamsError(
+                    f"{where}: the store cannot be restored from position {copy.position}: {error!r}"
+                )
+                failure.__cause__ = error
+                error = failure
+            copy.failure = error
+        self._inlet.put(partition)
+
+    def _news(self, partition: int) -> None:
+        copy = self._copies.get(partition)
+        if copy is not None and copy.failure is not None and partition not in self._held:
+            self._lost_copy(copy)
+        self._heard(partition)
+        self.changed.notify()
+
+    def _lost_copy(self, copy: StateCopy) -> None:
+        """A copy that nobody needs yet cannot be kept: begin anew if its place in the log is gone, else let it be. A
+        take-over meets the error again and stops the source."""
+        where = f"{self._engine.config.changelog}[{copy.partition}]"
+        if isinstance(copy.failure, OffsetError) and copy.start != FROM_START:
+            _log.warning("%s: its warm copy begins anew: %s", where, copy.failure)
+            self._discard(copy.partition)
+            self._follow(self._new(copy.partition), FROM_START)
+        else:
+            _log.error("%s: no warm copy can be kept here: %s", where, copy.failure)

@@ -1,0 +1,250 @@
+"""Warm moves of partitions between live members, and the copies that make them warm (protocol, section 8).
+
+The donor hands over by a marker in its last transaction; the receiver, which follows the changelog, starts when the
+marker is the last thing in it. What is to move is the plan's business (``core/incremental.py``), what is claimed
+meanwhile the membership's (``core/holdings.py``); this is what a member does about it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from streams.core.partition import PartitionState
+from streams.errors import StreamsError
+from streams.group import Assigned, Copies, Order
+from streams.metrics import PartitionMoved
+from streams.runtime.copies import StateCopies, StateCopy
+from streams.runtime.partition_worker import PartitionWorker
+from streams.statistics import MoveStatistics
+
+if TYPE_CHECKING:
+    from streams.runtime.lifecycle import Engine
+
+_log = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 0.5
+"""Between two reports about copies that are being prepared."""
+SIZES_SECONDS: Final = 60.0
+"""Between two questions for the sizes of changelogs."""
+ASK_SECONDS: Final = 3.0
+
+
+class Moves:
+    """The moves of one member. On the loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.copies = StateCopies(engine, self._copy_changed)
+        self._asking = engine.connections.worker("kes-moves")
+        self.owned: frozenset[int] = frozenset()
+        """What the group says is ours, without what was handed over since."""
+        self._releasing: Mapping[int, Order] = {}
+        self._incoming: Mapping[int, int] = {}
+        self._began: dict[int, float] = {}  # incoming ones: since when they are awaited
+        self._handed_over: dict[int, Order] = {}  # the last order that was carried out
+        self._preparing: frozenset[int] = frozenset()  # to be announced when all of them are ready or late
+        self._told = Copies()
+        self._sizes: dict[int, int] = {}
+        self._is_incremental = "incremental" in engine.config.strategies
+        self._quit = False
+
+    # -- what the group says -------------------------------------------------------------------------------------------
+
+    def assigned(self, event: Assigned) -> None:
+        """A plan: it replaces everything that was ordered before."""
+        plan = event.assignment
+        self.owned = event.owned
+        self._incoming = event.incoming
+        self._began = {partition: self._began.get(partition, self._engine.now()) for partition in event.incoming}
+        self._preparing = plan.preparing
+        self._quit = plan.quit
+        new = {partition: order for partition, order in event.releasing.items() if self._is_new(partition, order)}
+        self._releasing = event.releasing
+        self.copies.keep(plan.standby | plan.preparing | event.incoming.keys())
+        gone = {number for number, order in event.releasing.items() if self._handed_over.get(number) == order}
+        self._engine.partitions.bring_up(self.owned - gone)
+        if new:
+            self._engine.spawn(partial(self._hand_over, new, plan.standby))
+        for partition in sorted(event.incoming):
+            self._copy_changed(partition)  # the marker may have been there before the plan
+        self._report()
+
+    def _is_new(self, partition: int, order: Order) -> bool:
+        return order not in (self._releasing.get(partition), self._handed_over.get(partition))
+
+    def lost(self) -> None:
+        """The membership is lost: nothing is ours, and nothing is under way. Copies hold what is committed: they
+        stay."""
+        self.owned = self._preparing = frozenset()
+        self._releasing, self._incoming, self._began = {}, {}, {}
+
+    # -- the donor -----------------------------------------------------------------------------------------------------
+
+    async def _hand_over(self, orders: Mapping[int, Order], standby: frozenset[int]) -> None:
+        positions = await self._positions(orders.keys() & standby)
+        async with anyio.create_task_group() as tasks:
+            for partition, order in orders.items():
+                tasks.start_soon(self._hand_over_one, partition, order, positions.get(partition))
+
+    async def _positions(self, partitions: frozenset[int] | set[int]) -> dict[int, int]:
+        """Where a spare copy begins to read: everything below these ends is in our stores. Asked before the last
+        transaction, or what the receiver writes might be missed."""
+        engine = self._engine
+        if not partitions:
+            return {}
+        try:
+            ranges = await self._asking.call(
+                engine.takeover_client.log_range, engine.config.changelog, partitions, engine.now() + ASK_SECONDS
+            )
+        except StreamsError as error:
+            _log.info("the copies that stay here begin anew: %s", error)
+            return {}
+        return {partition: end for partition, (_, end) in ranges.items()}
+
+    async def _hand_over_one(self, partition: int, order: Order, position: int | None) -> None:
+        engine, partitions = self._engine, self._engine.partitions
+        while self._releasing.get(partition) == order:
+            worker = partitions.workers.get(partition)
+            if worker is None or worker.state is not PartitionState.ACTIVE:
+                await partitions.changed.wait()
+                continue
+            began = engine.now()
+            if await partitions.release(worker, order):
+                self._was_handed_over(worker, order, position)
+                engine.measure(PartitionMoved(partition, "out", order.to, engine.now() - began))
+                return
+
+    def _was_handed_over(self, worker: PartitionWorker, order: Order, position: int | None) -> None:
+        engine, partition = self._engine, worker.partition
+        self._handed_over[partition] = order
+        if position is not None and not worker.scope.cancel_called:  # a cancelled event may have left its traces
+            self.copies.adopt(partition, worker.take_store(), worker.offset_record, position)
+        else:
+            worker.drop_store()
+            self.copies.renew(partition)
+        engine.membership.handed_over(partition, order)
+        _log.info("%s: handed over to %s", worker.topic_partition, order.to)
+        if self._releasing.get(partition) == order:
+            self.owned -= {partition}
+        elif partition in self.owned:  # withdrawn meanwhile, the receiver is gone: it is ours again
+            engine.partitions.bring_up([partition])
+
+    # -- the receiver --------------------------------------------------------------------------------------------------
+
+    def _copy_changed(self, partition: int) -> None:
+        """Something is new about a copy: is it the marker that we wait for?"""
+        engine, since = self._engine, self._incoming.get(partition)
+        if since is None or partition in engine.partitions.workers or not engine.accepting:
+            return
+        member_id = engine.membership.snapshot.member_id
+
+        def is_for_us(copy: StateCopy) -> bool:
+            marker = copy.marker
+            return (
+                marker is not None
+                and marker.to == member_id
+                and marker.generation >= since
+                and copy.offset_record is not None
+            )
+
+        copy = self.copies.take(partition, is_for_us)
+        if copy is None:
+            return
+        self._incoming = {number: told for number, told in self._incoming.items() if number != partition}
+        self.owned |= {partition}
+        assert copy.offset_record is not None
+        engine.pool.source_id = engine.pool.source_id or copy.offset_record.source_id
+        engine.partitions.start_from(copy)
+        engine.membership.took(partition)
+        engine.measure(PartitionMoved(partition, "in", "", engine.now() - self._began.get(partition, engine.now())))
+
+    # -- copies --------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Report what is ready, until cancelled."""
+        asked_at, asked_for = -SIZES_SECONDS, frozenset[int]()
+        while True:
+            self._report()
+            working = frozenset(self._engine.partitions.workers)
+            now = self._engine.now()
+            if self._is_incremental and working and (working - asked_for or now - asked_at > SIZES_SECONDS):
+                asked_at, asked_for = now, working
+                await self._ask_sizes(working)
+            await self.copies.changed.wait(LOOK_SECONDS)
+
+    def _report(self) -> None:
+        now, config = self._engine.now(), self._engine.config
+        standing = self.copies.standing()
+        ready = frozenset(number for number, copy in standing.items() if copy.is_ready)
+        rest = standing.keys() - ready
+        late = frozenset(n for n in rest if now - standing[n].since > config.preparation_timeout_seconds)
+        left = {number: standing[number].behind for number in rest}
+        report = Copies(ready=ready, preparing=left, late=late, sizes=self._sizes)
+        done = self._preparing <= ready | late
+        announce = done and bool(self._preparing)
+        if announce:
+            self._preparing = frozenset()
+        if announce or report != self._told:
+            self._told = report
+            self._engine.membership.report(report, announce=announce)
+
+    async def _ask_sizes(self, partitions: frozenset[int]) -> None:
+        engine = self._engine
+        try:
+            self._sizes = await self._asking.call(
+                engine.takeover_client.log_sizes, engine.config.changelog, partitions, engine.now() + ASK_SECONDS
+            )
+        except StreamsError as error:
+            _log.debug("sizes of changelogs: %s", error)
+
+    def close(self) -> None:
+        """No more moves, no more copies."""
+        self.copies.close()
+        self._asking.abandon()
+
+    # -- leaving -------------------------------------------------------------------------------------------------------
+
+    async def leave(self) -> None:
+        """Hand everything over to others, as long as there are any, and time. What is left afterwards has to be given
+        up."""
+        engine, config = self._engine, self._engine.config
+        alone = len(engine.members) <= 1
+        if (
+            alone
+            or config.static_membership
+            or "incremental" not in config.strategies
+            or not config.leave_timeout_seconds
+        ):
+            return
+        if not engine.partitions.workers:
+            return
+        _log.info("handing over %d partitions", len(engine.partitions.workers))
+        engine.membership.leave()
+        deadline = engine.now() + config.leave_timeout_seconds
+        while engine.partitions.workers and not self._quit and engine.now() < deadline and engine.is_draining:
+            await engine.partitions.changed.wait(0.05)
+        if engine.partitions.workers and not self._quit and engine.is_draining:
+            _log.warning(
+                "%d partitions were not handed over within leave_timeout_seconds (%g): they are given up",
+                len(engine.partitions.workers),
+                config.leave_timeout_seconds,
+            )
+
+    def statistics(self) -> tuple[MoveStatistics, ...]:
+        """Moves under way here, ordered by partition."""
+        now = self._engine.now()
+        going = [
+            MoveStatistics(number, "out", order.to, order.generation, None)
+            for number, order in self._releasing.items()
+            if number in self.owned
+        ]
+        coming = [
+            MoveStatistics(number, "in", "", since, now - self._began.get(number, now))
+            for number, since in self._incoming.items()
+        ]
+        return tuple(sorted(going + coming, key=lambda move: move.partition))
