@@ -5,6 +5,8 @@
 
 The points lie around every call that the engine makes to the outside; ``POINTS`` lists them. SIGKILL leaves no time
 to tidy up, as a power cut or an out-of-memory kill would; SIGSTOP freezes the process until somebody continues it.
+
+Faults on the line to the broker are made by ``KafkaProxy`` and ``Rule``, at home in ``streams.testing.proxy``.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ from streams.records import Headers, IncomingRecord, Record
 from streams.runtime.connections import KafkaConnections
 from streams.runtime.poller import Poller, Records
 from streams.runtime.ports import Blocking, Connections, Producer, Reader, Refusal, Tail, Topics
+from streams.testing.proxy import KafkaProxy as KafkaProxy
+from streams.testing.proxy_rules import ArmedRule as ArmedRule
+from streams.testing.proxy_rules import Rule as Rule
 
 FAULT_VARIABLE: Final = "KES_FAULT"
 

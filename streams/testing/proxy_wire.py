@@ -120,10 +120,9 @@ def with_addresses(api: int, version: int, reply: bytes, rename: Rename) -> byte
     if api not in FLEXIBLE_FROM:
         return reply
     walk = _Walk(reply, flexible=version >= FLEXIBLE_FROM[Api(api)], rename=rename)
-    walk.skip(4)  # correlation
-    if walk.flexible:
-        walk.tags()
     try:
+        walk.skip(4)  # correlation
+        walk.tags()
         _LAYOUTS[Api(api)](walk, version)
         return walk.result()
     except (IndexError, struct.error) as error:

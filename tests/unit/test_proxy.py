@@ -1,0 +1,342 @@
+"""The proxy without a broker: what each rule does on a line."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from streams.errors import ConfigError, StreamsError
+from streams.testing.proxy import KafkaProxy
+from streams.testing.proxy_rules import ArmedRule, Rule
+from streams.testing.proxy_wire import (
+    Api,
+    request_header,
+)
+
+# -- rules ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"apis": "EndTxn"},
+        {"apis": {"endtxn"}},
+        {"on": "answer"},
+        {"action": "lose"},
+        {"answer": "second"},
+        {"probability": 1.5},
+        {"nth": 0},
+        {"times": -1},
+    ],
+)
+def test_wrong_rules(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Rule(**wrong)
+
+
+def struck(rule: Rule, count: int, **header: Any) -> list[int]:
+    armed = ArmedRule(rule, lambda _: None)
+    request = request_header(struct.pack(">hhih", header.get("api", 26), 1, 9, 3) + b"one")
+    return [number for number in range(1, count + 1) if armed.strikes(rule.on, request, header.get("node"))]
+
+
+def test_which_are_struck() -> None:
+    assert struck(Rule(), 3) == [1, 2, 3]
+    assert struck(Rule(nth=2, times=2), 5) == [2, 3]
+    assert struck(Rule(apis={"Produce"}), 3) == []
+    assert struck(Rule(apis={"EndTxn"}, client="o*"), 2) == [1, 2]
+    assert struck(Rule(client="other"), 2) == []
+    assert struck(Rule(node=1), 2) == []
+    assert struck(Rule(node=1), 2, node=1) == [1, 2]
+
+
+def test_chance_comes_from_the_seed() -> None:
+    one, same, other = (struck(Rule(probability=0.3, seed=seed), 1000) for seed in (1, 1, 2))
+    assert one == same != other
+    assert 200 < len(one) < 400
+
+
+# -- on a line --------------------------------------------------------------------------------------------------------
+
+
+class Line:
+    """A broker that answers each frame with its correlation and a count of its own, and clients of the proxy."""
+
+    def __init__(self) -> None:
+        self.received: list[bytes] = []
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+        self._open: list[socket.socket] = [self._server]
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            self._open.append(connection)
+            thread = threading.Thread(target=self._answer, args=(connection,))
+            self._threads.append(thread)
+            thread.start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            while (frame := read(connection)) is not None:
+                self.received.append(frame)
+                send(connection, frame[4:8] + b"answer %d" % len(self.received))
+
+    def close(self) -> None:
+        for part in self._open:
+            with contextlib.suppress(OSError):
+                part.shutdown(socket.SHUT_RDWR)
+            part.close()
+        for thread in self._threads:
+            thread.join(5)
+
+
+def read(connection: socket.socket) -> bytes | None:
+    data = b""
+    while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
+        part = connection.recv(4 - len(data) if len(data) < 4 else 4 + int.from_bytes(data[:4], "big") - len(data))
+        if not part:
+            return None
+        data += part
+    return data[4:]
+
+
+def send(connection: socket.socket, frame: bytes) -> None:
+    connection.sendall(len(frame).to_bytes(4, "big") + frame)
+
+
+def request(correlation: int, api: int = Api.EndTxn, client: bytes = b"one") -> bytes:
+    return struct.pack(">hhih", api, 1, correlation, len(client)) + client + b"rest"
+
+
+def answer(correlation: int, number: int) -> bytes:
+    return struct.pack(">i", correlation) + b"answer %d" % number
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    line = Line()
+    yield line
+    line.close()
+
+
+@pytest.fixture
+def proxy(line: Line) -> Iterator[KafkaProxy]:
+    with KafkaProxy(line.address) as proxy:
+        yield proxy
+
+
+Connect = Callable[[], socket.socket]
+
+
+@pytest.fixture
+def connect(proxy: KafkaProxy) -> Iterator[Connect]:
+    with contextlib.ExitStack() as sockets:
+
+        def open_one() -> socket.socket:
+            host, _, port = proxy.bootstrap_servers.partition(":")
+            return sockets.enter_context(socket.create_connection((host, int(port)), 5))
+
+        yield open_one
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def test_passes_on(proxy: KafkaProxy, connect: Connect) -> None:
+    client = connect()
+    for number in (1, 2):
+        send(client, request(number))
+        assert read(client) == answer(number, number)
+    send(client, request(3, api=4711) + bytes(3_000_000))
+    assert read(client) == answer(3, 3)
+    assert proxy.passed == {"EndTxn": 2, "4711": 1}
+    assert proxy.versions == {"EndTxn": (1,), "4711": (1,)}
+    assert proxy.struck == {}
+
+
+def test_lost_reply(proxy: KafkaProxy, line: Line, connect: Connect) -> None:
+    armed = proxy.add(Rule(apis={"EndTxn"}, nth=2, times=1))
+    client = connect()
+    send(client, request(1))
+    assert read(client) == answer(1, 1)
+    send(client, request(2))
+    with contextlib.suppress(ConnectionError):
+        assert read(client) is None
+    assert len(line.received) == 2, "the broker had the request"
+    assert armed.wait_struck()
+    assert (armed.seen, armed.struck) == (2, 1)
+    assert proxy.struck == {("EndTxn", "reply", "drop"): 1}
+    again = connect()
+    send(again, request(3))
+    assert read(again) == answer(3, 3)
+
+
+def test_lost_request(proxy: KafkaProxy, line: Line, connect: Connect) -> None:
+    proxy.add(Rule(apis={"EndTxn"}, on="request", action="drop"))
+    client = connect()
+    send(client, request(1, api=Api.Produce))
+    assert read(client) == answer(1, 1)
+    send(client, request(2))
+    with contextlib.suppress(ConnectionError):
+        assert read(client) is None
+    assert len(line.received) == 1
+
+
+def test_delays(proxy: KafkaProxy, connect: Connect) -> None:
+    proxy.add(Rule(apis={"EndTxn"}, action="delay", seconds=(0.3, 0.4)))
+    proxy.add(Rule(apis={"Produce"}, on="request", action="delay", seconds=0.3))
+    client, other = connect(), connect()
+    for api in (Api.EndTxn, Api.Produce):
+        began = time.monotonic()
+        send(client, request(api, api))
+        send(other, request(1, Api.Fetch))
+        assert read(other) is not None
+        assert time.monotonic() - began < 0.25, "others do not wait"
+        assert read(client) is not None
+        assert 0.29 < time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("on", ["request", "reply"])
+def test_holds_until_released(proxy: KafkaProxy, line: Line, connect: Connect, on: Any) -> None:
+    armed = proxy.add(Rule(apis={"EndTxn"}, on=on, action="hold"))
+    client = connect()
+    send(client, request(1))
+    assert armed.wait_struck()
+    assert wait_for(lambda: bool(line.received)) == (on == "reply")
+    client.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        client.recv(1)
+    armed.release()
+    client.settimeout(5)
+    assert read(client) == answer(1, 1)
+    send(client, request(2))
+    assert read(client) == answer(2, 2), "a released rule strikes no more"
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 0.3) -> bool:
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.005)
+    return condition()
+
+
+def test_held_request_arrives_though_its_sender_has_gone(proxy: KafkaProxy, line: Line, connect: Connect) -> None:
+    armed = proxy.add(Rule(apis={"EndTxn"}, on="request", action="hold"))
+    client = connect()
+    send(client, request(1))
+    assert armed.wait_struck()
+    client.close()
+    assert not line.received
+    armed.release()
+    wait(lambda: len(line.received) == 1)
+
+
+@pytest.mark.parametrize(("which", "number"), [("first", 1), ("last", 2)])
+def test_doubled_request(proxy: KafkaProxy, line: Line, connect: Connect, which: Any, number: int) -> None:
+    proxy.add(Rule(apis={"EndTxn"}, on="request", action="double", times=1, answer=which))
+    client = connect()
+    send(client, request(5))
+    assert read(client) == answer(5, number), "one of the two answers, not both"
+    send(client, request(6))
+    assert read(client) == answer(6, 3)
+    assert line.received[0] == line.received[1]
+
+
+def test_doubled_reply(proxy: KafkaProxy, line: Line, connect: Connect) -> None:
+    proxy.add(Rule(apis={"EndTxn"}, action="double", times=1))
+    client = connect()
+    send(client, request(5))
+    assert [read(client), read(client)] == [answer(5, 1)] * 2
+    assert len(line.received) == 1
+
+
+def test_cut_off_and_restored(proxy: KafkaProxy, line: Line, connect: Connect) -> None:
+    client, other = connect(), connect()
+    send(client, request(1, client=b"one.a"))
+    assert read(client) is not None
+    proxy.cut_off(client="one.*")
+    send(client, request(2, client=b"one.a"))
+    send(other, request(3, client=b"two"))
+    assert read(other) is not None, "only the one that was named"
+    client.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        client.recv(1)
+    assert len(line.received) == 2
+    proxy.restore()
+    client.settimeout(5)
+    assert read(client) == answer(2, 3)
+
+
+def test_disconnects(proxy: KafkaProxy, connect: Connect) -> None:
+    client, other = connect(), connect()
+    for number, name in enumerate((b"one", b"two")):
+        send((client, other)[number], request(1, client=name))
+        assert read((client, other)[number]) is not None
+    proxy.disconnect(client="one")
+    with contextlib.suppress(ConnectionError):
+        assert read(client) is None
+    send(other, request(2, client=b"two"))
+    assert read(other) is not None
+
+
+def test_clear_releases_everything(proxy: KafkaProxy, connect: Connect) -> None:
+    held = proxy.add(Rule(action="hold"))
+    client = connect()
+    send(client, request(1))
+    assert held.wait_struck()
+    proxy.cut_off()
+    proxy.clear()
+    assert read(client) is not None
+
+
+def test_what_is_not_kafka_is_closed(proxy: KafkaProxy, connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
+    client = connect()
+    client.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")  # how TLS begins
+    with contextlib.suppress(ConnectionError):
+        assert read(client) is None
+    assert "without TLS" in caplog.text
+
+
+def test_broker_that_is_not_there(line: Line) -> None:
+    line.close()
+    with KafkaProxy(line.address) as proxy:
+        host, _, port = proxy.bootstrap_servers.partition(":")
+        with socket.create_connection((host, int(port)), 5) as client, contextlib.suppress(ConnectionError):
+            assert read(client) is None
+
+
+@pytest.mark.parametrize("address", ["", "kafka", "kafka:port", ":9092"])
+def test_wrong_addresses(address: str) -> None:
+    with pytest.raises(ConfigError):
+        KafkaProxy(address)
+
+
+def test_life(line: Line) -> None:
+    proxy = KafkaProxy(line.address)
+    with pytest.raises(StreamsError):
+        _ = proxy.bootstrap_servers
+    before = threading.active_count()
+    with proxy:
+        with pytest.raises(StreamsError):
+            proxy.start()
+        assert threading.active_count() == before + 1
+    proxy.stop()
+    proxy.restore()
+    assert threading.active_count() == before
