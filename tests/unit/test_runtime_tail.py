@@ -1,0 +1,447 @@
+"""The tail thread over a consumer of the test's own, and the tail's consumer over a scripted one of librdkafka."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+
+from streams.clients.settings import ClientSettings
+from streams.clients.tail import LOG_START, ChangelogTail, Progress
+from streams.errors import OffsetError, TopicError
+from streams.records import IncomingRecord
+from streams.runtime.tail import Tail
+
+SECONDS = 5.0
+Call = tuple[int, int, list[bytes | None], int, int]
+
+
+def until(condition: Callable[[], bool], what: object = "it did not happen") -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.001)
+
+
+def record(partition: int, offset: int) -> IncomingRecord:
+    return IncomingRecord("t", partition, offset, b"k", b"%d" % offset, None)
+
+
+def news(partition: int, *offsets: int, at_end: bool = False, end: int = 100) -> dict[int, Progress]:
+    records = [record(partition, offset) for offset in offsets]
+    return {partition: Progress(records, (offsets[-1] + 1) if offsets else end, end, at_end)}
+
+
+News = dict[int, Progress] | tuple[dict[int, Progress], dict[int, Exception]] | Exception
+
+
+class FakeConsumer:
+    """Tells what the test puts into ``news``; remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self.failures: dict[int, Exception] = {}
+        self.told: list[tuple[object, ...]] = []
+        self.polls = 0
+        self.closed = False
+        self.refuse_add: Exception | None = None
+
+    def add(self, partition: int, offset: int) -> None:
+        if self.refuse_add is not None:
+            raise self.refuse_add
+        self.told.append(("add", partition, offset))
+
+    def remove(self, partition: int) -> None:
+        self.told.append(("remove", partition))
+
+    def poll_batch(self, timeout_seconds: float, limit: int) -> dict[int, Progress]:
+        assert not self.closed
+        self.polls += 1
+        try:
+            found = self.news.get(timeout=timeout_seconds)
+        except queue.Empty:
+            return {}
+        if isinstance(found, Exception):
+            raise found
+        if isinstance(found, tuple):
+            found, self.failures = found
+        return found
+
+    def take_failures(self) -> dict[int, Exception]:
+        failures, self.failures = self.failures, {}
+        return failures
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Stage:
+    """A tail, the consumers that it made, and what it said."""
+
+    def __init__(self, **settings: float) -> None:
+        self.consumers: list[FakeConsumer] = []
+        self.refusal: Exception | None = None
+        self.received: list[Call] = []
+        self.failed: list[tuple[int, int, Exception]] = []
+        self.threads: set[threading.Thread] = set()
+        self.on_receive: Callable[[int, int], object] = lambda _partition, _epoch: None
+        self.tail = Tail(self._connect, **settings)
+        self.tail.start(self._receive, self._fail)
+
+    def _connect(self) -> FakeConsumer:
+        if self.refusal is not None:
+            raise self.refusal
+        self.consumers.append(FakeConsumer())
+        return self.consumers[-1]
+
+    def _receive(self, partition: int, epoch: int, records: list[IncomingRecord], position: int, end: int) -> None:
+        self.threads.add(threading.current_thread())
+        self.received.append((partition, epoch, [record.value for record in records], position, end))
+        self.on_receive(partition, epoch)
+
+    def _fail(self, partition: int, epoch: int, error: Exception) -> None:
+        self.threads.add(threading.current_thread())
+        self.failed.append((partition, epoch, error))
+
+    def follow(self, partition: int, offset: int, epoch: int) -> FakeConsumer:
+        """Follow it, and wait until the consumer was told."""
+        self.tail.follow(partition, offset, epoch)
+        until(lambda: bool(self.consumers) and ("add", partition, offset) in self.consumers[-1].told)
+        return self.consumers[-1]
+
+    def hears(self, *calls: Call) -> None:
+        until(lambda: len(self.received) >= len(calls), self.received)
+        assert self.received == list(calls)
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    stage = Stage()
+    yield stage
+    ended(stage)
+
+
+def ended(stage: Stage) -> None:
+    stage.tail.close()
+    thread = stage.tail._thread
+    if thread is not None:
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+    assert all(consumer.closed for consumer in stage.consumers)
+
+
+class TestThread:
+    def test_what_is_new_comes_with_its_epoch_on_the_tails_own_thread(self, stage: Stage) -> None:
+        assert stage.tail._thread is None  # none before there is something to do
+        consumer = stage.follow(3, LOG_START, 7)
+        consumer.news.put(news(3, 5, 6))
+        consumer.news.put(news(3, at_end=True))
+        stage.hears((3, 7, [b"5", b"6"], 7, 100), (3, 7, [], 100, 100))
+        assert stage.threads == {stage.tail._thread}
+        assert consumer.told == [("add", 3, LOG_START)]
+
+    def test_caught_up_below_the_end_is_told_by_a_call_without_records(self, stage: Stage) -> None:
+        consumer = stage.follow(0, 5, 1)
+        consumer.news.put(news(0, 5, at_end=True, end=8))
+        consumer.news.put(news(0, 7, at_end=True, end=8))
+        stage.hears((0, 1, [b"5"], 6, 8), (0, 1, [], 6, 8), (0, 1, [b"7"], 8, 8))
+
+    def test_nothing_comes_after_forget(self, stage: Stage) -> None:
+        consumer = stage.follow(0, 0, 1)
+        stage.tail.forget(0)
+        consumer.news.put(news(0, 1))
+        until(lambda: ("remove", 0) in consumer.told)
+        stage.follow(1, 0, 2)
+        consumer.news.put(news(0, 2))  # a left-over
+        consumer.news.put(news(1, 3))
+        stage.hears((1, 2, [b"3"], 4, 100))
+        stage.tail.forget(17)
+        assert not stage.failed
+
+    def test_forgotten_in_receive_is_forgotten_at_once(self, stage: Stage) -> None:
+        """Also what came with the same poll: of another partition, and the second call of the same one."""
+        consumer = stage.follow(0, 0, 1)
+        stage.follow(1, 0, 1)
+        stage.follow(2, 0, 1)
+
+        def forget(_partition: int, _epoch: int) -> None:
+            stage.tail.forget(0)
+            stage.tail.forget(1)
+
+        stage.on_receive = forget
+        consumer.news.put({**news(0, 1, at_end=True), **news(1, 1), **news(2, 1)})
+        stage.hears((0, 1, [b"1"], 2, 100), (2, 1, [b"1"], 2, 100))
+
+    def test_another_follow_replaces_the_first(self, stage: Stage) -> None:
+        consumer = stage.follow(0, 10, 1)
+        stage.on_receive = lambda _partition, epoch: stage.tail.follow(0, 4, 2) if epoch == 1 else None
+        consumer.news.put(news(0, 10, at_end=True))
+        until(lambda: ("add", 0, 4) in consumer.told)
+        consumer.news.put(news(0, 4))
+        stage.hears((0, 1, [b"10"], 11, 100), (0, 2, [b"4"], 5, 100))
+        assert consumer.told == [("add", 0, 10), ("remove", 0), ("add", 0, 4)]
+
+    def test_taken_back_before_its_turn_it_never_reaches_the_consumer(self, stage: Stage) -> None:
+        consumer = stage.follow(0, 0, 1)
+        entered, go_on = threading.Event(), threading.Event()
+
+        def dwell(_partition: int, _epoch: int) -> None:
+            entered.set()
+            assert go_on.wait(SECONDS)
+
+        stage.on_receive = dwell
+        consumer.news.put(news(0, 1))
+        assert entered.wait(SECONDS)
+        stage.tail.follow(5, 0, 2)
+        stage.tail.forget(5)
+        stage.tail.follow(6, 0, 3)
+        go_on.set()
+        until(lambda: ("add", 6, 0) in consumer.told)
+        assert ("add", 5, 0) not in consumer.told
+
+    def test_what_receive_raises_ends_that_partition_only(self, stage: Stage) -> None:
+        consumer = stage.follow(0, 0, 1)
+        stage.follow(1, 0, 2)
+        error = KeyError("mine")
+
+        def broken(partition: int, _epoch: int) -> None:
+            if partition == 0:
+                raise error
+
+        stage.on_receive = broken
+        consumer.news.put({**news(0, 1), **news(1, 1)})
+        consumer.news.put({**news(0, 2), **news(1, 2)})
+        stage.hears((0, 1, [b"1"], 2, 100), (1, 2, [b"1"], 2, 100), (1, 2, [b"2"], 3, 100))
+        assert stage.failed == [(0, 1, error)]
+        assert ("remove", 0) in consumer.told
+        stage.on_receive = lambda _partition, _epoch: None
+        stage.tail.follow(0, 1, 3)
+        until(lambda: ("add", 0, 1) in consumer.told)
+        consumer.news.put(news(0, 1))
+        until(lambda: stage.received[-1] == (0, 3, [b"1"], 2, 100))
+
+    def test_a_partition_that_can_not_be_read_fails_after_what_came_before(self, stage: Stage) -> None:
+        consumer = stage.follow(0, 0, 1)
+        stage.follow(1, 0, 2)
+        error = OffsetError("gone")
+        consumer.news.put((news(0, 1), {0: error, 9: OffsetError("nobody's")}))
+        consumer.news.put({**news(0, 2), **news(1, 2)})
+        stage.hears((0, 1, [b"1"], 2, 100), (1, 2, [b"2"], 3, 100))
+        assert stage.failed == [(0, 1, error)]
+
+    def test_what_fail_raises_harms_nobody(self, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+        consumer = stage.follow(0, 0, 1)
+        stage.follow(1, 0, 2)
+        stage.tail.start(stage._receive, lambda *_: 1 / 0)  # type: ignore[arg-type]
+        consumer.news.put((news(1, 1), {0: OffsetError("gone")}))
+        consumer.news.put(news(1, 2))
+        stage.hears((1, 2, [b"1"], 2, 100), (1, 2, [b"2"], 3, 100))
+        assert "could not be told" in caplog.text
+
+    def test_a_broken_consumer_ends_everything_that_it_read_and_is_replaced(self, stage: Stage) -> None:
+        first = stage.follow(0, 0, 1)
+        stage.follow(1, 0, 2)
+        error = RuntimeError("consumer closed")
+        first.news.put(error)
+        until(lambda: len(stage.failed) == 2)
+        assert stage.failed == [(0, 1, error), (1, 2, error)]
+        until(lambda: first.closed)
+        second = stage.follow(0, 5, 3)
+        assert second is not first
+        second.news.put(news(0, 5))
+        stage.hears((0, 3, [b"5"], 6, 100))
+
+    def test_a_consumer_that_can_not_be_made_or_refuses_is_told(self, stage: Stage) -> None:
+        stage.refusal = TopicError("no")
+        stage.tail.follow(0, 0, 1)
+        until(lambda: stage.failed == [(0, 1, stage.refusal)])
+        stage.refusal = None
+        consumer = stage.follow(1, 0, 2)
+        consumer.refuse_add = KafkaException(KafkaError(KafkaError._STATE))
+        stage.tail.follow(2, 0, 3)
+        until(lambda: stage.failed[1:] == [(2, 3, consumer.refuse_add)])
+        consumer.news.put(news(1, 1))
+        stage.hears((1, 2, [b"1"], 2, 100))
+
+    def test_while_nothing_is_followed_it_sleeps_and_in_the_end_gives_the_consumer_back(self) -> None:
+        stage = Stage(idle_seconds=0.2)
+        first = stage.follow(0, 0, 1)
+        stage.tail.forget(0)
+        until(lambda: ("remove", 0) in first.told)
+        polls = first.polls
+        stage.follow(1, 0, 2)  # within the time: the same
+        stage.tail.forget(1)
+        assert stage.consumers == [first]
+        until(lambda: first.closed)
+        assert first.polls < polls + 50
+        second = stage.follow(2, 0, 3)
+        second.news.put(news(2, 1))
+        stage.hears((2, 3, [b"1"], 2, 100))
+        ended(stage)
+
+    def test_close_ends_it_also_while_it_sleeps_and_nothing_is_followed_after(self) -> None:
+        for busy in (False, True):
+            stage = Stage()
+            consumer = stage.follow(0, 0, 1)
+            if not busy:
+                stage.tail.forget(0)
+                until(lambda: ("remove", 0) in consumer.told)  # noqa: B023
+            ended(stage)
+            stage.tail.follow(1, 0, 2)
+            stage.tail.forget(1)
+            stage.tail.close()
+            assert ("add", 1, 0) not in consumer.told
+        never = Stage()
+        never.tail.close()
+        never.tail.follow(0, 0, 1)
+        assert never.tail._thread is None
+
+    def test_nobody_hears_of_anything_before_start(self) -> None:
+        with pytest.raises(RuntimeError, match="not started"):
+            Tail(FakeConsumer).follow(0, 0, 1)
+
+
+class Scripted:
+    """Stands in for confluent-kafka's consumer."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+        self.assigned: list[tuple[int, int]] = []
+        self.unassigned: list[int] = []
+        self.high = -1001
+
+    def poll(self, _timeout: float) -> Any:
+        return self.messages.pop(0) if self.messages else None
+
+    def consume(self, limit: int, _timeout: float) -> list[Any]:
+        taken, self.messages = self.messages[:limit], self.messages[limit:]
+        return taken
+
+    def incremental_assign(self, positions: list[TopicPartition]) -> None:
+        self.assigned += [(position.partition, position.offset) for position in positions]
+
+    def incremental_unassign(self, positions: list[TopicPartition]) -> None:
+        self.unassigned += [position.partition for position in positions]
+
+    def get_watermark_offsets(self, _partition: TopicPartition, *, cached: bool) -> tuple[int, int]:
+        assert cached
+        return -1001, self.high
+
+    def close(self) -> None: ...
+
+
+def message(partition: int, offset: int) -> Message:
+    return Message(topic="t", partition=partition, offset=offset, key=b"k", value=b"%d" % offset, timestamp=(1, 9))
+
+
+def said(partition: int, offset: int, code: int = KafkaError._PARTITION_EOF) -> Message:
+    return Message(topic="t", partition=partition, offset=offset, error=KafkaError(code))
+
+
+class TestConsumer:
+    """``clients.tail.ChangelogTail``: what can not be had from a broker at will."""
+
+    @pytest.fixture
+    def script(self) -> Scripted:
+        return Scripted()
+
+    @pytest.fixture
+    def tail(self, script: Scripted) -> ChangelogTail:
+        tail = ChangelogTail(ClientSettings("127.0.0.1:1"), "t")
+        tail._consumer.close()
+        tail._consumer = script  # type: ignore[assignment]
+        return tail
+
+    def test_holes_of_compaction_move_the_position_and_are_no_records(
+        self, tail: ChangelogTail, script: Scripted
+    ) -> None:
+        tail.add(0, LOG_START)
+        tail.add(1, 40)
+        assert script.assigned == [(0, -2), (1, 40)]
+        script.messages = [message(0, 7), message(0, 19), said(1, 40), said(0, 60), message(1, 41)]
+        script.high = 60
+        found = tail.poll_batch(0)
+        assert [record.offset for record in found[0].records] == [7, 19]
+        assert found[0][1:] == (60, 60, True)
+        assert [record.offset for record in found[1].records] == [41]
+        assert found[1][1:] == (42, 60, False)  # the end that it had reached is not the end any more
+
+    def test_the_end_is_unknown_rather_than_below_the_position(self, tail: ChangelogTail, script: Scripted) -> None:
+        tail.add(0, 0)
+        script.messages = [message(0, 0)]
+        assert tail.poll_batch(0)[0][1:] == (1, -1, False)
+        script.messages, script.high = [message(0, 1)], 1
+        assert tail.poll_batch(0)[0][1:] == (2, -1, False)
+        script.messages, script.high = [message(0, 2)], 3
+        assert tail.poll_batch(0)[0][1:] == (3, 3, True)
+
+    def test_what_was_removed_or_had_already_is_dropped(self, tail: ChangelogTail, script: Scripted) -> None:
+        tail.add(0, 10)
+        tail.add(1, 0)
+        tail.remove(1)
+        script.messages = [message(1, 0), message(0, 3), said(0, 4), said(1, 9), message(0, 10), message(1, 1)]
+        found = tail.poll_batch(0)
+        assert set(found) == {0}
+        assert [record.offset for record in found[0].records] == [10]
+        assert not found[0].at_end
+        script.messages = [message(0, 10), said(1, 9)]
+        assert tail.poll_batch(0) == {}
+
+    def test_the_limit_counts_ends_too(self, tail: ChangelogTail, script: Scripted) -> None:
+        tail.add(0, 0)
+        script.messages = [message(0, 0), message(0, 1), said(0, 2)]
+        assert not tail.poll_batch(0, limit=2)[0].at_end
+        assert tail.poll_batch(0, limit=1)[0] == ([], 2, -1, True)
+
+    def test_errors_of_one_partition_and_of_all(self, tail: ChangelogTail, script: Scripted) -> None:
+        for partition in range(3):
+            tail.add(partition, 5)
+        script.messages = [
+            message(0, 5),
+            said(0, -1001, KafkaError._AUTO_OFFSET_RESET),
+            said(1, -1001, KafkaError._TRANSPORT),  # passes
+            said(9, -1001, KafkaError.TOPIC_AUTHORIZATION_FAILED),
+            message(2, 5),
+        ]
+        found = tail.poll_batch(0)
+        assert [record.offset for record in found[0].records + found[2].records] == [5, 5]
+        failures = tail.take_failures()
+        assert list(failures) == [0]
+        assert "t[0]: offset 6 " in str(failures[0])
+        assert script.unassigned == [0]
+        assert tail.take_failures() == {}
+        script.messages = [message(0, 6), said(-1, -1001, KafkaError.TOPIC_AUTHORIZATION_FAILED), message(2, 6)]
+        assert set(tail.poll_batch(0)) == {2}
+        failures = tail.take_failures()
+        assert set(failures) == {1, 2}
+        assert all(isinstance(error, TopicError) and "ACL" in str(error) for error in failures.values())
+
+    def test_a_failure_of_what_was_removed_meanwhile_is_not_told(self, tail: ChangelogTail, script: Scripted) -> None:
+        tail.add(0, 5)
+        script.messages = [said(0, -1001, KafkaError._AUTO_OFFSET_RESET)]
+        tail.poll_batch(0)
+        tail.remove(0)
+        tail.add(0, 0)
+        assert tail.take_failures() == {}
+        script.messages = [message(0, 0)]
+        assert set(tail.poll_batch(0)) == {0}
+
+    def test_overrides_of_the_user_win_over_the_bounds(self) -> None:
+        seen: dict[str, object] = {}
+        settings = ClientSettings("127.0.0.1:1", {"queued.max.messages.kbytes": 1234})
+
+        def build(_factory: object, config: dict[str, object], _connection: object) -> None:
+            seen.update(config)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("streams.clients.tail.build", build)
+            ChangelogTail(settings, "t")
+        assert seen["queued.max.messages.kbytes"] == 1234
+        assert seen["fetch.max.bytes"] == 8 * 1024 * 1024
+        assert seen["enable.partition.eof"] is True
+        assert seen["isolation.level"] == "read_committed"
