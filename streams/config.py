@@ -17,7 +17,7 @@ import msgspec
 from streams.errors import ConfigError
 from streams.metrics import MetricsHandler
 from streams.outcomes import STOP, ErrorPolicy
-from streams.topics import MAX_NAME_LENGTH, changelog_name, dead_letter_name
+from streams.topics import MAX_NAME_LENGTH, changelog_name, commit_log_name, dead_letter_name
 
 BOOTSTRAP_VARIABLE = "KES_BOOTSTRAP_SERVERS"
 """Environment variable with the brokers' addresses, used when the settings name none."""
@@ -83,28 +83,35 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
 class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What an event source needs to know. Only ``group_id``, ``topic`` and ``num_partitions`` have no default.
 
-    Where: ``bootstrap_servers`` (else ``KES_BOOTSTRAP_SERVERS``), ``client_settings`` (librdkafka settings: TLS, SASL
-    …). Who: ``group_id``; ``instance_id`` (else ``KES_INSTANCE_ID``, else made up), which names the transactional ids
-    and must be unique in the group; ``static_membership`` makes it the group's ``group.instance.id`` too. Group:
-    ``strategy`` says how partitions are shared: ``incremental`` (a partition moves once its new owner has restored
-    it), ``cooperative-sticky``, ``range``, ``roundrobin``; two of them, the wanted one first, while a running group
-    migrates. ``membership``: who speaks the group protocol: ``streams`` (all strategies), ``librdkafka`` (its classic
-    one; not ``incremental``), ``broker`` (KIP-848: the broker decides). For ``incremental``: ``num_standbys`` warm
-    copies of each partition on other members; ``max_moves`` and ``max_move_bytes`` (changelog bytes on disk) that are
-    prepared at a time in the group; a copy that is not ready after ``preparation_timeout_seconds`` is passed over;
-    a member that stops hands its partitions over for ``leave_timeout_seconds``, then gives up the rest. Topics:
-    ``topic`` with ``num_partitions``; ``changelog_topic`` and ``dead_letter_topic`` (names made from group and topic
-    by default); ``replication_factor`` and ``min_insync_replicas`` for those that are created. Start:
-    ``auto_offset_reset`` is for partitions without any committed offset: ``earliest``, ``latest`` or ``error``.
-    Errors: ``decode_policy`` for records that cannot be read or have an unknown type; ``error_policy`` for handlers
-    (each handler may have its own). Bounds: ``max_queued_records`` / ``max_queued_bytes`` per partition, waiting to
-    be handled; beyond either the partition is paused. ``max_poll_records``: records handed over at once. Times:
-    ``session_timeout_seconds`` > ``transaction_timeout_seconds`` (checked); ``heartbeat_interval_seconds``;
-    ``rebalance_timeout_seconds`` also bounds how long the event loop may stand still before the member leaves the
-    group; ``drain_timeout_seconds`` for running events when a partition is given up or the source stops;
-    ``call_timeout_seconds`` for one transactional call; ``recovery_timeout_seconds`` for bringing a failed
-    transaction to an end before the source stops with an error. Callbacks, on the event loop:
-    ``on_partition_activated(partition)``, ``on_partition_revoked(partition)``, ``metrics_handler(measurement)``.
+    * Where: ``bootstrap_servers`` (else ``KES_BOOTSTRAP_SERVERS``), ``client_settings`` (librdkafka settings: TLS,
+      SASL …); ``source_bootstrap_servers`` and ``source_client_settings`` when the source topic lives on another
+      cluster than the group, the state and the outputs.
+    * Who: ``group_id``; ``instance_id`` (else ``KES_INSTANCE_ID``, else made up), which names the transactional ids
+      and must be unique in the group; ``static_membership`` makes it the group's ``group.instance.id`` too.
+    * Group: ``strategy`` says how partitions are shared: ``incremental`` (a partition moves once its new owner has
+      restored it), ``cooperative-sticky``, ``range``, ``roundrobin``; two of them, the wanted one first, while a
+      running group migrates. ``membership``: who speaks the group protocol: ``streams`` (all strategies),
+      ``librdkafka`` (its classic one; not ``incremental``), ``broker`` (KIP-848: the broker decides). For
+      ``incremental``: ``num_standbys`` warm copies of each partition on other members; ``max_moves`` and
+      ``max_move_bytes`` (changelog bytes on disk) that are prepared at a time in the group; a copy that is not
+      ready after ``preparation_timeout_seconds`` is passed over; a member that stops hands its partitions over for
+      ``leave_timeout_seconds``, then gives up the rest.
+    * Topics: ``topic`` with ``num_partitions``; ``changelog_topic`` and ``dead_letter_topic`` (names made from
+      group and topic by default); ``replication_factor`` and ``min_insync_replicas`` for those that are created.
+    * Start: ``auto_offset_reset`` is for partitions without any committed offset: ``earliest``, ``latest`` or
+      ``error``.
+    * Errors: ``decode_policy`` for records that cannot be read or have an unknown type; ``error_policy`` for
+      handlers (each handler may have its own).
+    * Bounds: ``max_queued_records`` / ``max_queued_bytes`` per partition, waiting to be handled; beyond either the
+      partition is paused. ``max_poll_records``: records handed over at once.
+    * Times: ``session_timeout_seconds`` > ``transaction_timeout_seconds`` (checked);
+      ``heartbeat_interval_seconds``; ``rebalance_timeout_seconds`` also bounds how long the event loop may stand
+      still before the member leaves the group; ``drain_timeout_seconds`` for running events when a partition is
+      given up or the source stops; ``call_timeout_seconds`` for one transactional call;
+      ``recovery_timeout_seconds`` for bringing a failed transaction to an end before the source stops with an
+      error.
+    * Callbacks, on the event loop: ``on_partition_activated(partition)``, ``on_partition_revoked(partition)``,
+      ``metrics_handler(measurement)``.
     """
 
     group_id: str
@@ -112,6 +119,8 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_partitions: int
     bootstrap_servers: str = ""
     client_settings: dict[str, Any] = {}
+    source_bootstrap_servers: str = ""
+    source_client_settings: dict[str, Any] = {}
     instance_id: str = ""
     static_membership: bool = False
     strategy: str | tuple[str, ...] = "incremental"
@@ -164,12 +173,24 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
             _at_least(name, getattr(self, name), 1)
         self._check_times()
         self._check_group()
-        for name in (self.changelog, self.dead_letters):
+        if self.source_client_settings and not self.source_is_elsewhere:
+            raise ConfigError(
+                "source_client_settings are set without source_bootstrap_servers: name the source's cluster, or use "
+                "client_settings"
+            )
+        for name in (self.changelog, self.dead_letters, self.offsets_topic):
             if len(name) > MAX_NAME_LENGTH:
                 raise ConfigError(
                     f"the topic name {name!r} has {len(name)} characters; Kafka allows {MAX_NAME_LENGTH}: "
                     "set changelog_topic and dead_letter_topic, or shorten group_id"
                 )
+
+    def __repr__(self) -> str:
+        """Values of the clients' settings may be secrets: their names must do."""
+        fields = msgspec.structs.asdict(self)
+        for name in ("client_settings", "source_client_settings"):
+            fields[name] = sorted(fields[name])
+        return f"EventSourceConfig({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
 
     def _check_times(self) -> None:
         for name in (
@@ -224,6 +245,16 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
     def strategies(self) -> tuple[str, ...]:
         """The strategies of ``strategy``, the wanted one first."""
         return (self.strategy,) if isinstance(self.strategy, str) else self.strategy
+
+    @property
+    def source_is_elsewhere(self) -> bool:
+        """Whether the source topic lives on another cluster."""
+        return bool(self.source_bootstrap_servers)
+
+    @property
+    def offsets_topic(self) -> str:
+        """Under which topic's name the group's offsets are committed: the source's, or its stand-in's."""
+        return commit_log_name(self.group_id, self.topic) if self.source_is_elsewhere else self.topic
 
     @property
     def changelog(self) -> str:

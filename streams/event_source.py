@@ -356,7 +356,8 @@ class EventSource(Generic[StoreT]):
     # -- topics --------------------------------------------------------------------------------------------------------
 
     def specs(self) -> list[TopicSpec]:
-        """The topics that this source needs, as they must be: source, changelog, dead letters."""
+        """The topics that this source needs, as they must be: source, changelog, dead letters (and the stand-in for a
+        source on another cluster, ``config.offsets_topic``)."""
         return source_topics.specs(self.config)
 
     async def create_source(self) -> list[str]:

@@ -28,6 +28,12 @@ def changelog_name(group_id: str, topic: str) -> str:
     return f"{group_id}.{topic}.changelog"
 
 
+def commit_log_name(group_id: str, topic: str) -> str:
+    """The topic that stands in for a source topic on another cluster: the group's offsets are committed under its name,
+    in the transaction that they belong to. Nothing is ever written to it."""
+    return f"{group_id}.{topic}.commit-log"
+
+
 def dead_letter_name(group_id: str, topic: str) -> str:
     """The topic of the records that the error policy gave up on."""
     return f"{group_id}.{topic}.dead-letters"

@@ -83,7 +83,8 @@ def apply(
 def wanted_topics(source: EventSource[Any], outputs: list[str]) -> list[Wanted]:
     """Source, changelog and dead letters, then the outputs. ``ConfigError``: an output that makes no sense."""
     config = source.config
-    purposes = {config.topic: "source", config.changelog: "changelog", config.dead_letters: "dead letters"}
+    purposes = {config.offsets_topic: "offsets"} if config.source_is_elsewhere else {}
+    purposes |= {config.topic: "source", config.changelog: "changelog", config.dead_letters: "dead letters"}
     wanted = [Wanted(purposes[spec.name], spec) for spec in source.specs()]
     plain = next(entry.spec for entry in wanted if entry.purpose == "source")
     for text in outputs:

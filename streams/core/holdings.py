@@ -56,8 +56,14 @@ class Holdings:
         return self.owned - assignment.own - assignment.release.keys() - assignment.incoming.keys()
 
     def apply(self, generation: int, assignment: Assignment) -> frozenset[int]:
-        """Apply an assignment once everything that it revokes was released; returns the partitions that are new."""
-        added = assignment.own - self.owned
+        """Apply an assignment once everything that it revokes was released; returns the partitions that are new.
+
+        An order to another receiver than the one that was claimed withdraws the order before it: the partition is ours,
+        also if it was handed over to the former receiver meanwhile.
+        """
+        claimed = self._told.releasing
+        anew = {number for number, to in assignment.release.items() if number not in claimed or claimed[number].to != to}
+        added = (assignment.own | anew) - self.owned
         self.owned |= added
         self.releasing = {
             partition: self._order(partition, to, generation)

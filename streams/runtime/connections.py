@@ -10,6 +10,7 @@ from streams.clients.consumer import InputConsumer
 from streams.clients.membership import connect_group
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
+from streams.clients.source_log import SourceLog
 from streams.clients.tail import ChangelogTail
 from streams.clients.transactional import TransactionalProducer
 from streams.config import EventSourceConfig
@@ -37,6 +38,14 @@ class KafkaConnections:
             client_id=f"{config.group_id}.{config.instance_id}",
             group_id=config.group_id,
         )
+        self._source_settings = self._settings
+        if config.source_is_elsewhere:
+            self._source_settings = ClientSettings(
+                config.source_bootstrap_servers,
+                config.source_client_settings,
+                client_id=f"{config.group_id}.{config.instance_id}",
+                group_id=config.group_id,
+            )
         self._security = kafka_python_settings.translate(kafka_python_settings.security_only(config.client_settings))
 
     @property
@@ -57,7 +66,7 @@ class KafkaConnections:
 
     def consumer(self) -> InputConsumer:
         """The consumer of the source topic."""
-        return InputConsumer(self._settings, self._config.topic)
+        return InputConsumer(self._source_settings, self._config.topic)
 
     def input(self) -> Poller:
         """The poll thread and its consumer."""
@@ -81,13 +90,26 @@ class KafkaConnections:
         """Topic administration."""
         return TopicAdmin(self._settings)
 
+    def source_topics(self) -> TopicAdmin:
+        """Topic administration on the cluster of the source."""
+        return TopicAdmin(self._source_settings)
+
+    def source_log(self) -> SourceLog:
+        """Questions about the source topic on its own cluster."""
+        security = kafka_python_settings.security_only(self._config.source_client_settings)
+        return SourceLog(
+            self._config.source_bootstrap_servers,
+            self._config.instance_id,
+            kafka_python_settings.translate(security),
+        )
+
     def group(self, alive: Callable[[], bool]) -> tuple[Membership, TakeOver]:
         """The membership and the questions of a take-over, on one connection; ``Membership.close`` closes both."""
         config = self._config
         return connect_group(
             config.bootstrap_servers,
             config.group_id,
-            config.topic,
+            config.offsets_topic,
             config.num_partitions,
             config.instance_id,
             {"cooperative-sticky": sticky_plan},

@@ -25,14 +25,14 @@ from streams.core.router import Route, Router
 from streams.core.schedule import Schedule
 from streams.core.transaction import Transaction
 from streams.errors import StreamsError
-from streams.group import Assigned, Fatal, GroupEvent, Lost, Revoked
+from streams.group import Assigned, Fatal, GroupEvent, Lost, Revoked, TakeOver
 from streams.metrics import Measurement, MembershipChanged
 from streams.runtime.bridge import Inlet
 from streams.runtime.handler_threads import HandlerThreads
 from streams.runtime.moves import Moves
 from streams.runtime.partition_worker import PartitionWorker
 from streams.runtime.partitions import Partitions
-from streams.runtime.ports import Connections
+from streams.runtime.ports import Connections, SourceLog
 from streams.runtime.recovery import Recovery
 from streams.runtime.signal import Signal
 from streams.runtime.slot import Slot
@@ -82,6 +82,7 @@ class Engine:
         self._heard = Signal()
         self._stop = anyio.Event()
         self._drain = True
+        self._elsewhere: SourceLog | None = None
         self.accepting = True
         """Whether partitions may still come here: until the last barrier begins."""
         self.handler_threads = HandlerThreads(connections.worker)
@@ -144,6 +145,9 @@ class Engine:
         self.control = connections.worker("kes-control")
         self.input = connections.input()
         self.membership, self.takeover_client = connections.group(self._watchdog.alive)
+        self.source_log: TakeOver | SourceLog = self.takeover_client
+        if config.source_is_elsewhere:
+            self.source_log = self._elsewhere = connections.source_log()
         self.pool = TransactionPool(
             config,
             self.slots,
@@ -200,6 +204,8 @@ class Engine:
         leaving = self.connections.worker("kes-leave")  # the control thread may be waiting for an answer
         with anyio.move_on_after(CLOSE_SECONDS + 1, shield=True):
             await leaving.call(self.membership.close, CLOSE_SECONDS)
+            if self._elsewhere is not None:
+                await leaving.call(self._elsewhere.close)
         leaving.abandon()
 
     async def _until_no_drain(self, giving_up: TaskGroup) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import anyio
@@ -21,7 +22,8 @@ LONGEST_PAUSE: Final = 5.0
 
 
 def specs(config: EventSourceConfig) -> list[TopicSpec]:
-    """The topics as they must be: source, changelog, dead letters; equal numbers of partitions."""
+    """The topics as they must be: source, changelog, dead letters, and the stand-in of a source on another cluster;
+    equal numbers of partitions. The source comes first."""
     replicated: dict[str, str] = {}
     if config.min_insync_replicas > 1:
         replicated["min.insync.replicas"] = str(config.min_insync_replicas)
@@ -34,7 +36,8 @@ def specs(config: EventSourceConfig) -> list[TopicSpec]:
             configs=replicated | {key.replace("_", "."): value for key, value in configs.items()},
         )
 
-    return [spec(config.topic), spec(config.changelog, cleanup_policy="compact"), spec(config.dead_letters)]
+    found = [spec(config.topic), spec(config.changelog, cleanup_policy="compact"), spec(config.dead_letters)]
+    return [*found, spec(config.offsets_topic)] if config.source_is_elsewhere else found
 
 
 async def prepare(config: EventSourceConfig, connections: Connections) -> None:
@@ -56,33 +59,39 @@ async def prepare(config: EventSourceConfig, connections: Connections) -> None:
 async def create_and_verify(config: EventSourceConfig, connections: Connections) -> list[str]:
     """Names of the topics that were created. Raises ``TopicError`` for differences, ``BrokerUnavailable``."""
 
-    def work(topics: Topics) -> list[str]:
-        wanted = specs(config)
+    wanted = specs(config)
+
+    def work(topics: Topics, wanted: Sequence[TopicSpec]) -> list[str]:
         created = topics.create(wanted, REQUEST_SECONDS)
         differences = topics.differences(wanted)
         if differences:
             raise TopicError("; ".join(differences))
         return created
 
-    return await _with_topics(connections, work)
+    if not config.source_is_elsewhere:
+        return await _with(connections.topics, connections, partial(work, wanted=wanted))
+    created = await _with(connections.source_topics, connections, partial(work, wanted=wanted[:1]))
+    return created + await _with(connections.topics, connections, partial(work, wanted=wanted[1:]))
 
 
 async def delete(config: EventSourceConfig, connections: Connections) -> list[str]:
-    """Delete the topics; returns their names."""
+    """Delete the topics; returns their names. A source on another cluster is somebody else's: it stays."""
+    names = [spec.name for spec in specs(config)][1 if config.source_is_elsewhere else 0 :]
 
     def work(topics: Topics) -> list[str]:
-        names = [spec.name for spec in specs(config)]
         topics.delete(names, REQUEST_SECONDS)
         return names
 
-    return await _with_topics(connections, work)
+    return await _with(connections.topics, connections, work)
 
 
-async def _with_topics(connections: Connections, work: Callable[[Topics], list[str]]) -> list[str]:
+async def _with(
+    connect: Callable[[], Topics], connections: Connections, work: Callable[[Topics], list[str]]
+) -> list[str]:
     worker = connections.worker("kes-topics")
 
     def on_thread() -> list[str]:
-        topics = connections.topics()
+        topics = connect()
         try:
             return work(topics)
         finally:

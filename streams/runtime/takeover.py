@@ -78,8 +78,8 @@ class TakeOvers:
         fenced_at = now()
         group_offsets = await ask(engine.takeover_client.stable_offsets, numbers, now() + STEP_SECONDS)
         changelog = await ask(engine.takeover_client.log_range, config.changelog, numbers, now() + STEP_SECONDS)
-        source = await ask(engine.takeover_client.log_range, config.topic, numbers, now() + STEP_SECONDS)
-        source_id = await ask(engine.takeover_client.topic_id, config.topic, now() + STEP_SECONDS)
+        source = await ask(engine.source_log.log_range, config.topic, numbers, now() + STEP_SECONDS)
+        source_id = await ask(engine.source_log.topic_id, config.topic, now() + STEP_SECONDS)
         engine.pool.source_id = source_id
         barrier_at = now()
         waiting = {worker.partition: worker for worker in workers}

@@ -223,7 +223,7 @@ class TransactionPool:
             txn = self.unsettled[0]
             txn.to(TransactionState.COMMITTING)
             await self._slot_of[txn.serial].commit(
-                self._config.topic,
+                self._config.offsets_topic,
                 {partition: cut.offset for partition, cut in txn.cuts.items()},
                 partial(self._fence, txn),
                 partial(_requested, txn),

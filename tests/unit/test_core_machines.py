@@ -35,7 +35,7 @@ def test_partition_ends_are_ends_and_void_is_always_near() -> None:
 
 
 def test_events_enter_transactions_only_while_the_state_they_were_handled_on_is_good() -> None:
-    assert [state for state in P if state.admits] == [P.ACTIVE, P.DRAINING]
+    assert [state for state in P if state.admits] == [P.ACTIVE, P.RELEASING, P.DRAINING]
 
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.product(T, T)))
