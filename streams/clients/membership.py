@@ -311,8 +311,7 @@ class KafkaPythonMembership:
             self._met_rival()
             return
         gave_up = False
-        # What is `incoming` may have been taken since the report. Asked again, should more have been taken meanwhile.
-        while revoked := holdings.revoked_by(assignment) - assignment.incoming.keys():
+        while revoked := holdings.revoked_by(assignment):  # again, should it have taken something meanwhile
             gave_up = True
             if not await self._barrier(incarnation, revoked):
                 return

@@ -12,15 +12,15 @@ import pytest
 from streams.clients import group_wire
 from streams.clients.kafka_python import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from streams.errors import ConfigError
-from streams.group import Assignment, MemberReport
+from streams.group import Assignment, Copies, MemberReport, Order
 
 REPORT = MemberReport(
     instance="worker-1",
     owned=frozenset({3, 1}),
     generation=7,
-    ready=frozenset({2}),
-    preparing={4: 12},
+    releasing={3: Order("member-y", 6)},
     incoming=frozenset({5}),
+    copies=Copies(ready=frozenset({2}), preparing={4: 12, 6: 0}, late=frozenset({6}), sizes={1: 1 << 40, 3: 0}),
     leaving=True,
     sequence=1 << 50,
 )
@@ -29,7 +29,7 @@ ASSIGNMENT = Assignment(
     standby=frozenset({3}),
     preparing=frozenset({4}),
     release={5: "member-x"},
-    incoming=frozenset({6}),
+    incoming={6: 0, 7: 12},
     members=("a", "b"),
     sequence=9,
     quit=True,
@@ -62,8 +62,12 @@ def test_metadata_that_the_broker_would_not_fence_cannot_be_built(
 def test_reports_and_assignments_survive_the_way() -> None:
     data = group_wire.encode_report("topic", REPORT)
     assert group_wire.decode_report("topic", "id", data) == (REPORT, None)
-    assert group_wire.decode_assignment(group_wire.encode_assignment("topic", ASSIGNMENT)) == ASSIGNMENT
-    assert group_wire.decode_assignment(group_wire.encode_assignment("topic", Assignment())) == Assignment()
+    assert decoded(ASSIGNMENT) == ASSIGNMENT
+    assert decoded(Assignment()) == Assignment()
+
+
+def decoded(assignment: Assignment, partitions: int = 10, member: str = "me") -> Assignment:
+    return group_wire.decode_assignment(group_wire.encode_assignment("topic", assignment), partitions, member)
 
 
 def test_the_usual_tools_see_what_is_owned_and_assigned() -> None:
@@ -77,21 +81,25 @@ def test_the_usual_tools_see_what_is_owned_and_assigned() -> None:
 
 def test_a_field_of_a_later_version_is_skipped() -> None:
     later = {**msgspec.to_builtins(REPORT), "shoe_size": 44}
-    data = subscription(b"\x01" + msgspec.msgpack.encode(later))
+    data = subscription(b"\x02" + msgspec.msgpack.encode(later))
     assert group_wire.decode_report("topic", "id", data) == (REPORT, None)
 
 
 def subscription(user_data: bytes | None, topic: str = "topic") -> bytes:
-    return ConsumerProtocolSubscription(
+    encoded: bytes = ConsumerProtocolSubscription(
         version=3,
         topics=[topic],
         user_data=user_data,
         owned_partitions=[ConsumerProtocolSubscription.TopicPartition(topic="topic", partitions=[1, 2])],
         generation_id=4,
     ).encode()
+    return encoded
 
 
-@pytest.mark.parametrize("user_data", [None, b"", b"\x02\x80", b"\x01", b"\x01\x80", b"\x01\xc1", b"{}"])
+@pytest.mark.parametrize(
+    "user_data",
+    [None, b"", b"\x01\x80", b"\x02", b"\x02\x80", b"\x02\xc1", b"{}", b"\x02" + b"\x91" * 5000],
+)
 def test_a_foreign_member_keeps_what_it_owns_until_it_gives_it_up(user_data: bytes | None) -> None:
     report, wrong = group_wire.decode_report("topic", "id", subscription(user_data))
     assert report == MemberReport(instance="?id", owned=frozenset({1, 2}), generation=4, leaving=True)
@@ -119,7 +127,107 @@ def test_no_bytes_raise_anything_else() -> None:
         report, _ = group_wire.decode_report("topic", "id", data)
         assert isinstance(report, MemberReport)
         with contextlib.suppress(ValueError):
-            assert isinstance(group_wire.decode_assignment(data), Assignment)
+            assert isinstance(group_wire.decode_assignment(data, 10, "me"), Assignment)
+
+
+def changed(**changes: object) -> MemberReport:
+    return msgspec.structs.replace(REPORT, **changes)
+
+
+@pytest.mark.parametrize(
+    ("report", "wrong"),
+    [
+        (changed(owned=frozenset({-1, 3})), "a negative partition"),
+        (changed(incoming=frozenset({-1})), "a negative partition"),
+        (changed(copies=Copies(ready=frozenset({-5}))), "a negative partition"),
+        (changed(copies=Copies(sizes={-5: 1})), "a negative partition"),
+        (changed(copies=Copies(sizes={5: -1})), "less than nothing"),
+        (changed(copies=Copies(preparing={5: -1})), "less than nothing"),
+        (changed(releasing={9: Order("m", 1)}), "it hands over what it does not own"),
+        (changed(incoming=frozenset({1})), "it expects what it owns"),
+        (changed(releasing={3: Order("", 1)}), "a bad order"),
+        (changed(releasing={3: Order("m\n", 1)}), "a bad order"),
+        (changed(releasing={3: Order("m" * 301, 1)}), "a bad order"),
+        (changed(releasing={3: Order("m", -1)}), "a bad order"),
+        (changed(instance=""), "a bad instance name"),
+        (changed(instance="a.b"), "a bad instance name"),
+    ],
+)
+def test_a_report_that_cannot_be_true_is_foreign(report: MemberReport, wrong: str) -> None:
+    read, why = group_wire.decode_report("topic", "id", group_wire.encode_report("topic", report))
+    assert read == MemberReport(instance="?id", owned=report.owned, generation=7, leaving=True)
+    assert wrong in str(why)
+
+
+def test_partitions_that_the_topic_does_not_have_are_nobodys() -> None:
+    assert group_wire.within(7, REPORT) == REPORT
+    assert group_wire.within(3, REPORT) == changed(
+        owned=frozenset({1}),
+        releasing={},
+        incoming=frozenset(),
+        copies=Copies(ready=frozenset({2}), sizes={1: 1 << 40}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("assignment", "wrong"),
+    [
+        (Assignment(own=frozenset({10})), "up to 10, this member has 10"),
+        (Assignment(standby=frozenset({-1})), "leader knows"),
+        (Assignment(incoming={1 << 40: 0}), "leader knows"),
+        (Assignment(own=frozenset({1}), release={1: "m"}), "contradictory"),
+        (Assignment(own=frozenset({1}), incoming={1: 0}), "contradictory"),
+        (Assignment(release={1: "m"}, incoming={1: 0}), "contradictory"),
+        (Assignment(release={1: ""}), "receiver"),
+        (Assignment(release={1: "me"}), "receiver"),
+        (Assignment(incoming={1: -1}), "generation"),
+    ],
+)
+def test_an_assignment_that_cannot_be_done_is_refused(assignment: Assignment, wrong: str) -> None:
+    with pytest.raises(ValueError, match=wrong):
+        decoded(assignment)
+
+
+def test_more_bytes_than_any_group_needs_are_not_read() -> None:
+    report, wrong = group_wire.decode_report("topic", "id", subscription(b"\x02" + bytes(5 << 20)))
+    assert report.leaving
+    assert "more than any group needs" in str(wrong)
+
+
+def test_a_thousand_partitions_fit() -> None:
+    """Well below a broker's limit of some 1 MB for all reports and assignments of a group."""
+    everything = range(1000)
+    owner = MemberReport(
+        instance="worker-1",
+        owned=frozenset(everything),
+        generation=1 << 20,
+        copies=Copies(sizes=dict.fromkeys(everything, 1 << 40)),
+        sequence=1 << 50,
+    )
+    keeper = MemberReport(
+        instance="worker-2",
+        copies=Copies(ready=frozenset(range(500)), preparing=dict.fromkeys(range(500, 1000), 1 << 30)),
+    )
+    giver = msgspec.structs.replace(
+        owner, releasing={number: Order("worker-2-" + "x" * 36, 9) for number in everything}
+    )
+    sizes = [len(group_wire.encode_report("topic", report)) for report in (owner, keeper, giver)]
+    print("bytes of the reports of an owner, a keeper of copies, one that gives everything away:", sizes)
+    assert sizes[0] < 20_000
+    assert sizes[1] < 8_000
+    assert sizes[2] < 100_000
+    assignment = Assignment(
+        own=frozenset(range(500)), standby=frozenset(range(500, 1000)), members=tuple(f"worker-{n}" for n in range(100))
+    )
+    size = len(group_wire.encode_assignment("topic", assignment))
+    print("bytes of an assignment:", size)
+    assert size < 8_000
+
+
+def test_a_strategy_is_a_protocol_of_its_own() -> None:
+    assert group_wire.protocol("range") == "kes-range-2"
+    with pytest.raises(ConfigError, match="strategy"):
+        group_wire.protocol("")
 
 
 @pytest.mark.parametrize(

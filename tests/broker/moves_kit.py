@@ -1,0 +1,301 @@
+"""Engines to play with, that hand partitions over and take them: who works on what is written into one ledger.
+
+The changelog is played too: of each partition it keeps the last record, a release marker or something else. What is
+real is the group: broker, membership, claims, plans.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from streams.group import THIS_GENERATION, Assigned, Assignment, Copies, GroupEvent, Lost, MemberReport, Order, Revoked
+from tests.broker.membership_kit import PARTITIONS, Seat, make_topic, until
+
+QUICK = {"session_timeout_ms": 2000, "heartbeat_interval_ms": 200}
+
+
+class Wishes:
+    """A strategy that does what the test wants: ``want`` says which instance shall have a partition.
+
+    It moves what the wanted one has ready, has it prepared if not, and keeps every move that is under way. A partition
+    that nobody has goes to who expects it, else to the wanted one. ``gate`` holds the leader up.
+    """
+
+    def __init__(self, **wanted: range) -> None:
+        self.want = {number: instance for instance, numbers in wanted.items() for number in numbers}
+        self.gate = threading.Event()
+        self.gate.set()
+        self.reports: list[dict[str, MemberReport]] = []
+
+    def __call__(self, partitions: int, reports: Mapping[str, MemberReport]) -> dict[str, Assignment]:
+        self.reports.append({report.instance: report for report in reports.values()})
+        assert self.gate.wait(10)
+        by_name = {reports[member].instance: member for member in sorted(reports)}
+        plan: dict[str, dict[str, Any]] = {
+            member: {"own": set(), "preparing": set(), "release": {}, "incoming": {}} for member in reports
+        }
+        for number in range(partitions):
+            self._place(number, by_name.get(self.want.get(number, "")), reports, plan)
+        names = tuple(sorted(report.instance for report in reports.values()))
+        return {
+            member: Assignment(
+                own=frozenset(roles["own"]),
+                preparing=frozenset(roles["preparing"]),
+                release=roles["release"],
+                incoming=roles["incoming"],
+                members=names,
+                sequence=reports[member].sequence,
+                quit=all(report.leaving for report in reports.values()),
+            )
+            for member, roles in plan.items()
+        }
+
+    @staticmethod
+    def _place(number: int, wanted: str | None, reports: Mapping[str, MemberReport], plan: Any) -> None:
+        def move(giver: str, taker: str, since: int) -> None:
+            plan[giver]["release"][number] = taker
+            plan[taker]["incoming"][number] = since
+
+        owners = [member for member in reports if number in reports[member].owned]
+        giving = [member for member in owners if number in reports[member].releasing]
+        owner = next((member for member in owners if member not in giving), giving[0] if giving else None)
+        if owner is None:
+            expecting = [member for member in reports if number in reports[member].incoming]
+            staying = [member for member in sorted(reports) if not reports[member].leaving]
+            heirs = [*expecting, *([wanted] if wanted in staying else []), *staying]
+            if heirs:
+                plan[heirs[0]]["own"].add(number)
+            return
+        order = reports[owner].releasing.get(number)
+        if order is not None and order.to in reports:
+            move(owner, order.to, order.generation)
+        elif wanted in (None, owner):
+            plan[owner]["own"].add(number)
+        elif number in reports[wanted].copies.ready:
+            move(owner, wanted, THIS_GENERATION)
+        else:
+            plan[owner]["own"].add(number)
+            plan[wanted]["preparing"].add(number)
+
+
+class Ledger:
+    """Who works on what, and the last record of each changelog partition when it is a release marker."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.owner: dict[int, str] = {}
+        self.marker: dict[int, Order] = {}
+        self.wrong: list[str] = []
+        self.engines: list[Engine] = []
+
+    def begin(self, number: int, name: str) -> None:
+        with self.lock:
+            before = self.owner.get(number)
+            if before is not None:
+                self.wrong.append(f"{name} begins with {number}, {before} works on it")
+            self.owner[number] = name
+            self.marker.pop(number, None)
+
+    def end(self, number: int, name: str) -> None:
+        with self.lock:
+            if self.owner.get(number) != name:
+                self.wrong.append(f"{name} ends with {number}, its owner is {self.owner.get(number)}")
+            self.owner.pop(number, None)
+
+    def mark(self, number: int, name: str, order: Order) -> None:
+        """The last transaction of the donor is committed, with the marker."""
+        with self.lock:
+            self.end(number, name)
+            self.marker[number] = order
+            for engine in self.engines:
+                engine.look(number)
+
+    def works(self, name: str) -> frozenset[int]:
+        with self.lock:
+            return frozenset(number for number, owner in self.owner.items() if owner == name)
+
+
+class Engine(Seat):
+    """A member whose engine hands over and takes by itself, unless told otherwise.
+
+    ``gives=False``: it keeps what it shall hand over until ``give``. ``hears=False``: it does not see markers until
+    ``listen``. ``prepares=False``: copies are ready when ``prepared`` says so. ``tells=False``: the membership does not
+    hear of what was handed over and taken, until ``tell``.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *arguments: Any,
+        gives: bool = True,
+        hears: bool = True,
+        prepares: bool = True,
+        tells: bool = True,
+        **settings: Any,
+    ) -> None:
+        self.ledger = ledger
+        self.gives, self.hears, self.prepares, self.tells = gives, hears, prepares, tells
+        self.orders: dict[int, Order] = {}
+        self.incoming: dict[int, int] = {}
+        self.given: dict[int, Order] = {}
+        self.working: set[int] = set()
+        self.untold: list[Any] = []
+        self.dead = False
+        with ledger.lock:
+            ledger.engines.append(self)
+        super().__init__(*arguments, **settings)
+
+    # ------------------------------------------------------------------ what it hears
+
+    def _hear(self, event: GroupEvent) -> None:
+        with self.ledger.lock:
+            if isinstance(event, Assigned):
+                self._assigned(event)
+            elif isinstance(event, Revoked):
+                self._stop(event.partitions)
+            elif isinstance(event, Lost):
+                self._stop(self.working)
+                self.orders, self.incoming, self.given = {}, {}, {}
+        super()._hear(event)
+
+    def _stop(self, numbers: Any) -> None:
+        for number in list(numbers):
+            if number in self.working:
+                self.working.remove(number)
+                self.ledger.end(number, self.name)
+
+    def _assigned(self, event: Assigned) -> None:
+        self.orders, self.incoming = dict(event.releasing), dict(event.incoming)
+        for number in self.working - event.owned - event.incoming.keys():
+            self.ledger.wrong.append(f"{self.name} works on {number}, which is not its own")
+        for number in event.owned - self.working:
+            order = event.releasing.get(number)
+            if order is None or self.given.get(number) != order:  # withdrawn, or new: taken over
+                self.given.pop(number, None)
+                self._begin(number)
+        for number in self.incoming:
+            self.look(number)
+        if self.gives:
+            for number in sorted(self.orders):
+                self.give(number)
+        if self.prepares and event.assignment.preparing:
+            self.prepared(*event.assignment.preparing)
+
+    def seated(self) -> Engine:
+        """It has its first assignment."""
+        self.wait(lambda event: isinstance(event, Assigned))
+        return self
+
+    # ------------------------------------------------------------------ what it does
+
+    def _begin(self, number: int) -> None:
+        self.ledger.begin(number, self.name)
+        self.working.add(number)
+
+    def look(self, number: int) -> None:
+        """Is the last record of the changelog a marker for us?"""
+        marker, since = self.ledger.marker.get(number), self.incoming.get(number)
+        if self.dead or not self.hears or marker is None or since is None or number in self.working:
+            return
+        if marker.to == self.membership.snapshot.member_id and marker.generation >= since:
+            self._begin(number)
+            self._tell(lambda: self.membership.took(number))
+
+    def listen(self) -> None:
+        with self.ledger.lock:
+            self.hears = True
+            for number in list(self.incoming):
+                self.look(number)
+
+    def give(self, *numbers: int) -> None:
+        """Commit the release markers."""
+        with self.ledger.lock:
+            for number in numbers or tuple(sorted(self.orders)):
+                if number in self.working:
+                    order = self.orders[number]
+                    self.working.remove(number)
+                    self.given[number] = order
+                    self.ledger.mark(number, self.name, order)
+                    self._tell(lambda number=number, order=order: self.membership.handed_over(number, order))
+
+    def prepared(self, *numbers: int) -> None:
+        with self.ledger.lock:
+            ready = frozenset(numbers) | self.membership._holdings.copies.ready
+        self.membership.report(Copies(ready=ready), announce=True)
+
+    def _tell(self, message: Any) -> None:
+        if self.tells:
+            message()
+        else:
+            self.untold.append(message)
+
+    def tell(self) -> None:
+        with self.ledger.lock:
+            self.tells = True
+            for message in self.untold:
+                message()
+            self.untold = []
+
+    def freeze(self, seconds: float) -> None:
+        """No heartbeats for so long. What it works on is of no use any more once the group expelled it: the broker sees
+        to that, so the ledger does not count it from now on."""
+        with self.ledger.lock:
+            self._stop(self.working)
+        self.membership._client.post(lambda: time.sleep(seconds))
+
+    def die(self) -> None:
+        """Killed: it says nothing to the group, its session has to expire."""
+        with self.ledger.lock:
+            self.dead = True
+            self._stop(self.working)
+        membership = self.membership
+        membership._coordinator._generation.member_id = ""  # type: ignore[union-attr]
+        membership.close(3.0)
+
+
+class MovingTable:
+    """A group of engines, with one ledger."""
+
+    def __init__(self, servers: str, prefix: str) -> None:
+        self.servers, self.group, self.topic = servers, f"{prefix}group", make_topic(servers, f"{prefix}in")
+        self.ledger = Ledger()
+
+    def engine(self, name: str, strategy: Any, **settings: Any) -> Engine:
+        assignors = strategy if isinstance(strategy, dict) else {"wishes": strategy}
+        return Engine(
+            self.ledger, self.servers, self.group, self.topic, name, assignors=assignors, **{**QUICK, **settings}
+        )
+
+    def settled(self, **shares: Any) -> None:
+        """Wait until each works on its share, and all that was claimed is what is done."""
+
+        def done() -> bool:
+            with self.ledger.lock:
+                engines = {engine.name: engine for engine in self.ledger.engines if not engine.dead}
+                return all(
+                    self.ledger.works(name) == frozenset(share) == engines[name].membership._holdings.owned
+                    for name, share in shares.items()
+                )
+
+        try:
+            until(done, "not settled")
+        except AssertionError:
+            raise AssertionError(f"not settled: {self.ledger.owner}") from None
+        assert self.ledger.wrong == []
+        if sum(len(frozenset(share)) for share in shares.values()) == PARTITIONS:
+            assert len(self.ledger.owner) == PARTITIONS
+
+
+@contextmanager
+def moving_table(servers: str, prefix: str) -> Iterator[MovingTable]:
+    table = MovingTable(servers, prefix)
+    try:
+        yield table
+        assert table.ledger.wrong == []
+    finally:
+        for engine in table.ledger.engines:
+            engine.membership.close(3.0)
