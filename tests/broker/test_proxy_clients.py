@@ -1,0 +1,196 @@
+"""Each rule of the proxy does to real clients and a real broker what it says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+
+from streams.clients.admin import TopicAdmin
+from streams.clients.settings import ClientSettings
+from streams.testing.faults import KafkaProxy, Rule
+from streams.testing.fixtures import BrokerAddress
+from streams.topics import TopicSpec
+
+pytestmark = pytest.mark.broker
+
+Make = Callable[..., Producer]
+
+
+@pytest.fixture
+def topic(kafka_broker: BrokerAddress, topic_prefix: str) -> str:
+    admin = TopicAdmin(ClientSettings(kafka_broker.bootstrap_servers))
+    admin.create([TopicSpec(name=topic_prefix + "t", partitions=1, replication_factor=1)])
+    admin.close()
+    return topic_prefix + "t"
+
+
+@pytest.fixture
+def proxy(kafka_broker: BrokerAddress) -> Iterator[KafkaProxy]:
+    with KafkaProxy(kafka_broker.bootstrap_servers) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def make(proxy: KafkaProxy, topic_prefix: str) -> Make:
+    def build(**settings: Any) -> Producer:
+        config = {
+            "bootstrap.servers": proxy.bootstrap_servers,
+            "client.id": "victim",
+            "log_level": 0,
+            "retry.backoff.max.ms": 100,
+            "reconnect.backoff.max.ms": 100,
+            "transactional.id": topic_prefix + "tx",
+            **{name.replace("_", "."): value for name, value in settings.items()},
+        }
+        producer = Producer({name: value for name, value in config.items() if value is not None})
+        if config["transactional.id"]:
+            producer.init_transactions(20)
+        return producer
+
+    return build
+
+
+def visible(broker: BrokerAddress, topic: str, isolation: str = "read_committed") -> list[bytes | None]:
+    """Everything that a reader sees; asked of the broker itself, not of the proxy."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "group.id": "none",
+            "isolation.level": isolation,
+            "enable.partition.eof": True,
+            "log_level": 0,
+        }
+    )
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        values: list[bytes | None] = []
+        while True:
+            message = consumer.poll(10)
+            assert message is not None, "the broker does not answer"
+            if message.error() is not None:
+                return values
+            values.append(message.value())
+    finally:
+        consumer.close()
+
+
+def test_clients_stay_on_the_proxy(kafka_broker: BrokerAddress, proxy: KafkaProxy, make: Make, topic: str) -> None:
+    producer = make()
+    brokers = producer.list_topics(timeout=10).brokers
+    assert {f"{broker.host}:{broker.port}" for broker in brokers.values()} == {proxy.bootstrap_servers}
+    assert set(proxy.nodes.values()) == {kafka_broker.bootstrap_servers}
+    producer.begin_transaction()
+    producer.produce(topic, b"one")
+    producer.commit_transaction(20)
+    assert {"Metadata", "FindCoordinator", "InitProducerId", "Produce", "EndTxn"} <= set(proxy.passed)
+    assert visible(kafka_broker, topic) == [b"one"]
+
+
+@pytest.mark.parametrize("on", ["request", "reply"])
+@pytest.mark.parametrize("api", ["EndTxn", "Produce", "AddPartitionsToTxn"])
+def test_lost(kafka_broker: BrokerAddress, proxy: KafkaProxy, make: Make, topic: str, api: str, on: Any) -> None:
+    """The client asks again; that its first request had its effect already makes no second one."""
+    producer = make()
+    armed = proxy.add(Rule(apis={api}, on=on, action="drop", client="victim", times=1))
+    producer.begin_transaction()
+    producer.produce(topic, b"one")
+    producer.commit_transaction(30)
+    assert armed.struck == 1
+    assert proxy.passed[api] >= 2
+    assert visible(kafka_broker, topic) == [b"one"]
+
+
+def test_held_reply_to_a_commit(kafka_broker: BrokerAddress, proxy: KafkaProxy, make: Make, topic: str) -> None:
+    """The transaction is committed, everybody sees it, and only the client does not know."""
+    producer = make()
+    held = proxy.add(Rule(apis={"EndTxn"}, action="hold"))
+    producer.begin_transaction()
+    producer.produce(topic, b"one")
+    with pytest.raises(KafkaException) as caught:
+        producer.commit_transaction(1.5)
+    assert caught.value.args[0].retriable()
+    assert held.struck == 1
+    assert visible(kafka_broker, topic) == [b"one"]
+    held.release()
+    producer.commit_transaction(20)
+
+
+def test_held_request_of_a_commit(kafka_broker: BrokerAddress, proxy: KafkaProxy, make: Make, topic: str) -> None:
+    producer = make()
+    held = proxy.add(Rule(apis={"EndTxn"}, on="request", action="hold"))
+    producer.begin_transaction()
+    producer.produce(topic, b"one")
+    with pytest.raises(KafkaException):
+        producer.commit_transaction(1.5)
+    assert visible(kafka_broker, topic) == []
+    assert visible(kafka_broker, topic, "read_uncommitted") == [b"one"]
+    held.release()
+    producer.commit_transaction(20)
+    assert visible(kafka_broker, topic) == [b"one"]
+
+
+@pytest.mark.parametrize(("idempotent", "expected"), [(True, 1), (False, 2)])
+@pytest.mark.parametrize("answer", ["first", "last"])
+def test_doubled_produce(
+    kafka_broker: BrokerAddress,
+    proxy: KafkaProxy,
+    make: Make,
+    topic: str,
+    idempotent: bool,
+    expected: int,
+    answer: Any,
+) -> None:
+    """Two copies arrive. The broker knows the second for what it is, if the producer numbers what it sends."""
+    producer = make(transactional_id=None, enable_idempotence=idempotent)
+    proxy.add(Rule(apis={"Produce"}, on="request", action="double", answer=answer))
+    producer.produce(topic, b"one")
+    assert producer.flush(20) == 0
+    assert visible(kafka_broker, topic) == [b"one"] * expected
+
+
+def test_doubled_replies_do_no_harm(kafka_broker: BrokerAddress, proxy: KafkaProxy, make: Make, topic: str) -> None:
+    producer = make()
+    doubled = proxy.add(Rule(action="double", apis={"Produce", "EndTxn", "AddPartitionsToTxn"}))
+    for value in (b"one", b"two"):
+        producer.begin_transaction()
+        producer.produce(topic, value)
+        producer.commit_transaction(20)
+    assert doubled.struck >= 6
+    assert visible(kafka_broker, topic) == [b"one", b"two"]
+
+
+def test_delayed_produce(proxy: KafkaProxy, make: Make, topic: str) -> None:
+    producer = make(transactional_id=None)
+    producer.list_topics(topic, 10)
+    delayed = proxy.add(Rule(apis={"Produce"}, action="delay", seconds=1.0, times=1))
+    began = time.monotonic()
+    producer.produce(topic, b"one")
+    assert producer.flush(20) == 0
+    assert delayed.struck == 1
+    assert time.monotonic() - began > 0.95
+
+
+def test_cut_off_client_and_its_late_request(
+    kafka_broker: BrokerAddress, proxy: KafkaProxy, make: Make, topic: str
+) -> None:
+    """What was on its way when the line broke arrives when it is mended; it is fenced if others went on meanwhile."""
+    old = make()
+    old.begin_transaction()
+    old.produce(topic, b"of the old one")
+    assert old.flush(20) == 0
+    proxy.cut_off(client="victim")
+    with pytest.raises(KafkaException):
+        old.commit_transaction(1)  # on its way, from now on
+    new = make(client_id="successor")
+    new.begin_transaction()
+    new.produce(topic, b"of the new one")
+    new.commit_transaction(20)
+    proxy.restore()
+    with pytest.raises(KafkaException) as caught:
+        old.commit_transaction(20)
+    assert caught.value.args[0].fatal() or caught.value.args[0].txn_requires_abort()
+    assert visible(kafka_broker, topic) == [b"of the new one"]
