@@ -362,7 +362,7 @@ class TestConsumer:
     ) -> None:
         tail.add(0, LOG_START)
         tail.add(1, 40)
-        assert script.assigned == [(0, -2), (1, 40)]
+        assert script.assigned == [(0, 0), (1, 40)]
         script.messages = [message(0, 7), message(0, 19), said(1, 40), said(0, 60), message(1, 41)]
         script.high = 60
         found = tail.poll_batch(0)
@@ -397,6 +397,27 @@ class TestConsumer:
         script.messages = [message(0, 0), message(0, 1), said(0, 2)]
         assert not tail.poll_batch(0, limit=2)[0].at_end
         assert tail.poll_batch(0, limit=1)[0] == ([], 2, -1, True)
+
+    def test_a_log_that_does_not_begin_at_0_is_asked_where_it_does(self, tail: ChangelogTail, script: Scripted) -> None:
+        tail.add(0, LOG_START)
+        tail.add(1, 0)
+        script.messages = [said(number, -1001, KafkaError._AUTO_OFFSET_RESET) for number in range(2)]
+        assert tail.poll_batch(0) == {}
+        assert script.assigned == [(0, 0), (1, 0), (0, -2)]
+        assert list(tail.take_failures()) == [1]  # that one was meant
+        script.messages = [message(0, 70)]
+        assert tail.poll_batch(0)[0].position == 71
+        script.messages = [said(0, -1001, KafkaError._AUTO_OFFSET_RESET)]
+        tail.poll_batch(0)
+        assert list(tail.take_failures()) == [0]
+
+    def test_a_log_that_is_cut_while_it_is_read_from_its_start_has_a_hole_that_is_told(
+        self, tail: ChangelogTail, script: Scripted
+    ) -> None:
+        tail.add(0, LOG_START)
+        script.messages = [message(0, 0), said(0, -1001, KafkaError._AUTO_OFFSET_RESET)]
+        assert tail.poll_batch(0)[0].position == 1
+        assert "offset 1 " in str(tail.take_failures()[0])
 
     def test_errors_of_one_partition_and_of_all(self, tail: ChangelogTail, script: Scripted) -> None:
         for partition in range(3):
