@@ -1,15 +1,13 @@
-"""The leader's decision: from what the members report to what each of them shall work on.
+"""The plan that prepares nothing: sticky, cooperative (KIP-429). And what it shares with the others: shares and room.
 
-Rules, in the order in which they decide:
+Rules, in the order in which they decide (``claims`` reads who owns what, and what is on its way):
 
-1. A partition has the owner that reports it. When two report it, the one that was in the newer generation keeps it; the
-   other one missed a rebalance. A partition number outside of the topic is nobody's.
-2. Members that leave, and members whose instance name an older member holds already, get nothing.
-3. The others share the partitions so that no two counts differ by more than one. Who owns most now has the larger
+1. Members that leave, and members whose instance name an older member holds already, get nothing new.
+2. The others share the partitions so that no two counts differ by more than one. Who owns most now has the larger
    share.
-4. An owner keeps what it owns, up to its share. What is above it is taken away: it is in nobody's ``own`` this round,
-   its owner gives it up by a barrier and joins again, and the follow-up round finds it without an owner (KIP-429).
-5. A partition without an owner goes at once to a member with room, first to one that has it ready.
+3. An owner keeps what it owns, up to its share. What is above it is taken away: it is in nobody's ``own`` this round,
+   its owner gives it up by a barrier and joins again, and the follow-up round finds it without an owner.
+4. A partition without an owner goes at once to a member with room, first to one that has it ready.
 
 So no partition ever has two owners, a join or a leave settles in two rounds at most, and nothing moves that need not.
 Ties are broken by instance name, so every leader decides the same.
@@ -20,73 +18,104 @@ hears ``quit`` without having asked to leave.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from heapq import heapify, heappop, heappush
 
+from streams.core.claims import Claims, Draft, read_claims
 from streams.group import Assignment, MemberReport
 
 
 def sticky_plan(partitions: int, reports: Mapping[str, MemberReport]) -> dict[str, Assignment]:
     """Assignments by member id, for a topic of ``partitions`` partitions. Pure: any thread, any number of times."""
-    order = sorted(reports, key=lambda member: (reports[member].instance, member))
-    rivals = _rivals(order, reports)
-    active = [member for member in order if member not in rivals and not reports[member].leaving]
-    owned = _owned(partitions, order, reports)
-    share = _shares(partitions, active, owned)
-    own = {member: set(sorted(owned[member])[: share.get(member, 0)]) for member in order}
-    taken = set().union(*owned.values())
-    for partition in range(partitions):
-        if partition not in taken and active:
-            own[_with_room(partition, active, own, share, reports)].add(partition)
-    nobody_left = all(reports[member].leaving for member in order)
-    names = tuple(reports[member].instance for member in order)
-    return {
-        member: Assignment(
-            own=frozenset(own[member]),
-            members=names,
-            sequence=reports[member].sequence,
-            quit=nobody_left or member in rivals,
-        )
-        for member in order
-    }
+    claims = read_claims(partitions, reports)
+    counts = claims.counts()
+    room = Room(claims.active, counts, shares(partitions, claims.active, counts))
+    draft = Draft(claims)
+    for member in claims.active:
+        fixed = counts[member] - len(claims.settled[member])
+        keep = max(0, room.share[member] - fixed)
+        draft.own[member].update(sorted(claims.settled[member])[:keep])
+        room.set(member, fixed + min(keep, len(claims.settled[member])))
+    ready = ready_at(claims)
+    for partition in claims.free if claims.active else ():
+        member = room.least([member for member in ready.get(partition, ()) if room.left(member) > 0])
+        draft.own[member].add(partition)
+        room.set(member, room.count[member] + 1)
+    return draft.assignments()
 
 
-def _rivals(order: list[str], reports: Mapping[str, MemberReport]) -> set[str]:
-    """Members whose instance name belongs to another one: to the one that was in the newest generation."""
-    holder: dict[str, str] = {}
-    for member in order:
-        name = reports[member].instance
-        if name not in holder or reports[member].generation > reports[holder[name]].generation:
-            holder[name] = member
-    return set(order) - set(holder.values())
-
-
-def _owned(partitions: int, order: list[str], reports: Mapping[str, MemberReport]) -> dict[str, set[int]]:
-    """What each member owns once double claims are decided. Later wins below, so the newest generation comes last."""
-    owner: dict[int, str] = {}
-    for member in sorted(order, key=lambda member: reports[member].generation):
-        owner.update((partition, member) for partition in reports[member].owned if 0 <= partition < partitions)
-    owned: dict[str, set[int]] = {member: set() for member in order}
-    for partition, member in owner.items():
-        owned[member].add(partition)
-    return owned
-
-
-def _shares(partitions: int, active: list[str], owned: dict[str, set[int]]) -> dict[str, int]:
-    """How many partitions each active member may have. The sort is stable: equals stay in order of their names."""
+def shares(
+    partitions: int, active: list[str], counts: Mapping[str, int], asked_for: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """How many partitions each active member may have. Who has more than the smaller share gets the larger one; of
+    several the one of which fewer partitions are ``asked_for``; then the first by name."""
     if not active:
         return {}
+    asked_for = asked_for or {}
     least, larger = divmod(partitions, len(active))
-    ranked = sorted(active, key=lambda member: -len(owned[member]))
+    ranked = sorted(active, key=lambda member: (-min(counts[member], least + 1), asked_for.get(member, 0)))
     return {member: least + (rank < larger) for rank, member in enumerate(ranked)}
 
 
-def _with_room(
-    partition: int,
-    active: list[str],
-    own: dict[str, set[int]],
-    share: dict[str, int],
-    reports: Mapping[str, MemberReport],
-) -> str:
-    """Who takes a partition without an owner. There is always room: the shares add up to the number of partitions."""
-    roomy = (member for member in active if len(own[member]) < share[member])
-    return min(roomy, key=lambda member: (partition not in reports[member].ready, len(own[member])))
+def ready_at(claims: Claims) -> dict[int, list[str]]:
+    """The active members that have a partition ready, by partition, in order."""
+    ready: dict[int, list[str]] = {}
+    for member in claims.active:
+        for partition in claims.reports[member].copies.ready:
+            ready.setdefault(partition, []).append(member)
+    return ready
+
+
+class Room:
+    """Counts of partitions, shares, and quick answers to who has least or most room. Active members only."""
+
+    def __init__(self, active: Iterable[str], count: Mapping[str, int], share: Mapping[str, int]) -> None:
+        self._rank = {member: rank for rank, member in enumerate(active)}
+        self.share = dict(share)
+        self.count = {member: count[member] for member in self._rank}
+        self._by_room = [(count[member] - share[member], rank, member) for member, rank in self._rank.items()]
+        self._by_count = [self._entry(member) for member in self._rank]
+        heapify(self._by_room)
+        heapify(self._by_count)
+
+    def _entry(self, member: str) -> tuple[bool, int, int, str]:
+        """Those with room first, then by count."""
+        return self.left(member) <= 0, self.count[member], self._rank[member], member
+
+    def left(self, member: str) -> int:
+        """How many more the member may have; below zero when it has too many."""
+        return self.share[member] - self.count[member]
+
+    def set(self, member: str, count: int) -> None:
+        """It has so many now."""
+        self.count[member] = count
+        heappush(self._by_room, (-self.left(member), self._rank[member], member))
+        heappush(self._by_count, self._entry(member))
+
+    def least(self, among: Collection[str] = ()) -> str:
+        """The one with the fewest partitions ``among`` these; among all of them, with room if there is any, when these
+        are none."""
+        if among:
+            return min(among, key=lambda member: (self.count[member], self._rank[member]))
+        while self._by_count[0] != self._entry(self._by_count[0][-1]):
+            heappop(self._by_count)  # it says what was true before
+        return self._by_count[0][-1]
+
+    def roomiest(self, without: Collection[str] = ()) -> str | None:
+        """The one with the most room, not one of ``without``. ``None``: none of them has room."""
+        put_back: list[tuple[int, int, str]] = []
+        found = None
+        while self._by_room and found is None:
+            entry = self._by_room[0]
+            member = entry[-1]
+            if entry[0] != -self.left(member):
+                heappop(self._by_room)
+            elif entry[0] >= 0:
+                break
+            elif member in without:
+                put_back.append(heappop(self._by_room))
+            else:
+                found = member
+        for entry in put_back:
+            heappush(self._by_room, entry)
+        return found

@@ -9,7 +9,7 @@ from hypothesis import given, note, seed, settings
 from hypothesis import strategies as st
 
 from streams.core.assignor import sticky_plan
-from streams.group import Assignment, MemberReport
+from streams.group import Assignment, Copies, MemberReport
 
 SEED = int(os.environ.get("SEED", "0")) or None
 
@@ -153,7 +153,7 @@ reports = st.builds(
     instance=st.sampled_from(["a", "b", "c", "d"]),
     owned=st.frozensets(st.integers(-2, 12)),
     generation=st.integers(-1, 5),
-    ready=st.frozensets(st.integers(-2, 12)),
+    copies=st.builds(Copies, ready=st.frozensets(st.integers(-2, 12))),
     leaving=st.booleans(),
     sequence=st.integers(0, 9),
 )

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from streams.core.assignor import sticky_plan
-from streams.group import MemberReport
+from streams.group import Copies, MemberReport
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts" / "assignor").glob("*.txt"))
 
@@ -38,7 +38,7 @@ class Play:
         elif command == "leave":
             self.change(name, leaving=True)
         elif command == "ready":
-            self.change(name, ready=parts)
+            self.change(name, copies=Copies(ready=parts))
         elif command == "owns":
             name, _, generation = name.partition("@")
             self.change(name, owned=parts, generation=int(generation))

@@ -1,0 +1,274 @@
+"""The plan that moves warm: a partition changes hands when its new owner has it ready, and not before.
+
+In this order (``claims`` reads who owns what first, and every plan repeats moves that are under way):
+
+1. **Nobody's partitions** are assigned at once: to a member that has them ready, even above its share, because being
+   worked on comes first; else to the one that has least left to restore; else to the one with fewest.
+2. **Shares**: no two counts differ by more than one, and those who own most have the larger share. A member that did
+   not get copies ready in time has a smaller share for as long: what it is late with. The others share the rest.
+3. **Who has too many, or leaves, gives away** what a member with room has ready: ``release`` and ``incoming``, now.
+   Else a member with room is told to prepare it, one that is at it already if there is any. At most ``max_moves``
+   partitions and ``max_move_bytes`` of changelog are prepared at a time. Copies that are late are outside of these
+   bounds: their members go on restoring and are asked for nothing else in their place.
+4. **Standbys** (``standbys.py``) are placed for the time after all of these moves. What is ready is given up only when
+   what replaces it is ready.
+
+An order to release is only given for what a member said that it owns: of what it is given by this very plan, it could
+not be kept if the next rebalance came in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from streams.core.assignor import Room, ready_at, shares
+from streams.core.claims import Claims, Draft, Move, read_claims
+from streams.core.standbys import place_standbys
+from streams.group import Assignment, Assignor, MemberReport
+
+UNKNOWN: Final = 1 << 62
+"""Records left to restore, of a copy whose member did not say."""
+
+
+class PlanSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of a plan: spare copies of each partition; partitions, and changelog bytes, that are prepared at a time
+    in the whole group. One partition is always allowed, whatever its size."""
+
+    num_standbys: int = 0
+    max_moves: int = 64
+    max_move_bytes: int = 1 << 30
+
+
+def incremental(settings: PlanSettings) -> Assignor:
+    """The strategy of this module."""
+
+    def plan(partitions: int, reports: Mapping[str, MemberReport]) -> dict[str, Assignment]:
+        claims = read_claims(partitions, reports)
+        if claims.nobody_left:
+            return Draft(claims).assignments()
+        return _Plan(claims, settings).made()
+
+    return plan
+
+
+class _Copies:
+    """Copies that active members have of partitions that others work on."""
+
+    def __init__(self, claims: Claims) -> None:
+        self.ready = ready_at(claims)
+        self.restoring: dict[int, list[tuple[int, str]]] = {}
+        self.late: dict[str, set[int]] = {}
+        for member in claims.active:
+            copies = claims.reports[member].copies
+            left = {**dict.fromkeys(copies.late, UNKNOWN), **copies.preparing}
+            for partition in left.keys() - copies.ready:
+                self.restoring.setdefault(partition, []).append((left[partition], member))
+            self.late[member] = {
+                partition
+                for partition in copies.late - copies.ready - claims.settled[member]
+                if 0 <= partition < claims.partitions
+            }
+
+    def holders(self, partition: int) -> list[str]:
+        """Members that have a copy, the ready ones first."""
+        restoring = (member for _, member in self.restoring.get(partition, ()))
+        return [*self.ready.get(partition, ()), *restoring]
+
+
+class _Budget:
+    """What may be prepared at a time."""
+
+    def __init__(self, settings: PlanSettings, sizes: dict[int, int]) -> None:
+        self._moves, self._bytes = settings.max_moves, settings.max_move_bytes
+        self._sizes = sizes
+        self._any = False
+
+    def spend(self, partition: int) -> bool:
+        """Whether this partition may be prepared too."""
+        size = self._sizes.get(partition, 0)
+        if self._any and (self._moves < 1 or self._bytes < size):
+            return False
+        self._any = True
+        self._moves -= 1
+        self._bytes -= size
+        return True
+
+
+class _Plan:
+    """One plan in the making: the steps above in turn. ``future``: who has each partition when all moves are done."""
+
+    def __init__(self, claims: Claims, settings: PlanSettings) -> None:
+        self._claims, self._settings = claims, settings
+        self._draft = Draft(claims)
+        self._copies = _Copies(claims)
+        self._owner: dict[int, str] = {}
+        for member in claims.order:
+            if member not in claims.rivals:
+                self._draft.own[member] |= claims.settled[member]
+            self._owner.update(dict.fromkeys(claims.settled[member] | claims.promised[member], member))
+        self._owner.update((partition, move.donor) for partition, move in claims.moves.items())
+        self._future = {**self._owner, **{partition: move.target for partition, move in claims.moves.items()}}
+        self._counts = claims.counts()
+
+    def made(self) -> dict[str, Assignment]:
+        """The plan."""
+        if self._claims.active:
+            self._assign_free()
+            self._balance()
+            self._keep_late()
+            self._keep_standbys()
+        return self._draft.assignments()
+
+    # ------------------------------------------------------------------------------------------ nobody's partitions
+
+    def _assign_free(self) -> None:
+        claims, ready, restoring = self._claims, self._copies.ready, self._copies.restoring
+        room = Room(claims.active, self._counts, self._shares())
+        for partition in sorted(claims.free, key=lambda partition: len(ready.get(partition, ())) or UNKNOWN):
+            if partition in ready:
+                member = room.least(ready[partition])
+            elif partition in restoring:
+                member = min(restoring[partition], key=lambda copy: (room.left(copy[1]) <= 0, copy[0]))[1]
+            else:
+                member = room.least()
+            room.set(member, room.count[member] + 1)
+            self._draft.own[member].add(partition)
+            self._owner[partition] = self._future[partition] = member
+        self._counts.update(room.count)
+
+    def _shares(self) -> dict[str, int]:
+        """Shares of the active members; smaller ones for those that are late."""
+        claims, counts = self._claims, self._counts
+        least = claims.partitions // len(claims.active)
+        capped = {
+            member: max(counts[member], least - len(self._copies.late[member]))
+            for member in claims.active
+            if self._copies.late[member] and counts[member] < least
+        }
+        others = [member for member in claims.active if member not in capped]
+        return {**capped, **shares(claims.partitions - sum(capped.values()), others, counts, self._asked_for(least))}
+
+    def _asked_for(self, least: int) -> dict[str, int]:
+        """Of each member's partitions those that a member with too few has ready."""
+        asked_for = dict.fromkeys(self._claims.order, 0)
+        for partition, members in self._copies.ready.items():
+            owner = self._owner.get(partition)
+            if owner is not None and self._counts[owner] > least:
+                asked_for[owner] += any(self._counts[member] < least for member in members)
+        return asked_for
+
+    # ------------------------------------------------------------------------------------------------------ balance
+
+    def _balance(self) -> None:
+        claims = self._claims
+        room = Room(claims.active, self._counts, self._shares())
+        leaving = [member for member in claims.order if claims.reports[member].leaving and member not in claims.rivals]
+        give = {member: self._counts[member] for member in leaving}
+        give.update((member, -room.left(member)) for member in claims.active if room.left(member) < 0)
+        for donor in give:
+            give[donor] = self._release(donor, give[donor], room)
+        sizes = {
+            partition: size
+            for member in claims.order
+            for partition, size in claims.reports[member].copies.sizes.items()
+            if self._owner.get(partition) == member
+        }
+        budget = _Budget(self._settings, sizes)
+        for donor in give:
+            give[donor] = self._go_on_preparing(donor, give[donor], room, budget)
+        for donor in give:
+            self._prepare(donor, give[donor], room, budget)
+
+    def _release(self, donor: str, number: int, room: Room) -> int:
+        """Give away what others have ready. Returns how many are still to be given away."""
+        ready = self._copies.ready
+        mine = sorted(
+            (partition for partition in self._claims.settled[donor] if partition in ready),
+            key=lambda partition: (len(ready[partition]), partition),
+        )
+        for partition in mine if number > 0 else ():
+            roomy = [member for member in ready[partition] if room.left(member) > 0]
+            if roomy and number > 0:
+                member = max(roomy, key=room.left)
+                self._draft.order(partition, Move(donor, member))
+                self._moved(partition, member, room)
+                number -= 1
+        return number
+
+    def _go_on_preparing(self, donor: str, number: int, room: Room, budget: _Budget) -> int:
+        """Stay with who is at it already, and is not late. Returns how many are still to be given away."""
+        for partition in sorted(self._draft.own[donor]) if number > 0 else ():
+            at_it = [
+                (left, member)
+                for left, member in self._at_it(partition)
+                if room.left(member) > 0 and partition not in self._copies.late[member]
+            ]
+            if at_it and number > 0 and budget.spend(partition):
+                self._draft.preparing[(member := min(at_it, key=lambda copy: copy[0])[1])].add(partition)
+                self._moved(partition, member, room)
+                number -= 1
+        return number
+
+    def _at_it(self, partition: int) -> list[tuple[int, str]]:
+        """(records left, member) of the copies of a partition. What is ready could not be released yet."""
+        ready = [(0, member) for member in self._copies.ready.get(partition, ())]
+        return ready + self._copies.restoring.get(partition, [])
+
+    def _prepare(self, donor: str, number: int, room: Room, budget: _Budget) -> None:
+        """Begin with new copies."""
+        for partition in sorted(self._draft.own[donor]) if number > 0 else ():
+            if number > 0 and self._future[partition] == donor:
+                passed_over = {member for _, member in self._copies.restoring.get(partition, ())}
+                member = room.roomiest(passed_over)
+                if member is not None and budget.spend(partition):
+                    self._draft.preparing[member].add(partition)
+                    self._moved(partition, member, room)
+                    number -= 1
+
+    def _moved(self, partition: int, member: str, room: Room) -> None:
+        donor = self._future[partition]
+        self._future[partition] = member
+        self._counts[donor] -= 1
+        self._counts[member] += 1
+        if donor in room.count:
+            room.set(donor, self._counts[donor])
+        room.set(member, self._counts[member])
+
+    # ------------------------------------------------------------------------------------------------------- copies
+
+    def _keep_late(self) -> None:
+        """As many late copies as a member has too few partitions: they are what it may still get."""
+        least = self._claims.partitions // len(self._claims.active)
+        for member, late in self._copies.late.items():
+            number = max(0, least - self._counts[member])
+            others = sorted(partition for partition in late if self._future.get(partition) != member)
+            self._draft.preparing[member].update(others[:number])
+
+    def _keep_standbys(self) -> None:
+        claims, draft = self._claims, self._draft
+        donors = {
+            partition: owner
+            for partition, owner in self._owner.items()
+            if owner != self._future[partition] and owner in self._copies.late
+        }
+        holders = {}
+        for partition, owner in self._future.items():
+            have = [donors[partition]] if partition in donors else []
+            holders[partition] = [member for member in have + self._copies.holders(partition) if member != owner]
+        placed = place_standbys(self._settings.num_standbys, claims.partitions, claims.active, self._future, holders)
+        for partition, members in placed.items():
+            donor = donors.get(partition)
+            if donor is not None and partition in draft.own[donor]:
+                told = [member for member in members if member != donor]
+            else:
+                told = members
+            ready = self._copies.ready.get(partition, [])
+            lacking = len(members) - sum(member == donor or member in ready for member in told)
+            taken = {*members, self._future[partition], donor}
+            spare = [member for member in ready if member not in taken]
+            for member in [*told, *spare[:lacking]]:
+                if partition not in draft.preparing[member]:
+                    draft.standby[member].add(partition)

@@ -1,0 +1,92 @@
+"""Where spare copies are kept: so that, whoever goes, the others have its partitions ready in just the right numbers.
+
+If a member goes, the others share what it had. How much each of them gets follows from the counts, so that is how many
+of its partitions each of them keeps a copy of (times the number of copies). Copies that are there stay where they are
+as long as they fit into these numbers; on a group at rest the numbers are met exactly, so nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from heapq import heapify, heappop, heappush
+
+from streams.core.assignor import shares
+
+
+def place_standbys(
+    number: int,
+    partitions: int,
+    active: list[str],
+    future: Mapping[int, str],
+    holders: Mapping[int, Collection[str]],
+) -> dict[int, list[str]]:
+    """Partition -> the active members that are to keep a spare copy of it: ``number`` of them, or all that there are.
+
+    ``future``: who has each partition once all moves are done. ``holders``: active members that have its state now,
+    the better ones first.
+    """
+    of: dict[str, list[int]] = {}
+    for partition, owner in sorted(future.items()):
+        of.setdefault(owner, []).append(partition)
+    counts = {member: len(of.get(member, ())) for member in active}
+    placed: dict[int, list[str]] = {}
+    for owner, numbers in of.items():
+        others = [member for member in active if member != owner]
+        wanted = min(number, len(others))
+        if wanted:
+            quota = _quotas(wanted * len(numbers), partitions, others, counts)
+            placed.update(_spread(wanted, numbers, quota, holders))
+    return placed
+
+
+def _quotas(copies: int, partitions: int, others: list[str], counts: Mapping[str, int]) -> dict[str, int]:
+    """How many of the copies each of the others keeps: as even as can be, more where more would be taken over."""
+    least, larger = divmod(copies, len(others))
+    share = shares(partitions, others, counts)
+    ranked = sorted(others, key=lambda member: counts[member] - share[member])
+    return {member: least + (rank < larger) for rank, member in enumerate(ranked)}
+
+
+def _spread(
+    wanted: int, numbers: list[int], quota: dict[str, int], holders: Mapping[int, Collection[str]]
+) -> dict[int, list[str]]:
+    """The partitions of one owner. The quotas add up to what is wanted, and none is larger than ``numbers``: so they
+    can be met exactly."""
+    placed: dict[int, list[str]] = {}
+    for partition in numbers:
+        chosen = placed[partition] = []
+        for member in holders.get(partition, ()):
+            if quota.get(member, 0) > 0 and len(chosen) < wanted:
+                chosen.append(member)
+                quota[member] -= 1
+    most = [(-left, rank, member) for rank, (member, left) in enumerate(quota.items()) if left > 0]
+    heapify(most)
+    for partition in numbers:
+        chosen, passed = placed[partition], []
+        while most and len(chosen) < wanted:
+            left, rank, member = heappop(most)
+            if member in chosen:
+                passed.append((left, rank, member))
+                continue
+            chosen.append(member)
+            quota[member] -= 1
+            if quota[member] > 0:
+                passed.append((-quota[member], rank, member))
+        for entry in passed:
+            heappush(most, entry)
+    for chosen in placed.values():
+        while len(chosen) < wanted:
+            chosen.append(_swapped(chosen, placed, quota))
+    return placed
+
+
+def _swapped(lacking: list[str], placed: Mapping[int, list[str]], quota: dict[str, int]) -> str:
+    """All with something left of their quota have the partition that is ``lacking`` a copy. So one of them takes
+    another partition over, one that it has not, from a member that has not this one; that member is the answer."""
+    spare = next(member for member, left in quota.items() if left > 0)
+    chosen, other = next(
+        (chosen, other) for chosen in placed.values() if spare not in chosen for other in chosen if other not in lacking
+    )
+    chosen[chosen.index(other)] = spare
+    quota[spare] -= 1
+    return other
