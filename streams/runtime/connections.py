@@ -14,7 +14,7 @@ from streams.clients.source_log import SourceLog
 from streams.clients.tail import ChangelogTail
 from streams.clients.transactional import TransactionalProducer
 from streams.config import EventSourceConfig
-from streams.core.assignor import sticky_plan
+from streams.core.strategies import PlanSettings, assignor
 from streams.group import Membership, TakeOver
 from streams.runtime.bridge import Worker
 from streams.runtime.poller import Poller
@@ -106,13 +106,16 @@ class KafkaConnections:
     def group(self, alive: Callable[[], bool]) -> tuple[Membership, TakeOver]:
         """The membership and the questions of a take-over, on one connection; ``Membership.close`` closes both."""
         config = self._config
+        settings = PlanSettings(
+            num_standbys=config.num_standbys, max_moves=config.max_moves, max_move_bytes=config.max_move_bytes
+        )
         return connect_group(
             config.bootstrap_servers,
             config.group_id,
             config.offsets_topic,
             config.num_partitions,
             config.instance_id,
-            {"cooperative-sticky": sticky_plan},
+            {name: assignor(name, settings) for name in config.strategies},
             session_timeout_ms=int(config.session_timeout_seconds * 1000),
             heartbeat_interval_ms=int(config.heartbeat_interval_seconds * 1000),
             rebalance_timeout_ms=int(config.rebalance_timeout_seconds * 1000),
