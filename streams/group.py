@@ -203,3 +203,14 @@ class TakeOver(Protocol):
     def topic_id(self, topic: str, deadline: float) -> str:
         """The topic's id, another one after the topic was deleted and created again."""
         ...
+
+    def remove_member(self, member_id: str, instance: str | None, deadline: float) -> bool:
+        """Take a member that is known to be dead out of the group, without waiting for its session: a dynamic one by
+        its id, a static one by its id and its instance. ``False``: it was not in the group (any more). Whoever joined
+        under the same instance since stays: ids are not used twice."""
+        ...
+
+    def log_sizes(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, int]:
+        """Bytes on disk of each partition, as far as the brokers tell: what they refuse, or do not answer in time, is
+        not in it. Never an error."""
+        ...

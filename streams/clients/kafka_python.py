@@ -34,6 +34,9 @@ with warnings.catch_warnings():
     # Generated from Kafka's own message definitions.
     ConsumerProtocolAssignment: Any = _from("protocol.consumer.metadata", "ConsumerProtocolAssignment")
     ConsumerProtocolSubscription: Any = _from("protocol.consumer.metadata", "ConsumerProtocolSubscription")
+    DescribeLogDirsRequest: Any = _from("protocol.admin.cluster", "DescribeLogDirsRequest")
+    DescribeConfigsRequest: Any = _from("protocol.admin.configs", "DescribeConfigsRequest")
+    DescribeGroupsRequest: Any = _from("protocol.admin.groups", "DescribeGroupsRequest")
     FindCoordinatorRequest: Any = _from("protocol.metadata", "FindCoordinatorRequest")
     InitProducerIdRequest: Any = _from("protocol.producer.transaction", "InitProducerIdRequest")
     LeaveGroupRequest: Any = _from("protocol.consumer", "LeaveGroupRequest")

@@ -10,12 +10,14 @@ Threads: all methods block and may be called from any thread but the client's IO
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import Collection
 from typing import Any
 
 from streams.clients import group_wire
 from streams.clients.group_coordinator import leave_group
 from streams.clients.kafka_python import (
+    DescribeLogDirsRequest,
     InitProducerIdRequest,
     ListOffsetsRequest,
     ListTransactionsRequest,
@@ -24,7 +26,9 @@ from streams.clients.kafka_python import (
 )
 from streams.clients.kafka_python import errors as kafka_errors
 from streams.clients.kafka_python_client import GROUP, TRANSACTION, KafkaPythonClient, raise_for
-from streams.errors import TopicError
+from streams.errors import StreamsError, TopicError
+
+log = logging.getLogger(__name__)
 
 _OPEN = ["Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"]
 _EARLIEST, _LATEST = -2, -1
@@ -92,17 +96,55 @@ class KafkaPythonTakeOver:
 
         return self._client.call(work, deadline)
 
-    def remove_member(self, instance: str, deadline: float) -> bool:
-        """Take a static member out of the group, without waiting for its session. ``False``: it was not in it."""
+    def remove_member(self, member_id: str, instance: str | None, deadline: float) -> bool:
+        """Take a member out of the group, without waiting for its session: a dynamic one by its id, a static one by its
+        id and its instance. ``False``: that member was not in it (any more), also if somebody else has its instance
+        name now; nothing was changed then. ``ValueError`` without an id: it would hit whoever has the name."""
+        if not member_id:
+            raise ValueError("remove_member needs a member id")
 
         async def attempt() -> bool:
-            return await leave_group(self._client, self._group_id, "", instance, deadline)
+            try:
+                return await leave_group(self._client, self._group_id, member_id, instance, deadline)
+            except (kafka_errors.FencedInstanceIdError, kafka_errors.UnknownMemberIdError):
+                return False
 
         async def work() -> bool:
             await self._client.connected(deadline)
-            return await self._client.until(deadline, f"removing {instance} from group {self._group_id}", attempt)
+            return await self._client.until(deadline, f"removing {member_id} from group {self._group_id}", attempt)
 
         return self._client.call(work, deadline)
+
+    def log_sizes(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, int]:
+        """Bytes on disk of each partition, as its leader has it; partitions that nobody tells of are not in it, up to
+        none at all: this is a question that may be refused (it takes the right to describe the cluster)."""
+
+        async def work() -> dict[int, int]:
+            await self._client.connected(deadline)
+            step = f"asking for the leaders of topic {topic}"
+            by_leader = await self._client.until(
+                deadline, step, lambda: self._by_leader(topic, sorted(set(partitions)), deadline)
+            )
+            asking = [
+                self._client.manager.call_soon(self._log_dirs, topic, numbers, leader, deadline)
+                for leader, numbers in by_leader.items()
+            ]
+            sizes: dict[int, int] = {}
+            refusal: BaseException | None = None
+            for asked in asking:
+                try:
+                    sizes.update(await asked)
+                except kafka_errors.KafkaError as error:
+                    refusal = error
+            if refusal is not None:
+                log.debug("sizes of topic %s on disk: %r", topic, refusal)
+            return sizes
+
+        try:
+            return self._client.call(work, deadline) if partitions else {}
+        except StreamsError as error:
+            log.debug("sizes of topic %s on disk: %s", topic, error)
+            return {}
 
     # ------------------------------------------------------------------ IO thread: one try each
 
@@ -157,6 +199,18 @@ class KafkaPythonTakeOver:
     async def _range(self, topic: str, partitions: list[int], deadline: float) -> dict[int, tuple[int, int]]:
         if not partitions:
             return {}
+        by_leader = await self._by_leader(topic, partitions, deadline)
+        if -1 in by_leader:
+            raise kafka_errors.LeaderNotAvailableError()
+        ranges: dict[int, tuple[int, int]] = {}
+        for leader, numbers in by_leader.items():
+            first = await self._list_offsets(topic, numbers, leader, _EARLIEST, deadline)
+            last = await self._list_offsets(topic, numbers, leader, _LATEST, deadline)
+            ranges.update((number, (first[number], last[number])) for number in numbers)
+        return ranges
+
+    async def _by_leader(self, topic: str, partitions: list[int], deadline: float) -> dict[int, list[int]]:
+        """Broker -> those of the partitions that it leads; -1: nobody does for now."""
         leaders = {
             entry.partition_index: entry.leader_id for entry in (await self._metadata(topic, deadline)).partitions
         }
@@ -166,14 +220,21 @@ class KafkaPythonTakeOver:
         by_leader: dict[int, list[int]] = {}
         for number in partitions:
             by_leader.setdefault(leaders[number], []).append(number)
-        if -1 in by_leader:
+        return by_leader
+
+    async def _log_dirs(self, topic: str, partitions: list[int], leader: int, deadline: float) -> dict[int, int]:
+        if leader < 0:
             raise kafka_errors.LeaderNotAvailableError()
-        ranges: dict[int, tuple[int, int]] = {}
-        for leader, numbers in by_leader.items():
-            first = await self._list_offsets(topic, numbers, leader, _EARLIEST, deadline)
-            last = await self._list_offsets(topic, numbers, leader, _LATEST, deadline)
-            ranges.update((number, (first[number], last[number])) for number in numbers)
-        return ranges
+        topic_of = DescribeLogDirsRequest.DescribableLogDirTopic
+        request = DescribeLogDirsRequest(topics=[topic_of(topic=topic, partitions=partitions)], max_version=4)
+        answer = await self._client.send(request, leader, deadline)
+        raise_for(getattr(answer, "error_code", 0) or 0)  # older brokers answer a refusal with nothing
+        sizes: dict[int, int] = {}
+        for folder in answer.results:  # one that is offline has an error, and no topics
+            for entry in (entry for found in folder.topics for entry in found.partitions):
+                if not entry.is_future_key:  # a copy on its way to another folder
+                    sizes[entry.partition_index] = entry.partition_size
+        return sizes
 
     async def _list_offsets(
         self, topic: str, partitions: list[int], leader: int, timestamp: int, deadline: float

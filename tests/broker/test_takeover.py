@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
+from streams.clients.takeover import KafkaPythonTakeOver
 from streams.errors import BrokerUnavailable, TopicError
+from streams.testing.fixtures import OwnBroker
 from tests.broker.membership_kit import PARTITIONS, Seat, Table, Transactor, laid_table, make_topic, seats, until
 
 pytestmark = pytest.mark.broker
@@ -138,14 +143,141 @@ def test_what_does_not_exist_is_a_topic_error(table: Table, seat: Seat) -> None:
         seat.take_over.log_range(table.topic, [PARTITIONS + 7], soon(1.0))
 
 
-def test_a_static_member_is_removed_by_its_name(table: Table, seat: Seat) -> None:
+def member_id(seat: Seat) -> str:
+    return seat.membership.snapshot.member_id
+
+
+def test_a_static_member_is_removed_by_its_id_and_its_name(table: Table, seat: Seat) -> None:
     stuck = table.seat("stuck", static=True)
     stuck.owning(PARTITIONS // 2)
+    its_id = member_id(stuck)
     stuck.membership.close(3.0)
     since = len(seat.events)
-    assert seat.take_over.remove_member("stuck", soon())
+    assert seat.take_over.remove_member(its_id, "stuck", soon())
     seat.owning(PARTITIONS, since)
-    assert not seat.take_over.remove_member("stuck", soon())
+    assert not seat.take_over.remove_member(its_id, "stuck", soon())
+
+
+def test_a_dynamic_member_is_removed_by_its_id(table: Table, seat: Seat) -> None:
+    """It is as good as dead: frozen, and so it neither leaves nor joins again."""
+    stuck = table.seat("stuck")
+    stuck.owning(PARTITIONS // 2)
+    its_id = member_id(stuck)
+    go_on = threading.Event()
+    stuck.membership._client.post(lambda: go_on.wait(20))
+    since = len(seat.events)
+    assert seat.take_over.remove_member(its_id, None, soon())
+    seat.owning(PARTITIONS, since, patience=3.0)  # long before its session ends
+    assert not seat.take_over.remove_member(its_id, None, soon())
+    go_on.set()
+    assert stuck.lost().incarnation == 1
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_the_successor_of_a_dead_member_is_not_removed_in_its_place(table: Table, seat: Seat, static: bool) -> None:
+    """What a supervisor says of a dead process may come after the process was started again."""
+    name = "again" if static else None
+    first = table.seat("again", static=static)
+    first.owning(PARTITIONS // 2)
+    old = member_id(first)
+    first.membership.close(3.0)
+    since = len(seat.events)
+    if not static:
+        seat.owning(PARTITIONS, since)
+    successor = table.seat("again", static=static)
+    successor.owning(PARTITIONS // 2)
+    assert member_id(successor) != old
+    heard = len(successor.events)
+    for instance in (name, "again", None):
+        assert not seat.take_over.remove_member(old, instance, soon())
+    with pytest.raises(ValueError, match="member id"):
+        seat.take_over.remove_member("", "again", soon())
+    time.sleep(1.0)  # three heartbeats: it would hear of it
+    assert successor.events[heard:] == []
+    assert seat.take_over.remove_member(member_id(successor), name, soon())
+    assert successor.lost().incarnation == 1
+
+
+def test_nobody_is_removed_from_a_group_that_is_not_there(kafka_broker: Any, topic_prefix: str) -> None:
+    with seats() as make:
+        seat = make(
+            kafka_broker.bootstrap_servers,
+            f"{topic_prefix}other",
+            make_topic(kafka_broker.bootstrap_servers, f"{topic_prefix}t"),
+            "a",
+        )
+        seat.owning(PARTITIONS)
+        gone = KafkaPythonTakeOver(seat.take_over._client, f"{topic_prefix}never", "t")
+        assert not gone.remove_member("somebody", None, soon())
+        assert not gone.remove_member("somebody", "x", soon())
+
+
+def test_the_sizes_of_logs_are_those_on_disk(table: Table, seat: Seat) -> None:
+    topic = make_topic(table.servers, f"{table.topic}.sized", 3)
+    assert seat.take_over.log_sizes(topic, [0, 1, 2], soon()) == {0: 0, 1: 0, 2: 0}
+    producer = Producer({"bootstrap.servers": table.servers})
+    for partition in (1, 2):
+        for _ in range(10 * partition):
+            producer.produce(topic, bytes(10_000), partition=partition)
+    assert producer.flush(10) == 0
+    sizes = seat.take_over.log_sizes(topic, [1, 2], soon())
+    assert set(sizes) == {1, 2}
+    assert 100_000 <= sizes[1] <= 110_000
+    assert 200_000 <= sizes[2] <= 220_000
+    assert seat.take_over.log_sizes(topic, [], soon()) == {}
+
+
+def test_sizes_that_nobody_tells_are_no_error(
+    table: Table, seat: Seat, topic_prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="streams.clients.takeover")
+    lines = caplog.records
+    assert seat.take_over.log_sizes("nowhere", [0], soon(1.0)) == {}
+    assert len(lines) == 1
+    assert seat.take_over.log_sizes(table.topic, [0, PARTITIONS], soon(1.0)) == {}
+    assert len(lines) == 2
+    seat.membership.close(5.0)
+    assert seat.take_over.log_sizes(table.topic, [0], soon()) == {}
+    with seats() as make:
+        alone = make("127.0.0.1:1", f"{topic_prefix}group", "t", "a")
+        before = time.monotonic()
+        assert alone.take_over.log_sizes("t", [0], soon(0.3)) == {}
+        assert time.monotonic() - before < 1.0
+    assert len(lines) == 4
+    assert all(line.levelno == logging.DEBUG for line in lines)
+
+
+@pytest.mark.slow
+def test_without_the_right_to_it_there_are_no_sizes(
+    own_broker: OwnBroker, topic_prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    kafka = own_broker(
+        properties={
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "allow.everyone.if.no.acl.found": "true",
+        }
+    )
+    topic = make_topic(kafka.bootstrap_servers, f"{topic_prefix}t")
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    acl: Any = import_module("confluent_kafka.admin")  # whose types leave these names out
+    cluster = (acl.ResourceType.BROKER, "kafka-cluster", acl.ResourcePatternType.LITERAL, "User:ANONYMOUS", "*")
+    rights = [
+        acl.AclBinding(*cluster, acl.AclOperation.CLUSTER_ACTION, acl.AclPermissionType.ALLOW),
+        acl.AclBinding(*cluster, acl.AclOperation.ALTER, acl.AclPermissionType.ALLOW),
+    ]
+    caplog.set_level(logging.DEBUG, logger="streams.clients.takeover")
+    with seats() as make:
+        seat = make(kafka.bootstrap_servers, f"{topic_prefix}group", topic, "a")
+        seat.owning(PARTITIONS)
+        assert seat.take_over.log_sizes(topic, [0], soon()) == {0: 0}
+        for future in admin.create_acls(rights).values():
+            future.result(10)
+        for future in admin.create_acls(
+            [acl.AclBinding(*cluster, acl.AclOperation.DESCRIBE, acl.AclPermissionType.DENY)]
+        ).values():
+            future.result(10)
+        until(lambda: seat.take_over.log_sizes(topic, [0], soon()) == {}, "it is told all the same")
+    assert "ClusterAuthorizationFailed" in caplog.text
 
 
 def test_without_a_broker_every_question_keeps_to_its_deadline(topic_prefix: str) -> None:
@@ -156,7 +288,7 @@ def test_without_a_broker_every_question_keeps_to_its_deadline(topic_prefix: str
             lambda deadline: seat.take_over.stable_offsets([0], deadline),
             lambda deadline: seat.take_over.log_range("t", [0], deadline),
             lambda deadline: seat.take_over.topic_id("t", deadline),
-            lambda deadline: seat.take_over.remove_member("a", deadline),
+            lambda deadline: seat.take_over.remove_member("some-id", None, deadline),
         ]
         for question in questions:
             before = time.monotonic()
