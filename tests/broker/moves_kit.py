@@ -289,6 +289,33 @@ class MovingTable:
         if sum(len(frozenset(share)) for share in shares.values()) == PARTITIONS:
             assert len(self.ledger.owner) == PARTITIONS
 
+    def even(self, *engines: Engine) -> None:
+        """Wait until these share everything, by counts that differ by one at most, and no move is under way."""
+
+        def done() -> bool:
+            with self.ledger.lock:
+                works = [self.ledger.works(engine.name) for engine in engines]
+                quiet = all(
+                    holdings.owned == work and not holdings.releasing and not holdings.incoming
+                    for holdings, work in zip((engine.membership._holdings for engine in engines), works, strict=True)
+                )
+            counts = [len(work) for work in works]
+            return quiet and sum(counts) == PARTITIONS and max(counts) - min(counts) <= 1
+
+        try:
+            until(done, "not even")
+        except AssertionError:
+            raise AssertionError(f"not even: {self.ledger.owner}") from None
+        assert self.ledger.wrong == []
+
+    def restart(self, engine: Engine, strategy: Any) -> Engine:
+        """As a deployment does it: it leaves, gives everything away, and comes back under the same name."""
+        engine.membership.leave()
+        until(lambda: not engine.working and not engine.membership._holdings.owned, "it keeps something")
+        engine.dead = True
+        engine.membership.close(3.0)
+        return self.engine(engine.name, strategy).seated()
+
 
 @contextmanager
 def moving_table(servers: str, prefix: str) -> Iterator[MovingTable]:

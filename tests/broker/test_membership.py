@@ -101,10 +101,11 @@ def test_a_member_that_closes_while_it_joins_holds_up_nobody(table: Table) -> No
     busy.owning(PARTITIONS)
     table.seat("b")
     revoked = busy.wait(lambda event: isinstance(event, Revoked))
+    assert isinstance(revoked, Revoked)
     third = table.seat("c")
     until(lambda: third.membership._coordinator is not None and third.membership._coordinator.member_id != "", "no id")
     third.membership.close(5.0)
-    busy.membership.released(revoked.partitions)  # type: ignore[attr-defined]
+    busy.membership.released(revoked.partitions)
     busy.wait(
         lambda event: isinstance(event, Assigned) and event.assignment.members == ("a", "b") and len(event.owned) == 5
     )
@@ -170,7 +171,9 @@ def test_a_static_member_that_restarts_gets_its_partitions_back(table: Table) ->
     successor = table.seat("b", static=True)
     event = successor.owning(len(mine))
     assert event.owned == mine
-    assert event.assignment.sequence == successor.membership._holdings.told.sequence, "an assignment made for its predecessor"
+    assert event.assignment.sequence == successor.membership._holdings.told.sequence, (
+        "an assignment made for its predecessor"
+    )
     assert not any(isinstance(event, Revoked | Lost) for event in other.events[since:])
 
 
@@ -201,13 +204,14 @@ def test_a_member_that_nobody_understands_gets_nothing(table: Table, foreign: st
     stranger.owning(PARTITIONS // 2)
     since = len(leader.events)
 
-    def subscription() -> bytes:
-        real = group_wire.encode_report("other" if foreign == "topic" else table.topic, stranger.membership._holdings.told)
-        return (
-            b"\xff\xff" if foreign == "subscription" else real.replace(b"instance", b"\xff\xff\xff\xff\xff\xff\xff\xff")
+    def subscriptions() -> list[tuple[str, bytes]]:
+        real = group_wire.encode_report(
+            "other" if foreign == "topic" else table.topic, stranger.membership._holdings.told
         )
+        wrong = real.replace(b"instance", b"\xff" * 8)
+        return [("kes-cooperative-sticky-2", b"\xff\xff" if foreign == "subscription" else wrong)]
 
-    monkeypatch.setattr(stranger.membership, "subscription", subscription)
+    monkeypatch.setattr(stranger.membership, "subscriptions", subscriptions)
     stranger.membership.leave()  # makes it join again, with the foreign bytes
     leader.owning(PARTITIONS, since)
 

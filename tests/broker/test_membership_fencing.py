@@ -89,9 +89,10 @@ def test_heartbeats_go_on_during_a_barrier_longer_than_the_session(table: Table,
     first.owning(PARTITIONS)
     second = table.seat("b", **QUICK)
     revoked = first.wait(lambda event: isinstance(event, Revoked))
+    assert isinstance(revoked, Revoked)
     time.sleep(3.0)
     assert transactor.commit(metadata(first)) == "ok"
-    first.membership.released(revoked.partitions)  # type: ignore[attr-defined]
+    first.membership.released(revoked.partitions)
     second.owning(PARTITIONS // 2)
     assert not first.heard_of(Lost)
 
@@ -112,14 +113,14 @@ def test_a_frozen_member_finds_everything_void_before_it_can_commit(
     until(lambda: everything(frozen, other), "the group does not settle")
     old, before, since = metadata(frozen), frozen.membership.snapshot, len(frozen.heard)
     reported: list[tuple[int, frozenset[int]]] = []
-    say = frozen.membership.subscription
+    say = frozen.membership.subscriptions
 
-    def subscription() -> bytes:
+    def subscriptions() -> list[tuple[str, bytes]]:
         data = say()
         reported.append((frozen.membership.snapshot.generation, frozen.membership._holdings.told.owned))
         return data
 
-    monkeypatch.setattr(frozen.membership, "subscription", subscription)
+    monkeypatch.setattr(frozen.membership, "subscriptions", subscriptions)
     frozen.membership._client.post(lambda: time.sleep(4.0))
     other.owning(PARTITIONS, len(other.events))
     assert frozen.membership.snapshot is before  # it cannot know yet: the broker's refusal has to save us

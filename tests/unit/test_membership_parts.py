@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
 from streams.clients import group_wire
+from streams.clients.group_settings import Patience
 from streams.clients.membership import KafkaPythonMembership, connect_group
 from streams.core.assignor import sticky_plan
 from streams.errors import ConfigError
-from streams.group import Assigned, Assignment, GroupEvent, Lost, Membership, Revoked, TakeOver
+from streams.group import (
+    Assigned,
+    Assignment,
+    Assignor,
+    Copies,
+    GroupEvent,
+    Lost,
+    MemberReport,
+    Membership,
+    Order,
+    Revoked,
+    TakeOver,
+)
 
 
 @pytest.fixture
 def membership() -> Iterator[KafkaPythonMembership]:
     membership, _ = connect_group("127.0.0.1:1", "g", "t", 4, "a", {"cooperative-sticky": sticky_plan})
     yield membership
+    membership._deliver = None  # most of them never started: there is nobody to leave the group
     membership.close(1.0)
 
 
@@ -99,6 +114,184 @@ def test_only_what_was_revoked_can_be_released(membership: KafkaPythonMembership
     assert not any(isinstance(event, Revoked) for event in heard)
 
 
+class Member:
+    """A membership that is driven by hand: reports, plans, and what the engine says in between."""
+
+    def __init__(self, membership: KafkaPythonMembership) -> None:
+        self.membership, self.generation = membership, 0
+        self.heard: list[GroupEvent] = []
+        membership._deliver = self.heard.append
+
+    def plan(self, assignment: Assignment, meanwhile: Callable[[], None] = lambda: None) -> Any:
+        """A rebalance: report, what comes ``meanwhile``, and the coroutine that applies the assignment."""
+        self.generation += 1
+        report(self.membership)
+        self.membership.published(self.generation, "me")
+        meanwhile()
+        self.drain()
+        told = msgspec.structs.replace(assignment, sequence=self.membership._holdings.told.sequence)
+        return self.membership.joined(self.generation, group_wire.encode_assignment("t", told))
+
+    def drain(self) -> None:
+        self.membership._client.net.drain()
+
+    @property
+    def last(self) -> GroupEvent:
+        return self.heard[-1]
+
+
+@pytest.fixture
+def member(membership: KafkaPythonMembership) -> Member:
+    return Member(membership)
+
+
+def test_a_move_from_the_order_to_the_hand_over(member: Member) -> None:
+    run(member.plan(Assignment(own=frozenset({1, 2}))))
+    run(member.plan(Assignment(own=frozenset({1}), release={2: "other"})))
+    order = Order("other", 2)
+    assert isinstance(member.last, Assigned)
+    assert (member.last.owned, member.last.releasing) == (frozenset({1, 2}), {2: order})
+    member.membership.handed_over(2, Order("another", 2))
+    member.drain()
+    assert member.membership._holdings.owned == frozenset({1, 2})
+    member.membership.handed_over(2, order)
+    member.drain()
+    assert member.membership._holdings.owned == frozenset({1})
+
+
+def test_what_was_taken_after_the_report_is_not_revoked(member: Member) -> None:
+    run(member.plan(Assignment(incoming={3: 0})))
+    run(member.plan(Assignment(incoming={3: 1}), lambda: member.membership.took(3)))
+    assert member.last == Assigned(0, 2, frozenset({3}), frozenset(), member.last.assignment)  # type: ignore[union-attr]
+
+
+def test_what_was_handed_over_after_the_report_and_came_back_is_new(member: Member) -> None:
+    run(member.plan(Assignment(own=frozenset({2}))))
+    run(member.plan(Assignment(release={2: "other"})))
+    run(member.plan(Assignment(own=frozenset({2})), lambda: member.membership.handed_over(2, Order("other", 2))))
+    assert isinstance(member.last, Assigned)
+    assert member.last.added == frozenset({2})
+
+
+def wait(steps: Any) -> None:
+    """A coroutine that has to wait."""
+    steps.send(None)
+
+
+@pytest.mark.parametrize("how", ["handed over", "released"])
+def test_a_barrier_ends_when_what_was_revoked_is_gone(member: Member, how: str) -> None:
+    """The receiver says that it has the partition; our own engine has not said so yet."""
+    run(member.plan(Assignment(own=frozenset({1, 2}))))
+    run(member.plan(Assignment(own=frozenset({1}), release={2: "other"})))
+    barrier = member.plan(Assignment(own=frozenset({1})))
+    wait(barrier)
+    assert member.last == Revoked(0, frozenset({2}))
+    if how == "released":
+        member.membership.released([2])
+    else:
+        member.membership.handed_over(2, Order("other", 2))
+    member.drain()
+    run(barrier)
+    assert isinstance(member.last, Assigned)
+    assert member.last.owned == frozenset({1})
+
+
+def test_what_is_taken_during_a_barrier_and_is_not_ours_is_revoked_too(member: Member) -> None:
+    run(member.plan(Assignment(own=frozenset({1}), incoming={3: 0})))
+    barrier = member.plan(Assignment())
+    wait(barrier)
+    member.membership.took(3)
+    member.membership.released([1])
+    member.drain()
+    wait(barrier)
+    assert member.last == Revoked(0, frozenset({3}))
+    member.membership.released([3])
+    member.drain()
+    run(barrier)
+    assert isinstance(member.last, Assigned)
+    assert member.last.owned == frozenset()
+
+
+def test_a_lost_membership_forgets_moves_and_keeps_copies(member: Member) -> None:
+    run(member.plan(Assignment(own=frozenset({1}), release={2: "other"}, incoming={3: 0})))
+    copies = Copies(ready=frozenset({0}))
+    member.membership.report(copies, announce=False)
+    member.membership.voided("session expired")
+    member.membership.took(3)
+    member.drain()
+    report(member.membership)
+    told = member.membership._holdings.told
+    assert (told.owned, told.releasing, told.incoming, told.copies) == (frozenset(), {}, frozenset(), copies)
+
+
+class Joins:
+    """In place of the coordinator client: counts requests to join again."""
+
+    count = 0
+
+    def request_rejoin(self) -> None:
+        self.count += 1
+
+
+def test_an_announcement_joins_again_once_it_has_something_new(member: Member) -> None:
+    run(member.plan(Assignment()))
+    member.membership._coordinator = joins = Joins()  # type: ignore[assignment]
+    copies = Copies(ready=frozenset({1}))
+    member.membership.report(copies, announce=False)
+    member.drain()
+    assert joins.count == 0
+    member.membership.report(copies, announce=True)
+    member.drain()
+    assert joins.count == 1
+    run(member.plan(Assignment()))
+    member.membership.report(Copies(ready=frozenset({1})), announce=True)
+    member.drain()
+    assert joins.count == 1, "told already"
+    run(member.plan(Assignment(), lambda: member.membership.report(Copies(), announce=True)))
+    assert joins.count == 3, "once at the time, which kafka-python forgets, and once when the join is complete"
+    run(member.plan(Assignment()))
+    assert joins.count == 3
+    member.membership._coordinator = None
+
+
+def test_the_leader_decides_by_the_strategy_that_the_broker_chose() -> None:
+    chosen: list[tuple[str, int, dict[str, MemberReport]]] = []
+
+    def strategy(name: str) -> Assignor:
+        def plan(partitions: int, reports: Mapping[str, MemberReport]) -> dict[str, Assignment]:
+            chosen.append((name, partitions, dict(reports)))
+            return {member: Assignment() for member in reports}
+
+        return plan
+
+    membership, _ = connect_group("127.0.0.1:1", "g", "t", 4, "a", {name: strategy(name) for name in ("new", "old")})
+    offered = membership.subscriptions()
+    assert [protocol for protocol, _ in offered] == ["kes-new-2", "kes-old-2"]
+    assert offered[0][1] == offered[1][1], "one report, not two: the assignment echoes its counter"
+    other = group_wire.encode_report("t", MemberReport(instance="b", owned=frozenset({1, 4})))
+    plan = membership.lead("kes-old-2", {"m-a": offered[1][1], "m-b": other})
+    assert plan.keys() == {"m-a", "m-b"}
+    assert all(group_wire.decode_assignment(data, 4, member) == Assignment() for member, data in plan.items())
+    ((name, partitions, reports),) = chosen
+    assert (name, partitions) == ("old", 4)
+    assert reports["m-b"].owned == frozenset({1}), "a partition that the topic does not have"
+    membership.close(1.0)
+
+
+def test_patience_begins_once_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("streams.clients.group_settings.time.monotonic", lambda: now)
+    patience = Patience(5.0)
+    assert not patience.is_over
+    assert patience.begins()
+    now = 104.0
+    assert (patience.begins(), patience.is_over) == (False, False)
+    now = 105.5
+    assert (patience.begins(), patience.is_over) == (False, True)
+    patience.passed()
+    assert (patience.is_over, patience.begins()) == (False, True)
+
+
 def test_started_once(membership: KafkaPythonMembership) -> None:
     membership.start(lambda event: None)
     with pytest.raises(RuntimeError, match="once"):
@@ -115,6 +308,8 @@ def test_started_once(membership: KafkaPythonMembership) -> None:
         ({"heartbeat_interval_ms": 6000}, "heartbeat"),
         ({"heartbeat_interval_ms": 0}, "heartbeat"),
         ({"rebalance_timeout_ms": 0}, "rebalance timeout"),
+        ({"assignors": {}}, "strategy"),
+        ({"assignors": {"gerecht ü": sticky_plan}}, "strategy"),
         ({"bootstrap_servers": "nowhere"}, "bootstrap"),
     ],
 )
