@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
@@ -283,7 +283,7 @@ def test_without_the_right_to_it_there_are_no_sizes(
 def test_without_a_broker_every_question_keeps_to_its_deadline(topic_prefix: str) -> None:
     with seats() as make:
         seat = make("127.0.0.1:1", f"{topic_prefix}group", "t", "a")
-        questions = [
+        questions: list[Callable[[float], object]] = [
             lambda deadline: seat.take_over.fence_departed([], deadline),
             lambda deadline: seat.take_over.stable_offsets([0], deadline),
             lambda deadline: seat.take_over.log_range("t", [0], deadline),
