@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from streams.records import Headers, IncomingRecord
+from streams.runtime.changelog import RELEASE_KEY
 
 from .virtual_time import VirtualTimeLoop
 
@@ -35,6 +36,7 @@ class Txn:
     logs: dict[Log, None] = field(default_factory=dict)  # in the order in which they were added
     offsets: bool = False
     unmarked: int = 0
+    releases: list[tuple[int, Entry]] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -102,6 +104,9 @@ class Broker:
         self.slow_markers = 0.02
         self.check_member: Callable[[int, str], None] = lambda generation, member: None
         self.on_append: Callable[[str], None] = lambda topic: None
+        self.on_stable: list[Callable[[Log], None]] = []
+        self.on_marker: Callable[[str, int, Entry], None] = lambda what, partition, entry: None
+        """Hears of release markers: produced, and committed."""
         self.met: set[str] = set()
         """What was answered to anybody: errors, and what happened by itself."""
         self._numbers = itertools.count(1)
@@ -114,8 +119,10 @@ class Broker:
 
     def append(self, topic: str, partition: int, key: bytes, value: bytes, headers: Headers) -> None:
         """An input record, from a producer without transactions."""
-        self.log(topic, partition).append(Entry(key, value, headers, None))
+        log = self.log(topic, partition)
+        log.append(Entry(key, value, headers, None))
         self.on_append(topic)
+        self._grown(log)
 
     # -- the transaction coordinator -----------------------------------------------------------------------------------
 
@@ -154,6 +161,9 @@ class Broker:
         txn.logs[log] = None
         entry.txn = txn
         log.append(entry)
+        if entry.key == RELEASE_KEY:
+            txn.releases.append((partition, entry))
+            self.on_marker("produced", partition, entry)
         return True
 
     def send_offsets(self, name: str, epoch: int, generation: int, member: str, offsets: dict[int, int]) -> bool:
@@ -198,7 +208,9 @@ class Broker:
         assert txn is not None
         txn.outcome = commit
         state.last = commit
-        marks = [partial(log.append, Entry(None, None, None, txn, True)) for log in txn.logs]
+        for number, entry in txn.releases:
+            self.on_marker("committed" if commit else "aborted", number, entry)
+        marks = [partial(self._mark, log, txn) for log in txn.logs]
         if txn.offsets:
             marks.append(partial(self._settle_offsets, txn))
         txn.unmarked = len(marks)
@@ -213,6 +225,14 @@ class Broker:
 
         for write in marks:
             self.loop.call_later(self.rng.uniform(0.0005, self.slow_markers), mark, write)
+
+    def _mark(self, log: Log, txn: Txn) -> None:
+        log.append(Entry(None, None, None, txn, True))
+        self._grown(log)
+
+    def _grown(self, log: Log) -> None:
+        for heard in list(self.on_stable):
+            heard(log)
 
     def _settle_offsets(self, txn: Txn) -> None:
         offsets = self.pending.pop(txn, {})

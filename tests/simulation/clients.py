@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
+from streams.core.incremental import PlanSettings
+from streams.core.strategies import assignor
 from streams.errors import BrokerUnavailable, Stopped
 from streams.records import IncomingRecord
 from streams.topics import TopicSpec
 
-from .group import SimMembership
+from .membership import SimMembership
 from .process import Process, SimWorker
 from .producer import SimProducer
+from .tail import SimTail
 from .virtual_time import ORDERED
 
 T = TypeVar("T")
@@ -37,14 +40,19 @@ class SimConnections:
     def reader(self) -> SimReader:
         return SimReader(self.process)
 
+    def tail(self) -> SimTail:
+        return SimTail(self.process, self.config.changelog)
+
     def topics(self) -> SimTopics:
         return SimTopics()
 
     def group(self, alive: Callable[[], bool]) -> tuple[SimMembership, SimTakeOver]:
         process, config = self.process, self.config
-        membership = SimMembership(
-            process.group, config.instance_id, process.rng, process.travel_times, config.heartbeat_interval_seconds
+        settings = PlanSettings(
+            num_standbys=config.num_standbys, max_moves=config.max_moves, max_move_bytes=config.max_move_bytes
         )
+        strategies = {name: assignor(name, settings) for name in config.strategies}
+        membership = SimMembership(process, config.instance_id, strategies, config.heartbeat_interval_seconds)
         process.memberships.append(membership)
         return membership, SimTakeOver(process, config.group_id)
 
@@ -73,7 +81,8 @@ class SimInput:
 
     def remove(self, partitions: Collection[int]) -> None:
         for partition in partitions:
-            self._positions.pop(partition, None)
+            if self._positions.pop(partition, None) is not None:
+                self._process.note("closed", partition)
         self._epochs = {number: epoch for number, epoch in self._epochs.items() if number not in partitions}
 
     def pause(self, partition: int) -> None:
@@ -221,6 +230,10 @@ class SimTakeOver:
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
         broker = self._process.broker
         return self._ask("range", deadline, lambda: {n: (0, broker.log(topic, n).end) for n in partitions})
+
+    def log_sizes(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, int]:
+        broker = self._process.broker
+        return self._ask("sizes", deadline, lambda: {n: 100 * broker.log(topic, n).end for n in partitions})
 
     def topic_id(self, topic: str, deadline: float) -> str:
         return self._ask("topic id", deadline, lambda: "id")

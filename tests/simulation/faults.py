@@ -28,6 +28,7 @@ POSSIBLE: Mapping[str, tuple[Strike, ...]] = {
     "commit": ALL,
     "abort": (Strike.REPLY_LOST, Strike.REQUEST_LOST, Strike.HANGS, Strike.LATE),
     "ask": (Strike.REPLY_LOST,),
+    "tail": (Strike.REQUEST_LOST,),
 }
 
 
@@ -58,6 +59,24 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     call_timeout: float = 5.0
     transaction_timeout: float = 5.0
     session: float = 6.0
+    strategies: tuple[tuple[str, ...], ...] = (("incremental",),)
+    """What members are started with, the wanted one first; each ``migrate`` goes on to the next entry."""
+    num_standbys: int = 0
+    max_moves: int = 64
+    preparation_timeout: float = 20.0
+    leave_timeout: float = 10.0
+    tail_batch: int = 200
+    """Offsets that are restored at a time; ``tail_pause``: seconds that each time takes, besides."""
+    tail_pause: float = 0.0
+    hear: tuple[float, ...] = (0.0, 0.0, 0.001, 0.001, 0.02, 0.02, 1.0)
+    """How long it takes until the engine hears of what the group said; ``post``: until the membership hears it."""
+    post: tuple[float, ...] = (0.0, 0.0, 0.0001, 0.001, 0.02, 0.5)
+    polls: tuple[float, ...] = (0.0, 0.0001, 0.001, 0.001, 0.001, 0.2)
+    """How long a batch is on its way from a poll thread; now and then others are served before it."""
+    marker_strikes: float = 0.0
+    """The share of calls that are struck in transactions with a release marker."""
+    smooth: bool = False
+    """Nothing goes wrong: moves have to be quick."""
 
 
 class Faults:
@@ -77,12 +96,21 @@ class Faults:
         return self._on_grid(self.rng.choice((0.0, 0.0001, 0.001)))
 
     def poll(self) -> float:
-        """How long a batch is on its way from the poll thread; now and then others are served before it."""
-        return self._on_grid(self.rng.choice((0.0, 0.0001, 0.001, 0.001, 0.001, 0.2)))
+        """How long a batch is on its way from a poll thread."""
+        return self._on_grid(self.rng.choice(self.plan.polls))
 
-    def strike(self, call: str, now: float) -> Strike | None:
+    def hear(self) -> float:
+        """How long it takes until the engine hears of what the group said."""
+        return self._on_grid(self.rng.choice(self.plan.hear))
+
+    def post(self) -> float:
+        """How long it takes until the membership hears of what the engine did."""
+        return self._on_grid(self.rng.choice(self.plan.post))
+
+    def strike(self, call: str, now: float, at_least: float = 0.0) -> Strike | None:
         """What happens to this call."""
-        if now > self.plan.calm_at or self.rng.random() >= self.plan.strikes.get(call, 0.0):
+        share = max(self.plan.strikes.get(call, 0.0), at_least)
+        if now > self.plan.calm_at or self.rng.random() >= share:
             return None
         strike = self.rng.choice(POSSIBLE[call])
         self.struck.append((now, call, strike.name))

@@ -43,7 +43,11 @@ def _slow_rebalances(rng: random.Random) -> dict[str, object]:
 
 
 def _rebalances(rng: random.Random) -> dict[str, object]:
-    return {"actions": _actions(rng, ("start", "stop"), 16), "kinds": ("Add", "Slow")}
+    return {
+        "actions": _actions(rng, ("start", "stop"), 16),
+        "kinds": ("Add", "Slow"),
+        "strategies": ((rng.choice(ALL_STRATEGIES[1:]),),),
+    }
 
 
 def _crashes(rng: random.Random) -> dict[str, object]:
@@ -101,7 +105,125 @@ def _everything(rng: random.Random) -> dict[str, object]:
         "interjections": rng.random() < 0.5,
         "patient": rng.random() < 0.2,
         "strikes": dict.fromkeys(("send", "commit", "flush", "abort", "init", "ask"), share),
-        "actions": _actions(rng, ALL_ACTIONS, 16),
+        "actions": _merged(_actions(rng, ALL_ACTIONS, 16), _traps(rng, VERBS, rng.choice((0, 3)))),
+    }
+
+
+STEPS = ("ordered", "told", "closed", "produced", "committed", "handing", "handed", "taking", "took", "announced")
+VERBS = ("crash", "crash", "freeze", "freeze", "evict", "halt", "cancel", "stop", "start", "outage", "forget")
+
+
+def _traps(rng: random.Random, verbs: tuple[str, ...], count: int) -> tuple[tuple[float, str], ...]:
+    """Something happens to somebody in the middle of a move."""
+    return tuple(
+        (at, f"on {rng.choice(STEPS)} {rng.choice(verbs)} {rng.choice(('donor', 'target', 'donor', 'target', 'other'))}")
+        for at in _times(rng, count, 25.0)
+    )
+
+
+def _merged(*lists: tuple[tuple[float, str], ...]) -> tuple[tuple[float, str], ...]:
+    return tuple(sorted(action for actions in lists for action in actions))
+
+
+INCREMENTAL = {"strategies": (("incremental",),)}
+
+
+def _moves(rng: random.Random) -> dict[str, object]:
+    """Members come and go, and work on."""
+    return {"actions": _actions(rng, ("start", "start", "stop"), 14), "kinds": ("Add", "Add", "Slow"), **INCREMENTAL}
+
+
+def _smooth_moves(rng: random.Random) -> dict[str, object]:
+    """Nothing goes wrong at all: no partition may stand still for long."""
+    return {
+        "actions": _actions(rng, ("start", "start", "stop"), 6),
+        "kinds": ("Add",),
+        "hear": (0.0, 0.001),
+        "post": (0.0, 0.001),
+        "polls": (0.0, 0.001),
+        "one_way": rng.choice((0.001, 0.005)),
+        "slow_markers": 0.005,
+        "smooth": True,
+        **INCREMENTAL,
+    }
+
+
+def _struck_moves(rng: random.Random) -> dict[str, object]:
+    """Donors and receivers are struck at each step of a move."""
+    return {
+        "actions": _merged(_actions(rng, ("start", "start", "stop"), 12), _traps(rng, VERBS, 6)),
+        "kinds": rng.choice((("Add",), ("Add", "Slow"))),
+        "members": rng.choice((2, 3)),
+        **INCREMENTAL,
+    }
+
+
+def _unclear_moves(rng: random.Random) -> dict[str, object]:
+    """Answers are lost around the transaction with the marker."""
+    return {
+        "actions": _merged(_actions(rng, ("start", "start", "stop"), 12), _traps(rng, ("crash", "freeze", "evict"), 2)),
+        "marker_strikes": rng.choice((0.3, 0.6)),
+        **rng.choice((LONG, {}, {})),
+        **INCREMENTAL,
+    }
+
+
+def _slow_restores(rng: random.Random) -> dict[str, object]:
+    """Copies take so long that they are late, or that everything has changed when they are ready."""
+    return {
+        "actions": _merged(_actions(rng, ("start", "start", "stop", "crash"), 10), _traps(rng, VERBS, 2)),
+        "tail_batch": rng.choice((5, 20)),
+        "tail_pause": rng.choice((0.01, 0.05, 0.1)),
+        "preparation_timeout": rng.choice((1.0, 4.0, 20.0)),
+        "leave_timeout": rng.choice((1.0, 10.0)),
+        "strikes": {"tail": rng.choice((0.0, 0.02))},
+        **INCREMENTAL,
+    }
+
+
+def _standbys(rng: random.Random) -> dict[str, object]:
+    """Owners die, and spare copies are promoted."""
+    return {
+        "actions": _actions(rng, ("start", "start", "crash", "crash", "freeze", "evict"), 12),
+        "members": 3,
+        "num_standbys": rng.choice((1, 1, 2)),
+        **INCREMENTAL,
+    }
+
+
+def _rolling(rng: random.Random) -> dict[str, object]:
+    """All members are restarted, one after the other."""
+    return {
+        "actions": _merged(((rng.uniform(2.0, 8.0), "roll"),), _actions(rng, ("crash", "freeze", "evict"), 2)),
+        "members": rng.choice((2, 3)),
+        **INCREMENTAL,
+    }
+
+
+ALL_STRATEGIES = ("incremental", "cooperative-sticky", "range", "roundrobin")
+
+
+def _migrations(rng: random.Random) -> dict[str, object]:
+    """A running group changes its strategy by rolling restarts."""
+    before, after = rng.sample(ALL_STRATEGIES, 2)
+    if rng.random() < 0.7 and "incremental" not in (before, after):
+        after = "incremental"
+    return {
+        "actions": _merged(
+            ((rng.uniform(2.0, 5.0), "migrate"), (rng.uniform(15.0, 25.0), "migrate")),
+            _actions(rng, ("start", "crash", "freeze", "evict"), 3),
+        ),
+        "members": rng.choice((2, 3)),
+        "strategies": ((before,), (after, before), (after,)),
+    }
+
+
+def _evictions(rng: random.Random) -> dict[str, object]:
+    """The group throws members out, or forgets all of them, and they come back at once."""
+    return {
+        "actions": _merged(_actions(rng, ("evict", "evict", "start", "stop"), 10), _traps(rng, ("evict", "forget"), 4)),
+        "members": rng.choice((2, 3)),
+        **INCREMENTAL,
     }
 
 
@@ -127,6 +249,15 @@ PROFILES: tuple[Callable[[random.Random], dict[str, object]], ...] = (
     _refused_under_way,
     _everything,
     _storm,
+    _moves,
+    _smooth_moves,
+    _struck_moves,
+    _unclear_moves,
+    _slow_restores,
+    _standbys,
+    _rolling,
+    _migrations,
+    _evictions,
 )
 
 
@@ -148,5 +279,9 @@ def plan_of(seed: int, profile: str = "") -> Plan:
         "pending": rng.choice((1, 1, 2)),
         "max_queued": rng.choice((5, 100)),
         "slow_markers": rng.choice((0.005, 0.1)),
+        "num_standbys": rng.choice((0, 0, 1, 2)),
+        "max_moves": rng.choice((1, 2, 64)),
+        "tail_batch": rng.choice((20, 200)),
+        "strategies": ((rng.choice(("incremental", "incremental", *ALL_STRATEGIES)),),),
     }
     return Plan(**{**sizes, **chosen(rng)})  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from streams.runtime.bridge import DeadlinePassed
 
 from .faults import Faults
-from .group import SimMembership
+from .membership import SimMembership
 from .virtual_time import Killed
 
 T = TypeVar("T")
@@ -69,6 +69,14 @@ class Process:
             if left <= 0:
                 return
             yield left
+
+    def note(self, what: str, partition: int) -> None:
+        """A step of a move, for those who wait for it."""
+        self.world.noted(self.name, what, partition)
+
+    def measured(self, measurement: Any) -> None:
+        """For the settings of its event source."""
+        self.world.watch.measured(self.name, measurement)
 
     def kill(self) -> None:
         self.dead = True

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from streams.errors import TransactionFailed
 from streams.records import Headers, Record
+from streams.runtime.changelog import RELEASE_KEY
 
 from .broker import Entry, Refuses
 from .faults import Strike
@@ -38,7 +39,7 @@ class SimProducer:
         self._broker, self._faults = process.broker, process.faults
         self._epoch = -1
         self._queue: deque[tuple[str, int, Entry]] = deque()
-        self._sending = self._closed = self._begun = False
+        self._sending = self._closed = self._begun = self._releases = False
         self._failed: TransactionFailed | None = None
         self._sent_any = False
         self._born = process.loop.time()
@@ -71,6 +72,7 @@ class SimProducer:
         if self._begun:
             raise TransactionFailed("begin_transaction", "_STATE", "unknown", "a transaction is under way")
         self._begun, self._sent_any, self._failed, self.refused = True, False, None, []
+        self._releases = False
 
     def produce(self, record: Record) -> bool:
         partition = -1 if record.partition is None else record.partition
@@ -88,6 +90,7 @@ class SimProducer:
         if partition < 0:
             partition = zlib.crc32(key or b"") % self._broker.partitions
         self._queue.append((topic, partition, Entry(key, value, headers, None)))
+        self._releases = self._releases or key == RELEASE_KEY
         self._schedule()
         return True
 
@@ -138,7 +141,7 @@ class SimProducer:
 
     def flush(self, timeout_seconds: float) -> None:
         process, deadline = self._process, self._process.loop.time() + timeout_seconds
-        strike = self._faults.strike("flush", process.loop.time())
+        strike = self._faults.strike("flush", process.loop.time(), self._share())
         if strike is not None:
             if strike is Strike.HANGS:
                 process.pause(FOREVER)
@@ -185,7 +188,7 @@ class SimProducer:
 
     def _request(self, call: str, timeout_seconds: float, effect: Callable[[], bool]) -> None:
         process, deadline = self._process, self._process.loop.time() + timeout_seconds
-        strike = self._faults.strike(call.split("_")[0], process.loop.time())
+        strike = self._faults.strike(call.split("_")[0], process.loop.time(), self._share())
         if strike is Strike.REQUEST_LOST:
             self._no_answer(call, timeout_seconds)
         if strike is Strike.HANGS:
@@ -214,6 +217,9 @@ class SimProducer:
             if process.loop.time() > deadline:
                 raise TransactionFailed(call, "_TIMED_OUT", "unknown")
             process.pause(0.02)
+
+    def _share(self) -> float:
+        return self._process.faults.plan.marker_strikes if self._releases else 0.0
 
     def _no_answer(self, call: str, timeout_seconds: float) -> None:
         self._process.pause(timeout_seconds if self._faults.rng.random() < 0.5 else FOREVER)

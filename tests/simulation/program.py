@@ -117,8 +117,9 @@ class Journalled(Table[str, int]):
             self.put(key, value)
 
 
-def build(plan: Plan, instance: str, rng: random.Random, pause: Any) -> EventSource[Any]:
-    """An event source of this plan. ``pause(seconds)`` sleeps in a blocking handler."""
+def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) -> EventSource[Any]:
+    """An event source of this plan, for a member's process."""
+    rng, pause = process.rng, process.pause
     config = EventSourceConfig(
         group_id=GROUP,
         topic=TOPIC,
@@ -137,6 +138,13 @@ def build(plan: Plan, instance: str, rng: random.Random, pause: Any) -> EventSou
         max_queued_records=plan.max_queued,
         max_poll_records=20,
         error_policy=ErrorPolicy(then=ErrorResponse.FAIL_CONSUMER),
+        strategy=strategies,
+        num_standbys=plan.num_standbys,
+        max_moves=plan.max_moves,
+        preparation_timeout_seconds=plan.preparation_timeout,
+        leave_timeout_seconds=plan.leave_timeout,
+        on_partition_activated=lambda partition: process.note("active", partition),
+        metrics_handler=process.measured,
     )
     source: EventSource[Any] = EventSource(config, PlainStore if plan.patient else Journalled)
 

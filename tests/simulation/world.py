@@ -5,35 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections import defaultdict
 from typing import Any
 
 from streams import event_source
-from streams.codecs import RESERVED_KEY_PREFIX
-from streams.errors import MembershipLost, NotOwned, RecordRefused, Stopped
 from streams.event_source import EventSource
-from streams.events import event_type_of
 from streams.runtime import lifecycle
 from streams.runtime.event_context import EventContext
 from streams.runtime.lifecycle import Engine
-from streams.runtime.takeover import decode_offset
-from streams.runtime.transaction_pool import OFFSET_KEY
 
 from . import program
-from .broker import Broker, Log
+from .broker import Broker
 from .clients import SimConnections, SimInput
 from .faults import Faults, Plan
 from .group import Group
+from .judge import Judge
 from .process import Process
 from .virtual_time import Fibers, VirtualTimeLoop, elapse, run
+from .watch import Trap, Watch
 
-CHANGELOG, DEAD_LETTERS = "sim.in.changelog", "sim.in.dead-letters"
 PATIENCE = 60.0
 """Simulated seconds, after the last fault, in which something must be committed, until everything is."""
-
-
-EXPECTED = (MembershipLost, NotOwned, Stopped, RecordRefused)
-"""What ``interject`` may raise; the last one when another event of its transaction is refused, and it is undone too."""
 
 
 class SimWatchdog:
@@ -53,10 +44,11 @@ class SimWatchdog:
 class Member:
     """One process: an event source, its connections, its task."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, strategies: tuple[str, ...]) -> None:
         self.name = name
+        self.strategies = strategies
         self.process = Process(world, name)
-        self.source: EventSource[Any] = program.build(world.plan, name, world.rng, self.process.pause)
+        self.source: EventSource[Any] = program.build(world.plan, name, strategies, self.process)
         self.connections: list[SimConnections] = []
         self.task = world.loop.create_task(self._run(), name=name)
 
@@ -86,6 +78,10 @@ class World:
         self.tokens: list[tuple[str, asyncio.Task[None], Member]] = []
         self.trace: list[str] = []
         self.forgot = False
+        self.phase = 0
+        self.rolling: list[asyncio.Task[None]] = []
+        self.judge = Judge(self)
+        self.watch = Watch(self)
 
     async def live(self) -> None:
         """From the first start to the last word."""
@@ -95,20 +91,23 @@ class World:
             feeding = self.loop.create_task(self._feed())
             for at, action in self.plan.actions:
                 await self._until(at)
-                self._act(action)
+                self.act(action)
             await self._until(self.plan.calm_at)
             await feeding
+            await asyncio.gather(*self.rolling)
             self.trace.append(f"{self.loop.time():.6f} calm")
             self._start("last")  # the others may be stopping, all of them
             await self._all_handled()
+            if not self.differences:
+                await self.watch.settled()
             await self._stop_all()
             await elapse(self.plan.transaction_timeout + 5.0)  # until the broker has ended what hangs
-            self._judge()
+            self.judge.judge()
         finally:
             for member in self.members.values():
                 member.crash()
             await asyncio.gather(*(member.task for member in self.members.values()), return_exceptions=True)
-            for _, task, _ in self.tokens:
+            for task in [*self.rolling, *(task for _, task, _ in self.tokens)]:
                 task.cancel()
             self.fibers.close()
 
@@ -126,14 +125,50 @@ class World:
         before = self.members.get(name)
         if before is None or before.task.done():
             self._look_for_failures()
-            self.members[name] = Member(self, name)
+            self.members[name] = Member(self, name, self._strategies())
 
-    def _act(self, action: str) -> None:
+    def _strategies(self) -> tuple[str, ...]:
+        """The newest ones that go with those of everybody who is there, or not known to be gone."""
+        others = [set(member.strategies) for member in self._running()]
+        others += [set(known.strategies) for known in self.group.members.values()]
+        for strategies in self.plan.strategies[self.phase :: -1]:
+            if set(strategies).intersection(*others):
+                return strategies
+        raise AssertionError(f"nothing goes with {others}")
+
+    async def _roll(self) -> None:
+        """One after the other, each is stopped, or killed, and started again."""
+        for name in sorted(self.members):
+            member = self.members[name]
+            if member.task.done():
+                continue
+            self.act(self.rng.choice(("stop ", "stop ", "crash ")) + name)
+            await asyncio.wait([member.task], timeout=60.0)
+            await elapse(self.rng.choice((0.0, 0.5, 3.0)))
+            self.act(f"start {name}")
+            await elapse(self.rng.choice((0.1, 1.0, 2.0)))
+
+    def act(self, action: str, why: str = "") -> None:
+        """Something happens. ``why`` is for the trace. Nothing does any more once the world is calm."""
+        if why and self.loop.time() > self.plan.calm_at:
+            return
         kind, _, name = action.partition(" ")
-        self.trace.append(f"{self.loop.time():.6f} {action}")
+        self.trace.append(f"{self.loop.time():.6f} {action} {why}".rstrip())
         member = self.members.get(name)
         alive = member is not None and not member.task.done()
+        if alive and kind in ("crash", "freeze", "evict", "halt", "cancel"):
+            self.watch.struck(name)
         match kind:
+            case "on":
+                self.watch.arm(Trap(*name.split()))
+            case "evict" if alive:
+                for membership in member.process.memberships:
+                    self.group.leave(membership.member)
+            case "roll":
+                self.rolling.append(self.loop.create_task(self._roll()))
+            case "migrate":
+                self.phase = min(self.phase + 1, len(self.plan.strategies) - 1)
+                self.rolling.append(self.loop.create_task(self._roll()))
             case "start":
                 self._start(name)
             case "crash" if alive:
@@ -176,12 +211,12 @@ class World:
             await elapse(self.rng.choice((0.0, 0.0, 0.0, pause, 2 * pause)))
 
     async def _all_handled(self) -> None:
-        before, deadline = self._changelog_offsets(), self.loop.time() + PATIENCE
-        while (now := self._changelog_offsets()) != self._ends():
+        before, deadline = self.judge.changelog_offsets(), self.loop.time() + PATIENCE
+        while (now := self.judge.changelog_offsets()) != self.judge.ends():
             if now != before:
                 before, deadline = now, self.loop.time() + PATIENCE
             if self.loop.time() > deadline:
-                self.differences.append(f"no progress: {now} of {self._ends()} handled")
+                self.differences.append(f"no progress: {now} of {self.judge.ends()} handled")
                 return
             await elapse(0.5)
             self._look_for_failures()
@@ -208,105 +243,16 @@ class World:
                 if said not in self.differences:
                     self.differences.append(said)
 
+    def noted(self, name: str, what: str, partition: int) -> None:
+        """A step of a move on a member."""
+        self.watch.noted(name, what, partition)
+
     def fingerprint(self) -> list[tuple[str, int, list[tuple[bytes | None, bytes | None, bool]]]]:
         """Every entry of every log, but for headers: dead letters have the time of the wall clock in theirs."""
         return [
             (*name, [(entry.key, entry.value, entry.marker) for entry in log.entries])
             for name, log in sorted(self.broker.logs.items())
         ]
-
-    # -- what must be true ---------------------------------------------------------------------------------------------
-
-    def _partitions(self, topic: str) -> list[Log]:
-        return [self.broker.log(topic, number) for number in range(self.plan.partitions)]
-
-    def _ends(self) -> dict[int, int]:
-        return {log.partition: log.end for log in self._partitions(program.TOPIC) if log.end}
-
-    def _changelog_offsets(self) -> dict[int, int]:
-        return {
-            log.partition: decode_offset(record).offset
-            for log in self._partitions(CHANGELOG)
-            for record in log.committed(0, log.end)
-            if record.key == OFFSET_KEY and decode_offset(record).offset
-        }
-
-    def _judge(self) -> None:
-        say = self.differences.append
-        for log in self.broker.logs.values():
-            if log.stable != log.end:
-                say(f"{log.topic}[{log.partition}]: a transaction hangs, {log.stable} of {log.end}")
-        expected: dict[bytes, list[bytes]] = defaultdict(list)
-        for log in self._partitions(program.TOPIC):
-            state: dict[str, int] = {}
-            letters = []
-            for record in log.committed(0, log.end):
-                outputs, letter = program.fold(state, record)
-                for key, value in outputs:
-                    expected[key].append(value)
-                letters += [record.value] if letter else []
-            self._compare(f"state of {log.partition}", state, self._changelog(log.partition))
-            dead = self.broker.log(DEAD_LETTERS, log.partition)
-            self._compare(f"dead letters of {log.partition}", letters, [r.value for r in dead.committed(0, dead.end)])
-        seen: dict[bytes, list[bytes]] = defaultdict(list)
-        for log in self._partitions(program.OUT):
-            for record in log.committed(0, log.end):
-                seen[record.key or b""].append(record.value or b"")
-        for key in sorted(expected.keys() | seen.keys()):
-            self._compare(f"outputs of {key!r}", expected[key], seen[key])
-        if not self.forgot:
-            committed = {partition: offset for partition, offset in self.broker.offsets.items() if offset}
-            self._compare("committed offsets", self._changelog_offsets(), committed)
-        self._judge_interjections()
-
-    def _compare(self, what: str, expected: Any, seen: Any) -> None:
-        if isinstance(expected, list) and expected != seen:
-            pairs = enumerate(zip(expected, seen, strict=False))
-            at = next((number for number, (one, other) in pairs if one != other), min(len(expected), len(seen)))
-            what += f" ({len(expected)} expected, {len(seen)} seen), from number {at} on"
-            expected, seen = expected[at : at + 3], seen[at : at + 3]
-        if expected != seen:
-            self.differences.append(f"{what}: expected {expected}, but there is {seen}")
-
-    def _changelog(self, partition: int) -> dict[str, int]:
-        log = self.broker.log(CHANGELOG, partition)
-        state: dict[str, int] = {}
-        self._ticks = 0
-        for record in log.committed(0, log.end):
-            if record.key is None or record.key.startswith(RESERVED_KEY_PREFIX):
-                continue
-            key = record.key.decode() if self.plan.patient else program.codec_for(str).decode(record.key)
-            if record.value is None:
-                state.pop(key, None)
-            else:
-                value = int(record.value) if self.plan.patient else program.codec_for(int).decode(record.value)
-                state[key] = value
-        ticks = state.pop(program.TICK_KEY, 0)
-        sent = [
-            event_type_of(program.Total).decode(record.value).value
-            for log in self._partitions(program.TICKS)
-            for record in log.committed(0, log.end)
-            if record.key == b"%d" % partition
-        ]
-        self._compare(f"ticks of {partition}", list(range(1, ticks + 1)), sent)
-        return state
-
-    def _judge_interjections(self) -> None:
-        seen = [r.key.decode() for log in self._partitions(program.TOKENS) for r in log.committed(0, log.end) if r.key]
-        for token, task, member in self.tokens:
-            count = seen.count(token)
-            if member.process.dead:
-                allowed = {0, 1}
-            elif not task.done():
-                self.differences.append(f"the interjection {token} is waited for, for ever")
-                continue
-            else:
-                error = task.exception()
-                allowed = {1} if error is None else {0, 1} if isinstance(error, MembershipLost) else {0}
-                if error is not None and not isinstance(error, EXPECTED):
-                    self.differences.append(f"the interjection {token} failed: {error!r}")
-            if count not in allowed:
-                self.differences.append(f"the interjection {token} is there {count} times, {task!r}")
 
 
 def simulate(seed: int, plan: Plan) -> World:

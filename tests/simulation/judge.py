@@ -1,0 +1,120 @@
+"""What must be true when a world has come to its end."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from streams.codecs import RESERVED_KEY_PREFIX
+from streams.errors import MembershipLost, NotOwned, RecordRefused, Stopped
+from streams.events import event_type_of
+from streams.runtime.changelog import OFFSET_KEY, decode_offset
+
+from . import program
+from .broker import Log
+
+CHANGELOG, DEAD_LETTERS = "sim.in.changelog", "sim.in.dead-letters"
+EXPECTED = (MembershipLost, NotOwned, Stopped, RecordRefused)
+"""What ``interject`` may raise; the last one when another event of its transaction is refused, and it is undone too."""
+
+
+class Judge:
+    """Compares the logs of a world with a fold of its input, and adds what is wrong to its ``differences``."""
+
+    def __init__(self, world: Any) -> None:
+        self._world, self._plan, self._broker = world, world.plan, world.broker
+        self._differences: list[str] = world.differences
+
+    def _partitions(self, topic: str) -> list[Log]:
+        return [self._broker.log(topic, number) for number in range(self._plan.partitions)]
+
+    def ends(self) -> dict[int, int]:
+        """Where the input ends, of each partition that has any."""
+        return {log.partition: log.end for log in self._partitions(program.TOPIC) if log.end}
+
+    def changelog_offsets(self) -> dict[int, int]:
+        """How far the input is handled, and committed."""
+        return {
+            log.partition: decode_offset(record).offset
+            for log in self._partitions(CHANGELOG)
+            for record in log.committed(0, log.end)
+            if record.key == OFFSET_KEY and decode_offset(record).offset
+        }
+
+    def judge(self) -> None:
+        """At the very end."""
+        say = self._differences.append
+        for log in self._broker.logs.values():
+            if log.stable != log.end:
+                say(f"{log.topic}[{log.partition}]: a transaction hangs, {log.stable} of {log.end}")
+        expected: dict[bytes, list[bytes]] = defaultdict(list)
+        for log in self._partitions(program.TOPIC):
+            state: dict[str, int] = {}
+            letters = []
+            for record in log.committed(0, log.end):
+                outputs, letter = program.fold(state, record)
+                for key, value in outputs:
+                    expected[key].append(value)
+                letters += [record.value] if letter else []
+            self._compare(f"state of {log.partition}", state, self._changelog(log.partition))
+            dead = self._broker.log(DEAD_LETTERS, log.partition)
+            self._compare(f"dead letters of {log.partition}", letters, [r.value for r in dead.committed(0, dead.end)])
+        seen: dict[bytes, list[bytes]] = defaultdict(list)
+        for log in self._partitions(program.OUT):
+            for record in log.committed(0, log.end):
+                seen[record.key or b""].append(record.value or b"")
+        for key in sorted(expected.keys() | seen.keys()):
+            self._compare(f"outputs of {key!r}", expected[key], seen[key])
+        if not self._world.forgot:
+            committed = {partition: offset for partition, offset in self._broker.offsets.items() if offset}
+            self._compare("committed offsets", self.changelog_offsets(), committed)
+        self._judge_interjections()
+
+    def _compare(self, what: str, expected: Any, seen: Any) -> None:
+        if isinstance(expected, list) and expected != seen:
+            pairs = enumerate(zip(expected, seen, strict=False))
+            at = next((number for number, (one, other) in pairs if one != other), min(len(expected), len(seen)))
+            what += f" ({len(expected)} expected, {len(seen)} seen), from number {at} on"
+            expected, seen = expected[at : at + 3], seen[at : at + 3]
+        if expected != seen:
+            self._differences.append(f"{what}: expected {expected}, but there is {seen}")
+
+    def _changelog(self, partition: int) -> dict[str, int]:
+        log = self._broker.log(CHANGELOG, partition)
+        state: dict[str, int] = {}
+        self._ticks = 0
+        for record in log.committed(0, log.end):
+            if record.key is None or record.key.startswith(RESERVED_KEY_PREFIX):
+                continue
+            key = record.key.decode() if self._plan.patient else program.codec_for(str).decode(record.key)
+            if record.value is None:
+                state.pop(key, None)
+            else:
+                value = int(record.value) if self._plan.patient else program.codec_for(int).decode(record.value)
+                state[key] = value
+        ticks = state.pop(program.TICK_KEY, 0)
+        sent = [
+            event_type_of(program.Total).decode(record.value).value
+            for log in self._partitions(program.TICKS)
+            for record in log.committed(0, log.end)
+            if record.key == b"%d" % partition
+        ]
+        self._compare(f"ticks of {partition}", list(range(1, ticks + 1)), sent)
+        return state
+
+    def _judge_interjections(self) -> None:
+        seen = [r.key.decode() for log in self._partitions(program.TOKENS) for r in log.committed(0, log.end) if r.key]
+        for token, task, member in self._world.tokens:
+            count = seen.count(token)
+            if member.process.dead:
+                allowed = {0, 1}
+            elif not task.done():
+                self._differences.append(f"the interjection {token} is waited for, for ever")
+                continue
+            else:
+                error = task.exception()
+                allowed = {1} if error is None else {0, 1} if isinstance(error, MembershipLost) else {0}
+                if error is not None and not isinstance(error, EXPECTED):
+                    self._differences.append(f"the interjection {token} failed: {error!r}")
+            if count not in allowed:
+                self._differences.append(f"the interjection {token} is there {count} times, {task!r}")
