@@ -20,11 +20,11 @@ Fail = Callable[[int, int, Exception], None]
 
 
 class _Followed:
-    """One partition. ``told``: how far the receiver was told that everything is read."""
+    """One partition. ``at_end``: the receiver was told that nothing is left at this position."""
 
     def __init__(self, offset: int, epoch: int) -> None:
         self.position, self.epoch = max(offset, 0), epoch
-        self.told = -1
+        self.at_end = False
 
 
 class SimTail:
@@ -102,10 +102,11 @@ class SimTail:
         reached = min(log.stable, start + process.rng.randint(1, process.faults.plan.tail_batch))
         records = list(log.committed(start, reached))
         followed.position = reached
-        told = records[-1].offset + 1 if records and process.rng.random() < 0.5 else reached  # markers come with an end
+        # The position goes over markers and aborted records with the news of the end, which may come by itself.
+        told = records[-1].offset + 1 if records and process.rng.random() < 0.5 else reached
         end = -1 if start == 0 and process.rng.random() < 0.2 else log.end
         if records or reached == log.stable:
-            followed.told = told
+            followed.at_end = told == end or not records
             pause = process.faults.poll() + process.faults.plan.tail_pause
             self._later(pause, self._hand_over, self._receive, number, followed.epoch, records, told, end)
         else:
@@ -113,7 +114,7 @@ class SimTail:
 
     def _has_news(self, number: int) -> bool:
         followed = self._followed[number]
-        return followed.told < followed.position or followed.position < self._process.broker.log(self._topic, number).stable
+        return not followed.at_end or followed.position < self._process.broker.log(self._topic, number).stable
 
     def _hand_over(self, give: Callable[..., None], number: int, epoch: int, *rest: Any) -> None:
         try:
