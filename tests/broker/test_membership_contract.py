@@ -1,0 +1,316 @@
+"""What the engine relies on, whoever speaks the group protocol: the same scenarios for every kind of member."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streams.clients import group_wire
+from streams.errors import MembershipFatal
+from streams.group import Assigned, Lost, Revoked, Snapshot
+from tests.broker.contract_kit import KINDS, AnySeat, Desk, laid_desk
+from tests.broker.membership_kit import PARTITIONS, Transactor, everything, until
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture(params=KINDS)
+def desk(request: pytest.FixtureRequest, kafka_broker: Any, topic_prefix: str, tmp_path: Path) -> Iterator[Desk]:
+    with laid_desk(request.param, kafka_broker.bootstrap_servers, topic_prefix, tmp_path) as desk:
+        yield desk
+
+
+@pytest.fixture
+def transactor(desk: Desk) -> Transactor:
+    return Transactor(desk.servers, f"{desk.group}.tester.0", desk.topic)
+
+
+def metadata(seat: AnySeat) -> bytes:
+    published = seat.membership.snapshot.metadata
+    assert isinstance(published, bytes)
+    return published
+
+
+def settled(*seats: AnySeat) -> None:
+    until(lambda: everything(*seats), "the group does not settle")
+
+
+def test_alone_with_everything(desk: Desk, transactor: Transactor) -> None:
+    seat = desk.seat("a")
+    event = seat.owning(PARTITIONS)
+    assert event.added == event.owned == event.assignment.own == frozenset(range(PARTITIONS))
+    assert event.incarnation == seat.membership.snapshot.incarnation == 0
+    assert seat.heard[-1][1].generation == event.generation  # the snapshot was there before the event
+    assert transactor.commit(metadata(seat)) == "ok"
+
+
+def test_only_the_published_metadata_is_taken(desk: Desk, transactor: Transactor) -> None:
+    seat = desk.seat("a")
+    seat.owning(PARTITIONS)
+
+    def forged(snapshot: Snapshot, by: int = 0, member_id: str = "") -> bytes:
+        member_id = member_id or snapshot.member_id
+        return group_wire.group_metadata(desk.group, snapshot.generation + by, member_id, None)
+
+    snapshot = seat.membership.snapshot
+    assert forged(snapshot) == snapshot.metadata
+    assert transactor.commit(forged(snapshot, +1)) == "ILLEGAL_GENERATION"
+    assert transactor.commit(forged(snapshot, -1)) == "ILLEGAL_GENERATION"
+    assert transactor.commit(forged(snapshot, member_id="somebody")) == "UNKNOWN_MEMBER_ID"
+    assert transactor.commit(metadata(seat)) == "ok"
+
+
+def test_a_second_member_gets_half_and_the_first_keeps_the_rest(desk: Desk, transactor: Transactor) -> None:
+    first = desk.seat("a")
+    first.owning(PARTITIONS)
+    old = metadata(first)
+    second = desk.seat("b")
+    gained = second.owning(PARTITIONS // 2)
+    settled(first, second)
+    revoked = [event.partitions for event in first.heard_of(Revoked) if isinstance(event, Revoked)]
+    assert revoked == [gained.owned]
+    assert not first.assigned()[-1].added
+    assert not first.heard_of(Lost)
+    assert first.membership.snapshot.incarnation == 0
+    until(lambda: first.membership.snapshot.generation == second.membership.snapshot.generation, "generations differ")
+    assert transactor.commit(old) == "ILLEGAL_GENERATION"
+    assert transactor.commit(metadata(first)) == "ok"
+    assert transactor.commit(metadata(second)) == "ok"
+
+
+def test_what_is_revoked_is_assigned_only_after_its_release(desk: Desk, transactor: Transactor) -> None:
+    """And heartbeats and commits go on meanwhile, for longer than a session."""
+    first = desk.seat("a", release=False)
+    first.owning(PARTITIONS)
+    second = desk.seat("b")
+    revoked = first.wait(lambda event: isinstance(event, Revoked))
+    assert isinstance(revoked, Revoked)
+    until_then = time.monotonic() + 3.0  # a time in which a wrong assignment would come, and a session expire
+    while time.monotonic() < until_then:
+        assert transactor.commit(metadata(first), partition=min(revoked.partitions)) == "ok"
+        time.sleep(0.1)
+    assert not any(event.owned for event in second.assigned())
+    some = frozenset(list(revoked.partitions)[:2])
+    first.membership.released(some)
+    time.sleep(0.5)
+    assert not any(event.owned for event in second.assigned())
+    first.membership.released(revoked.partitions - some)
+    assert second.owning(PARTITIONS // 2).owned == revoked.partitions
+    assert not first.heard_of(Lost)
+
+
+def test_leaving_is_a_barrier_and_then_nothing(desk: Desk, transactor: Transactor) -> None:
+    stays, leaves = desk.seat("a"), desk.seat("b")
+    settled(stays, leaves)
+    old, since, before = metadata(leaves), len(leaves.events), len(stays.events)
+    leaves.membership.leave()
+    leaves.owning(0, since)
+    assert isinstance(leaves.events[since], Revoked)
+    leaves.membership.close(5.0)
+    stays.owning(PARTITIONS, before)
+    assert not leaves.heard_of(Lost)
+    assert leaves.membership.snapshot.metadata is None
+    assert transactor.commit(old) == "UNKNOWN_MEMBER_ID"
+
+
+def test_a_leaving_member_keeps_everything_until_its_release(desk: Desk) -> None:
+    stays, leaves = desk.seat("a"), desk.seat("b", release=False)
+    stays.owning(PARTITIONS)
+    settled(stays, leaves)
+    since, before = len(leaves.events), len(stays.events)
+    leaves.membership.leave()
+    revoked = leaves.wait(lambda event: isinstance(event, Revoked), since)
+    time.sleep(1.0)
+    assert not any(event.added for event in stays.assigned() if event in stays.events[before:])
+    leaves.membership.released(revoked.partitions)  # type: ignore[attr-defined]
+    stays.owning(PARTITIONS, before)
+
+
+def test_closing_without_leaving_is_known_to_the_others_at_once(desk: Desk) -> None:
+    stays, goes = desk.seat("a"), desk.seat("b")
+    settled(stays, goes)
+    before, since = time.monotonic(), len(stays.events)
+    goes.membership.close(5.0)
+    stays.owning(PARTITIONS, since)
+    assert time.monotonic() - before < 1.5  # below the session timeout
+
+
+def test_nothing_is_left_of_a_closed_member(desk: Desk) -> None:
+    before = set(threading.enumerate())
+    seat = desk.seat("a")
+    seat.owning(PARTITIONS)
+    seat.membership.close(5.0)
+    seat.membership.close(5.0)
+    until(lambda: set(threading.enumerate()) <= before, "a thread is left behind")
+    assert seat.membership.snapshot.metadata is None
+    heard = len(seat.events)
+    seat.membership.leave()
+    seat.membership.released([1])
+    assert len(seat.events) == heard
+
+
+def test_a_killed_member_is_replaced_after_its_session(desk: Desk) -> None:
+    other = desk.seat("a")
+    other.owning(PARTITIONS)
+    victim = desk.process("b")
+    victim.owning(PARTITIONS // 2)
+    other.owning(PARTITIONS // 2)
+    since = len(other.events)
+    victim.signal(signal.SIGKILL)
+    assert other.owning(PARTITIONS, since).incarnation == 0
+    assert not other.heard_of(Lost)
+
+
+def test_a_killed_member_of_the_same_name_is_waited_out(desk: Desk) -> None:
+    victim = desk.process("shop")
+    victim.owning(PARTITIONS)
+    victim.signal(signal.SIGKILL)
+    desk.seat("shop").owning(PARTITIONS)
+
+
+def test_a_frozen_member_finds_everything_void_before_it_can_commit(desk: Desk, transactor: Transactor) -> None:
+    frozen = desk.process("a")
+    frozen.owning(PARTITIONS)
+    other = desk.seat("b")
+    other.owning(PARTITIONS // 2)
+    old = bytes.fromhex(frozen.owning(PARTITIONS // 2)["metadata"])
+    since = len(frozen.heard)
+    assert transactor.commit(old) == "ok"
+    frozen.signal(signal.SIGSTOP)
+    other.owning(PARTITIONS, len(other.events))
+    assert transactor.commit(old) == "UNKNOWN_MEMBER_ID"  # it cannot know yet: the broker's refusal has to save us
+    frozen.signal(signal.SIGCONT)
+    again = frozen.owning(PARTITIONS // 2, since)
+    lost = frozen.heard[since]
+    assert (lost["event"], lost["incarnation"], lost["metadata"]) == ("Lost", 1, None)
+    assert again["incarnation"] == 1
+    assert transactor.commit(old) == "UNKNOWN_MEMBER_ID"
+    assert transactor.commit(bytes.fromhex(again["metadata"])) == "ok"
+
+
+def test_a_barrier_that_never_ends_costs_the_membership(desk: Desk, transactor: Transactor) -> None:
+    seat = desk.seat("a", release=False, rebalance_timeout_ms=3000)
+    seat.owning(PARTITIONS)
+    other = desk.seat("b", rebalance_timeout_ms=3000)
+    seat.wait(lambda event: isinstance(event, Revoked))
+    old = metadata(seat)
+    assert seat.lost().incarnation == 1
+    assert seat.heard[-1][1].metadata is None or seat.heard[-1][1].incarnation == 1
+    until(lambda: any(event.owned for event in other.assigned()), "the other one gets nothing")
+    until(lambda: transactor.commit(old) != "ok", "what was valid before is taken")
+    until(lambda: transactor.commit(metadata(other)) == "ok", "the other one cannot work")
+
+
+def test_an_engine_that_stands_still_gives_itself_up_and_comes_back_when_it_moves(desk: Desk) -> None:
+    alive = threading.Event()
+    alive.set()
+    seat = desk.seat("a", alive=alive.is_set, rebalance_timeout_ms=2000)
+    seat.owning(PARTITIONS)
+    alive.clear()
+    assert seat.lost().incarnation == 1
+    heard = len(seat.events)
+    time.sleep(1.0)
+    assert len(seat.events) == heard, "it joined for an engine that stands still"
+    alive.set()
+    assert seat.owning(PARTITIONS, heard).incarnation == 1
+
+
+def test_a_second_process_under_the_same_name_has_to_go(desk: Desk) -> None:
+    first = desk.seat("shop")
+    first.owning(PARTITIONS)
+    error = desk.seat("shop", rebalance_timeout_ms=2000).fatal()
+    assert isinstance(error, MembershipFatal)
+    assert "'shop'" in str(error)
+    time.sleep(0.7)  # some heartbeats
+    assert not first.heard_of(Lost)
+    assert sum(len(event.owned) for event in first.assigned()[-1:]) == PARTITIONS
+
+
+def test_no_broker_is_waited_for_and_said_once(topic_prefix: str, caplog: pytest.LogCaptureFixture) -> None:
+    for kind in KINDS:
+        caplog.clear()
+        with caplog.at_level("WARNING"):
+            seat = AnySeat(kind, "127.0.0.1:1", f"{topic_prefix}group", "t", "a")
+            until(lambda: bool(caplog.records), "nothing is said")
+            time.sleep(1.0)
+            assert len(caplog.records) == 1
+            assert "127.0.0.1:1" in caplog.text
+            assert seat.events == []
+            before = time.monotonic()
+            seat.membership.close(2.0)
+            assert time.monotonic() - before < 3.0
+
+
+def test_reading_the_snapshot_never_shows_a_torn_one(desk: Desk) -> None:
+    """Generation, member and metadata belong together at every moment, seen from another thread; and no bytes are
+    published that the broker would not fence."""
+    seat = desk.seat("a")
+    seat.owning(PARTITIONS)
+    stop, torn = threading.Event(), []
+
+    def read() -> None:
+        while not stop.is_set():
+            seen = seat.membership.snapshot
+            valid = seen.generation >= 1
+            expected = group_wire.group_metadata(desk.group, seen.generation, seen.member_id, None) if valid else None
+            if seen.metadata != expected:
+                torn.append(seen)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for name in "bc":
+        other = desk.seat(name)
+        until(lambda other=other: any(event.owned for event in other.assigned()), "it does not join")  # type: ignore[misc]
+        other.membership.close(3.0)
+    stop.set()
+    reader.join()
+    assert torn == []
+
+
+def test_members_come_and_go_and_no_partition_ever_has_two_owners(desk: Desk) -> None:
+    """Ownership as the members were told it, over a storm of joins and leaves."""
+    seed = int(os.environ.get("SEED", str(time.time_ns() % 1_000_000)))
+    print(f"SEED={seed}")
+    owners: dict[int, str] = {}
+    twice: list[tuple[int, str, str]] = []
+    lock = threading.Lock()
+
+    class Watched(AnySeat):
+        def _hear(self, event: Any) -> None:
+            with lock:
+                if isinstance(event, Assigned):
+                    for partition in event.added:
+                        if partition in owners:
+                            twice.append((partition, owners[partition], self.name))
+                        owners[partition] = self.name
+                elif isinstance(event, Revoked):
+                    for partition in event.partitions:
+                        owners.pop(partition, None)
+                elif isinstance(event, Lost):
+                    for partition in [number for number, name in owners.items() if name == self.name]:
+                        del owners[partition]
+            super()._hear(event)
+
+    def join(name: str) -> Watched:
+        seat = Watched(desk.kind, desk.servers, desk.group, desk.topic, name)
+        desk.made.append(seat)
+        return seat
+
+    seats = [join("a")]
+    for number in range(4):
+        seats.append(join(f"m{seed}-{number}"))
+        until(lambda: any(event.owned for event in seats[-1].assigned()), "it gets nothing")
+        if number % 2:
+            leaver = seats.pop(0)
+            leaver.membership.leave()
+            leaver.owning(0, len(leaver.assigned()) - 1)
+            leaver.membership.close(3.0)
+    settled(*seats)
+    assert twice == []
