@@ -104,7 +104,8 @@ Assignor = Callable[[int, Mapping[str, MemberReport]], dict[str, Assignment]]
 class Assigned(msgspec.Struct, frozen=True):
     """A rebalance is complete. ``owned`` is everything owned now, ``added`` the part that is new; ``releasing`` are
     those of the owned ones that are to be handed over; ``incoming`` those to be taken when a marker of the generation
-    given (or a later one) says so. Whatever was said before about moves is replaced by this."""
+    given (or a later one) says so. Whatever was said before about moves is replaced by this. ``copies``: what the plan
+    knew about ours."""
 
     incarnation: int
     generation: int
@@ -113,6 +114,7 @@ class Assigned(msgspec.Struct, frozen=True):
     assignment: Assignment
     releasing: Mapping[int, Order] = {}
     incoming: Mapping[int, int] = {}
+    copies: Copies = Copies()
 
 
 class Revoked(msgspec.Struct, frozen=True):

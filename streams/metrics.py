@@ -29,7 +29,8 @@ class TransactionSettled(msgspec.Struct, frozen=True):
 
 
 class TakeOverDone(msgspec.Struct, frozen=True):
-    """One partition was taken over. ``records`` were read from the changelog in ``restore_seconds``."""
+    """One partition was taken over. ``records`` of the changelog are in its state; what was missing was read in
+    ``restore_seconds``. ``warm``: a copy was there before."""
 
     partition: int
     offset: int
@@ -37,6 +38,7 @@ class TakeOverDone(msgspec.Struct, frozen=True):
     fence_seconds: float
     barrier_seconds: float
     restore_seconds: float
+    warm: bool = False
 
 
 class OffsetMismatch(msgspec.Struct, frozen=True):

@@ -23,7 +23,14 @@ from concurrent.futures import Future
 from typing import Any
 
 from streams.clients import group_wire
-from streams.clients.group_coordinator import FATAL, GroupCoordinator, explained, leave_group
+from streams.clients.group_coordinator import (
+    FATAL,
+    GroupCoordinator,
+    explained,
+    leave_group,
+    name_taken,
+    not_understood,
+)
 from streams.clients.group_settings import GroupSettings, Patience
 from streams.clients.kafka_python import WakeupNotifier
 from streams.clients.kafka_python import errors as kafka_errors
@@ -248,7 +255,7 @@ class KafkaPythonMembership:
             self._trouble = ""
             self._refusal.passed()
         if self._rival.is_over:
-            self._give_way()
+            self._end(name_taken(self._group_id, self._instance))
         await self._wake(_IDLE_LOOK)
 
     # ------------------------------------------------------------------ IO thread: hooks of the coordinator
@@ -320,7 +327,16 @@ class KafkaPythonMembership:
         moves = f"; to hand over {releasing}; to take {incoming}" if holdings.releasing or holdings.incoming else ""
         log.info("group %s: generation %d, partitions %s%s", self._group_id, generation, owned, moves)
         self._tell(
-            Assigned(incarnation, generation, holdings.owned, added, assignment, holdings.releasing, holdings.incoming)
+            Assigned(
+                incarnation,
+                generation,
+                holdings.owned,
+                added,
+                assignment,
+                holdings.releasing,
+                holdings.incoming,
+                holdings.told.copies,
+            )
         )
         if gave_up and not (assignment.quit and holdings.leaving):
             self._rejoin()  # what was given up can be assigned now
@@ -335,14 +351,6 @@ class KafkaPythonMembership:
                 self._group_id,
                 self._instance,
             )
-
-    def _give_way(self) -> None:
-        self._end(
-            MembershipFatal(
-                f"group {self._group_id}: another member is named {self._instance!r}; "
-                "each process needs an instance name of its own"
-            )
-        )
 
     def _understood(self, data: bytes) -> Assignment | None:
         """The assignment, if it answers our last report. Else it was made for a predecessor, or by something else."""
@@ -359,12 +367,7 @@ class KafkaPythonMembership:
         if self._riddle.begins():
             log.warning("group %s: the assignment is not understood (%s); joining again", self._group_id, error)
         elif self._riddle.is_over:
-            self._end(
-                MembershipFatal(
-                    f"group {self._group_id}: its leader's assignments are not understood ({error}); all members must "
-                    "run this toolkit with the same topic and number of partitions, or use another group id"
-                )
-            )
+            self._end(not_understood(self._group_id, error))
 
     async def _barrier(self, incarnation: int, revoked: frozenset[int]) -> bool:
         """Wait until all is released (or turns out to be handed over), at most the rebalance timeout.

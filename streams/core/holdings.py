@@ -51,9 +51,13 @@ class Holdings:
         return self._told
 
     def revoked_by(self, assignment: Assignment) -> frozenset[int]:
-        """What has to be given up before this assignment can be applied. (An incoming one may be here already: it was
-        taken after the claim that the plan was made from.)"""
-        return self.owned - assignment.own - assignment.release.keys() - assignment.incoming.keys()
+        """What has to be given up before this assignment can be applied.
+
+        One that was claimed as incoming may have been taken since, and the plan repeats what was claimed. Any other
+        incoming one is a new move hither: what we still think that we own of it is not ours.
+        """
+        repeated = assignment.incoming.keys() & self._told.incoming
+        return self.owned - assignment.own - assignment.release.keys() - repeated
 
     def apply(self, generation: int, assignment: Assignment) -> frozenset[int]:
         """Apply an assignment once everything that it revokes was released; returns the partitions that are new.
@@ -61,8 +65,8 @@ class Holdings:
         An order to another receiver than the one that was claimed withdraws the order before it: the partition is ours,
         also if it was handed over to the former receiver meanwhile.
         """
-        claimed = self._told.releasing
-        anew = {number for number, to in assignment.release.items() if number not in claimed or claimed[number].to != to}
+        told = self._told.releasing
+        anew = {number for number, to in assignment.release.items() if number not in told or told[number].to != to}
         added = (assignment.own | anew) - self.owned
         self.owned |= added
         self.releasing = {

@@ -47,6 +47,7 @@ class StateCopy:
         "epoch",
         "failure",
         "goal",
+        "last",
         "marker",
         "offset_record",
         "partition",
@@ -57,6 +58,7 @@ class StateCopy:
         "start",
         "store",
         "timestamp_ms",
+        "warm",
     )
 
     def __init__(self, partition: int, epoch: int, store: Any, since: float) -> None:
@@ -68,6 +70,8 @@ class StateCopy:
         self.end = -1
         self.goal: int | None = None  # a take-over waits until the position has reached it
         self.caught_up = False  # once
+        self.warm = False  # it was ready when a take-over began
+        self.last = -1  # offset of the last record
         self.offset_record: OffsetRecord | None = None
         self.marker: ReleaseMarker | None = None
         self.failure: Exception | None = None
@@ -102,6 +106,7 @@ class StateCopy:
                 self.offset_record = decode_offset(record)
         last = records[-1]
         self.marker = decode_release(last) if last.key == RELEASE_KEY and last.value is not None else None
+        self.last = last.offset
         self.timestamp_ms = last.timestamp_ms
         self.records += len(records)
         self.size += size
@@ -152,8 +157,10 @@ class StateCopies:
 
     def hold(self, partition: int) -> None:
         """Somebody is going to take it over: see that it is being read."""
-        self._held.add(partition)
         copy = self._copies.get(partition)
+        if copy is not None and partition not in self._held:
+            copy.warm = copy.is_ready
+        self._held.add(partition)
         if copy is not None and copy.failure is not None:
             self._discard(partition)
             copy = None
@@ -196,6 +203,16 @@ class StateCopies:
             copy.goal = goal
             return copy.position >= goal
 
+    def failure(self, partition: int) -> Exception | None:
+        """What ended the reading of a copy."""
+        copy = self._copies.get(partition)
+        return None if copy is None else copy.failure
+
+    def written_at(self, partition: int) -> int:
+        """The offset of the last record in a copy, -1 if none was read."""
+        copy = self._copies.get(partition)
+        return -1 if copy is None else copy.last
+
     def position(self, partition: int) -> int:
         """How far it was read, -1 if it is not."""
         copy = self._copies.get(partition)
@@ -204,8 +221,9 @@ class StateCopies:
     # -- what is said of them ------------------------------------------------------------------------------------------
 
     def standing(self) -> Mapping[int, StateCopy]:
-        """The copies that are kept warm."""
-        return {partition: copy for partition, copy in self._copies.items() if partition in self._standing}
+        """The copies that are kept warm, without those that are being taken over."""
+        wanted = self._standing - self._held
+        return {partition: copy for partition, copy in self._copies.items() if partition in wanted}
 
     def statistics(self) -> tuple[CopyStatistics, ...]:
         """One value per copy, ordered by partition."""

@@ -94,6 +94,11 @@ class Engine:
         return self.partitions.workers
 
     @property
+    def is_current(self) -> bool:
+        """Whether what the group said last still holds, as far as the membership knows."""
+        return self.membership.snapshot.incarnation == self.incarnation
+
+    @property
     def is_draining(self) -> bool:
         """Whether it stops in good order, with time for a last word to everybody."""
         return self._drain and self.failure is None

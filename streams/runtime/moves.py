@@ -8,6 +8,7 @@ meanwhile the membership's (``core/holdings.py``); this is what a member does ab
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -32,6 +33,8 @@ LOOK_SECONDS: Final = 0.5
 SIZES_SECONDS: Final = 60.0
 """Between two questions for the sizes of changelogs."""
 ASK_SECONDS: Final = 3.0
+MARKER_SECONDS: Final = 4.0
+"""How long a marker may take once the donor has nothing running any more."""
 
 
 class Moves:
@@ -47,8 +50,9 @@ class Moves:
         self._incoming: Mapping[int, int] = {}
         self._began: dict[int, float] = {}  # incoming ones: since when they are awaited
         self._handed_over: dict[int, Order] = {}  # the last order that was carried out
-        self._preparing: frozenset[int] = frozenset()  # to be announced when all of them are ready or late
+        self._known: dict[int, str] = {}  # how the copies that are prepared for moves stand, as far as the plan knows
         self._told = Copies()
+        self._nudge_at = 0.0
         self._sizes: dict[int, int] = {}
         self._is_incremental = "incremental" in engine.config.strategies
         self._quit = False
@@ -60,14 +64,16 @@ class Moves:
         plan = event.assignment
         self.owned = event.owned
         self._incoming = event.incoming
+        self._nudge_at = self._engine.now() + self._engine.config.drain_timeout_seconds + MARKER_SECONDS
         self._began = {partition: self._began.get(partition, self._engine.now()) for partition in event.incoming}
-        self._preparing = plan.preparing
+        self._known = {number: _standing(number, event.copies) for number in plan.preparing}
         self._quit = plan.quit
         new = {partition: order for partition, order in event.releasing.items() if self._is_new(partition, order)}
         self._releasing = event.releasing
-        self.copies.keep(plan.standby | plan.preparing | event.incoming.keys())
         gone = {number for number, order in event.releasing.items() if self._handed_over.get(number) == order}
-        self._engine.partitions.bring_up(self.owned - gone)
+        missing = self.owned - gone - self._engine.partitions.workers.keys()
+        self.copies.keep(plan.standby | plan.preparing | event.incoming.keys() | missing)
+        self._engine.partitions.bring_up(missing)
         if new:
             self._engine.spawn(partial(self._hand_over, new, plan.standby))
         for partition in sorted(event.incoming):
@@ -80,8 +86,8 @@ class Moves:
     def lost(self) -> None:
         """The membership is lost: nothing is ours, and nothing is under way. Copies hold what is committed: they
         stay."""
-        self.owned = self._preparing = frozenset()
-        self._releasing, self._incoming, self._began = {}, {}, {}
+        self.owned = frozenset()
+        self._releasing, self._incoming, self._began, self._known = {}, {}, {}, {}
 
     # -- the donor -----------------------------------------------------------------------------------------------------
 
@@ -141,6 +147,10 @@ class Moves:
         engine, since = self._engine, self._incoming.get(partition)
         if since is None or partition in engine.partitions.workers or not engine.accepting:
             return
+        failure = self.copies.failure(partition)
+        if failure is not None:  # somebody else has to take it
+            engine.fail(failure)
+            return
         member_id = engine.membership.snapshot.member_id
 
         def is_for_us(copy: StateCopy) -> bool:
@@ -185,10 +195,13 @@ class Moves:
         late = frozenset(n for n in rest if now - standing[n].since > config.preparation_timeout_seconds)
         left = {number: standing[number].behind for number in rest}
         report = Copies(ready=ready, preparing=left, late=late, sizes=self._sizes)
-        done = self._preparing <= ready | late
-        announce = done and bool(self._preparing)
+        stand = {number: _standing(number, report) for number in self._known}
+        announce = _PENDING not in stand.values() and stand != self._known
         if announce:
-            self._preparing = frozenset()
+            self._known = stand
+        if self._incoming and now > self._nudge_at:
+            _log.warning("the markers of %s do not come: joining again", sorted(self._incoming))
+            self._nudge_at, announce = math.inf, True  # the next plan knows who has what
         if announce or report != self._told:
             self._told = report
             self._engine.membership.report(report, announce=announce)
@@ -248,3 +261,11 @@ class Moves:
             for number, since in self._incoming.items()
         ]
         return tuple(sorted(going + coming, key=lambda move: move.partition))
+
+
+_PENDING: Final = "pending"
+
+
+def _standing(partition: int, copies: Copies) -> str:
+    """How a copy stands that is prepared for a move."""
+    return "ready" if partition in copies.ready else "late" if partition in copies.late else _PENDING

@@ -19,7 +19,7 @@ from streams.errors import BrokerUnavailable, OffsetError, Stopped, TransactionF
 from streams.metrics import OffsetMismatch, TakeOverDone
 from streams.records import IncomingRecord
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, decode_offset
-from streams.runtime.copies import FROM_START
+from streams.runtime.copies import FROM_START, StateCopy
 from streams.runtime.partition_worker import PartitionWorker
 
 if TYPE_CHECKING:
@@ -90,10 +90,12 @@ class TakeOvers:
                 if worker.state is not PartitionState.RESTORING:
                     del waiting[number]  # taken away meanwhile
                 elif engine.copies.reaches(number, high if low < high else FROM_START):
+                    if engine.copies.written_at(number) >= high or not engine.is_current:
+                        raise BrokerUnavailable(f"somebody else works on {worker.topic_partition}; asking again")
                     del waiting[number]
-                    records = self._start(worker, group_offsets.get(number), source[number], source_id)
+                    copy = self._start(worker, group_offsets.get(number), source[number], source_id)
                     times = fenced_at - began, barrier_at - fenced_at, now() - barrier_at
-                    engine.measure(TakeOverDone(number, worker.watermark, records, *times))
+                    engine.measure(TakeOverDone(number, worker.watermark, copy.records, *times, copy.warm))
             if not waiting:
                 return
             stand = [engine.copies.position(number) for number in waiting]
@@ -105,8 +107,8 @@ class TakeOvers:
                 raise BrokerUnavailable(f"restoring makes no progress: {self._stand(waiting, changelog)}")
             await engine.copies.changed.wait(STALLED_SECONDS)
 
-    def _start(self, worker: PartitionWorker, group_offset: int | None, source: Range, source_id: str) -> int:
-        """The copy is complete: work on it. Returns the number of records that were read for it."""
+    def _start(self, worker: PartitionWorker, group_offset: int | None, source: Range, source_id: str) -> StateCopy:
+        """The copy is complete: work on it."""
         engine, number = self._engine, worker.partition
         copy = engine.copies.take(number)
         assert copy is not None
@@ -115,7 +117,7 @@ class TakeOvers:
         engine.partitions.activate(worker, offset)
         if worker.offset_record is None and self._config.auto_offset_reset == "latest":
             engine.pool.admit(number, offset, -1, [], [])  # the next start must not skip what comes from now on
-        return copy.records
+        return copy
 
     def _stand(self, waiting: Collection[int], changelog: Mapping[int, Range]) -> str:
         copies = self._engine.copies

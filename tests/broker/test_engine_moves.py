@@ -152,6 +152,7 @@ async def test_standbys_are_kept_and_promoted(lab: Lab) -> None:
             second.source.stop_now()
             await second.running.task
         await first.running.until(lambda: len(first.active) == PARTITIONS, "the standbys are at work")
+        assert all(m.warm for m in first.measured[-10:] if isinstance(m, TakeOverDone))
         await feed(lab, 3)
         await check(lab, 9)
     await lab.check_settled()
