@@ -189,6 +189,22 @@ def explained(
     return translated if isinstance(translated, ConfigError) else MembershipFatal(f"{group}: {error!r}")
 
 
+def name_taken(group_id: str, instance: str) -> MembershipFatal:
+    """Another member has our instance name, and does not go away."""
+    return MembershipFatal(
+        f"group {group_id}: another member is named {instance!r}; each process needs an instance name of its own"
+    )
+
+
+def not_understood(group_id: str, error: ValueError) -> MembershipFatal:
+    """The assignments are not ours, or for other settings."""
+    return MembershipFatal(
+        f"group {group_id}: its leader's assignments are not understood ({error}); all members must run this toolkit "
+        "with the same topic and number of partitions. A group that the broker shares out (KIP-848) has to be empty "
+        "first, or use another group id"
+    )
+
+
 async def leave_group(
     client: KafkaPythonClient, group_id: str, member_id: str, instance: str | None, deadline: float
 ) -> bool:

@@ -229,6 +229,6 @@ def test_a_member_that_somebody_else_took_out_hears_it_and_joins_again(table: Mo
     a = table.engine("a", wishes, static=True)
     b = table.engine("b", wishes, static=True).seated()
     table.settled(a=ALL, b=())
-    assert b.take_over.remove_member("a", time.monotonic() + 5)
+    assert b.take_over.remove_member(a.membership.snapshot.member_id, "a", time.monotonic() + 5)
     assert a.lost().incarnation == 1
     table.settled(a=ALL, b=())
