@@ -18,7 +18,7 @@ from streams.broker.jars import JarSet, errors_named, kafka_jars, require_space
 from streams.broker.keeping import GRACE_SECONDS, Kept
 from streams.broker.probe import HOST, free_port, is_free, metadata
 from streams.broker.progress import Progress, silent
-from streams.broker.settings import server_settings
+from streams.broker.settings import ALONE, Seat, server_settings
 from streams.broker.template import formatted
 from streams.errors import ConfigError, EmbeddedBrokerError
 from streams.sak.java import Java, JavaError, find_java
@@ -84,6 +84,7 @@ class KafkaBroker:
         self._properties = dict(properties or {})
         self._start_timeout = start_timeout
         self._progress = progress
+        self._seat: Seat = ALONE
         self._lock = threading.RLock()
         self._kept: Kept | None = None
         self._folder: Path | None = None
@@ -168,14 +169,19 @@ class KafkaBroker:
             if not kept.wait_exit(GRACE_SECONDS):
                 raise EmbeddedBrokerError(f"the broker (process {kept.pid}) does not end on SIGKILL")
 
-    def restart(self) -> None:
-        """Start again on the same port and data; a running broker is stopped in an orderly way first."""
+    def shut_down(self) -> None:
+        """End the broker in an orderly way. Its data stay for ``restart()``. Safe to repeat."""
         with self._lock:
             kept = self._started()
             if kept.pid is not None:
                 kept.order("t")
                 if not kept.wait_exit(2 * GRACE_SECONDS):
                     raise EmbeddedBrokerError(f"the broker (process {kept.pid}) does not end")
+
+    def restart(self) -> None:
+        """Start again on the same port and data; a running broker is stopped in an orderly way first."""
+        with self._lock:
+            self.shut_down()
             self._bring_up(fixed=True)
 
     def freeze(self) -> None:
@@ -223,7 +229,7 @@ class KafkaBroker:
             else:
                 self._folder = self._data_dir
                 self._folder.mkdir(parents=True, exist_ok=True)
-        formatted(self._folder / "data", java, jars)
+        formatted(self._folder / "data", java, jars, self._seat.node)
         flags = [] if self._durable else list(_FAST_START)
         command = [str(java.binary), "-Xms64m", f"-Xmx{self._heap_mb}m", *flags, *_LOGGING, "-cp", jars.classpath]
         command += ["kafka.Kafka", str(self._folder / "server.properties")]
@@ -250,7 +256,8 @@ class KafkaBroker:
         kept, folder = self._started(), self._folder
         assert folder is not None
         require_space(folder, _LEAST_SPACE, "a broker's data")
-        text = server_settings(folder / "data", port, free_port(frozenset((port,))), self._properties)
+        controller_port = self._seat.controller_port or free_port(frozenset((port,)))
+        text = server_settings(folder / "data", port, controller_port, self._properties, self._seat)
         with errors_named(str(folder)):
             (folder / "server.properties").write_text(text)
         log_file = folder / "kafka.log"
@@ -259,7 +266,7 @@ class KafkaBroker:
         kept.start()
         while True:
             answer = metadata(port)
-            if answer is not None and answer.brokers and answer.controller >= 0:
+            if answer is not None and self._seat.node in answer.brokers and answer.controller >= 0:
                 break
             if kept.pid is None:
                 raise diagnosis.ended(port, folder, diagnosis.tail(log_file, heard))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 HOST = "127.0.0.1"
 
 _METADATA, _VERSION, _CORRELATION = 3, 1, 7
-_LONGEST_ANSWER = 1 << 20
+_LONGEST_ANSWER = 16 << 20
 
 # Below the ranges that Linux (32768) and macOS (49152) take the ports of outgoing connections from. A client that
 # tries again and again to reach a stopped broker on a port of that range is in the end given that very port for its
@@ -28,18 +28,31 @@ class Answer:
 
 def metadata(port: int, timeout: float = 2.0) -> Answer | None:
     """What the broker on this machine's ``port`` says about its cluster; nothing if none answers as a broker does."""
-    client = b"probe"
-    request = struct.pack(f">hhih{len(client)}si", _METADATA, _VERSION, _CORRELATION, len(client), client, 0)
     try:
-        with socket.create_connection((HOST, port), timeout) as connection:
-            connection.settimeout(timeout)
-            connection.sendall(struct.pack(">i", len(request)) + request)
-            (size,) = struct.unpack(">i", _read(connection, 4))
-            if not 12 <= size <= _LONGEST_ANSWER:
-                return None
-            return _parse(_read(connection, size))
+        return _parse(ask(port, _METADATA, _VERSION, struct.pack(">i", 0), timeout))
     except (OSError, struct.error):
         return None
+
+
+def ask(port: int, api: int, version: int, body: bytes, timeout: float, *, flexible: bool = False) -> bytes:
+    """One request to the broker on this machine's ``port``: the answer from its correlation number on.
+
+    ``flexible``: the request is of a version with tagged fields. Raises ``OSError`` without an answer, and
+    ``struct.error`` for one that is not a broker's.
+    """
+    client = b"probe"
+    header = struct.pack(f">hhih{len(client)}s", api, version, _CORRELATION, len(client), client)
+    request = header + (b"\0" if flexible else b"") + body
+    with socket.create_connection((HOST, port), timeout) as connection:
+        connection.settimeout(timeout)
+        connection.sendall(struct.pack(">i", len(request)) + request)
+        (size,) = struct.unpack(">i", _read(connection, 4))
+        if not 12 <= size <= _LONGEST_ANSWER:
+            raise struct.error(f"an answer of {size} bytes")
+        answer = _read(connection, size)
+    if struct.unpack_from(">i", answer) != (_CORRELATION,):
+        raise struct.error("not an answer to our request")
+    return answer
 
 
 def _read(connection: socket.socket, size: int) -> bytes:
@@ -53,9 +66,7 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 
 def _parse(body: bytes) -> Answer:
-    correlation, count = struct.unpack_from(">ii", body)
-    if correlation != _CORRELATION:
-        raise struct.error("not an answer to our request")
+    (count,) = struct.unpack_from(">i", body, 4)
     at, brokers = 8, []
     for _ in range(count):
         number, host = struct.unpack_from(">ih", body, at)

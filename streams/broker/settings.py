@@ -1,8 +1,9 @@
-"""The settings file of one broker: a whole Kafka on one node, with timeouts fit for tests."""
+"""The settings file of a broker: a whole Kafka on one node, or one of several, with timeouts fit for tests."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from streams.broker.probe import HOST
@@ -11,9 +12,25 @@ from streams.errors import ConfigError
 CLUSTER_ID = "kafkaEventSource00000A"
 NODE_ID = 1
 
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A node's place in a cluster. ``voters``: node number -> port of its controller, of all nodes; a node that is
+    alone needs none."""
+
+    node: int = NODE_ID
+    voters: Mapping[int, int] | None = None
+
+    @property
+    def controller_port(self) -> int | None:
+        """Of this node, if it is settled."""
+        return self.voters[self.node] if self.voters is not None else None
+
+
+ALONE = Seat()
+
 _OURS = {
     "process.roles": "broker,controller",
-    "node.id": str(NODE_ID),
     "controller.listener.names": "CONTROLLER",
     "inter.broker.listener.name": "PLAINTEXT",
     "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
@@ -57,10 +74,32 @@ _DEFAULTS = {
     "queued.max.requests": "100",
 }
 
-_PLACES = ("controller.quorum.voters", "listeners", "advertised.listeners", "log.dirs", "log.dir")
+_PLACES = ("node.id", "controller.quorum.voters", "listeners", "advertised.listeners", "log.dirs", "log.dir")
 
 
-def server_settings(folder: Path, port: int, controller_port: int, extra: Mapping[str, str]) -> str:
+def cluster_defaults(nodes: int) -> dict[str, str]:
+    """What a cluster has instead of the defaults of a single node: every record on up to three nodes, and
+    acknowledged when two have it."""
+    copies = str(min(nodes, 3))
+    in_sync = str(min(nodes, 2))
+    return {
+        "default.replication.factor": copies,
+        "min.insync.replicas": in_sync,
+        "offsets.topic.replication.factor": copies,
+        "transaction.state.log.replication.factor": copies,
+        "transaction.state.log.min.isr": in_sync,
+        "share.coordinator.state.topic.replication.factor": copies,
+        "share.coordinator.state.topic.min.isr": in_sync,
+        # So that every node has coordinators to lose.
+        "offsets.topic.num.partitions": str(nodes),
+        "transaction.state.log.num.partitions": str(nodes),
+        # Several Java machines on few cores: a heartbeat may be late without anybody being dead.
+        "broker.session.timeout.ms": "3000",
+        "broker.heartbeat.interval.ms": "500",
+    }
+
+
+def server_settings(folder: Path, port: int, controller_port: int, extra: Mapping[str, str], seat: Seat = ALONE) -> str:
     """The text of ``server.properties``. ``extra`` wins over the defaults; what makes the node up cannot be set.
 
     Raises ``ConfigError``.
@@ -69,8 +108,10 @@ def server_settings(folder: Path, port: int, controller_port: int, extra: Mappin
         if name in _OURS or name in _PLACES:
             raise ConfigError(f"the server property {name} belongs to the embedded broker and cannot be set")
     listener = f"PLAINTEXT://{HOST}:{port}"
+    voters = seat.voters or {seat.node: controller_port}
     places = {
-        "controller.quorum.voters": f"{NODE_ID}@{HOST}:{controller_port}",
+        "node.id": str(seat.node),
+        "controller.quorum.voters": ",".join(f"{node}@{HOST}:{number}" for node, number in voters.items()),
         "listeners": f"{listener},CONTROLLER://{HOST}:{controller_port}",
         "advertised.listeners": listener,
         "log.dirs": str(folder),

@@ -24,8 +24,11 @@ _FORMAT_SECONDS = 120
 _NEEDED = 32 << 20  # a broker that has made its own topics and written a little
 
 
-def formatted(folder: Path, java: Java, jars: JarSet) -> None:
-    """Make ``folder`` a formatted log folder, unless it is one. Raises ``EmbeddedBrokerError``; safe to repeat."""
+def formatted(folder: Path, java: Java, jars: JarSet, node: int = NODE_ID) -> None:
+    """Make ``folder`` a formatted log folder of this node, unless it is one. Safe to repeat.
+
+    Raises ``EmbeddedBrokerError``.
+    """
     if (folder / "meta.properties").exists():
         return
     with errors_named(f"the data folder {folder}"):
@@ -40,16 +43,16 @@ def formatted(folder: Path, java: Java, jars: JarSet) -> None:
         draft = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
         try:
             shutil.copytree(template, draft)
-            (draft / "meta.properties").write_text(_identity())
+            (draft / "meta.properties").write_text(_identity(node))
             folder.rmdir()
             draft.rename(folder)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
 
-def _identity() -> str:
+def _identity(node: int) -> str:
     directory = "A" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]  # no "-" in front
-    return f"version=1\nnode.id={NODE_ID}\ncluster.id={CLUSTER_ID}\ndirectory.id={directory}\n"
+    return f"version=1\nnode.id={node}\ncluster.id={CLUSTER_ID}\ndirectory.id={directory}\n"
 
 
 def _template(java: Java, jars: JarSet) -> Path:

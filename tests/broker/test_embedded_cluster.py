@@ -1,0 +1,198 @@
+"""Three nodes: any one may be killed, stopped or frozen, and what was acknowledged stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from streams.broker import KafkaCluster
+from streams.broker.probe import free_port
+from streams.errors import ConfigError, EmbeddedBrokerError
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[KafkaCluster]:
+    with KafkaCluster() as cluster:
+        yield cluster
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "the condition did not come true in time"
+        time.sleep(0.02)
+
+
+def make_topic(cluster: KafkaCluster, name: str) -> None:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
+    for done in admin.create_topics([NewTopic(name, 3)]).values():  # replication is the cluster's default
+        done.result(30)
+
+
+def produce(cluster: KafkaCluster, topic: str, values: list[str]) -> None:
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "enable.idempotence": True, "log_level": 0})
+    for number, value in enumerate(values):
+        producer.produce(topic, value.encode(), partition=number % 3)
+    assert producer.flush(60) == 0
+
+
+def consume(cluster: KafkaCluster, topic: str, count: int) -> list[str]:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap_servers,
+            "group.id": f"{topic}-{time.monotonic_ns()}",
+            "auto.offset.reset": "earliest",
+            "log_level": 0,
+        }
+    )
+    consumer.subscribe([topic])
+    try:
+        return sorted((message.value() or b"").decode() for message in consumer.consume(count, 60))
+    finally:
+        consumer.close()
+
+
+def test_three_nodes_that_copy_everything(cluster: KafkaCluster, topic_prefix: str) -> None:
+    make_topic(cluster, topic_prefix + "t")
+    states = {place: state for place, state in cluster.partitions().items() if place[0] == topic_prefix + "t"}
+    assert len(states) == 3
+    assert {state.leader for state in states.values()} == {1, 2, 3}
+    assert all(sorted(state.replicas) == [1, 2, 3] for state in states.values())
+    assert [cluster.leader_of(topic_prefix + "t", number) for number in range(3)] == [
+        states[topic_prefix + "t", number].leader for number in range(3)
+    ]
+    for found in (
+        cluster.controller(),
+        cluster.group_coordinator("some-group"),
+        cluster.transaction_coordinator("some-id"),
+    ):
+        assert found in cluster.nodes
+
+    def copies() -> list[int]:
+        """Of Kafka's own topic for transactions, once all nodes know it."""
+        return [
+            len(state.replicas) for (name, _), state in cluster.partitions().items() if name == "__transaction_state"
+        ]
+
+    wait_until(lambda: copies() == [3, 3, 3])
+
+
+@pytest.mark.parametrize("who", ["leader", "controller", "group coordinator"])
+def test_killed_node_is_replaced_and_comes_back(cluster: KafkaCluster, topic_prefix: str, who: str) -> None:
+    topic = topic_prefix + "t"
+    make_topic(cluster, topic)
+    produce(cluster, topic, [f"before {number}" for number in range(30)])
+    cluster.wait_in_sync()
+    finders: dict[str, Callable[[], int]] = {
+        "leader": partial(cluster.leader_of, topic, 0),
+        "controller": cluster.controller,
+        "group coordinator": partial(cluster.group_coordinator, "g"),
+    }
+    find = finders[who]
+    victim = find()
+    cluster.node(victim).kill()
+    assert not cluster.node(victim).is_running
+    assert find() != victim, "another one took over"
+    produce(cluster, topic, [f"during {number}" for number in range(30)])
+    cluster.node(victim).restart()
+    cluster.wait_in_sync()
+    expected = sorted(f"{word} {number}" for word in ("before", "during") for number in range(30))
+    assert consume(cluster, topic, 60) == expected
+
+
+def test_frozen_and_stopped_nodes(cluster: KafkaCluster, topic_prefix: str) -> None:
+    topic = topic_prefix + "t"
+    make_topic(cluster, topic)
+    frozen = cluster.node(1)
+    frozen.freeze()
+    try:
+        wait_until(lambda: len(cluster.partitions()[topic, 0].in_sync) == 2)
+        assert cluster.controller() in {2, 3}
+        produce(cluster, topic, ["a", "b", "c"])
+    finally:
+        frozen.thaw()
+    cluster.wait_in_sync()
+    stopped = cluster.node(2)
+    stopped.shut_down()
+    stopped.shut_down()
+    assert not stopped.is_running
+    produce(cluster, topic, ["d", "e", "f"])
+    with pytest.raises(EmbeddedBrokerError, match="not in sync"):
+        cluster.wait_in_sync(0.5)
+    stopped.restart()
+    cluster.wait_in_sync()
+    assert consume(cluster, topic, 6) == ["a", "b", "c", "d", "e", "f"]
+
+
+def test_before_the_start_and_wrong_arguments() -> None:
+    for wrong in ({"nodes": 0}, {"heap_mb": 10}, {"start_timeout": 0}, {"properties": {"node.id": "4"}}):
+        with pytest.raises(ConfigError):
+            KafkaCluster(**wrong)
+    cluster = KafkaCluster()
+    cluster.stop()
+    with pytest.raises(EmbeddedBrokerError, match=r"start\(\)"):
+        _ = cluster.bootstrap_servers
+
+
+def test_unknown_node(cluster: KafkaCluster) -> None:
+    with pytest.raises(ConfigError, match="no node 4"):
+        cluster.node(4)
+    with pytest.raises(EmbeddedBrokerError, match="started already"):
+        cluster.start()
+
+
+def test_named_data_are_kept(tmp_path: Path) -> None:
+    with KafkaCluster(nodes=1, data_dir=tmp_path) as cluster:
+        producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
+        make_topic(cluster, "kept")
+        producer.produce("kept", b"one", partition=0)
+        assert producer.flush(30) == 0
+    with KafkaCluster(nodes=1, data_dir=tmp_path) as cluster:
+        assert consume(cluster, "kept", 1) == ["one"]
+
+
+def test_taken_port_is_found_at_the_start_and_others_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = free_port()
+    offered: list[int] = []
+
+    def port(avoid: frozenset[int] = frozenset()) -> int:
+        offered.append(taken if not offered else free_port(avoid))
+        return offered[-1]
+
+    monkeypatch.setattr("streams.broker.kafka_cluster.free_port", port)
+    with socket.create_server(("127.0.0.1", taken)), KafkaCluster(nodes=1) as cluster:
+        assert str(taken) not in cluster.bootstrap_servers
+
+
+def test_ends_with_its_owner() -> None:
+    program = (
+        "from streams.broker import KafkaCluster; import time; c = KafkaCluster(nodes=2).start();"
+        "print(*[n.pid for n in c.nodes.values()], *[n.data_dir for n in c.nodes.values()], flush=True); time.sleep(99)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as owner:
+        assert owner.stdout is not None
+        one, two, *folders = owner.stdout.readline().split()
+        owner.send_signal(signal.SIGKILL)
+    wait_until(lambda: not psutil.pid_exists(int(one)) and not psutil.pid_exists(int(two)))
+    wait_until(lambda: not any(Path(folder).exists() for folder in folders))
