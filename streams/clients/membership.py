@@ -22,15 +22,8 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from streams.clients import group_wire
-from streams.clients.group_coordinator import (
-    FATAL,
-    GroupCoordinator,
-    explained,
-    leave_group,
-    name_taken,
-    not_understood,
-)
+from streams.clients import group_coordinator, group_wire
+from streams.clients.group_coordinator import FATAL, GroupCoordinator, leave_group
 from streams.clients.group_settings import GroupSettings, Patience
 from streams.clients.kafka_python import WakeupNotifier
 from streams.clients.kafka_python import errors as kafka_errors
@@ -255,7 +248,7 @@ class KafkaPythonMembership:
             self._trouble = ""
             self._refusal.passed()
         if self._rival.is_over:
-            self._end(name_taken(self._group_id, self._instance))
+            self._end(group_coordinator.name_taken(self._group_id, self._instance))
         await self._wake(_IDLE_LOOK)
 
     # ------------------------------------------------------------------ IO thread: hooks of the coordinator
@@ -367,7 +360,7 @@ class KafkaPythonMembership:
         if self._riddle.begins():
             log.warning("group %s: the assignment is not understood (%s); joining again", self._group_id, error)
         elif self._riddle.is_over:
-            self._end(not_understood(self._group_id, error))
+            self._end(group_coordinator.not_understood(self._group_id, error))
 
     async def _barrier(self, incarnation: int, revoked: frozenset[int]) -> bool:
         """Wait until all is released (or turns out to be handed over), at most the rebalance timeout.
@@ -396,7 +389,8 @@ class KafkaPythonMembership:
 
     def fatal(self, error: BaseException) -> None:
         """The group will not have this member. Tells why, in our words, and ends."""
-        self._end(explained(error, self._client, self._group_id, self._instance, tuple(self._settings.assignors)))
+        strategies = tuple(self._settings.assignors)
+        self._end(group_coordinator.explained(error, self._client, self._group_id, self._instance, strategies))
 
     # ------------------------------------------------------------------ IO thread: small parts
 
