@@ -254,6 +254,18 @@ def test_an_announcement_joins_again_once_it_has_something_new(member: Member) -
     member.membership._coordinator = None
 
 
+def test_leaving_is_told_once(member: Member) -> None:
+    run(member.plan(Assignment()))
+    member.membership._coordinator = joins = Joins()  # type: ignore[assignment]
+    run(member.plan(Assignment(), member.membership.leave))
+    assert joins.count == 2, "it came while the join was under way"
+    run(member.plan(Assignment()))
+    assert member.membership._holdings.told.leaving
+    member.membership.leave()
+    member.drain()
+    assert joins.count == 2
+
+
 def test_the_leader_decides_by_the_strategy_that_the_broker_chose() -> None:
     chosen: list[tuple[str, int, dict[str, MemberReport]]] = []
 
