@@ -1,0 +1,223 @@
+"""``kes run`` on a real broker: a worker that is killed is not waited for, one that is frozen is.
+
+The session is long (20 s) and each deadline longer, so what is measured can only be below the session because somebody
+removed the dead member. The gap is what a ``read_committed`` reader of the outputs sees; it is printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from streams.testing.fixtures import BrokerAddress
+from tests.broker import bank
+from tests.broker.battery_kit import Bank, seed_of, wait_until
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
+
+ROOT = Path(__file__).resolve().parents[2]
+SESSION_SECONDS = 20.0
+KEYS, PER_SECOND, LOAD_SECONDS = 60, 400, 12
+
+SOURCE = """
+import os
+from streams.testing.faults import FaultPlan
+from tests.broker import bank
+
+def make():
+    static = os.environ["SUPERVISED_STATIC"] == "1"
+    return bank.build(
+        os.environ["KES_BOOTSTRAP_SERVERS"], os.environ["SUPERVISED_GROUP"], "", FaultPlan(), static_membership=static
+    )
+"""
+
+
+class Supervised:
+    """``kes run --json`` of the bank, and what it says."""
+
+    def __init__(self, group: Bank, workers: int, *, static: bool) -> None:
+        (group.folder / "supervised.py").write_text(SOURCE)
+        self.log = group.folder / "kes.log"
+        self.lines: list[dict[str, Any]] = []
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "streams", "-v", "run", "supervised:make", "--workers", str(workers), "--json",
+                 "--instance-prefix", "w"],
+                cwd=group.folder,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(ROOT),
+                    "KES_BOOTSTRAP_SERVERS": group.bootstrap,
+                    "SUPERVISED_GROUP": group.group,
+                    "SUPERVISED_STATIC": "1" if static else "0",
+                    "BANK_SESSION_SECONDS": str(SESSION_SECONDS),
+                },
+            )  # fmt: skip
+        self._reading = threading.Thread(target=self._read)
+        self._reading.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(json.loads(line))
+
+    def said(self, event: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line["event"] == event]
+
+    def pids(self) -> dict[str, int]:
+        return {line["worker"]: line["pid"] for line in self.said("started")}
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(60)
+
+    def close(self) -> None:
+        self.process.kill()
+        for line in self.said("started"):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(line["pid"], signal.SIGKILL)
+        self.process.wait(10)
+        self._reading.join(10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+class Readers:
+    """One ``read_committed`` reader: when something arrived, by partition."""
+
+    def __init__(self, group: Bank) -> None:
+        self.arrivals: list[list[float]] = [[] for _ in range(bank.PARTITIONS)]
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": group.bootstrap,
+                "group.id": "reader",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "fetch.wait.max.ms": 10,
+            }
+        )
+        output = bank.output_of(group.group)
+        self._consumer.assign([TopicPartition(output, number, 0) for number in range(bank.PARTITIONS)])
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        while not self._done.is_set():
+            message = self._consumer.poll(0.1)
+            if message is not None and message.error() is None:
+                self.arrivals[message.partition() or 0].append(time.monotonic())
+        self._consumer.close()
+
+    def flowing(self, since: float) -> bool:
+        """Something arrived in every partition since then."""
+        return all(times and times[-1] > since for times in self.arrivals)
+
+    def gaps(self, since: float) -> list[float]:
+        """The longest silence that began after ``since``, or lasted then, by partition."""
+        found = []
+        for times in self.arrivals:
+            recent = [max((time for time in times if time <= since), default=since)]
+            recent += [time for time in times if time > since]
+            found.append(max((after - before for before, after in itertools.pairwise(recent)), default=0.0))
+        return found
+
+    def close(self) -> None:
+        self._done.set()
+        self._thread.join(10)
+
+
+@pytest.fixture
+def group(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> Iterator[Bank]:
+    bank_group = Bank(kafka_broker.bootstrap_servers, f"{topic_prefix}bank", tmp_path)
+    yield bank_group
+    bank_group.close()
+
+
+@pytest.fixture
+def readers(group: Bank) -> Iterator[Readers]:
+    reading = Readers(group)
+    yield reading
+    reading.close()
+
+
+@contextlib.contextmanager
+def under_load(group: Bank, readers: Readers, workers: int, seed: int, *, static: bool) -> Iterator[Supervised]:
+    """Supervised workers in the middle of their work; at the end all is drained, and nothing is lost or doubled."""
+    supervised = Supervised(group, workers, static=static)
+    depositing = threading.Thread(
+        target=group.deposit, args=(PER_SECOND * LOAD_SECONDS, KEYS, seed), kwargs={"per_second": PER_SECOND}
+    )
+    try:
+        wait_until(lambda: len(supervised.said("joined")) >= workers, "all workers are in the group")
+        depositing.start()
+        wait_until(lambda: readers.flowing(0.0), "outputs of all partitions")
+        settled = time.monotonic()
+        wait_until(lambda: readers.flowing(settled), "outputs of all partitions, again")
+        yield supervised
+        depositing.join()
+        group.wait_handled()
+        assert supervised.stop() == 0, supervised.log.read_text()
+    finally:
+        if depositing.ident is not None:
+            depositing.join()
+        supervised.close()
+    report = group.check()
+    assert not report.differences, f"seed {seed}: {report}"
+    assert report.inputs == group.produced
+
+
+@pytest.mark.parametrize(
+    ("workers", "victims", "static"),
+    [(2, 1, False), (2, 1, True), (1, 1, False), (1, 1, True), (2, 2, False)],
+)
+def test_a_killed_worker_is_not_waited_for(
+    group: Bank, readers: Readers, workers: int, victims: int, static: bool
+) -> None:
+    seed = seed_of()
+    print(f"SEED={seed}")
+    with under_load(group, readers, workers, seed, static=static) as supervised:
+        pids = supervised.pids()
+        for number in range(victims):
+            os.kill(pids[f"w-{number}"], signal.SIGKILL)
+        killed = time.monotonic()
+        wait_until(lambda: len(supervised.said("exited")) >= victims, "the supervisor sees the dead")
+        # Its own partitions are silent from now on; those of the others may be for the rebalance.
+        wait_until(lambda: readers.flowing(killed + 0.5), "outputs of all partitions after the kill")
+        gap = max(readers.gaps(killed))
+        print(f"workers {workers}, killed {victims}, static {static}: longest gap {gap * 1000:.0f} ms")
+        print("\n".join(map(str, supervised.said("removed"))))
+        assert gap < SESSION_SECONDS, f"seed {seed}: it was waited for: {supervised.log.read_text()}"
+        wait_until(lambda: len(supervised.said("joined")) >= workers + victims, "the killed are back")
+
+
+def test_a_frozen_worker_is_not_removed(group: Bank, readers: Readers) -> None:
+    seed = seed_of()
+    print(f"SEED={seed}")
+    with under_load(group, readers, 2, seed, static=False) as supervised:
+        pid = supervised.pids()["w-0"]
+        os.kill(pid, signal.SIGSTOP)
+        frozen = time.monotonic()
+        wait_until(
+            lambda: any(times[-1] > frozen + 2.0 for times in readers.arrivals), "the other one works for two seconds"
+        )
+        assert not readers.flowing(frozen + 1.0), "nobody took over what the frozen one owns"
+        os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: readers.flowing(frozen + 2.0), "the frozen one goes on")
+        assert supervised.said("removed") == supervised.said("exited") == []
+        assert len(supervised.said("joined")) == 2, "and is who it was"
