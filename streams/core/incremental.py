@@ -141,15 +141,20 @@ class _Plan:
 
     def _shares(self) -> dict[str, int]:
         """Shares of the active members; smaller ones for those that are late."""
-        claims, counts = self._claims, self._counts
+        claims, counts, late = self._claims, self._counts, self._copies.late
         least = claims.partitions // len(claims.active)
+        after = self._asked_for(least)
+        after.update(
+            (member, claims.partitions) for member in claims.active if late[member] and counts[member] <= least
+        )
+        fair = shares(claims.partitions, claims.active, counts, after)
         capped = {
-            member: max(counts[member], least - len(self._copies.late[member]))
+            member: max(counts[member], fair[member] - len(late[member]))
             for member in claims.active
-            if self._copies.late[member] and counts[member] < least
+            if late[member] and counts[member] < fair[member]
         }
         others = [member for member in claims.active if member not in capped]
-        return {**capped, **shares(claims.partitions - sum(capped.values()), others, counts, self._asked_for(least))}
+        return {**capped, **shares(claims.partitions - sum(capped.values()), others, counts, after)}
 
     def _asked_for(self, least: int) -> dict[str, int]:
         """Of each member's partitions those that a member with too few has ready."""
@@ -241,9 +246,9 @@ class _Plan:
 
     def _keep_late(self) -> None:
         """As many late copies as a member has too few partitions: they are what it may still get."""
-        least = self._claims.partitions // len(self._claims.active)
+        most = -(-self._claims.partitions // len(self._claims.active))
         for member, late in self._copies.late.items():
-            number = max(0, least - self._counts[member])
+            number = max(0, most - self._counts[member])
             others = sorted(partition for partition in late if self._future.get(partition) != member)
             self._draft.preparing[member].update(others[:number])
 
