@@ -153,6 +153,8 @@ class Engine(Seat):
 
     def _hear(self, event: GroupEvent) -> None:
         with self.ledger.lock:
+            if self.dead:
+                return
             if isinstance(event, Assigned):
                 self._assigned(event)
             elif isinstance(event, Revoked):
@@ -252,9 +254,28 @@ class Engine(Seat):
         with self.ledger.lock:
             self.dead = True
             self._stop(self.working)
-        membership = self.membership
-        membership._coordinator._generation.member_id = ""  # type: ignore[union-attr]
-        membership.close(3.0)
+        if self.membership._coordinator is not None:
+            self.membership._coordinator._generation.member_id = ""
+        self.membership.close(3.0)
+
+    def go(self) -> None:
+        """An end in order: it works on nothing any more, and tells the group so."""
+        with self.ledger.lock:
+            self.dead = True
+            self._stop(self.working)
+        self.membership.close(3.0)
+
+    def catch_up(self) -> None:
+        """It does all that it was late with, and is not late any more."""
+        self.tell()
+        self.listen()
+        with self.ledger.lock:
+            self.gives = self.prepares = True
+            self.give()
+            last = self.assigned()[-1:]
+            preparing = last[0].assignment.preparing if last else frozenset()
+        if preparing:
+            self.prepared(*preparing)
 
 
 class MovingTable:
