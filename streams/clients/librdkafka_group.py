@@ -7,6 +7,7 @@ instance name instead (that of kafka-python members is too), and the coordinator
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Collection
 from importlib import import_module
 from typing import Any, Final
@@ -272,7 +273,9 @@ def _message(base_name: str, schema: dict[str, Any]) -> Any:
     def json_patch(_metaclass: Any, _shipped: Any) -> dict[str, Any]:
         return schema
 
-    return type(_ApiMessage)(base_name, (_ApiMessage,), {"json_patch": classmethod(json_patch)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python's own use of importlib.resources
+        return type(_ApiMessage)(base_name, (_ApiMessage,), {"json_patch": classmethod(json_patch)})
 
 
 _ConsumerGroupDescribeRequest: Any = _message("DescribeGroupsRequest", _REQUEST)

@@ -103,7 +103,7 @@ def laid_desk(kind: str, servers: str, prefix: str, folder: Path) -> Iterator[De
 
 
 class Process:
-    """A member in a process of its own, which writes a line for everything that it hears."""
+    """A member in a process of its own, which writes a line for everything that it hears, and for each new snapshot."""
 
     def __init__(self, desk: Desk, name: str) -> None:
         self.path = desk.folder / f"{name}-{time.monotonic_ns()}.jsonl"
@@ -122,6 +122,11 @@ class Process:
 
         until(lambda: bool(found()), f"it does not get {number} partitions")
         return found()[0]
+
+    @property
+    def metadata(self) -> bytes:
+        """The newest that it published."""
+        return bytes.fromhex(next(line["metadata"] for line in reversed(self.heard) if line["metadata"]))
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -150,14 +155,19 @@ def _told(event: Any, snapshot: Any) -> dict[str, Any]:
 
 def _main(kind: str, servers: str, group: str, topic: str, name: str) -> None:
     seat = AnySeat(kind, servers, group, topic, name)
-    told = 0
+    told, shown = 0, seat.membership.snapshot
     while True:
         with seat.changed:
-            seat.changed.wait_for(lambda: len(seat.heard) > told)
             lines = seat.heard[told:]
+            if not lines:
+                seat.changed.wait(0.02)
         told += len(lines)
         for line in lines:
             print(json.dumps(_told(*line)), flush=True)
+            shown = line[1]
+        if not lines and seat.membership.snapshot is not shown:
+            shown = seat.membership.snapshot
+            print(json.dumps(_told(None, shown)), flush=True)
 
 
 if __name__ == "__main__":
