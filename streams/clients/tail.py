@@ -21,11 +21,11 @@ LOG_START: Final = -1
 """The offset that stands for "whatever the log begins with"."""
 
 _BOUNDS: Final[dict[str, object]] = {
-    # What is prefetched, of all partitions together: what is fresh in one of them waits behind a backlog of the others
-    # for as long as it takes to go through this much.
+    # What is prefetched in one partition is what news of the others wait behind while that one has a backlog: 8 ms with
+    # these (at 2 us a record for the receiver), 30 ms with 5,000 messages and 512 KB, at the same 200,000 records/s.
     "queued.max.messages.kbytes": 16 * 1024,
-    "queued.min.messages": 10_000,
-    "fetch.message.max.bytes": 512 * 1024,
+    "queued.min.messages": 2_000,
+    "fetch.message.max.bytes": 128 * 1024,
     "fetch.max.bytes": 8 * 1024 * 1024,
 }
 
