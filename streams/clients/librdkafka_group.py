@@ -139,7 +139,7 @@ class RosterTakeOver(KafkaPythonTakeOver):
         if group.members:
             return Roster("classic", group.protocol_data, tuple(_member(m, m.group_instance_id) for m in group.members))
         try:
-            answer = await self._client.send(_consumer_group_describe(self._group_id), node, deadline)
+            answer = await self._client.send(consumer_group_describe(self._group_id), node, deadline)
         except errors.UnsupportedVersionError:
             return Roster()  # a broker without KIP-848
         described = answer.groups[0]
@@ -282,5 +282,6 @@ _ConsumerGroupDescribeRequest: Any = _message("DescribeGroupsRequest", _REQUEST)
 _ConsumerGroupDescribeResponse: Any = _message("DescribeGroupsResponse", _RESPONSE)
 
 
-def _consumer_group_describe(group_id: str) -> Any:
+def consumer_group_describe(group_id: str) -> Any:
+    """The question for a group of the broker-side protocol."""
     return _ConsumerGroupDescribeRequest(group_ids=[group_id], include_authorized_operations=False)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from streams.clients import kafka_python_settings
 from streams.clients.admin import TopicAdmin
 from streams.clients.consumer import InputConsumer
+from streams.clients.librdkafka_connect import connect_librdkafka_group
 from streams.clients.membership import connect_group
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
@@ -106,6 +107,22 @@ class KafkaConnections:
     def group(self, alive: Callable[[], bool]) -> tuple[Membership, TakeOver]:
         """The membership and the questions of a take-over, on one connection; ``Membership.close`` closes both."""
         config = self._config
+        if config.membership != "streams":
+            return connect_librdkafka_group(
+                self._settings,
+                config.group_id,
+                config.offsets_topic,
+                config.instance_id,
+                config.strategies,
+                broker_side=config.membership == "broker",
+                session_timeout_ms=int(config.session_timeout_seconds * 1000),
+                heartbeat_interval_ms=int(config.heartbeat_interval_seconds * 1000),
+                rebalance_timeout_ms=int(config.rebalance_timeout_seconds * 1000),
+                transaction_timeout_ms=int(config.transaction_timeout_seconds * 1000),
+                static=config.static_membership,
+                security=self._security,
+                alive=alive,
+            )
         settings = PlanSettings(
             num_standbys=config.num_standbys, max_moves=config.max_moves, max_move_bytes=config.max_move_bytes
         )
