@@ -1,6 +1,7 @@
 """The program under attack: deposits in, balances out. Run as a process by the battery, folded again by the oracle.
 
-python bank.py BOOTSTRAP GROUP INSTANCE        (environment: KES_FAULT, BANK_SLOW_MS, BANK_SLOW_KEY, BANK_HANDLER)
+python bank.py BOOTSTRAP GROUP INSTANCE        (environment: KES_FAULT, BANK_SLOW_MS, BANK_SLOW_KEY, BANK_HANDLER,
+                                                BANK_MEMBERSHIP, BANK_STRATEGY)
 """
 
 from __future__ import annotations
@@ -79,6 +80,9 @@ def build(
     bootstrap: str, group: str, instance: str, plan: FaultPlan, **settings: Any
 ) -> EventSource[Table[str, Account]]:
     session = float(os.environ.get("BANK_SESSION_SECONDS", "6"))
+    membership = settings.setdefault("membership", os.environ.get("BANK_MEMBERSHIP") or "streams")
+    default = "incremental" if membership == "streams" else "cooperative-sticky"
+    settings.setdefault("strategy", os.environ.get("BANK_STRATEGY") or default)
     source = EventSource(
         EventSourceConfig(
             group_id=group,

@@ -19,6 +19,7 @@ from streams.errors import BrokerUnavailable
 from streams.testing.oracle import ReplayOracle, Report
 from streams.topics import TopicSpec
 from tests.broker import bank
+from tests.broker.contract_kit import set_broker_session
 
 PROGRAM = Path(__file__).with_name("bank.py")
 PATIENCE = 90.0
@@ -70,10 +71,12 @@ class Worker:
 
 
 class Bank:
-    """A group under attack, on one broker."""
+    """A group under attack, on one broker. ``membership``: who speaks the group protocol for its members (by default
+    as ``BANK_MEMBERSHIP`` says)."""
 
-    def __init__(self, bootstrap: str, group: str, folder: Path) -> None:
+    def __init__(self, bootstrap: str, group: str, folder: Path, membership: str = "") -> None:
         self.bootstrap, self.group, self.folder = bootstrap, group, folder
+        self.membership = membership or os.environ.get("BANK_MEMBERSHIP") or "streams"
         self.workers: list[Worker] = []
         self.produced = 0
         self._settings = ClientSettings(bootstrap, {}, client_id="battery")
@@ -116,6 +119,10 @@ class Bank:
         self.produced += count
 
     def start(self, instance: str, **environment: str) -> Worker:
+        environment = {"BANK_MEMBERSHIP": self.membership, **environment}
+        if self.membership == "broker":  # where the session is a setting of the broker
+            session = float(environment.get("BANK_SESSION_SECONDS") or os.environ.get("BANK_SESSION_SECONDS") or "6")
+            set_broker_session(self.bootstrap, self.group, int(session * 1000))
         worker = Worker(self.bootstrap, self.group, instance, self.folder, **environment)
         self.workers.append(worker)
         return worker
