@@ -100,6 +100,7 @@ class KafkaProxy:
         self._ports: dict[Address, int] = {}
         self._nodes: dict[Address, int] = {}
         self._passed: Counter[str] = Counter()
+        self._clients: Counter[str] = Counter()
         self._struck: Counter[tuple[str, Side, Action]] = Counter()
         self._versions: dict[str, set[int]] = {}
         self._thread: threading.Thread | None = None
@@ -196,6 +197,12 @@ class KafkaProxy:
         """Name of request -> how many came."""
         with self._lock:
             return dict(self._passed)
+
+    @property
+    def clients(self) -> Mapping[str, int]:
+        """Client id -> how many requests came from it."""
+        with self._lock:
+            return dict(self._clients)
 
     @property
     def struck(self) -> Mapping[tuple[str, Side, Action], int]:
@@ -308,6 +315,7 @@ class KafkaProxy:
             link.client_id = header.client_id
             with self._lock:
                 self._passed[header.name] += 1
+                self._clients[header.client_id] += 1
                 self._versions.setdefault(header.name, set()).add(header.version)
             armed = self._strike("request", header, link)
             waiting = _Waiting(header)
