@@ -176,7 +176,7 @@ def _slow_restores(rng: random.Random) -> dict[str, object]:
         "tail_pause": rng.choice((0.01, 0.05, 0.1)),
         "preparation_timeout": rng.choice((1.0, 4.0, 20.0)),
         "leave_timeout": rng.choice((1.0, 10.0)),
-        "strikes": {"tail": rng.choice((0.0, 0.02))},
+        "strikes": {"tail": rng.choice((0.0, 0.1))},
         **INCREMENTAL,
     }
 

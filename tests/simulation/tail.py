@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from streams.errors import BrokerUnavailable
+from streams.errors import OffsetError
 from streams.records import IncomingRecord
 
 from .broker import Log
@@ -25,6 +25,7 @@ class _Followed:
     def __init__(self, offset: int, epoch: int) -> None:
         self.position, self.epoch = max(offset, 0), epoch
         self.at_end = False
+        self.resumed = offset >= 0
 
 
 class SimTail:
@@ -93,9 +94,9 @@ class SimTail:
             return
         number = process.rng.choice(numbers)
         followed, log = self._followed[number], process.broker.log(self._topic, number)
-        if process.faults.strike("tail", process.loop.time()) is not None:
+        if followed.resumed and process.faults.strike("tail", process.loop.time()) is not None:
             del self._followed[number]
-            error = BrokerUnavailable(f"{self._topic}[{number}] cannot be read")
+            error = OffsetError(f"{self._topic}[{number}]: {followed.position} is not in the log any more")
             self._later(process.faults.poll(), self._hand_over, self._fail, number, followed.epoch, error)
             return
         start = followed.position
