@@ -186,15 +186,13 @@ def test_the_successor_of_a_dead_member_is_not_removed_in_its_place(table: Table
         seat.owning(PARTITIONS, since)
     successor = table.seat("again", static=static)
     successor.owning(PARTITIONS // 2)
-    assert member_id(successor) != old
-    heard = len(successor.events)
+    its_id = member_id(successor)
+    assert its_id != old
     for instance in (name, "again", None):
         assert not seat.take_over.remove_member(old, instance, soon())
     with pytest.raises(ValueError, match="member id"):
         seat.take_over.remove_member("", "again", soon())
-    time.sleep(1.0)  # three heartbeats: it would hear of it
-    assert successor.events[heard:] == []
-    assert seat.take_over.remove_member(member_id(successor), name, soon())
+    assert seat.take_over.remove_member(its_id, name, soon())  # so it was in the group all the time
     assert successor.lost().incarnation == 1
 
 
