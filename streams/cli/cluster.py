@@ -47,3 +47,17 @@ def admin_of(servers: str, config: EventSourceConfig | None = None) -> Iterator[
         yield admin
     finally:
         admin.close()
+
+
+@contextmanager
+def source_admin_of(config: EventSourceConfig | None, admin: TopicAdmin) -> Iterator[TopicAdmin]:
+    """A client for questions about the source topic: ``admin`` itself, unless the source is on another cluster."""
+    if config is None or not config.source_is_elsewhere:
+        yield admin
+        return
+    settings = ClientSettings(config.source_bootstrap_servers, config.source_client_settings, client_id="kes-cli")
+    elsewhere = TopicAdmin(settings)
+    try:
+        yield elsewhere
+    finally:
+        elsewhere.close()

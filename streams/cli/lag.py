@@ -16,9 +16,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from streams.cli.cluster import admin_of, brokers, named_source
+from streams.cli.cluster import admin_of, brokers, named_source, source_admin_of
 from streams.cli.console import answers, complain, duration, emit
-from streams.clients.admin import PartitionLag
+from streams.clients.admin import PartitionLag, standing
 from streams.errors import BrokerUnavailable, TopicError
 
 app = typer.Typer()
@@ -98,10 +98,14 @@ def lag(
         raise typer.BadParameter("name MODULE:SOURCE, or both --group and --topic", param_hint="MODULE:SOURCE")
     config = named_source(source).config if source else None
     group, topic = (config.group_id, config.topic) if config else (group, topic)
-    with admin_of(brokers(bootstrap_servers, config), config) as admin:
+    with admin_of(brokers(bootstrap_servers, config), config) as admin, source_admin_of(config, admin) as source_admin:
+        offsets_topic = config.offsets_topic if config else topic
 
         def ask() -> list[PartitionLag]:
-            return admin.lag(group, topic, timeout)
+            if source_admin is admin:
+                return admin.lag(group, topic, timeout)
+            committed = admin.committed(group, offsets_topic, timeout)
+            return standing(committed, source_admin.watermarks(topic, None, timeout))
 
         if watch:
             with _shown(group, topic, json) as show:

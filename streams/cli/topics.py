@@ -9,7 +9,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from streams.cli.cluster import admin_of, brokers, named_source
+from streams.cli.cluster import admin_of, brokers, named_source, source_admin_of
 from streams.cli.console import complain, emit
 from streams.clients.admin import TopicAdmin, differences
 from streams.errors import ConfigError
@@ -19,6 +19,7 @@ from streams.topics import TopicSpec
 app = typer.Typer(no_args_is_help=True, help="Topics as the settings want them: plan, apply.")
 
 AS_WANTED: Final = "as wanted"
+SOURCE: Final = "source"
 MISSING: Final = "missing"
 CREATED: Final = "created"
 DIFFERS: Final = "differs"
@@ -84,9 +85,9 @@ def wanted_topics(source: EventSource[Any], outputs: list[str]) -> list[Wanted]:
     """Source, changelog and dead letters, then the outputs. ``ConfigError``: an output that makes no sense."""
     config = source.config
     purposes = {config.offsets_topic: "offsets"} if config.source_is_elsewhere else {}
-    purposes |= {config.topic: "source", config.changelog: "changelog", config.dead_letters: "dead letters"}
+    purposes |= {config.topic: SOURCE, config.changelog: "changelog", config.dead_letters: "dead letters"}
     wanted = [Wanted(purposes[spec.name], spec) for spec in source.specs()]
-    plain = next(entry.spec for entry in wanted if entry.purpose == "source")
+    plain = next(entry.spec for entry in wanted if entry.purpose == SOURCE)
     for text in outputs:
         name, _, partitions = text.rpartition(":")
         if not name or not partitions.isdecimal() or int(partitions) < 1:
@@ -115,8 +116,14 @@ def _run(name: str, outputs: list[str], servers: str, timeout: float, *, json: b
     source = named_source(name)
     wanted = wanted_topics(source, outputs)
     addresses = brokers(servers, source.config)
-    with admin_of(addresses, source.config) as admin:
-        verdicts = examine(admin, wanted, timeout, create=create)
+    with admin_of(addresses, source.config) as admin, source_admin_of(source.config, admin) as source_admin:
+        if source_admin is admin:
+            verdicts = examine(admin, wanted, timeout, create=create)
+        else:
+            verdicts = examine(
+                source_admin, [entry for entry in wanted if entry.purpose == SOURCE], timeout, create=create
+            )
+            verdicts += examine(admin, [entry for entry in wanted if entry.purpose != SOURCE], timeout, create=create)
     emit(
         {"bootstrap_servers": addresses, "topics": [_facts(verdict) for verdict in verdicts]},
         json,

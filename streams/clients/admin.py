@@ -83,6 +83,21 @@ class PartitionLag(msgspec.Struct, frozen=True):
     lag: int
 
 
+def standing(committed: Mapping[int, int], marks: Mapping[int, Watermarks]) -> list[PartitionLag]:
+    """Committed offsets beside the ends of the log, by partition; they may come from different clusters."""
+    return [
+        PartitionLag(
+            number,
+            committed.get(number),
+            mark.start,
+            mark.stable,
+            mark.end,
+            max(mark.end - committed.get(number, mark.start), 0),
+        )
+        for number, mark in sorted(marks.items())
+    ]
+
+
 class TopicAdmin:
     """Requests about topics and offsets. May be used by any thread; every method blocks.
 
@@ -189,18 +204,7 @@ class TopicAdmin:
 
     def lag(self, group: str, topic: str, timeout_seconds: float = 10.0) -> list[PartitionLag]:
         """Where the group stands in every partition of ``topic``, by partition."""
-        committed = self.committed(group, topic, timeout_seconds)
-        return [
-            PartitionLag(
-                number,
-                committed.get(number),
-                marks.start,
-                marks.stable,
-                marks.end,
-                max(marks.end - committed.get(number, marks.start), 0),
-            )
-            for number, marks in sorted(self.watermarks(topic, None, timeout_seconds).items())
-        ]
+        return standing(self.committed(group, topic, timeout_seconds), self.watermarks(topic, None, timeout_seconds))
 
     def close(self) -> None:
         """Let go of the connections. Does not raise; later calls build them anew."""

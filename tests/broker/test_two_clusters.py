@@ -1,0 +1,168 @@
+"""The source on one cluster; group, state and outputs on another (protocol, section 9)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from confluent_kafka import Consumer, TopicPartition
+
+from streams import EventContext, EventSource, EventSourceConfig
+from streams.broker import KafkaBroker
+from streams.cli import main
+from streams.clients.admin import TopicAdmin
+from streams.clients.settings import ClientSettings
+from streams.errors import OffsetError, TopicError
+from streams.testing.fixtures import BrokerAddress
+from streams.topics import TopicSpec
+from tests.broker.engine_kit import Added, Lab, Running, Total, Totals, start_failure
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
+
+PARTITIONS = 2
+
+
+class Two:
+    """Cluster A with the source topic, cluster B with everything else."""
+
+    def __init__(self, source_servers: str, servers: str, prefix: str) -> None:
+        self.far = Lab(source_servers, prefix, PARTITIONS)
+        self.near = Lab(servers, prefix, PARTITIONS)
+
+    def source(self, name: str, **settings: Any) -> EventSource[Totals]:
+        source = self.near.source(instance_id=name, **{"source_bootstrap_servers": self.far.bootstrap, **settings})
+
+        def add(ctx: EventContext[Totals], event: Added) -> None:
+            total = ctx.store.get(event.name, 0) + event.amount
+            ctx.store.put(event.name, total)
+            ctx.forward(self.near.output, Total(event.name, total), key=event.name)
+
+        source.register_event_type(Added, add)
+        return source
+
+    async def check(self, rounds: int) -> None:
+        deadline = asyncio.get_running_loop().time() + 60
+        while len(await self.near.records()) < rounds * PARTITIONS:
+            assert asyncio.get_running_loop().time() < deadline
+        assert sorted(await self.near.totals()) == sorted(
+            (f"k{partition}", amount) for partition in range(PARTITIONS) for amount in range(1, rounds + 1)
+        )
+
+
+@pytest.fixture(scope="module")
+def far_broker() -> Iterator[KafkaBroker]:
+    with KafkaBroker() as broker:
+        yield broker
+
+
+@pytest_asyncio.fixture
+async def two(kafka_broker: BrokerAddress, far_broker: KafkaBroker, topic_prefix: str) -> AsyncIterator[Two]:
+    two = Two(far_broker.bootstrap_servers, kafka_broker.bootstrap_servers, topic_prefix)
+    await two.near.create(two.near.output)
+    yield two
+
+
+async def feed(two: Two, rounds: int) -> None:
+    for _ in range(rounds):
+        for partition in range(PARTITIONS):
+            await two.far.add(f"k{partition}", partition=partition)
+
+
+@pytest.mark.asyncio
+async def test_source_elsewhere_is_exact_over_restarts_and_moves(two: Two) -> None:
+    first = two.source("first", num_standbys=1)
+    async with Running(first, active=PARTITIONS) as run:
+        await feed(two, 5)
+        await run.until_committed(5 * PARTITIONS)
+        second = two.source("second", num_standbys=1)
+        async with Running(second, active=1):
+            await feed(two, 5)
+            await two.check(10)
+    async with Running(two.source("third"), active=PARTITIONS):
+        await feed(two, 5)
+        await two.check(15)
+    stand_in = first.config.offsets_topic
+    near, far = two.near.admin, two.far.admin
+    committed = await asyncio.to_thread(near.committed, two.near.group, stand_in)
+    assert committed == {0: 15, 1: 15}, "under the stand-in's name, on the cluster of the group"
+    assert not await asyncio.to_thread(far.committed, two.near.group, two.near.topic)
+    there = await asyncio.to_thread(far.describe, [first.config.topic, first.config.changelog, stand_in])
+    here = await asyncio.to_thread(near.describe, [first.config.topic, first.config.changelog, stand_in])
+    assert [name for name, found in there.items() if found] == [first.config.topic]
+    assert [name for name, found in here.items() if found] == [first.config.changelog, stand_in]
+    assert not await two.near.records(stand_in), "nothing is ever written to it"
+
+
+@pytest.mark.asyncio
+async def test_a_source_topic_that_differs_is_named(two: Two) -> None:
+    admin = TopicAdmin(ClientSettings(two.far.bootstrap, {}, client_id="test"))
+    spec = TopicSpec(name=two.near.topic, partitions=PARTITIONS + 1, replication_factor=1)
+    await asyncio.to_thread(admin.create, [spec])
+    admin.close()
+    error = await start_failure(two.source("first"))
+    assert isinstance(error, TopicError)
+    assert two.near.topic in str(error)
+
+
+@pytest.mark.asyncio
+async def test_a_source_that_lost_records_is_refused(two: Two) -> None:
+    async with Running(two.source("first"), active=PARTITIONS) as run:
+        await feed(two, 3)
+        await run.until_committed(3 * PARTITIONS)
+    await feed(two, 3)
+    await two.far.delete_records(two.near.topic, {0: 5})
+    error = await start_failure(two.source("second"))
+    assert isinstance(error, OffsetError)
+    assert f"{two.near.topic}[0]" in str(error)
+
+
+@pytest.mark.asyncio
+async def test_delete_source_leaves_the_other_cluster_alone(two: Two) -> None:
+    source = two.source("first")
+    created = await source.create_source()
+    assert created[0] == source.config.topic
+    deleted = await source.delete_source()
+    assert source.config.topic not in deleted
+    assert source.config.offsets_topic in deleted
+    there = await asyncio.to_thread(two.far.admin.describe, [source.config.topic])
+    assert there[source.config.topic] is not None
+
+
+def test_tools_ask_the_right_cluster(
+    kafka_broker: BrokerAddress,
+    far_broker: KafkaBroker,
+    topic_prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = EventSourceConfig(
+        group_id=f"{topic_prefix}group",
+        topic=f"{topic_prefix}in",
+        num_partitions=PARTITIONS,
+        bootstrap_servers=kafka_broker.bootstrap_servers,
+        source_bootstrap_servers=far_broker.bootstrap_servers,
+    )
+    module = ModuleType("elsewhere")
+    vars(module).update(source=EventSource(config))
+    monkeypatch.setitem(sys.modules, "elsewhere", module)
+
+    def kes(*arguments: str) -> Any:
+        assert main.main([*arguments, "elsewhere:source", "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    created = {topic["name"]: topic["state"] for topic in kes("topics", "apply")["topics"]}
+    assert created == dict.fromkeys(
+        [config.topic, config.changelog, config.dead_letters, config.offsets_topic], "created"
+    )
+    assert {topic["state"] for topic in kes("topics", "plan")["topics"]} == {"as wanted"}
+    consumer = Consumer({"bootstrap.servers": config.bootstrap_servers, "group.id": config.group_id})
+    consumer.commit(offsets=[TopicPartition(config.offsets_topic, 0, 7)], asynchronous=False)
+    consumer.close()
+    found = kes("lag")["partitions"]
+    assert [(entry["committed"], entry["end"]) for entry in found] == [(7, 0), (None, 0)]
