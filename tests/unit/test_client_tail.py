@@ -1,0 +1,179 @@
+"""The tail's consumer over a scripted one of librdkafka: what can not be had from a broker at will."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, Message, TopicPartition
+
+from streams.clients.settings import ClientSettings
+from streams.clients.tail import LOG_START, ChangelogTail
+from streams.errors import TopicError
+
+
+class Scripted:
+    """Stands in for confluent-kafka's consumer."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+        self.assigned: list[tuple[int, int]] = []
+        self.unassigned: list[int] = []
+        self.high = -1001
+
+    def poll(self, _timeout: float) -> Any:
+        return self.messages.pop(0) if self.messages else None
+
+    def consume(self, limit: int, _timeout: float) -> list[Any]:
+        taken, self.messages = self.messages[:limit], self.messages[limit:]
+        return taken
+
+    def incremental_assign(self, positions: list[TopicPartition]) -> None:
+        self.assigned += [(position.partition, position.offset) for position in positions]
+
+    def incremental_unassign(self, positions: list[TopicPartition]) -> None:
+        self.unassigned += [position.partition for position in positions]
+
+    def get_watermark_offsets(self, _partition: TopicPartition, *, cached: bool) -> tuple[int, int]:
+        assert cached
+        return -1001, self.high
+
+    def close(self) -> None: ...
+
+
+def message(partition: int, offset: int) -> Message:
+    return Message(topic="t", partition=partition, offset=offset, key=b"k", value=b"%d" % offset, timestamp=(1, 9))
+
+
+def said(partition: int, offset: int, code: int = KafkaError._PARTITION_EOF) -> Message:
+    return Message(topic="t", partition=partition, offset=offset, error=KafkaError(code))
+
+
+@pytest.fixture
+def script() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+def tail(script: Scripted) -> ChangelogTail:
+    tail = ChangelogTail(ClientSettings("127.0.0.1:1"), "t")
+    tail._consumer.close()
+    tail._consumer = script  # type: ignore[assignment]
+    return tail
+
+
+def test_holes_of_compaction_move_the_position_and_are_no_records(tail: ChangelogTail, script: Scripted) -> None:
+    tail.add(0, LOG_START)
+    tail.add(1, 40)
+    assert script.assigned == [(0, 0), (1, 40)]
+    script.messages = [message(0, 7), message(0, 19), said(1, 40), said(0, 60), message(1, 41)]
+    script.high = 60
+    found = tail.poll_batch(0)
+    assert [record.offset for record in found[0].records] == [7, 19]
+    assert found[0][1:] == (60, 60, True)
+    assert [record.offset for record in found[1].records] == [41]
+    assert found[1][1:] == (42, 60, False)  # the end that it had reached is not the end any more
+
+
+def test_the_end_is_unknown_rather_than_below_the_position(tail: ChangelogTail, script: Scripted) -> None:
+    tail.add(0, 0)
+    script.messages = [message(0, 0)]
+    assert tail.poll_batch(0)[0][1:] == (1, -1, False)
+    script.messages, script.high = [message(0, 1)], 1
+    assert tail.poll_batch(0)[0][1:] == (2, -1, False)
+    script.messages, script.high = [message(0, 2)], 3
+    assert tail.poll_batch(0)[0][1:] == (3, 3, True)
+
+
+def test_what_was_removed_or_had_already_is_dropped(tail: ChangelogTail, script: Scripted) -> None:
+    tail.add(0, 10)
+    tail.add(1, 0)
+    tail.remove(1)
+    script.messages = [message(1, 0), message(0, 3), said(0, 4), said(1, 9), message(0, 10), message(1, 1)]
+    found = tail.poll_batch(0)
+    assert set(found) == {0}
+    assert [record.offset for record in found[0].records] == [10]
+    assert not found[0].at_end
+    script.messages = [message(0, 10), said(1, 9)]
+    assert tail.poll_batch(0) == {}
+
+
+def test_the_limit_counts_ends_too(tail: ChangelogTail, script: Scripted) -> None:
+    tail.add(0, 0)
+    script.messages = [message(0, 0), message(0, 1), said(0, 2)]
+    assert not tail.poll_batch(0, limit=2)[0].at_end
+    assert tail.poll_batch(0, limit=1)[0] == ([], 2, -1, True)
+
+
+def test_a_log_that_does_not_begin_at_0_is_asked_where_it_does(tail: ChangelogTail, script: Scripted) -> None:
+    tail.add(0, LOG_START)
+    tail.add(1, 0)
+    script.messages = [said(number, -1001, KafkaError._AUTO_OFFSET_RESET) for number in range(2)]
+    assert tail.poll_batch(0) == {}
+    assert script.assigned == [(0, 0), (1, 0), (0, -2)]
+    assert list(tail.take_failures()) == [1]  # that one was meant
+    script.messages = [message(0, 70)]
+    assert tail.poll_batch(0)[0].position == 71
+    script.messages = [said(0, -1001, KafkaError._AUTO_OFFSET_RESET)]
+    tail.poll_batch(0)
+    assert list(tail.take_failures()) == [0]
+
+
+def test_a_log_that_is_cut_while_it_is_read_from_its_start_has_a_hole_that_is_told(
+    tail: ChangelogTail, script: Scripted
+) -> None:
+    tail.add(0, LOG_START)
+    script.messages = [message(0, 0), said(0, -1001, KafkaError._AUTO_OFFSET_RESET)]
+    assert tail.poll_batch(0)[0].position == 1
+    assert "offset 1 " in str(tail.take_failures()[0])
+
+
+def test_errors_of_one_partition_and_of_all(tail: ChangelogTail, script: Scripted) -> None:
+    for partition in range(3):
+        tail.add(partition, 5)
+    script.messages = [
+        message(0, 5),
+        said(0, -1001, KafkaError._AUTO_OFFSET_RESET),
+        said(1, -1001, KafkaError._TRANSPORT),  # passes
+        said(9, -1001, KafkaError.TOPIC_AUTHORIZATION_FAILED),
+        message(2, 5),
+    ]
+    found = tail.poll_batch(0)
+    assert [record.offset for record in found[0].records + found[2].records] == [5, 5]
+    failures = tail.take_failures()
+    assert list(failures) == [0]
+    assert "t[0]: offset 6 " in str(failures[0])
+    assert script.unassigned == [0]
+    assert tail.take_failures() == {}
+    script.messages = [message(0, 6), said(-1, -1001, KafkaError.TOPIC_AUTHORIZATION_FAILED), message(2, 6)]
+    assert set(tail.poll_batch(0)) == {2}
+    failures = tail.take_failures()
+    assert set(failures) == {1, 2}
+    assert all(isinstance(error, TopicError) and "ACL" in str(error) for error in failures.values())
+
+
+def test_a_failure_of_what_was_removed_meanwhile_is_not_told(tail: ChangelogTail, script: Scripted) -> None:
+    tail.add(0, 5)
+    script.messages = [said(0, -1001, KafkaError._AUTO_OFFSET_RESET)]
+    tail.poll_batch(0)
+    tail.remove(0)
+    tail.add(0, 0)
+    assert tail.take_failures() == {}
+    script.messages = [message(0, 0)]
+    assert set(tail.poll_batch(0)) == {0}
+
+
+def test_overrides_of_the_user_win_over_the_bounds() -> None:
+    seen: dict[str, object] = {}
+    settings = ClientSettings("127.0.0.1:1", {"queued.max.messages.kbytes": 1234})
+
+    def build(_factory: object, config: dict[str, object], _connection: object) -> None:
+        seen.update(config)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("streams.clients.tail.build", build)
+        ChangelogTail(settings, "t")
+    assert seen["queued.max.messages.kbytes"] == 1234
+    assert seen["fetch.max.bytes"] == 8 * 1024 * 1024
+    assert seen["enable.partition.eof"] is True
+    assert seen["isolation.level"] == "read_committed"
