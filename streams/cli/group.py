@@ -1,0 +1,241 @@
+"""``kes group``: the members of a group, what each of them has, what is on its way, once or continuously."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Final
+
+import typer
+from rich.live import Live as LiveDisplay
+from rich.text import Text
+
+from streams.cli.cluster import admin_of, brokers, named_source
+from streams.cli.console import answers, complain, emit
+from streams.cli.group_tables import Lags, Live, Picture, facts, remembered, shown
+from streams.clients import kafka_python_settings
+from streams.clients.admin import PartitionLag, TopicAdmin
+from streams.clients.group_view import NONE, GroupQuestions, GroupView
+from streams.clients.settings import ClientSettings
+from streams.config import EventSourceConfig
+from streams.errors import BrokerUnavailable, ConfigError, TopicError
+
+app = typer.Typer()
+
+LAG_SECONDS: Final = 3.0
+"""Patience with offsets: a transaction that is open holds them up, and the members are worth seeing without."""
+SETTLE_SECONDS: Final = 3.0
+"""For a rebalance to get through, before the members are shown without what they have."""
+
+Look = Callable[[], Picture]
+
+
+@app.command()
+def group(
+    name: Annotated[str, typer.Argument(metavar="GROUP", help="The group, if no source is named.")] = "",
+    source: Annotated[
+        str, typer.Option("--source", "-s", metavar="MODULE:SOURCE", help="An EventSource: its group and settings.")
+    ] = "",
+    bootstrap_servers: Annotated[
+        str, typer.Option(help="The brokers. Default: those of the source, else KES_BOOTSTRAP_SERVERS.")
+    ] = "",
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the brokers.")] = 10.0,
+    json: Annotated[bool, typer.Option("--json", help="A line of JSON (each time) instead of tables.")] = False,
+) -> None:
+    """The members of a group, the partitions of each, standbys, moves that are under way, and lag.
+
+    Groups of any consumer are shown. Standbys and moves are known of event sources only, as of their last rebalance.
+
+    Exit codes: 0 shown; 1 no broker answers, or no such group; 2 wrong usage.
+    """
+    if bool(source) == bool(name):
+        raise typer.BadParameter("name either a group or --source MODULE:SOURCE", param_hint="GROUP")
+    config = named_source(source).config if source else None
+    servers = brokers(bootstrap_servers, config)
+    with (
+        _questions(servers, config) as questions,
+        admin_of(servers, config) as admin,
+        _lags_of(config, admin) as lags,
+    ):
+        look = Looks(questions, lags, config.group_id if config else name, timeout)
+        if watch:
+            with _shown(json) as show:
+                _watch(look, show, interval, time.monotonic, time.sleep)
+        else:
+            picture = look.settled(time.monotonic, time.sleep)
+            if picture.view.kind == NONE and not picture.view.committed:
+                raise ConfigError(
+                    f"there is no group {picture.view.group!r} at {servers}: nobody has joined it or committed in it "
+                    "(kes group --watch waits for it)"
+                )
+            emit(facts(picture), json, lambda: shown(picture, time.time()))
+
+
+def live_status(group: str) -> Live:
+    """What the members say about themselves, by instance: what they restore, how far their copies are. Nobody says
+    anything yet."""
+    return {}
+
+
+LagsOf = Callable[[GroupView, float], tuple[Lags, tuple[str, ...]]]
+
+
+class Looks:
+    """One look after the other: what a rebalance hides is remembered, what cannot be found out is noted."""
+
+    def __init__(self, questions: GroupQuestions, lags: LagsOf, group: str, timeout: float) -> None:
+        self._questions, self._lags, self._group, self._timeout = questions, lags, group, timeout
+        self._before: GroupView | None = None
+        self._known_lags: Lags = {}
+
+    def __call__(self) -> Picture:
+        """The group now. Raises ``BrokerUnavailable``, ``ConfigError``."""
+        view, stale = remembered(self._questions.look(self._group, self._timeout), self._before)
+        if view.settled:
+            self._before = view
+        found, notes = self._lags(view, min(self._timeout, LAG_SECONDS))
+        self._known_lags = {**self._known_lags, **found}
+        live = live_status(self._group)
+        return Picture(view=view, lags=self._known_lags, live=live, stale=stale, notes=notes)
+
+    def settled(self, now: Callable[[], float], sleep: Callable[[float], None]) -> Picture:
+        """The group now, or in a moment, when a rebalance that is under way is through."""
+        until = now() + min(self._timeout, SETTLE_SECONDS)
+        while True:
+            picture = self()
+            if picture.view.settled or now() > until:
+                return picture
+            sleep(0.1)
+
+
+@contextmanager
+def _questions(servers: str, config: EventSourceConfig | None) -> Iterator[GroupQuestions]:
+    settings = kafka_python_settings.security_only(config.client_settings if config else {})
+    questions = GroupQuestions(servers, kafka_python_settings.translate(settings))
+    try:
+        yield questions
+    finally:
+        questions.close()
+
+
+@contextmanager
+def _lags_of(config: EventSourceConfig | None, admin: TopicAdmin) -> Iterator[LagsOf]:
+    """How far a group is in its topics. A source on another cluster has its ends there, and its offsets here."""
+    if config is None or not config.source_is_elsewhere:
+        yield lambda view, seconds: lags_here(admin, view, seconds)
+        return
+    settings = ClientSettings(config.source_bootstrap_servers, config.source_client_settings, client_id="kes-cli")
+    elsewhere = TopicAdmin(settings)
+    try:
+        yield lambda view, seconds: _lags_there(config, admin, elsewhere, seconds)
+    finally:
+        elsewhere.close()
+
+
+def lags_here(admin: TopicAdmin, view: GroupView, seconds: float) -> tuple[Lags, tuple[str, ...]]:
+    """Of every topic that the group reads or has offsets in; and what could not be found out."""
+    lags: dict[str, list[PartitionLag]] = {}
+    notes = []
+    for topic in sorted({topic for member in view.members for topic in member.topics} | set(view.committed)):
+        try:
+            lags[topic] = admin.lag(view.group, topic, seconds)
+        except (BrokerUnavailable, TopicError) as error:
+            notes.append(f"lag in {topic}: {error}")
+    return lags, tuple(notes)
+
+
+def _lags_there(
+    config: EventSourceConfig, here: TopicAdmin, there: TopicAdmin, seconds: float
+) -> tuple[Lags, tuple[str, ...]]:
+    name = config.offsets_topic
+    try:
+        committed = here.committed(config.group_id, name, seconds, range(config.num_partitions))
+        marks = there.watermarks(config.topic, range(config.num_partitions), seconds)
+    except (BrokerUnavailable, TopicError) as error:
+        return {}, (f"lag in {config.topic}: {error}",)
+    entries = [
+        PartitionLag(
+            number,
+            committed.get(number),
+            mark.start,
+            mark.stable,
+            mark.end,
+            max(mark.end - committed.get(number, mark.start), 0),
+        )
+        for number, mark in sorted(marks.items())
+    ]
+    return {name: entries}, ()
+
+
+Show = Callable[[Picture, str], None]
+
+
+def _watch(look: Look, show: Show, interval: float, now: Callable[[], float], sleep: Callable[[float], None]) -> None:
+    """Look again and again until Ctrl-C. A broker that goes away later is told about and waited for."""
+    picture: Picture | None = None
+    try:
+        while True:
+            problem = ""
+            began = now()
+            try:
+                picture = look()
+            except BrokerUnavailable as error:
+                if picture is None:
+                    raise
+                problem = str(error)
+            show(picture, problem)
+            sleep(max(interval - (now() - began), 0.05))
+    except KeyboardInterrupt:
+        return  # how a watch ends
+
+
+@contextmanager
+def _shown(json: bool) -> Iterator[Show]:
+    """Live tables on a terminal; elsewhere a block for each change, or as JSON a line each time."""
+    console = answers()
+    if json:
+        yield lambda picture, problem: complain(problem) if problem else emit(facts(picture), True, Text)
+    elif not console.is_terminal or console.is_dumb_terminal:
+        yield Blocks()
+    else:
+        with LiveDisplay(Text("asking for the group ..."), console=console, auto_refresh=False) as display:
+
+            def show(picture: Picture, problem: str) -> None:
+                if problem:
+                    display.console.print(Text(problem, style="bold red"))
+                display.update(shown(picture, time.time()), refresh=True)
+
+            yield show
+
+
+class Blocks:
+    """Without a terminal: the tables, with the time, whenever something else than a number has changed."""
+
+    def __init__(self) -> None:
+        self._last: Any = None
+
+    def __call__(self, picture: Picture, problem: str) -> None:
+        """Show it, if it differs from the last one."""
+        if problem:
+            if problem != self._last:
+                complain(problem)
+            self._last = problem
+            return
+        key = _shape(picture)
+        if key != self._last:
+            answers().print(shown(picture, time.time(), time.strftime("%H:%M:%S ")))
+            self._last = key
+
+
+def _shape(picture: Picture) -> dict[str, Any]:
+    """What makes a new block: everything but offsets, and what is only counted."""
+    found = facts(picture)
+    found["lag"] = None
+    for row in found["partitions"]:
+        row.update(committed=None, end=None, lag=None)
+    for member in found["members"]:
+        member["live"] = None
+    return found

@@ -1,0 +1,377 @@
+"""A group for people and for programs: who has what, what is on its way, and how far it is. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from streams.cli.console import duration
+from streams.clients.admin import PartitionLag
+from streams.clients.group_view import BROKER, NONE, GroupView, MemberView
+from streams.clients.group_wire import ranges
+from streams.statistics import CopyStatistics, SourceStatistics
+
+Live = Mapping[str, SourceStatistics]
+"""Instance -> what it says about itself."""
+Lags = Mapping[str, list[PartitionLag]]
+"""Topic -> partitions."""
+
+_STATES: Final = {
+    "PreparingRebalance": "rebalancing: members join",
+    "CompletingRebalance": "rebalancing: partitions are assigned",
+}
+
+
+class Preparing(msgspec.Struct, frozen=True):
+    """Somebody restores a copy for a move. ``records_left`` as it said when it joined last; ``None``: not said yet.
+    ``late``: not ready in time, so the move does not wait for it."""
+
+    member: str
+    records_left: int | None
+    late: bool
+
+
+class PartitionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One partition. ``owners``: who works on it (more than one only while somebody has not heard yet). ``standbys``
+    keep a copy; ``ready`` of them had caught up when they joined last. ``move``: from whom to whom the last plan had it
+    handed over. That takes a transaction and no other plan, so the receiver counts as the owner, unless the giver says
+    that it has it still. ``lag``: ``None`` when it is not known."""
+
+    topic: str
+    partition: int
+    owners: tuple[str, ...] = ()
+    standbys: tuple[str, ...] = ()
+    ready: tuple[str, ...] = ()
+    preparing: tuple[Preparing, ...] = ()
+    move: tuple[str, str] | None = None
+    lag: PartitionLag | None = None
+
+
+class Picture(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is shown at one moment. ``stale``: members' words are those from before the rebalance that is
+    under way. ``notes``: what could not be found out, or is odd."""
+
+    view: GroupView
+    lags: Lags = {}
+    live: Live = {}
+    stale: bool = False
+    notes: tuple[str, ...] = ()
+
+
+# ---------------------------------------------------------------------------------------------------- what is known
+
+
+def remembered(view: GroupView, before: GroupView | None) -> tuple[GroupView, bool]:
+    """During a rebalance the broker shows nobody's words: the members with what was known of them before, and whether
+    something had to be remembered."""
+    if view.settled or before is None:
+        return view, False
+    known = {member.member_id: member for member in before.members}
+    members = tuple(known.get(member.member_id, member) for member in view.members)
+    stale = any(member.member_id in known for member in view.members)
+    return msgspec.structs.replace(view, members=members, protocol=view.protocol or before.protocol), stale
+
+
+def names(view: GroupView) -> dict[str, str]:
+    """Member id -> what it is called: its instance name; two of the same name are told apart by their ids."""
+    called = [member.instance for member in view.members]
+    return {
+        member.member_id: member.instance
+        if called.count(member.instance) == 1
+        else f"{member.instance} ({short_id(member)})"
+        for member in view.members
+    }
+
+
+def short_id(member: MemberView) -> str:
+    """What is not the name in a member id: brokers make them of the client id and a UUID."""
+    for name in (member.instance, member.client_id):
+        if name and member.member_id.startswith(f"{name}-"):
+            return member.member_id[len(name) + 1 :][:8]
+    return member.member_id[:12]
+
+
+def partition_rows(picture: Picture) -> list[PartitionRow]:
+    """Every partition that somebody has, gets, or has committed in."""
+    view, called = picture.view, names(picture.view)
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def row(topic: str, partition: int) -> dict[str, Any]:
+        return rows.setdefault((topic, partition), {"owners": [], "standbys": [], "ready": [], "preparing": []})
+
+    for topic, lags in picture.lags.items():
+        for entry in lags:
+            row(topic, entry.partition)["lag"] = entry
+    for member in view.members:
+        name = called[member.member_id]
+        if member.assignment is None or not member.topics:
+            _foreign(member, name, row)
+            continue
+        topic, assignment, copies = member.topics[0], member.assignment, member.report and member.report.copies
+        for partition in owned_here(member, picture.live):
+            row(topic, partition)["owners"].append(name)
+        for partition, to in assignment.release.items():
+            row(topic, partition)["move"] = (name, called.get(to, f"{to} (gone)"))
+        for partition in assignment.standby:
+            row(topic, partition)["standbys"].append(name)
+            if copies and partition in copies.ready:
+                row(topic, partition)["ready"].append(name)
+        for partition in assignment.preparing:
+            left = copies.preparing.get(partition) if copies else None
+            late = bool(copies and partition in copies.late)
+            row(topic, partition)["preparing"].append(Preparing(name, left, late))
+    return [PartitionRow(topic=topic, partition=number, **_fixed(row)) for (topic, number), row in sorted(rows.items())]
+
+
+def owned_here(member: MemberView, live: Live) -> frozenset[int]:
+    """The partitions that a member of ours works on: by its own word, else by the last plan."""
+    assert member.assignment is not None
+    planned = member.assignment.own | member.assignment.incoming.keys()
+    alive = live.get(member.instance)
+    if alive is None or alive.member_id != member.member_id:
+        return planned
+    mine = frozenset(entry.partition for entry in alive.partitions)
+    moving = member.assignment.release.keys() | member.assignment.incoming.keys()
+    return (planned - moving) | (mine & moving)
+
+
+def _foreign(member: MemberView, name: str, row: Callable[[str, int], dict[str, Any]]) -> None:
+    """What Kafka's own part tells of a member: what it has, and what it shall get."""
+    for topic, partitions in member.owned.items():
+        for partition in partitions:
+            row(topic, partition)["owners"].append(name)
+    for topic, partitions in (member.target or {}).items():
+        for partition in partitions - member.owned.get(topic, frozenset()):
+            row(topic, partition)["target"] = name
+
+
+def _fixed(row: dict[str, Any]) -> dict[str, Any]:
+    target = row.pop("target", None)
+    if target is not None:
+        row["move"] = (", ".join(row["owners"]) or "nobody", target)
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+
+
+def facts(picture: Picture) -> dict[str, Any]:
+    """Everything as data, for ``--json``."""
+    view, called = picture.view, names(picture.view)
+    lag = [entry.lag for lags in picture.lags.values() for entry in lags]
+    return {
+        "group": view.group,
+        "kind": view.kind,
+        "state": view.state,
+        "protocol": view.protocol,
+        "epoch": None if view.epoch < 0 else view.epoch,
+        "stale": picture.stale,
+        "lag": sum(lag) if lag else None,
+        "members": [_member_facts(member, called, picture.live) for member in view.members],
+        "partitions": [_partition_facts(row) for row in partition_rows(picture)],
+        "notes": list(picture.notes),
+    }
+
+
+def _member_facts(member: MemberView, called: Mapping[str, str], live: Live) -> dict[str, Any]:
+    report, assignment = member.report, member.assignment
+    alive = live.get(member.instance)
+    return {
+        "member_id": member.member_id,
+        "instance": member.instance,
+        "static": member.static,
+        "client_id": member.client_id,
+        "host": member.host,
+        "since": member.since,
+        "leaving": bool(report and report.leaving),
+        "topics": list(member.topics),
+        "owned": _owned_places(member, live),
+        "standby": sorted(assignment.standby) if assignment else [],
+        "preparing": sorted(assignment.preparing) if assignment else [],
+        "incoming": sorted(assignment.incoming) if assignment else [],
+        "releasing": {str(p): called.get(to, to) for p, to in assignment.release.items()} if assignment else {},
+        "problem": member.problem,
+        "live": msgspec.to_builtins(alive) if alive is not None else None,
+    }
+
+
+def _owned_places(member: MemberView, live: Live) -> dict[str, list[int]]:
+    if member.assignment is not None and member.topics:
+        return {member.topics[0]: sorted(owned_here(member, live))}
+    return {topic: sorted(partitions) for topic, partitions in member.owned.items()}
+
+
+def _partition_facts(row: PartitionRow) -> dict[str, Any]:
+    lag = row.lag
+    return {
+        "topic": row.topic,
+        "partition": row.partition,
+        "owners": list(row.owners),
+        "standbys": list(row.standbys),
+        "ready": list(row.ready),
+        "preparing": [msgspec.structs.asdict(entry) for entry in row.preparing],
+        "move": list(row.move) if row.move else None,
+        "committed": lag.committed if lag else None,
+        "end": lag.end if lag else None,
+        "lag": lag.lag if lag else None,
+    }
+
+
+# -------------------------------------------------------------------------------------------------------- for people
+
+
+def headline(picture: Picture) -> str:
+    """``shop: stable, kes-incremental-2, 3 members, 1,234 behind``."""
+    view = picture.view
+    if view.kind == NONE:
+        return f"{view.group}: no such group"
+    words = [_STATES.get(view.state, view.state.lower() or "no state")]
+    if view.protocol:
+        words.append(view.protocol + (" (assigned by the broker)" if view.kind == BROKER else ""))
+    if view.epoch >= 0:
+        words.append(f"epoch {view.epoch}")
+    words.append(f"{len(view.members)} member{'' if len(view.members) == 1 else 's'}")
+    lag = [entry.lag for lags in picture.lags.values() for entry in lags]
+    if lag:
+        words.append(f"{sum(lag):,} behind")
+    return f"{view.group}: " + ", ".join(words)
+
+
+def shown(picture: Picture, now: float, clock: str = "") -> RenderableType:
+    """Everything for people. ``now`` in seconds since the epoch; ``clock`` is put before the head line."""
+    parts: list[RenderableType] = [Text(f"{clock}{headline(picture)}", style="bold")]
+    if picture.stale:
+        parts.append(Text("who has what is told again when the rebalance is through; this was before it", "yellow"))
+    if picture.view.members:
+        parts.append(member_table(picture, now))
+    rows = partition_rows(picture)
+    if rows:
+        parts.append(partition_table(rows))
+    parts += [Text(note, style="yellow") for note in picture.notes]
+    return Group(*parts)
+
+
+def member_table(picture: Picture, now: float) -> Table:
+    """A row per member."""
+    view, called = picture.view, names(picture.view)
+    columns = ["member", "id", "host", "for", "partitions", "standby", "moves"]
+    grid = Table(*columns, *(["doing"] if picture.live else []))
+    donors = {p: member.member_id for member in view.members if member.assignment for p in member.assignment.release}
+    for member in view.members:
+        report = member.report
+        cells = [
+            called[member.member_id] + (" (static)" if member.static else ""),
+            short_id(member),
+            member.host,
+            "-" if member.since is None else duration(max(0.0, now - member.since)),
+            _owned(member, picture.live, len(_topics(view)) > 1),
+            _ranges(member.assignment.standby) if member.assignment else "-",
+            _moves(member, called, donors),
+        ]
+        if picture.live:
+            cells.append(doing(picture.live.get(member.instance)))
+        style = "red" if member.problem else "yellow" if report and report.leaving else ""
+        grid.add_row(*map(Text, cells), style=style)
+    return grid
+
+
+def partition_table(rows: list[PartitionRow]) -> Table:
+    """A row per partition, and the sum of what is behind."""
+    several = len({row.topic for row in rows}) > 1
+    grid = Table(show_footer=any(row.lag for row in rows))
+    grid.add_column("partition", footer="all")
+    for name in ("owner", "standby", "move"):
+        grid.add_column(name)
+    for name in ("committed", "end", "lag"):
+        grid.add_column(name, justify="right")
+    for row in rows:
+        lag = row.lag
+        cells = [
+            f"{row.topic} {row.partition}" if several else str(row.partition),
+            ", ".join(row.owners) or "nobody",
+            ", ".join(name if name in row.ready else f"{name} (behind)" for name in row.standbys),
+            _move(row),
+            "-" if lag is None or lag.committed is None else f"{lag.committed:,}",
+            "-" if lag is None else f"{lag.end:,}",
+            "-" if lag is None else f"{lag.lag:,}",
+        ]
+        style = "red" if not row.owners else "yellow" if row.preparing else ""
+        grid.add_row(*map(Text, cells), style=style)
+    grid.columns[6].footer = f"{sum(row.lag.lag for row in rows if row.lag):,}"
+    return grid
+
+
+def doing(live: SourceStatistics | None) -> str:
+    """What a member says about itself: its state, and what it restores, with rate and time left."""
+    if live is None:
+        return "does not say"
+    words = [live.state.value]
+    words += [_copy(copy) for copy in live.copies if copy.state != "ready"]
+    ready = [copy for copy in live.copies if copy.state == "ready"]
+    if ready:
+        behind = sum(copy.records_left for copy in ready)
+        oldest = max(copy.lag_seconds for copy in ready)
+        words.append(f"{len(ready)} ready" + (f", {behind:,} records or {oldest:.1f} s behind" if behind else ""))
+    words += [
+        f"{move.partition} is awaited for {duration(move.seconds)}" for move in live.moves if move.seconds is not None
+    ]
+    return "; ".join(words)
+
+
+def _copy(copy: CopyStatistics) -> str:
+    words = [f"{copy.state} {copy.partition}: {copy.records_left:,} left"]
+    if copy.seconds > 0:
+        words.append(f"{copy.records / copy.seconds:,.0f}/s")
+    if copy.seconds_left is not None:
+        words.append(duration(copy.seconds_left))
+    return ", ".join(words)
+
+
+def _moves(member: MemberView, called: Mapping[str, str], donors: Mapping[int, str]) -> str:
+    words = ["leaving"] if member.report and member.report.leaving else []
+    assignment = member.assignment
+    if assignment is not None:
+        words += [f"{ranges(numbers)} to {to}" for to, numbers in _by_peer(assignment.release, called)]
+        coming = {partition: donors.get(partition, "") for partition in assignment.incoming}
+        words += [f"{ranges(numbers)} from {peer or 'nobody'}" for peer, numbers in _by_peer(coming, called)]
+        if assignment.preparing:
+            words.append(f"prepares {ranges(assignment.preparing)}")
+    if member.target is not None:
+        expected = {t: p - member.owned.get(t, frozenset()) for t, p in member.target.items()}
+        words += [f"expects {ranges(partitions)}" for partitions in expected.values() if partitions]
+    if member.problem:
+        words.append(member.problem)
+    return "; ".join(words)
+
+
+def _by_peer(moves: Mapping[int, str], called: Mapping[str, str]) -> list[tuple[str, list[int]]]:
+    found: dict[str, list[int]] = {}
+    for partition, peer in moves.items():
+        found.setdefault(called.get(peer, peer and f"{peer} (gone)"), []).append(partition)
+    return sorted(found.items())
+
+
+def _move(row: PartitionRow) -> str:
+    words = [f"{row.move[0]} → {row.move[1]}"] if row.move else []
+    for entry in row.preparing:
+        left = "" if entry.records_left is None else f" ({entry.records_left:,} left)"
+        words.append(f"{entry.member} {'is late' if entry.late else 'prepares'}{left}")
+    return ", ".join(words)
+
+
+def _owned(member: MemberView, live: Live, several: bool) -> str:
+    if member.assignment is not None:
+        return _ranges(owned_here(member, live))
+    if not several:
+        return _ranges(frozenset().union(*member.owned.values()))
+    return "; ".join(f"{topic} {ranges(partitions)}" for topic, partitions in sorted(member.owned.items())) or "-"
+
+
+def _topics(view: GroupView) -> set[str]:
+    return {topic for member in view.members for topic in member.topics}
+
+
+def _ranges(partitions: frozenset[int]) -> str:
+    return ranges(partitions) if partitions else "-"

@@ -1,0 +1,234 @@
+"""A consumer group as its coordinator describes it: who is in it, and what the members and their leader last said.
+
+What our members say travels as user data (``group_wire``), and a broker shows it as long as the group is stable. Of
+other members, and of groups of the broker's own protocol (KIP-848), Kafka's own part is read: topics and partitions.
+
+Threads: ``GroupQuestions`` blocks, and may be used by any thread but its own IO thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from streams.clients import group_wire
+from streams.clients.kafka_python import (
+    ConsumerProtocolAssignment,
+    ConsumerProtocolSubscription,
+    DescribeGroupsRequest,
+    OffsetFetchRequest,
+)
+from streams.clients.kafka_python import errors as kafka_errors
+from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, raise_for
+from streams.clients.librdkafka_group import consumer_group_describe
+from streams.group import Assignment, MemberReport
+
+CLASSIC: Final = "classic"
+BROKER: Final = "consumer"
+NONE: Final = "none"
+"""Kinds of groups. ``none``: there is no such group."""
+
+_OURS: Final = "kes-"  # how the names of our protocols begin
+_ANY_PARTITION: Final = 2**31
+_CLOSE_SECONDS: Final = 2.0
+_YEARS: Final = 20 * 365 * 86_400
+
+Places = dict[str, frozenset[int]]
+"""Topic -> partitions."""
+
+
+class MemberView(msgspec.Struct, frozen=True, kw_only=True):
+    """One member. ``instance``: its stable name, or its client id. ``static``: the group knows it by that name.
+    ``topics``: what it reads. ``owned``: what it was assigned, in Kafka's words; ``target``: what it shall have in the
+    end, told by KIP-848 groups only. ``report`` and ``assignment``: what it said when it joined last, and what it was
+    answered, if it is one of ours and the group is stable. ``since``: when it was started, by its own clock (seconds
+    since the epoch). ``problem``: why what it said is not shown."""
+
+    member_id: str
+    instance: str
+    static: bool = False
+    client_id: str = ""
+    host: str = ""
+    topics: tuple[str, ...] = ()
+    owned: Places = {}
+    target: Places | None = None
+    report: MemberReport | None = None
+    assignment: Assignment | None = None
+    since: float | None = None
+    problem: str = ""
+
+
+class GroupView(msgspec.Struct, frozen=True, kw_only=True):
+    """A group at one moment. ``state`` as Kafka names it (``Stable``, ``PreparingRebalance``, ``Empty`` ...).
+    ``protocol``: the strategy that the members share. ``epoch``: of a KIP-848 group, else -1.
+    ``committed``: the topics that the group has offsets in."""
+
+    group: str
+    kind: str
+    state: str = ""
+    protocol: str = ""
+    epoch: int = -1
+    members: tuple[MemberView, ...] = ()
+    committed: tuple[str, ...] = ()
+
+    @property
+    def settled(self) -> bool:
+        """Whether the members' words are shown: no rebalance is under way."""
+        return self.kind == BROKER or self.state not in ("PreparingRebalance", "CompletingRebalance")
+
+
+class GroupQuestions:
+    """Asks one cluster about groups. ``security`` are kafka-python settings. Making one starts a thread, and does no
+    I/O. Raises ``ConfigError`` for addresses that are none."""
+
+    def __init__(self, bootstrap_servers: str, security: Mapping[str, Any]) -> None:
+        self._client = KafkaPythonClient(bootstrap_servers, "kes-cli", security)
+        self._client.start()
+
+    def look(self, group: str, timeout_seconds: float) -> GroupView:
+        """The group as it is now. ``BrokerUnavailable``; ``ConfigError`` without the right to describe it."""
+        deadline = time.monotonic() + timeout_seconds
+
+        async def work() -> GroupView:
+            await self._client.connected(deadline)
+            step = f"asking for group {group}"
+            return await self._client.until(deadline, step, lambda: self._look(group, deadline))
+
+        return self._client.call(work, deadline)
+
+    def close(self) -> None:
+        """End the thread and the connections; blocks for a moment."""
+        self._client.close(_CLOSE_SECONDS)
+
+    # ------------------------------------------------------------------ IO thread
+
+    async def _look(self, group: str, deadline: float) -> GroupView:
+        node = await self._client.coordinator(GROUP, group, deadline)
+        request = DescribeGroupsRequest(groups=[group], min_version=4, max_version=5)
+        found = (await self._client.send(request, node, deadline)).groups[0]
+        raise_for(found.error_code)
+        committed = await self._committed(group, node, deadline)
+        if found.group_state != "Dead":
+            return classic_view(group, found, committed)
+        try:
+            answer = await self._client.send(consumer_group_describe(group), node, deadline)
+        except kafka_errors.UnsupportedVersionError:  # a broker that has classic groups only
+            return GroupView(group=group, kind=NONE, committed=committed)
+        described = answer.groups[0]
+        if described.error_code == kafka_errors.GroupIdNotFoundError.errno:
+            return GroupView(group=group, kind=NONE, committed=committed)
+        raise_for(described.error_code)
+        return broker_view(group, described, committed)
+
+    async def _committed(self, group: str, node: int, deadline: float) -> tuple[str, ...]:
+        group_of = OffsetFetchRequest.OffsetFetchRequestGroup
+        request = OffsetFetchRequest(
+            groups=[group_of(group_id=group, topics=None)], require_stable=False, min_version=8, max_version=8
+        )
+        answer = (await self._client.send(request, node, deadline)).groups[0]
+        if answer.error_code == kafka_errors.GroupIdNotFoundError.errno:
+            return ()
+        raise_for(answer.error_code)
+        return tuple(sorted(topic.name for topic in answer.topics))
+
+
+def classic_view(group: str, found: Any, committed: tuple[str, ...] = ()) -> GroupView:
+    """From a DescribeGroups answer. Nothing in it is trusted."""
+    members = [_classic_member(entry, found.protocol_type, found.protocol_data) for entry in found.members]
+    return GroupView(
+        group=group,
+        kind=CLASSIC,
+        state=found.group_state,
+        protocol=found.protocol_data,
+        members=tuple(sorted(members, key=_by_name)),
+        committed=committed,
+    )
+
+
+def broker_view(group: str, found: Any, committed: tuple[str, ...] = ()) -> GroupView:
+    """From a ConsumerGroupDescribe answer."""
+    members = [
+        MemberView(
+            member_id=entry.member_id,
+            instance=entry.instance_id or entry.client_id,
+            static=entry.instance_id is not None,
+            client_id=entry.client_id,
+            host=entry.client_host.lstrip("/"),
+            topics=tuple(sorted(entry.subscribed_topic_names or ())),
+            owned=_described_places(entry.assignment),
+            target=_described_places(entry.target_assignment),
+        )
+        for entry in found.members
+    ]
+    return GroupView(
+        group=group,
+        kind=BROKER,
+        state=found.group_state,
+        protocol=found.assignor_name,
+        epoch=found.group_epoch,
+        members=tuple(sorted(members, key=_by_name)),
+        committed=committed,
+    )
+
+
+def _classic_member(entry: Any, protocol_type: str, protocol: str) -> MemberView:
+    member = MemberView(
+        member_id=entry.member_id,
+        instance=entry.group_instance_id or entry.client_id,
+        static=entry.group_instance_id is not None,
+        client_id=entry.client_id,
+        host=entry.client_host.lstrip("/"),
+    )
+    said, answered = bytes(entry.member_metadata), bytes(entry.member_assignment)
+    if not said and not answered:
+        return member  # a rebalance is under way
+    if protocol_type != "consumer":
+        return msgspec.structs.replace(member, problem=f"it is no consumer (protocol type {protocol_type!r})")
+    changes: dict[str, Any] = {}
+    try:
+        changes["topics"] = tuple(sorted(ConsumerProtocolSubscription.decode(said).topics)) if said else ()
+        changes["owned"] = _assigned_places(answered) if answered else {}
+    except Exception as error:  # a parser of foreign bytes: struct.error, UnicodeDecodeError, MemoryError, ...
+        return msgspec.structs.replace(member, problem=f"it speaks another protocol ({type(error).__name__})")
+    member = msgspec.structs.replace(member, **changes)
+    return _with_our_words(member, said, answered) if protocol.startswith(_OURS) else member
+
+
+def _with_our_words(member: MemberView, said: bytes, answered: bytes) -> MemberView:
+    """The same member with its report and assignment, if it is one of ours."""
+    if len(member.topics) != 1:
+        return msgspec.structs.replace(member, problem=f"it reads {len(member.topics)} topics")
+    report, wrong = group_wire.decode_report(member.topics[0], member.member_id, said)
+    if wrong is not None:
+        return msgspec.structs.replace(member, problem=wrong)
+    try:
+        assignment = group_wire.decode_assignment(answered, _ANY_PARTITION, member.member_id) if answered else None
+    except ValueError as error:
+        return msgspec.structs.replace(member, instance=report.instance, report=report, problem=str(error))
+    return msgspec.structs.replace(
+        member, instance=report.instance, report=report, assignment=assignment, since=_started(report)
+    )
+
+
+def _started(report: MemberReport) -> float | None:
+    """Reports are counted from the microsecond in which the member began."""
+    began = report.sequence / 1e6
+    return began if time.time() - _YEARS < began < time.time() + 86_400 else None
+
+
+def _assigned_places(answered: bytes) -> Places:
+    places: Places = {}
+    for entry in ConsumerProtocolAssignment.decode(answered).assigned_partitions:
+        places[entry.topic] = places.get(entry.topic, frozenset()) | frozenset(entry.partitions)
+    return places
+
+
+def _described_places(assignment: Any) -> Places:
+    return {entry.topic_name: frozenset(entry.partitions) for entry in assignment.topic_partitions if entry.partitions}
+
+
+def _by_name(member: MemberView) -> tuple[str, str]:
+    return member.instance, member.member_id
