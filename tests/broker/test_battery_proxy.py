@@ -123,3 +123,18 @@ def test_rebalances_under_attack(attacked: Attacked, api: str) -> None:
         assert guest.stop() == 0, guest.log.read_text()
     attacked.finish()
     assert sum(attacked.proxy.struck.values()) == len(FAULTS)
+
+
+@pytest.mark.parametrize("on", ["request", "reply"])
+def test_commit_whose_outcome_is_not_heard(attacked: Attacked, on: Any) -> None:
+    """Held for one member until its producer is given up and replaced. The transaction is settled by asking, and
+    the commits that arrive after that find their producer fenced."""
+    attacked.begin()
+    held = attacked.proxy.add(Rule(apis={"EndTxn"}, on=on, action="hold", client=f"{attacked.bank.group}.member-0*"))
+    assert held.wait_struck()
+    victim = attacked.bank.workers[0]
+    found = "is committed" if on == "reply" else "not committed: sent again"
+    wait_until(lambda: victim.said(found), f"a transaction {found}")
+    held.release()
+    attacked.wait_progress()
+    attacked.finish()
