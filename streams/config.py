@@ -95,7 +95,8 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
       ``incremental``: ``num_standbys`` warm copies of each partition on other members; ``max_moves`` and
       ``max_move_bytes`` (changelog bytes on disk) that are prepared at a time in the group; a copy that is not
       ready after ``preparation_timeout_seconds`` is passed over; a member that stops hands its partitions over for
-      ``leave_timeout_seconds``, then gives up the rest.
+      ``leave_timeout_seconds``, then gives up the rest. ``publish_status``: tell ``kes group`` how copies and moves
+      get on (offsets of a group ``<group_id>.<instance_id>.status``).
     * Topics: ``topic`` with ``num_partitions``; ``changelog_topic`` and ``dead_letter_topic`` (names made from
       group and topic by default); ``replication_factor`` and ``min_insync_replicas`` for those that are created.
     * Start: ``auto_offset_reset`` is for partitions without any committed offset: ``earliest``, ``latest`` or
@@ -130,6 +131,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_move_bytes: int = 1024 * 1024 * 1024
     preparation_timeout_seconds: float = 300.0
     leave_timeout_seconds: float = 10.0
+    publish_status: bool = True
     changelog_topic: str = ""
     dead_letter_topic: str = ""
     replication_factor: int = 1

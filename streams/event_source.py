@@ -243,6 +243,7 @@ class EventSource(Generic[StoreT]):
             engine.copies.statistics(),
             engine.moves.statistics(),
             engine.membership.snapshot.member_id,
+            tuple(engine.status.rebalances),
         )
 
     @property

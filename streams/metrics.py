@@ -60,12 +60,13 @@ class PartitionMoved(msgspec.Struct, frozen=True):
 
 
 class MembershipChanged(msgspec.Struct, frozen=True):
-    """A rebalance reached this member (``lost``: it lost everything)."""
+    """A rebalance reached this member (``lost``: it lost everything). ``cause``: what for, as far as it knows."""
 
     generation: int
     owned: int
     added: int
     lost: bool
+    cause: str = ""
 
 
 class EventFailed(msgspec.Struct, frozen=True):

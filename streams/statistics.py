@@ -58,6 +58,14 @@ class MoveStatistics(msgspec.Struct, frozen=True):
     seconds: float | None
 
 
+class RebalanceStatistics(msgspec.Struct, frozen=True):
+    """A rebalance that reached this member: when (milliseconds since the epoch), and what it was for."""
+
+    generation: int
+    at_ms: int
+    cause: str
+
+
 class SourceStatistics(msgspec.Struct, frozen=True):
     """What an event source is doing, at one moment."""
 
@@ -71,3 +79,4 @@ class SourceStatistics(msgspec.Struct, frozen=True):
     copies: tuple[CopyStatistics, ...] = ()
     moves: tuple[MoveStatistics, ...] = ()
     member_id: str = ""
+    rebalances: tuple[RebalanceStatistics, ...] = ()

@@ -43,4 +43,6 @@ with warnings.catch_warnings():
     ListOffsetsRequest: Any = _from("protocol.consumer", "ListOffsetsRequest")
     ListTransactionsRequest: Any = _from("protocol.admin.transactions", "ListTransactionsRequest")
     MetadataRequest: Any = _from("protocol.metadata", "MetadataRequest")
+    DeleteGroupsRequest: Any = _from("protocol.admin.groups", "DeleteGroupsRequest")
+    OffsetCommitRequest: Any = _from("protocol.consumer", "OffsetCommitRequest")
     OffsetFetchRequest: Any = _from("protocol.consumer", "OffsetFetchRequest")

@@ -12,6 +12,7 @@ from streams.clients.membership import connect_group
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.clients.source_log import SourceLog
+from streams.clients.status_board import StatusBoard
 from streams.clients.tail import ChangelogTail
 from streams.clients.transactional import TransactionalProducer
 from streams.config import EventSourceConfig
@@ -103,6 +104,11 @@ class KafkaConnections:
             self._config.instance_id,
             kafka_python_settings.translate(security),
         )
+
+    def status_board(self) -> StatusBoard:
+        """Where this member tells what it is doing."""
+        config = self._config
+        return StatusBoard(config.bootstrap_servers, config.instance_id, self._security, config.group_id)
 
     def group(self, alive: Callable[[], bool]) -> tuple[Membership, TakeOver]:
         """The membership and the questions of a take-over, on one connection; ``Membership.close`` closes both."""

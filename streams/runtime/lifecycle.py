@@ -37,6 +37,7 @@ from streams.runtime.recovery import Recovery
 from streams.runtime.signal import Signal
 from streams.runtime.slot import Slot
 from streams.runtime.slots import Slots
+from streams.runtime.status import Status
 from streams.runtime.takeover import TakeOvers
 from streams.runtime.transaction_pool import TransactionPool
 from streams.runtime.watchdog import Watchdog
@@ -164,6 +165,7 @@ class Engine:
         self.takeovers = TakeOvers(self)
         self.moves = Moves(self)
         self.copies = self.moves.copies
+        self.status = Status(self)
 
     def _begin(self) -> None:
         partitions = self.partitions
@@ -176,6 +178,7 @@ class Engine:
         self.spawn(self._hear)
         self.spawn(self._watchdog.run)
         self.spawn(self.moves.run)
+        self.spawn(self.status.run)
         self.input.start(partitions.deliver, self.fail)
         self.copies.start()
         inlet = Inlet(self._said)
@@ -226,6 +229,7 @@ class Engine:
         self._watchdog.stop()
         self.partitions.drop_stores()
         self.moves.close()
+        self.status.close()
         self.handler_threads.close()
         self.control.abandon()
 
@@ -257,21 +261,16 @@ class Engine:
         self.incarnation = self.pool.incarnation = event.incarnation
         came, went = _differences(self.members, event.assignment.members)
         self.members = event.assignment.members
-        self.measure(MembershipChanged(event.generation, len(event.owned), len(event.added), lost=False))
-        _log.info(
-            "generation %d: %d partitions, %d of them new%s%s",
-            event.generation,
-            len(event.owned),
-            len(event.added),
-            f"; joined: {', '.join(came)}" if came else "",
-            f"; gone: {', '.join(went)}" if went else "",
-        )
+        cause = self.status.rebalanced(event, came, went)
+        owned, added = len(event.owned), len(event.added)
+        self.measure(MembershipChanged(event.generation, owned, added, lost=False, cause=cause))
+        _log.info("generation %d: %d partitions, %d of them new (%s)", event.generation, owned, added, cause)
         if self.accepting:
             self.moves.assigned(event)
 
     def _on_lost(self, event: Lost) -> None:
         _log.warning("the membership is lost (%s): everything owned is void, joining again", event.reason)
-        self.measure(MembershipChanged(-1, 0, 0, lost=True))
+        self.measure(MembershipChanged(-1, 0, 0, lost=True, cause=event.reason))
         self.moves.lost()
         self.partitions.void_all(event.reason)
         self.incarnation = event.incarnation

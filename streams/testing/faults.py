@@ -27,7 +27,7 @@ from streams.group import Copies, GroupEvent, Membership, Order, Snapshot, TakeO
 from streams.records import Headers, IncomingRecord, Record
 from streams.runtime.connections import KafkaConnections
 from streams.runtime.poller import Poller, Records
-from streams.runtime.ports import Blocking, Connections, Producer, Reader, Refusal, SourceLog, Tail, Topics
+from streams.runtime.ports import Blocking, Connections, Producer, Reader, Refusal, SourceLog, StatusBoard, Tail, Topics
 from streams.testing.proxy import KafkaProxy as KafkaProxy
 from streams.testing.proxy_rules import ArmedRule as ArmedRule
 from streams.testing.proxy_rules import Rule as Rule
@@ -145,6 +145,10 @@ class FaultyConnections:
     def topics(self) -> Topics:
         """Untouched."""
         return self._real.topics()
+
+    def status_board(self) -> StatusBoard:
+        """Untouched."""
+        return self._real.status_board()
 
     def source_topics(self) -> Topics:
         """Untouched."""

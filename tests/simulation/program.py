@@ -139,6 +139,7 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
         max_poll_records=20,
         error_policy=ErrorPolicy(then=ErrorResponse.FAIL_CONSUMER),
         strategy=strategies,
+        publish_status=False,
         num_standbys=plan.num_standbys,
         max_moves=plan.max_moves,
         preparation_timeout_seconds=plan.preparation_timeout,

@@ -252,6 +252,12 @@ class Connections:
     def group(self, alive: Callable[[], bool]) -> tuple[Any, Any]:
         return self.membership, self.membership
 
+    def status_board(self) -> Connections:
+        return self
+
+    def publish(self, instance: str, notes: Any, timeout_seconds: float) -> None: ...
+    def remove(self, instance: str, timeout_seconds: float) -> None: ...
+
     def tail(self) -> Tail:
         return Tail(self._broker)
 

@@ -1,0 +1,135 @@
+"""Where members tell what they are doing, for tools to see: committed offsets of a group without members.
+
+Each instance has a group of its own, ``<group>.<instance>.status``. Its committed offset of a changelog partition is
+how far that instance has read it, so the usual tools show the lag of a restore; the rest travels as the commit's
+metadata (4096 bytes at most with a broker's defaults). It costs one small request whenever there is something new, and
+nobody depends on it: what is stale says when it was written.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from streams.clients import group_wire
+from streams.clients.kafka_python import DeleteGroupsRequest, OffsetCommitRequest, OffsetFetchRequest
+from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, raise_for
+
+_CLOSE_SECONDS = 1.0
+LONGEST = 4000
+"""Bytes of a note; a broker takes 4096 (``offset.metadata.max.bytes``)."""
+
+
+class Note(NamedTuple):
+    """What is said of one partition: an offset, and a text."""
+
+    offset: int
+    text: str
+
+
+Place = tuple[str, int]
+"""Topic and partition that a note is about."""
+
+
+def status_group(group_id: str, instance: str) -> str:
+    """The name of the group that carries an instance's notes."""
+    return f"{group_id}.{group_wire.checked_name('instance', instance, dots=False)}.status"
+
+
+class StatusBoard:
+    """Notes of the instances of one group. ``security`` are kafka-python settings.
+
+    Methods block, may be called from any thread, and raise ``BrokerUnavailable`` after their timeout, ``ConfigError``
+    without the rights (read on groups that begin with the group's name).
+    """
+
+    def __init__(self, bootstrap_servers: str, client_id: str, security: Mapping[str, Any], group_id: str) -> None:
+        self._client = KafkaPythonClient(bootstrap_servers, client_id, security)
+        self._group_id = group_id
+        self._client.start()
+
+    def publish(self, instance: str, notes: Mapping[Place, tuple[int, str]], timeout_seconds: float) -> None:
+        """Write these notes; those about other partitions stay."""
+        deadline = time.monotonic() + timeout_seconds
+        group = status_group(self._group_id, instance)
+        by_topic: dict[str, list[Any]] = {}
+        topic_of = OffsetCommitRequest.OffsetCommitRequestTopic
+        for (topic, partition), (offset, text) in notes.items():
+            entry = topic_of.OffsetCommitRequestPartition(
+                partition_index=partition,
+                committed_offset=max(offset, 0),
+                committed_leader_epoch=-1,
+                committed_metadata=text[:LONGEST],
+            )
+            by_topic.setdefault(topic, []).append(entry)
+        request = OffsetCommitRequest(
+            group_id=group,
+            generation_id_or_member_epoch=-1,
+            member_id="",
+            topics=[topic_of(name=topic, partitions=entries) for topic, entries in by_topic.items()],
+            min_version=6,
+            max_version=8,
+        )
+
+        async def attempt() -> None:
+            node = await self._client.coordinator(GROUP, group, deadline)
+            answer = await self._client.send(request, node, deadline)
+            for entry in (entry for topic in answer.topics for entry in topic.partitions):
+                raise_for(entry.error_code)
+
+        async def work() -> None:
+            await self._client.connected(deadline)
+            await self._client.until(deadline, f"writing the status of {instance}", attempt)
+
+        self._client.call(work, deadline)
+
+    def read(self, instances: Collection[str], timeout_seconds: float) -> dict[str, dict[Place, Note]]:
+        """The notes by instance; nothing of those that never wrote any."""
+        deadline = time.monotonic() + timeout_seconds
+
+        async def one(instance: str) -> dict[Place, Note]:
+            group = status_group(self._group_id, instance)
+            node = await self._client.coordinator(GROUP, group, deadline)
+            asked = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
+            request = OffsetFetchRequest(groups=[asked], require_stable=False, min_version=8, max_version=8)
+            found = (await self._client.send(request, node, deadline)).groups[0]
+            raise_for(found.error_code)
+            return {
+                (topic.name, entry.partition_index): Note(entry.committed_offset, entry.metadata or "")
+                for topic in found.topics
+                for entry in topic.partitions
+                if entry.error_code == 0 and entry.committed_offset >= 0
+            }
+
+        async def work() -> dict[str, dict[Place, Note]]:
+            await self._client.connected(deadline)
+            found = {}
+            for instance in instances:
+                step = f"reading the status of {instance}"
+                notes = await self._client.until(deadline, step, functools.partial(one, instance))
+                if notes:
+                    found[instance] = notes
+            return found
+
+        return self._client.call(work, deadline)
+
+    def remove(self, instance: str, timeout_seconds: float) -> None:
+        """Take all notes of an instance away. Harmless if there are none."""
+        deadline = time.monotonic() + timeout_seconds
+        group = status_group(self._group_id, instance)
+
+        async def attempt() -> None:
+            node = await self._client.coordinator(GROUP, group, deadline)
+            await self._client.send(DeleteGroupsRequest(groups_names=[group], max_version=2), node, deadline)
+
+        async def work() -> None:
+            await self._client.connected(deadline)
+            await self._client.until(deadline, f"removing the status of {instance}", attempt)
+
+        self._client.call(work, deadline)
+
+    def close(self) -> None:
+        """End the thread and the connection; blocks for a moment."""
+        self._client.close(_CLOSE_SECONDS)

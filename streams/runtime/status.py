@@ -1,0 +1,136 @@
+"""What a member tells about itself while it runs, for ``kes group`` to see (``clients/status_board.py``).
+
+Told is what is new: restores and copies that move on, moves, why the group was rebalanced. A member that has no copies
+and nothing new says nothing. Nobody waits for it, and a broker that does not let us is not asked again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import msgspec
+
+from streams.errors import BrokerUnavailable, StreamsError
+from streams.group import Assigned
+from streams.runtime.ports import StatusBoard
+from streams.statistics import CopyStatistics, MoveStatistics, RebalanceStatistics
+
+if TYPE_CHECKING:
+    from streams.runtime.lifecycle import Engine
+
+_log = logging.getLogger(__name__)
+
+TELL_SECONDS: Final = 1.0
+ASK_SECONDS: Final = 5.0
+REBALANCES: Final = 10
+"""So many of the last ones are told."""
+
+
+class MemberStatus(msgspec.Struct, frozen=True):
+    """The note of a member: what it is doing apart from its copies, which have notes of their own. ``at_ms``: when it
+    was written, milliseconds since the epoch."""
+
+    at_ms: int
+    member_id: str
+    generation: int
+    partitions: int
+    copies: tuple[int, ...]
+    moves: tuple[MoveStatistics, ...]
+    rebalances: tuple[RebalanceStatistics, ...]
+
+
+class Status:
+    """Tells, and remembers why the group was rebalanced. On the loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._worker = engine.connections.worker("kes-status")
+        self._board: StatusBoard | None = None
+        self._told: dict[tuple[str, int], str] = {}
+        self.rebalances: deque[RebalanceStatistics] = deque(maxlen=REBALANCES)
+
+    def rebalanced(self, event: Assigned, came: list[str], went: list[str]) -> str:
+        """Note a rebalance; returns what it was for, as far as a member can tell."""
+        plan = event.assignment
+        causes = [f"joined: {', '.join(came)}"] if came else []
+        causes += [f"gone: {', '.join(went)}"] if went else []
+        if not causes:
+            causes = ["partitions move"] if event.releasing or event.incoming or plan.preparing else ["a member asked"]
+        cause = "; ".join(causes)
+        self.rebalances.append(RebalanceStatistics(event.generation, self._engine.wall_ms(), cause))
+        return cause
+
+    async def run(self) -> None:
+        """Tell what is new, until cancelled."""
+        if not self._engine.config.publish_status:
+            return
+        while True:
+            notes = self._news()
+            if notes:
+                try:
+                    await self._worker.call(self._publish, notes)
+                except BrokerUnavailable as error:
+                    _log.debug("the status is not told: %s", error)
+                except StreamsError as error:
+                    _log.info("no status is published for `kes group`: %s", error)
+                    return
+            await anyio.sleep(TELL_SECONDS)
+
+    def close(self) -> None:
+        """Take the notes away, soon: who stops in good order leaves none behind."""
+        if self._board is not None:
+            self._worker.post(self._withdraw)
+        self._worker.abandon()
+
+    def _news(self) -> dict[tuple[str, int], tuple[int, str]]:
+        engine, config = self._engine, self._engine.config
+        found: dict[tuple[str, int], tuple[int, str]] = {}
+        copies = engine.copies.statistics()
+        for copy in copies:
+            if self._is_new((config.changelog, copy.partition), _gist(copy)):
+                found[config.changelog, copy.partition] = copy.position, _encoded(copy)
+        status = MemberStatus(
+            engine.wall_ms(),
+            engine.membership.snapshot.member_id,
+            engine.membership.snapshot.generation,
+            len(engine.workers),
+            tuple(copy.partition for copy in copies),
+            engine.moves.statistics(),
+            tuple(self.rebalances),
+        )
+        gist = _encoded(msgspec.structs.replace(status, at_ms=0, moves=tuple(map(_timeless, status.moves))))
+        if found or self._is_new((config.offsets_topic, 0), gist):
+            found[config.offsets_topic, 0] = max(status.generation, 0), _encoded(status)
+        return found
+
+    def _is_new(self, place: tuple[str, int], gist: str) -> bool:
+        before, self._told[place] = self._told.get(place), gist
+        return before != gist
+
+    def _publish(self, notes: dict[tuple[str, int], tuple[int, str]]) -> None:
+        if self._board is None:
+            self._board = self._engine.connections.status_board()
+        self._board.publish(self._engine.config.instance_id, notes, ASK_SECONDS)
+
+    def _withdraw(self) -> None:
+        assert self._board is not None
+        try:
+            self._board.remove(self._engine.config.instance_id, 1.0)
+        finally:
+            self._board.close()
+
+
+def _gist(copy: CopyStatistics) -> str:
+    """What of a copy has to change for it to be told anew."""
+    return f"{copy.state} {copy.position} {copy.end}"
+
+
+def _timeless(move: MoveStatistics) -> MoveStatistics:
+    return msgspec.structs.replace(move, seconds=None)
+
+
+def _encoded(value: object) -> str:
+    return msgspec.json.encode(value).decode()
