@@ -241,7 +241,7 @@ def headline(picture: Picture) -> str:
 
 def shown(picture: Picture, now: float, clock: str = "") -> RenderableType:
     """Everything for people. ``now`` in seconds since the epoch; ``clock`` is put before the head line."""
-    parts: list[RenderableType] = [Text(f"{clock}{headline(picture)}", style="bold")]
+    parts: list[RenderableType] = [_cell(f"{clock}{headline(picture)}", "bold")]
     if picture.stale:
         parts.append(Text("who has what is told again when the rebalance is through; this was before it", "yellow"))
     if picture.view.members:
@@ -249,7 +249,7 @@ def shown(picture: Picture, now: float, clock: str = "") -> RenderableType:
     rows = partition_rows(picture)
     if rows:
         parts.append(partition_table(rows))
-    parts += [Text(note, style="yellow") for note in picture.notes]
+    parts += [_cell(note, "yellow") for note in picture.notes]
     return Group(*parts)
 
 
@@ -273,7 +273,7 @@ def member_table(picture: Picture, now: float) -> Table:
         if picture.live:
             cells.append(doing(picture.live.get(member.instance)))
         style = "red" if member.problem else "yellow" if report and report.leaving else ""
-        grid.add_row(*map(Text, cells), style=style)
+        grid.add_row(*map(_cell, cells), style=style)
     return grid
 
 
@@ -298,7 +298,7 @@ def partition_table(rows: list[PartitionRow]) -> Table:
             "-" if lag is None else f"{lag.lag:,}",
         ]
         style = "red" if not row.owners else "yellow" if row.preparing else ""
-        grid.add_row(*map(Text, cells), style=style)
+        grid.add_row(*map(_cell, cells), style=style)
     grid.columns[6].footer = f"{sum(row.lag.lag for row in rows if row.lag):,}"
     return grid
 
@@ -367,6 +367,11 @@ def _owned(member: MemberView, live: Live, several: bool) -> str:
     if not several:
         return _ranges(frozenset().union(*member.owned.values()))
     return "; ".join(f"{topic} {ranges(partitions)}" for topic, partitions in sorted(member.owned.items())) or "-"
+
+
+def _cell(text: str, style: str = "") -> Text:
+    """Names are other people's: what a terminal would obey is not shown."""
+    return Text("".join(letter if letter.isprintable() else "?" for letter in text), style=style)
 
 
 def _topics(view: GroupView) -> set[str]:

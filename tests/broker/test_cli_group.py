@@ -1,0 +1,184 @@
+"""``kes group`` as a process, against a real broker: members of ours, of others, and of the broker's own protocol."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer
+
+from streams.clients.admin import TopicAdmin
+from streams.clients.settings import ClientSettings
+from streams.testing.fixtures import BrokerAddress
+from streams.topics import TopicSpec
+from tests.broker import bank
+from tests.broker.battery_kit import Bank, wait_until
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Kes:
+    """The command ``kes group``."""
+
+    def __init__(self, broker: str) -> None:
+        self.environment = {
+            **os.environ, "KES_BOOTSTRAP_SERVERS": broker, "PYTHONPATH": str(ROOT), "COLUMNS": "160"
+        }  # fmt: skip
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "streams", "group", *arguments]
+        return subprocess.Popen(
+            command, env=self.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+    def data(self, name: str) -> dict[str, Any]:
+        code, out, err = self(name, "--json")
+        assert code == 0, err
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+    def until(self, name: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """What is shown once the condition holds."""
+        found: list[dict[str, Any]] = []
+
+        def holds() -> bool:
+            found.append(self.data(name))
+            return condition(found[-1])
+
+        wait_until(holds, f"kes group {name}")
+        return found[-1]
+
+
+@pytest.fixture
+def kes(kafka_broker: BrokerAddress) -> Kes:
+    return Kes(kafka_broker.bootstrap_servers)
+
+
+@pytest.fixture
+def group(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> Iterator[Bank]:
+    bank_group = Bank(kafka_broker.bootstrap_servers, f"{topic_prefix}bank", tmp_path)
+    yield bank_group
+    bank_group.close()
+
+
+def owned(found: dict[str, Any]) -> dict[str, int]:
+    return {member["instance"]: sum(map(len, member["owned"].values())) for member in found["members"]}
+
+
+def test_members_of_ours_come_move_and_die(kes: Kes, group: Bank) -> None:
+    code, out, err = kes(group.group)
+    assert (code, out) == (1, "")
+    assert "there is no group" in err
+    assert "Traceback" not in err
+
+    watch = kes.start(group.group, "--watch", "--interval", "0.2")
+    seen: list[str] = []
+    reading = threading.Thread(target=lambda: seen.extend(watch.stdout or ()))
+    reading.start()
+
+    group.deposit(500, 50, 1)
+    group.start("first", BANK_SESSION_SECONDS="3")
+    group.wait_handled()
+    # A transaction that is not settled yet may hold the offsets up.
+    found = kes.until(group.group, lambda found: found["lag"] == 0 and owned(found) == {"first": bank.PARTITIONS})
+    assert found["kind"] == "classic"
+    assert {row["owners"][0] for row in found["partitions"]} == {"first"}
+    assert sum(row["committed"] for row in found["partitions"]) >= 500
+    assert abs(time.time() - found["members"][0]["since"]) < 120
+
+    second = group.start("second", BANK_SESSION_SECONDS="3")
+    kes.until(group.group, lambda found: owned(found) == {"first": 2, "second": 2})
+    second.kill()
+    kes.until(group.group, lambda found: owned(found) == {"first": bank.PARTITIONS})
+    group.stop_all()
+    found = kes.until(group.group, lambda found: found["state"] == "Empty")
+    assert found["members"] == []
+    assert all(row["owners"] == [] for row in found["partitions"])
+
+    wait_until(lambda: any("empty, 0 members" in line for line in seen[-20:]), "the watch shows the empty group")
+    watch.send_signal(signal.SIGINT)
+    assert watch.wait(20) == 0
+    reading.join(10)
+    text = "".join(seen)
+    for stream in (watch.stdout, watch.stderr):
+        assert stream is not None
+        stream.close()
+    assert "no such group" in text
+    assert "2 members" in text
+    assert text.count(f"{group.group}: ") < 40, "a block for each change, not for each look"
+
+
+@contextmanager
+def consumers(broker: str, count: int, **settings: str) -> Iterator[None]:
+    """Plain consumers of librdkafka that are polled."""
+    topic, name = settings.pop("topic"), settings.pop("group")
+    made = [
+        Consumer(
+            {"bootstrap.servers": broker, "group.id": name, "client.id": f"plain-{n}", "auto.offset.reset": "earliest",
+             "enable.auto.commit": True, **{key.replace("_", "."): value for key, value in settings.items()}}
+        )
+        for n in range(count)
+    ]  # fmt: skip
+    done = threading.Event()
+
+    def poll(consumer: Consumer) -> None:
+        consumer.subscribe([topic])
+        while not done.is_set():
+            consumer.poll(0.05)
+        consumer.close()
+
+    threads = [threading.Thread(target=poll, args=(consumer,)) for consumer in made]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join(30)
+
+
+@pytest.mark.parametrize(("protocol", "kind"), [("classic", "classic"), ("consumer", "consumer")])
+def test_groups_of_other_consumers(
+    kes: Kes, kafka_broker: BrokerAddress, topic_prefix: str, protocol: str, kind: str
+) -> None:
+    topic, name = f"{topic_prefix}in", f"{topic_prefix}group"
+    admin = TopicAdmin(ClientSettings(kafka_broker.bootstrap_servers, {}, client_id="test"))
+    admin.create([TopicSpec(name=topic, partitions=6, replication_factor=1)], 30.0)
+    admin.close()
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
+    producer.produce(topic, b"x", partition=0)
+    assert producer.flush(30) == 0
+    with consumers(kafka_broker.bootstrap_servers, 2, topic=topic, group=name, group_protocol=protocol):
+        found = kes.until(name, lambda found: owned(found) == {"plain-0": 3, "plain-1": 3})
+        assert found["kind"] == kind
+        assert [row["topic"] for row in found["partitions"]] == [topic] * 6
+        assert not any(member["problem"] for member in found["members"])
+        code, out, _ = kes(name)
+        assert code == 0
+        assert "plain-0" in out
+    kes.until(name, lambda found: found["members"] == [])
+
+
+def test_nobody_answers() -> None:
+    code, out, err = Kes("127.0.0.1:1")("shop", "--timeout", "1")
+    assert (code, out) == (1, "")
+    assert "127.0.0.1:1" in err
+    assert "Traceback" not in err

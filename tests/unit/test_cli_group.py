@@ -1,0 +1,417 @@
+"""``kes group`` without a broker: what is read from a coordinator's answer, and what is shown of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Collection
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from streams import EventSourceConfig
+from streams.cli import group, group_tables, main
+from streams.cli.group_tables import Picture, partition_rows
+from streams.clients import group_wire
+from streams.clients.admin import PartitionLag, Watermarks
+from streams.clients.group_view import GroupView, MemberView, broker_view, classic_view
+from streams.errors import BrokerUnavailable, TopicError
+from streams.group import Assignment, Copies, MemberReport
+from streams.statistics import CopyStatistics, PartitionStatistics, SourceState, SourceStatistics
+
+BEGAN = 1_795_000_000.0
+UUID = "5f4fb1a9-7c9e-4c8e-8d0b-1c44bf1fd2b7"
+
+
+def entry(name: str, said: bytes = b"", answered: bytes = b"", **fields: Any) -> SimpleNamespace:
+    """A member in the coordinator's answer."""
+    known: dict[str, Any] = {"member_id": f"{name}-{UUID}", "group_instance_id": None, "client_id": name}
+    return SimpleNamespace(
+        **{**known, "client_host": "/10.0.0.7", "member_metadata": said, "member_assignment": answered, **fields}
+    )
+
+
+def ours(name: str, assignment: Assignment, **report: Any) -> SimpleNamespace:
+    """A member of ours, on the topic ``orders``."""
+    said = MemberReport(instance=name, sequence=int(BEGAN * 1e6) + 3, **report)
+    return entry(name, group_wire.encode_report("orders", said), group_wire.encode_assignment("orders", assignment))
+
+
+def described(*members: SimpleNamespace, state: str = "Stable", protocol: str = "kes-incremental-2") -> SimpleNamespace:
+    return SimpleNamespace(group_state=state, protocol_type="consumer", protocol_data=protocol, members=list(members))
+
+
+def id_of(name: str) -> str:
+    return f"{name}-{UUID}"
+
+
+@pytest.fixture
+def moving() -> GroupView:
+    """``b`` takes 1 over from ``a`` and prepares 2, ``c`` leaves and keeps a copy of 0 that has caught up."""
+    return classic_view(
+        "shop",
+        described(
+            ours("b", Assignment(incoming={1: 0}, preparing=frozenset({2, 3})),
+                 copies=Copies(preparing={2: 12_000}, late=frozenset({3}))),
+            ours("a", Assignment(own=frozenset({0, 2, 3}), release={1: id_of("b")}), owned=frozenset({0, 1, 2, 3})),
+            ours("c", Assignment(standby=frozenset({0, 1})), leaving=True, copies=Copies(ready=frozenset({0}))),
+        ),
+    )  # fmt: skip
+
+
+def lags(*figures: int | None) -> list[PartitionLag]:
+    return [
+        PartitionLag(number, figure, 0, 10_000, 10_000, 10_000 - (figure or 0)) for number, figure in enumerate(figures)
+    ]
+
+
+def text_of(picture: Picture) -> str:
+    console = Console(file=io.StringIO(), width=160)
+    console.print(group_tables.shown(picture, BEGAN + 125))
+    written = console.file
+    assert isinstance(written, io.StringIO)
+    return written.getvalue()
+
+
+def row_of(text: str, first: str) -> list[str]:
+    """The cells of the first table row that begins like this."""
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in re.split(r"[│┃]", line)[1:-1]]
+        if cells and cells[0] == first:
+            return cells
+    raise AssertionError(f"no row {first!r} in\n{text}")
+
+
+# ------------------------------------------------------------------------------------------- what the answer says
+
+
+def test_members_of_ours_are_known_by_their_words(moving: GroupView) -> None:
+    assert [member.instance for member in moving.members] == ["a", "b", "c"]
+    first = moving.members[0]
+    assert first.topics == ("orders",)
+    assert first.host == "10.0.0.7"
+    assert first.since == pytest.approx(BEGAN, abs=0.01)
+    assert first.report is not None
+    assert first.report.owned == {0, 1, 2, 3}
+    assert not any(member.problem for member in moving.members)
+
+
+def test_a_foreign_consumer_is_shown_as_far_as_kafka_tells() -> None:
+    said = group_wire.encode_report("orders", MemberReport(instance="x"))  # Kafka's part is all that is read of it
+    answered = group_wire.encode_assignment("orders", Assignment(own=frozenset({4, 5})))
+    view = classic_view("shop", described(entry("consumer-1", said, answered), protocol="range"))
+    assert view.members[0].owned == {"orders": {4, 5}}
+    assert view.members[0].assignment is None
+    assert row_of(text_of(Picture(view=view)), "consumer-1")[4] == "4-5"
+
+
+@pytest.mark.parametrize("garbage", [b"\xff", b"\x00\x03", b"\x00" * 40, bytes(range(200))])
+def test_words_that_are_not_understood_are_a_problem_of_that_member_only(garbage: bytes) -> None:
+    fine = ours("fine", Assignment(own=frozenset({0})))
+    view = classic_view("shop", described(entry("odd", garbage, garbage), fine))
+    assert [bool(member.problem) for member in view.members] == [False, True]
+    assert view.members[1].problem in text_of(Picture(view=view))
+    assert row_of(text_of(Picture(view=view)), "fine")[4] == "0"
+
+
+def test_random_bytes_never_raise() -> None:
+    seed = int(os.environ.get("SEED") or time.time_ns() % 1_000_000)
+    print(f"SEED={seed}")
+    rng = random.Random(seed)
+    whole = group_wire.encode_report("orders", MemberReport(instance="x", owned=frozenset({1, 2})))
+    for _ in range(500):
+        said, answered = bytearray(whole), rng.randbytes(rng.randrange(60))
+        for _ in range(rng.randrange(1, 6)):
+            said[rng.randrange(len(said))] = rng.randrange(256)
+        view = classic_view("shop", described(entry("odd", bytes(said), answered)))
+        text_of(Picture(view=view))
+        json.dumps(group_tables.facts(Picture(view=view)), default=str)
+
+
+def test_a_group_that_is_no_group_of_consumers() -> None:
+    found = described(entry("worker", b"abc", b"def"), protocol="compatible")
+    found.protocol_type = "connect"
+    assert "connect" in classic_view("c", found).members[0].problem
+
+
+def test_a_group_of_the_brokers_own_protocol() -> None:
+    def places(**topics: list[int]) -> SimpleNamespace:
+        return SimpleNamespace(
+            topic_partitions=[SimpleNamespace(topic_name=name, partitions=numbers) for name, numbers in topics.items()]
+        )
+
+    members = [
+        SimpleNamespace(
+            member_id="u-1", instance_id="s", client_id="one", client_host="/h", subscribed_topic_names=["orders"],
+            assignment=places(orders=[0, 1, 2]), target_assignment=places(orders=[0, 1]),
+        ),
+        SimpleNamespace(
+            member_id="u-2", instance_id=None, client_id="two", client_host="/h", subscribed_topic_names=["orders"],
+            assignment=places(), target_assignment=places(orders=[2]),
+        ),
+    ]  # fmt: skip
+    found = SimpleNamespace(group_state="Reconciling", assignor_name="uniform", group_epoch=7, members=members)
+    picture = Picture(view=broker_view("shop", found))
+    text = text_of(picture)
+    assert "reconciling, uniform (assigned by the broker), epoch 7, 2 members" in text
+    assert row_of(text, "s (static)")[4] == "0-2"
+    assert row_of(text, "two")[4:7] == ["-", "-", "expects 2"]
+    assert row_of(text, "2")[1:4] == ["s", "", "s → two"]
+
+
+# ---------------------------------------------------------------------------------------------------- what is shown
+
+
+def test_who_has_what_and_what_is_on_its_way(moving: GroupView) -> None:
+    picture = Picture(view=moving, lags={"orders": lags(9_000, 10_000, 8_500, None)})
+    text = text_of(picture)
+    assert text.startswith("shop: stable, kes-incremental-2, 3 members, 12,500 behind")
+    assert row_of(text, "a") == ["a", "5f4fb1a9", "10.0.0.7", "2 min 05 s", "0, 2-3", "-", "1 to b"]
+    assert row_of(text, "b")[4:] == ["1", "-", "1 from a; prepares 2-3"]
+    assert row_of(text, "c")[4:] == ["-", "0-1", "leaving"]
+    assert row_of(text, "0") == ["0", "a", "c", "", "9,000", "10,000", "1,000"]
+    assert row_of(text, "1")[1:4] == ["b", "c (behind)", "a → b"]
+    assert row_of(text, "2")[3] == "b prepares (12,000 left)"
+    assert row_of(text, "3")[3:5] == ["b is late", "-"]
+    assert row_of(text, "all")[-1] == "12,500"
+
+
+def test_the_same_as_data(moving: GroupView) -> None:
+    found = json.loads(json.dumps(group_tables.facts(Picture(view=moving, lags={"orders": lags(1, 2, 3, 4)}))))
+    assert found["state"] == "Stable"
+    assert found["members"][1]["owned"] == {"orders": [1]}
+    assert found["members"][0]["releasing"] == {"1": "b"}
+    assert found["members"][2]["leaving"] is True
+    assert found["partitions"][1]["move"] == ["a", "b"]
+    assert found["partitions"][2]["preparing"] == [{"member": "b", "records_left": 12_000, "late": False}]
+    assert found["partitions"][0]["lag"] == 9_999
+
+
+def test_a_giver_that_has_it_still_says_so(moving: GroupView) -> None:
+    def statistics(name: str, *partitions: int, copies: tuple[CopyStatistics, ...] = ()) -> SourceStatistics:
+        mine = tuple(PartitionStatistics(number, "active", 0, 0, 0, False) for number in partitions)
+        return SourceStatistics(SourceState.RUNNING, name, 5, mine, 0, 0, 0, copies=copies, member_id=id_of(name))
+
+    copy = CopyStatistics(2, "preparing", 50, 100, 12_000, 6_000, 1, 2.0, 4.0, 0.5)
+    live = {"a": statistics("a", 0, 1, 2, 3), "b": statistics("b", copies=(copy,))}
+    picture = Picture(view=moving, live=live)
+    assert [row.owners for row in partition_rows(picture)] == [("a",)] * 4
+    text = text_of(picture)
+    assert row_of(text, "b")[-1] == "running; preparing 2: 12,000 left, 3,000/s, 4 s"
+    assert row_of(text, "c")[-1] == "does not say"
+    arrived = {**live, "a": statistics("a", 0, 2, 3), "b": statistics("b", 1)}
+    assert partition_rows(Picture(view=moving, live=arrived))[1].owners == ("b",)
+
+
+def test_two_of_one_name_are_told_apart() -> None:
+    members = [ours("a", Assignment(own=frozenset({0}))), ours("a", Assignment())]
+    members[1].member_id = "a-0c0ffee0-0000"
+    text = text_of(Picture(view=classic_view("shop", described(*members))))
+    assert row_of(text, "a (5f4fb1a9)")[4] == "0"
+    assert row_of(text, "a (0c0ffee0)")[4] == "-"
+
+
+def test_a_receiver_that_is_gone_is_named() -> None:
+    view = classic_view("shop", described(ours("a", Assignment(release={0: "b-77"}))))
+    assert row_of(text_of(Picture(view=view)), "0")[1:4] == ["nobody", "", "a → b-77 (gone)"]
+
+
+def test_names_cannot_command_the_terminal() -> None:
+    view = classic_view("shop", described(entry("evil\x1b[2J\n", client_host="/h\x07"), state="PreparingRebalance"))
+    text = text_of(Picture(view=view))
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert "evil?[2J?" in text
+
+
+# ------------------------------------------------------------------------------------------------ look after look
+
+
+class Cluster:
+    """Stands for both clients: answers are given one after the other, the last one for ever."""
+
+    def __init__(self, *views: GroupView | Exception) -> None:
+        self.views = list(views)
+        self.lags: dict[str, list[PartitionLag] | Exception] = {"orders": lags(1, 2, 3, 4)}
+        self.asked: list[str] = []
+
+    def look(self, name: str, timeout: float) -> GroupView:
+        self.asked.append(name)
+        view = self.views.pop(0) if len(self.views) > 1 else self.views[0]
+        if isinstance(view, Exception):
+            raise view
+        return view
+
+    def lag(self, name: str, topic: str, timeout: float) -> list[PartitionLag]:
+        answer = self.lags[topic]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def looks(self) -> group.Looks:
+        questions: Any = self
+        admin: Any = self
+        return group.Looks(questions, lambda view, seconds: group.lags_here(admin, view, seconds), "shop", 5.0)
+
+
+def rebalancing(view: GroupView, *names: str) -> GroupView:
+    return classic_view("shop", described(*map(entry, names), state="PreparingRebalance", protocol=""))
+
+
+def test_what_a_rebalance_hides_is_remembered(moving: GroupView) -> None:
+    look = Cluster(moving, rebalancing(moving, "a", "b", "new")).looks()
+    look()
+    picture = look()
+    assert picture.stale
+    assert [member.instance for member in picture.view.members] == ["a", "b", "new"]
+    assert partition_rows(picture)[0].owners == ("a",)
+    text = text_of(picture)
+    assert "rebalancing: members join" in text
+    assert "this was before it" in text
+    assert row_of(text, "new")[4] == "-"
+
+
+def test_a_rebalance_is_waited_for_but_not_for_long(moving: GroupView) -> None:
+    clock = iter(range(100))
+    cluster = Cluster(rebalancing(moving, "a"), rebalancing(moving, "a"), moving)
+    assert cluster.looks().settled(lambda: 0.0, lambda _: None).view == moving
+    assert len(cluster.asked) == 3
+    cluster = Cluster(rebalancing(moving, "a"))
+    assert not cluster.looks().settled(lambda: float(next(clock)), lambda _: None).view.settled
+
+
+@pytest.mark.parametrize("error", [BrokerUnavailable("a transaction is open"), TopicError("no such topic")])
+def test_members_are_shown_without_their_lag(moving: GroupView, error: Exception) -> None:
+    cluster = Cluster(moving)
+    look = cluster.looks()
+    cluster.lags["orders"] = error
+    picture = look()
+    assert picture.notes == (f"lag in orders: {error}",)
+    assert str(error) in text_of(picture)
+    assert row_of(text_of(picture), "0")[1:] == ["a", "c", "", "-", "-", "-"]
+
+
+def test_a_source_on_another_cluster_has_its_ends_there() -> None:
+    config = EventSourceConfig(
+        group_id="shop", topic="orders", num_partitions=2, bootstrap_servers="a:1", source_bootstrap_servers="b:1"
+    )
+
+    class Here:
+        def committed(self, name: str, topic: str, seconds: float, partitions: Collection[int]) -> dict[int, int]:
+            assert (name, topic, list(partitions)) == ("shop", config.offsets_topic, [0, 1])
+            return {0: 70}
+
+    class There:
+        def watermarks(self, topic: str, partitions: Collection[int], seconds: float) -> dict[int, Watermarks]:
+            assert topic == "orders"
+            return {number: Watermarks(10, 90, 100) for number in partitions}
+
+    here: Any = Here()
+    there: Any = There()
+    found, notes = group._lags_there(config, here, there, 1.0)
+    assert [(entry.committed, entry.lag) for entry in found[config.offsets_topic]] == [(70, 30), (None, 90)]
+    assert notes == ()
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    written = io.StringIO()
+    monkeypatch.setattr(group, "answers", lambda: Console(file=written, width=160))
+    return written
+
+
+def test_without_a_terminal_a_block_for_each_change(moving: GroupView, blocks: io.StringIO) -> None:
+    show = group.Blocks()
+    show(Picture(view=moving), "")
+    show(Picture(view=moving, lags={"orders": lags(1, 1, 1, 1)}), "")  # numbers only
+    assert blocks.getvalue().count("shop: stable") == 1
+    show(Picture(view=rebalancing(moving, "a")), "")
+    assert blocks.getvalue().count("rebalancing: members join") == 1
+    show(Picture(view=moving), "")
+    assert blocks.getvalue().count("shop: stable") == 2
+
+
+def test_a_watch_survives_its_broker_but_not_a_broker_that_never_was(moving: GroupView) -> None:
+    shown: list[tuple[int, str]] = []
+
+    def sleep(_: float) -> None:
+        if len(shown) == 3:
+            raise KeyboardInterrupt
+
+    def show(picture: Picture, problem: str) -> None:
+        shown.append((len(picture.view.members), problem))
+
+    away = BrokerUnavailable("no broker answers")
+    group._watch(Cluster(moving, away, moving).looks(), show, 1.0, time.monotonic, sleep)
+    assert shown == [(3, ""), (3, "no broker answers"), (3, "")]
+    with pytest.raises(BrokerUnavailable):
+        group._watch(Cluster(away).looks(), show, 1.0, time.monotonic, sleep)
+
+
+# ------------------------------------------------------------------------------------------------------ the command
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> Callable[[Cluster], Cluster]:
+    """Let the command meet this cluster."""
+
+    def meet(cluster: Cluster) -> Cluster:
+        cluster.close = lambda: None  # type: ignore[attr-defined]
+        monkeypatch.setattr(group, "GroupQuestions", lambda servers, security: cluster)
+        monkeypatch.setattr("streams.cli.cluster.TopicAdmin", lambda settings: cluster)
+        monkeypatch.setenv("KES_BOOTSTRAP_SERVERS", "127.0.0.1:1")
+        monkeypatch.setenv("COLUMNS", "160")
+        return cluster
+
+    return meet
+
+
+def test_the_command_shows_a_group(
+    moving: GroupView, on: Callable[[Cluster], Cluster], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = on(Cluster(moving))
+    assert main.main(["group", "shop"]) == 0
+    assert row_of(capsys.readouterr().out, "a")[6] == "1 to b"
+    assert main.main(["group", "shop", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["members"][0]["instance"] == "a"
+    assert cluster.asked == ["shop", "shop"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["group", "nobody"], 1, "there is no group 'nobody'"),
+        (["group"], 2, "either a group or --source"),
+        (["group", "shop", "--source", "fleet:source"], 2, "either a group or --source"),
+        (["group", "--source", "./fleet.py"], 2, "MODULE:SOURCE"),
+        (["group", "--source", "nowhere:source"], 1, "No module named 'nowhere'"),
+    ],
+)
+def test_a_users_error_is_a_message(
+    on: Callable[[Cluster], Cluster], capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, message: str
+) -> None:
+    on(Cluster(GroupView(group=arguments[-1], kind="none")))
+    assert main.main(arguments) == code
+    complaint = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert message in complaint
+    assert "Traceback" not in complaint
+
+
+def test_an_empty_group_that_has_committed_is_shown(
+    on: Callable[[Cluster], Cluster], capsys: pytest.CaptureFixture[str]
+) -> None:
+    on(Cluster(GroupView(group="shop", kind="classic", state="Empty", committed=("orders",))))
+    assert main.main(["group", "shop"]) == 0
+    out = capsys.readouterr().out
+    assert "shop: empty, 0 members" in out
+    assert row_of(out, "0")[1] == "nobody"
+
+
+def test_a_member_without_a_name_in_its_id() -> None:
+    assert group_tables.short_id(MemberView(member_id="abcdefghijklmnop", instance="x")) == "abcdefghijkl"
