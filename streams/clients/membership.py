@@ -310,9 +310,8 @@ class KafkaPythonMembership:
         elif not holdings.owned:
             self._met_rival()
             return
-        gave_up = False
+        joins_again = holdings.has_to_join_again(assignment)
         while revoked := holdings.revoked_by(assignment):  # again, should it have taken something meanwhile
-            gave_up = True
             if not await self._barrier(incarnation, revoked):
                 return
         added = holdings.apply(generation, assignment)
@@ -331,7 +330,7 @@ class KafkaPythonMembership:
                 holdings.told.copies,
             )
         )
-        if gave_up and not (assignment.quit and holdings.leaving):
+        if joins_again and not (assignment.quit and holdings.leaving):
             self._rejoin()  # what was given up can be assigned now
 
     def _met_rival(self) -> None:

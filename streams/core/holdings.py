@@ -59,6 +59,11 @@ class Holdings:
         repeated = assignment.incoming.keys() & self._told.incoming
         return self.owned - assignment.own - assignment.release.keys() - repeated
 
+    def has_to_join_again(self, assignment: Assignment) -> bool:
+        """Whether the plan takes something away that was claimed: it counts on the next round to give it to somebody,
+        also if it is not here any more (handed over since the claim was made)."""
+        return bool(self._told.owned - assignment.own - assignment.release.keys())
+
     def apply(self, generation: int, assignment: Assignment) -> frozenset[int]:
         """Apply an assignment once everything that it revokes was released; returns the partitions that are new.
 

@@ -165,6 +165,7 @@ async def test_all_stop_at_once(lab: Lab) -> None:
             await stack.enter_async_context(member.running)
         await share(*members, standbys=1)
         await feed(lab, 5)
+        await check(lab, 5)
         async with asyncio.timeout(20):
             await asyncio.gather(*(member.source.stop() for member in members))
     await check(lab, 5)

@@ -228,7 +228,8 @@ class SimMembership:
             raise Illegal
         if not rival:
             self._rejected_at = math.inf
-        while revoked := self.holdings.revoked_by(assignment) - assignment.incoming.keys():
+        joins_again = self.holdings.has_to_join_again(assignment) and not (assignment.quit and self.holdings.leaving)
+        while revoked := self.holdings.revoked_by(assignment):
             self._waiting_for = set(revoked)
             self._deliver(Revoked(incarnation, revoked))
             while self._waiting_for & self.holdings.owned and self.snapshot.incarnation == incarnation:
@@ -236,7 +237,7 @@ class SimMembership:
                 await self._wake.wait()
             if self.snapshot.incarnation != incarnation:
                 return
-            self._must_join = True
+        self._must_join = self._must_join or joins_again
         added = self.holdings.apply(generation, assignment)
         self._deliver(
             Assigned(
@@ -247,5 +248,6 @@ class SimMembership:
                 assignment,
                 dict(self.holdings.releasing),
                 dict(self.holdings.incoming),
+                self.holdings.told.copies,
             )
         )
