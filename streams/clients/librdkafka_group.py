@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any, Final
 
 import msgspec
+from confluent_kafka import KafkaError
 
 from streams.clients import group_wire
 from streams.clients.kafka_python import DescribeConfigsRequest, DescribeGroupsRequest, errors
@@ -152,6 +153,28 @@ class RosterTakeOver(KafkaPythonTakeOver):
 
 def _member(described: Any, static_id: str | None) -> Member:
     return Member(described.member_id, described.client_id, static_id)
+
+
+_FATAL: Final = (
+    KafkaError.FENCED_INSTANCE_ID,
+    KafkaError.UNRELEASED_INSTANCE_ID,
+    KafkaError.UNSUPPORTED_ASSIGNOR,
+    KafkaError.UNSUPPORTED_VERSION,
+    KafkaError._UNSUPPORTED_FEATURE,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_MAX_SIZE_REACHED,
+)
+
+
+def name_of(error: KafkaError) -> str:
+    """The name of an error. What ended a Consumer is told as ``_FATAL``, with the description of the error in the
+    text."""
+    if error.code() == KafkaError._FATAL:
+        for code in _FATAL:
+            if KafkaError(code).str() in error.str():
+                return KafkaError(code).name()
+    return error.name()
 
 
 def explained(code: str, text: str, group_id: str, instance: str) -> StreamsError | None:

@@ -34,7 +34,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from streams.clients import group_wire
 from streams.clients.connection import ConnectionLog
 from streams.clients.kafka_python_client import KafkaPythonClient
-from streams.clients.librdkafka_group import Roster, RosterTakeOver, explained
+from streams.clients.librdkafka_group import Roster, RosterTakeOver, explained, name_of
 from streams.clients.librdkafka_term import GroupLog, Metadata, Term
 from streams.errors import BrokerUnavailable, MembershipFatal, StreamsError
 from streams.group import Assigned, Assignment, Copies, Fatal, GroupEvent, Lost, Order, Revoked, Snapshot
@@ -402,7 +402,7 @@ class LibrdkafkaMembership:
         if error.code() == KafkaError._FATAL or error.fatal():
             self._on_fatal(term, error if term.heard.fatal is None else term.heard.fatal)
             return
-        failure = explained(error.name(), error.str(), self._group_id, self._instance)
+        failure = explained(name_of(error), error.str(), self._group_id, self._instance)
         if failure is not None:
             raise failure
         if error.code() not in self._said:
@@ -411,13 +411,13 @@ class LibrdkafkaMembership:
 
     def _on_fatal(self, term: Term, error: KafkaError) -> None:
         """librdkafka will not go on with this Consumer."""
-        unreleased = error.name() == "UNRELEASED_INSTANCE_ID"
+        unreleased = name_of(error) == "UNRELEASED_INSTANCE_ID"
         if unreleased and self._rival_for(time.monotonic()) < self._patience:  # a killed predecessor expires
             term.over = True
             self._pause(_PAUSE)
             return
-        failure = explained(error.name(), error.str(), self._group_id, self._instance)
-        raise failure or MembershipFatal(f"group {self._group_id}: {error.name()}: {error.str()}")
+        failure = explained(name_of(error), error.str(), self._group_id, self._instance)
+        raise failure or MembershipFatal(f"group {self._group_id}: {name_of(error)}: {error.str()}")
 
     # ------------------------------------------------------------------ the thread: small parts
 

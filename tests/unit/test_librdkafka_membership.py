@@ -383,7 +383,8 @@ def test_a_fatal_error_is_told_after_the_loss(stages: Stages) -> None:
 def test_a_killed_predecessor_with_our_static_name_is_waited_out(stages: Stages) -> None:
     stage = stages(static=True, broker_side=True)
     stage.start()
-    stage.logs[0].on_error(KafkaError(KafkaError.UNRELEASED_INSTANCE_ID, "taken", fatal=True))
+    text = KafkaError(KafkaError.UNRELEASED_INSTANCE_ID).str()
+    stage.logs[0].on_error(KafkaError(KafkaError._FATAL, f"Fatal error: {text}", fatal=True))
     stage.consumer(1)
     assert not stage.events
 

@@ -1,0 +1,378 @@
+"""Facts about librdkafka and the broker that the librdkafka members rest on, and what only they can do."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from streams.clients.librdkafka_group import Roster
+from streams.clients.librdkafka_term import Metadata, parse_metadata
+from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal
+from streams.group import Assigned, Lost, Revoked
+from tests.broker.contract_kit import SESSION_MS, AnySeat, Desk, laid_desk, set_broker_session
+from tests.broker.membership_kit import PARTITIONS, Transactor, everything, until
+
+pytestmark = pytest.mark.broker
+
+ALL = frozenset(range(PARTITIONS))
+
+
+@pytest.fixture(params=["librdkafka", "broker"])
+def desk(request: pytest.FixtureRequest, kafka_broker: Any, topic_prefix: str, tmp_path: Path) -> Iterator[Desk]:
+    with laid_desk(request.param, kafka_broker.bootstrap_servers, topic_prefix, tmp_path) as desk:
+        yield desk
+
+
+@pytest.fixture
+def classic(kafka_broker: Any, topic_prefix: str, tmp_path: Path) -> Iterator[Desk]:
+    with laid_desk("librdkafka", kafka_broker.bootstrap_servers, topic_prefix, tmp_path) as desk:
+        yield desk
+
+
+@pytest.fixture
+def broker_side(kafka_broker: Any, topic_prefix: str, tmp_path: Path) -> Iterator[Desk]:
+    with laid_desk("broker", kafka_broker.bootstrap_servers, topic_prefix, tmp_path) as desk:
+        yield desk
+
+
+def soon() -> float:
+    return time.monotonic() + 5.0
+
+
+def settled(*seats: AnySeat) -> None:
+    until(lambda: everything(*seats), "the group does not settle")
+
+
+def transactor(desk: Desk, instance: str = "tester") -> Transactor:
+    return Transactor(desk.servers, f"{desk.group}.{instance}.0", desk.topic)
+
+
+class Bare:
+    """A Consumer that takes nothing of what it is assigned, polled by the test itself. ``seen`` is what was said."""
+
+    def __init__(self, desk: Desk, **settings: Any) -> None:
+        side: dict[str, Any] = {"group.protocol": "consumer"} if desk.kind == "broker" else {"session.timeout.ms": 1000}
+        if desk.kind != "broker":
+            side |= {"partition.assignment.strategy": "cooperative-sticky", "heartbeat.interval.ms": 200}
+        self.eager = settings.get("partition.assignment.strategy") == "range"
+        self.seen: list[tuple[str, list[int], Metadata]] = []
+        self.within: Callable[[], None] = lambda: None
+        self.consumer = Consumer(
+            {
+                "bootstrap.servers": desk.servers,
+                "group.id": desk.group,
+                "max.poll.interval.ms": 1500,
+                "auto.offset.reset": "earliest",
+                "log_level": 0,
+                **side,
+                **settings,
+            }
+        )
+        self.consumer.subscribe(
+            [desk.topic],
+            on_assign=lambda _, parts: self._called("assign", parts),
+            on_revoke=lambda _, parts: self._called("revoke", parts),
+            on_lost=lambda _, parts: self._called("lost", parts),
+        )
+
+    @property
+    def metadata(self) -> Metadata:
+        return parse_metadata(self.consumer.consumer_group_metadata())
+
+    def _called(self, what: str, parts: list[TopicPartition]) -> None:
+        self.seen.append((what, sorted(part.partition for part in parts), self.metadata))
+        if what != "assign":
+            self.within()
+        if self.eager:
+            self.consumer.assign([]) if what == "assign" else self.consumer.unassign()
+        else:
+            (self.consumer.incremental_assign if what == "assign" else self.consumer.incremental_unassign)([])
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        def polled() -> bool:
+            message = self.consumer.poll(0.02)
+            assert message is None or message.error() is not None, "something was fetched"
+            return condition()
+
+        until(polled, what)
+
+    def said(self, what: str) -> list[Metadata]:
+        return [metadata for kind, _, metadata in self.seen if kind == what]
+
+
+# ---------------------------------------------------------------------------------------------------- facts
+
+
+def test_what_is_not_taken_is_not_fetched_and_is_ours_all_the_same(desk: Desk) -> None:
+    producer = Producer({"bootstrap.servers": desk.servers, "log_level": 0})
+    for number in range(PARTITIONS):
+        producer.produce(desk.topic, b"bait", partition=number)
+    assert producer.flush(10) == 0
+    bare = Bare(desk)
+    try:
+        bare.until(lambda: bool(bare.said("assign")) and bare.seen[-1][1] == sorted(ALL), "it is not assigned")
+        end = time.monotonic() + 1.0
+        bare.until(lambda: time.monotonic() > end, "")
+        assert bare.consumer.assignment() == []
+        other = desk.seat("b")
+        bare.until(lambda: bool(bare.said("revoke")), "nothing is revoked")
+        bare.until(lambda: any(len(event.owned) == PARTITIONS // 2 for event in other.assigned()), "it gets nothing")
+    finally:
+        bare.consumer.close()
+
+
+def test_an_eviction_within_a_classic_callback_is_not_told_but_shows_in_the_member_id(classic: Desk) -> None:
+    bare = Bare(classic, **{"partition.assignment.strategy": "range"})
+    shown: list[Metadata] = []
+
+    def evicted() -> bool:
+        shown.append(bare.metadata)
+        return not shown[-1].member_id
+
+    def within() -> None:
+        until(evicted, "it is not evicted")
+
+    try:
+        bare.until(lambda: bool(bare.said("assign")), "it is not assigned")
+        before = bare.metadata
+        bare.within = within
+        classic.seat("b", strategies=("range",), session_timeout_ms=1500, rebalance_timeout_ms=1500)
+        bare.until(lambda: bool(bare.said("revoke")), "nothing is revoked")
+        assert shown[-1].generation == before.generation, "only the member id tells"
+        bare.within = lambda: None
+        bare.until(lambda: len(bare.said("assign")) > 1, "it does not join again")
+        assert not bare.said("lost")
+        assert bare.metadata.member_id not in ("", before.member_id)
+    finally:
+        bare.consumer.close()
+
+
+def test_an_eviction_within_a_callback_of_the_broker_side_protocol_is_told_after_it(broker_side: Desk) -> None:
+    """The metadata show nothing meanwhile, so the broker's refusal has to save us, and our own time limit."""
+    bare = Bare(broker_side)
+    shown: list[Metadata] = []
+    commits = transactor(broker_side)
+
+    try:
+        bare.until(lambda: bool(bare.said("assign")) and bare.seen[-1][1] == sorted(ALL), "it is not assigned")
+        before = bare.metadata
+        other = broker_side.seat("b", rebalance_timeout_ms=1500)
+
+        def within() -> None:
+            until(lambda: any(len(event.owned) == PARTITIONS for event in other.assigned()), "it is not evicted")
+            shown.append(bare.metadata)
+            assert commits.commit(bare.metadata.data) == "UNKNOWN_MEMBER_ID"
+
+        bare.within = within
+        bare.until(lambda: bool(bare.said("revoke")), "nothing is revoked")
+        bare.within = lambda: None
+        assert shown[0] == before
+        bare.until(lambda: bool(bare.said("lost")), "the loss is not told")
+        assert [kind for kind, numbers, _ in bare.seen if numbers or kind != "assign"][:3] == [
+            "assign",
+            "revoke",
+            "lost",
+        ]
+        assert bare.metadata.generation <= 0 or bare.metadata.generation > before.generation
+    finally:
+        bare.consumer.close()
+
+
+def test_an_older_epoch_is_good_for_what_was_never_given_up_only(broker_side: Desk) -> None:
+    """KIP-1251 (Kafka 4.3); older brokers refuse both."""
+    first = broker_side.seat("a")
+    first.owning(PARTITIONS)
+    commits, old = transactor(broker_side), first.membership.snapshot.metadata
+    second = broker_side.seat("b")
+    gone = min(second.owning(PARTITIONS // 2).owned)
+    settled(first, second)
+    kept = min(first.assigned()[-1].owned)
+    assert commits.commit(old, gone) == "ILLEGAL_GENERATION"
+    assert commits.commit(old, kept) in ("ok", "ILLEGAL_GENERATION")
+    since = len(first.events)
+    second.membership.close(3.0)
+    first.owning(PARTITIONS, since)
+    assert commits.commit(old, gone) == "ILLEGAL_GENERATION", "it came back, but that is another ownership"
+
+
+# ---------------------------------------------------------------------------------------------------- take-over
+
+
+def test_open_transactions_of_the_departed_are_ended_and_nobody_elses(desk: Desk) -> None:
+    stays, other = desk.seat("a"), desk.process("b")
+    stays.owning(PARTITIONS // 2)
+    other.owning(PARTITIONS // 2)
+    theirs = transactor(desk, "b")
+    until(lambda: theirs.commit(other.metadata) == "ok", "its metadata are refused")
+    theirs.open(other.metadata)
+    assert stays.take_over.fence_departed((), soon()) == [], "a live member was fenced"
+    since = len(stays.events)
+    other.signal(signal.SIGKILL)
+    stays.owning(PARTITIONS, since)
+    assert stays.take_over.fence_departed(("b",), soon()) == [f"{desk.group}.b.0"]
+    offsets = stays.take_over.stable_offsets(range(PARTITIONS), soon())
+    assert len(offsets) == PARTITIONS
+
+
+def test_nobody_is_fenced_by_a_list_that_does_not_have_ourselves(desk: Desk) -> None:
+    seat = desk.seat("a")
+    seat.owning(PARTITIONS)
+    theirs = transactor(desk, "b")
+    theirs.open(seat.membership.snapshot.metadata)
+    seat.take_over.member_id = lambda: "somebody who was evicted"
+    with pytest.raises(BrokerUnavailable, match="nobody is fenced"):
+        seat.take_over.fence_departed((), soon())
+    theirs.producer.commit_transaction(10)
+
+
+def test_the_list_of_members(desk: Desk) -> None:
+    seat = desk.seat("a")
+    assert seat.owning(PARTITIONS).assignment.members == ("a",)
+    static = desk.seat("b", static=True)
+    settled(seat, static)
+    roster = seat.take_over.roster(soon())
+    assert isinstance(roster, Roster)
+    assert roster.kind == ("consumer" if desk.kind == "broker" else "classic")
+    assert {(member.client_id, member.static_id) for member in roster.members} == {("a", None), ("b", "b")}
+    assert roster.rivals("a", seat.membership.snapshot.member_id) == []
+
+
+def test_a_member_that_somebody_saw_die_can_be_removed_at_once(desk: Desk) -> None:
+    stays, dies = desk.seat("a"), desk.seat("b")
+    settled(stays, dies)
+    since = len(dies.events)
+    assert stays.take_over.remove_member(dies.membership.snapshot.member_id, None, soon())
+    dies.wait(lambda event: isinstance(event, Lost), since)
+    settled(stays, dies)
+    assert not stays.heard_of(Lost)
+
+
+# ---------------------------------------------------------------------------------------------------- static members
+
+
+def test_a_static_member_that_restarts_gets_its_partitions_back(desk: Desk) -> None:
+    other, restarts = desk.seat("a", static=True), desk.seat("b", static=True)
+    settled(other, restarts)
+    mine, since = restarts.assigned()[-1].owned, len(other.events)
+    restarts.membership.close(5.0)  # without `leave`: it stays a member for the session timeout
+    assert desk.seat("b", static=True).owning(len(mine)).owned == mine
+    assert not any(isinstance(event, Revoked | Lost) for event in other.events[since:])
+    assert not any(event.added for event in other.events[since:] if isinstance(event, Assigned))
+
+
+def test_a_static_member_that_leaves_is_gone_at_once(desk: Desk) -> None:
+    other, leaves = desk.seat("a", static=True), desk.seat("b", static=True)
+    settled(other, leaves)
+    since, before = len(other.events), time.monotonic()
+    leaves.membership.leave()
+    leaves.owning(0, len(leaves.events))
+    other.owning(PARTITIONS, since)
+    assert time.monotonic() - before < SESSION_MS / 1000 + 1.0
+
+
+def test_a_static_name_that_is_taken(desk: Desk) -> None:
+    """The classic protocol believes the newcomer, the broker-side one whoever is there."""
+    first = desk.seat("shop", static=True, rebalance_timeout_ms=2000)
+    first.owning(PARTITIONS)
+    second = desk.seat("shop", static=True, rebalance_timeout_ms=2000)
+    loser, winner = (second, first) if desk.kind == "broker" else (first, second)
+    error = loser.fatal()
+    assert isinstance(error, MembershipFatal)
+    assert "'shop'" in str(error)
+    assert loser.membership.snapshot.metadata is None
+    if loser is first:
+        assert isinstance(first.events[-2], Lost)  # what it owned is void before it is told why
+    winner.owning(PARTITIONS)
+    assert not winner.heard_of(Lost)
+
+
+def test_a_static_member_that_was_killed_comes_back(desk: Desk) -> None:
+    victim = desk.seat("b", static=True)
+    victim.owning(PARTITIONS)
+    victim.membership.close(3.0)
+    desk.seat("b", static=True).owning(PARTITIONS)
+
+
+# ---------------------------------------------------------------------------------------------------- strategies
+
+
+@pytest.mark.parametrize("strategies", [("range",), ("roundrobin",), ("roundrobin", "range")])
+def test_librdkafkas_other_strategies(classic: Desk, strategies: tuple[str, ...]) -> None:
+    first = classic.seat("a", strategies=strategies)
+    first.owning(PARTITIONS)
+    second = classic.seat("b", strategies=strategies)
+    settled(first, second)
+    revoked = first.heard_of(Revoked)[0]
+    assert isinstance(revoked, Revoked)
+    assert revoked.partitions == ALL, "these take everything at each rebalance"
+    assert not first.heard_of(Lost)
+
+
+def test_a_running_group_migrates_from_one_strategy_to_another(classic: Desk) -> None:
+    """Members that know both, one by one; then members that know the new one only."""
+    rounds = [("range",), ("roundrobin", "range"), ("roundrobin",)]
+    members = [classic.seat(name, strategies=rounds[0]) for name in "ab"]
+    settled(*members)
+    for number, strategies in enumerate(rounds[1:]):
+        for place in range(2):
+            members.pop(0).membership.close(3.0)
+            members.append(classic.seat(f"{'ab'[place]}{number}", strategies=strategies))
+            settled(*members)
+    assert members[0].take_over.roster(soon()).protocol == "roundrobin"
+
+
+def test_the_brokers_range(broker_side: Desk) -> None:
+    members = [broker_side.seat(name, strategies=("range",)) for name in "ab"]
+    settled(*members)
+    until(lambda: members[0].take_over.roster(soon()).protocol == "range", "another assignor is used")
+
+
+@pytest.mark.parametrize("way", [("librdkafka", "broker"), ("broker", "librdkafka")])
+def test_a_running_group_migrates_between_librdkafka_and_the_broker(classic: Desk, way: tuple[str, str]) -> None:
+    """Kafka converts the group when the first member of the new kind joins (group.consumer.migration.policy)."""
+    before, after = way
+    set_broker_session(classic.servers, classic.group, SESSION_MS)
+    first = classic.seat("a", kind=before)
+    first.owning(PARTITIONS)
+    second = classic.seat("b", kind=after)
+    settled(first, second)
+    commits = transactor(classic)
+    for seat in (first, second):
+        until(lambda seat=seat: commits.commit(seat.membership.snapshot.metadata) == "ok", "refused")  # type: ignore[misc]
+    assert not first.heard_of(Lost)
+    since = len(second.events)
+    first.membership.close(3.0)
+    second.owning(PARTITIONS, since)
+    assert second.take_over.roster(soon()).kind == ("consumer" if after == "broker" else "classic")
+
+
+@pytest.mark.parametrize(("there", "comes"), [("streams", "librdkafka"), ("streams", "broker")])
+def test_members_that_do_not_understand_each_other(classic: Desk, there: str, comes: str) -> None:
+    first = classic.seat("a", kind=there)
+    first.owning(PARTITIONS)
+    error = classic.seat("b", kind=comes).fatal()
+    assert isinstance(error, MembershipFatal)
+    assert "stop all of them" in str(error)
+    time.sleep(0.5)  # some heartbeats
+    assert first.assigned()[-1].owned == ALL
+
+
+# ---------------------------------------------------------------------------------------------------- refusals
+
+
+def test_a_session_timeout_that_the_broker_refuses(classic: Desk) -> None:
+    error = classic.seat("a", session_timeout_ms=100, heartbeat_interval_ms=30).fatal()
+    assert isinstance(error, ConfigError)
+    assert "group.min.session.timeout.ms" in str(error)
+
+
+def test_a_transaction_timeout_that_outlives_the_brokers_session(broker_side: Desk) -> None:
+    error = broker_side.seat("a", transaction_timeout_ms=SESSION_MS).fatal()
+    assert isinstance(error, ConfigError)
+    assert "transaction_timeout_seconds (2)" in str(error)
