@@ -45,15 +45,15 @@ def sticky_plan(partitions: int, reports: Mapping[str, MemberReport]) -> dict[st
 
 
 def shares(
-    partitions: int, active: list[str], counts: Mapping[str, int], asked_for: Mapping[str, int] | None = None
+    partitions: int, active: list[str], counts: Mapping[str, int], after: Mapping[str, int] | None = None
 ) -> dict[str, int]:
     """How many partitions each active member may have. Who has more than the smaller share gets the larger one; of
-    several the one of which fewer partitions are ``asked_for``; then the first by name."""
+    several the one with the smallest number in ``after``; then the first by name."""
     if not active:
         return {}
-    asked_for = asked_for or {}
+    after = after or {}
     least, larger = divmod(partitions, len(active))
-    ranked = sorted(active, key=lambda member: (-min(counts[member], least + 1), asked_for.get(member, 0)))
+    ranked = sorted(active, key=lambda member: (-min(counts[member], least + 1), after.get(member, 0)))
     return {member: least + (rank < larger) for rank, member in enumerate(ranked)}
 
 

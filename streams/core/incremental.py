@@ -142,11 +142,7 @@ class _Plan:
     def _shares(self) -> dict[str, int]:
         """Shares of the active members; smaller ones for those that are late."""
         claims, counts, late = self._claims, self._counts, self._copies.late
-        least = claims.partitions // len(claims.active)
-        after = self._asked_for(least)
-        after.update(
-            (member, claims.partitions) for member in claims.active if late[member] and counts[member] <= least
-        )
+        after = self._after(claims.partitions // len(claims.active))
         fair = shares(claims.partitions, claims.active, counts, after)
         capped = {
             member: max(counts[member], fair[member] - len(late[member]))
@@ -156,21 +152,27 @@ class _Plan:
         others = [member for member in claims.active if member not in capped]
         return {**capped, **shares(claims.partitions - sum(capped.values()), others, counts, after)}
 
-    def _asked_for(self, least: int) -> dict[str, int]:
-        """Of each member's partitions those that a member with too few has ready."""
-        asked_for = dict.fromkeys(self._claims.order, 0)
+    def _after(self, least: int) -> dict[str, int]:
+        """Who comes later when larger shares are given to some of several that have as many: who can give at once,
+        because members with too few have its partitions ready; last, who is late."""
+        claims, counts = self._claims, self._counts
+        after = dict.fromkeys(claims.order, 0)
         for partition, members in self._copies.ready.items():
             owner = self._owner.get(partition)
-            if owner is not None and self._counts[owner] > least:
-                asked_for[owner] += any(self._counts[member] < least for member in members)
-        return asked_for
+            if owner is not None and counts[owner] > least:
+                after[owner] += any(counts[member] < least for member in members)
+        for member in claims.active:
+            if self._copies.late[member] and counts[member] <= least:
+                after[member] = claims.partitions
+        return after
 
     # ------------------------------------------------------------------------------------------------------ balance
 
     def _balance(self) -> None:
         claims = self._claims
-        room = Room(claims.active, self._counts, self._shares())
         leaving = [member for member in claims.order if claims.reports[member].leaving and member not in claims.rivals]
+        self._drain(leaving)
+        room = Room(claims.active, self._counts, self._shares())
         give = {member: self._counts[member] for member in leaving}
         give.update((member, -room.left(member)) for member in claims.active if room.left(member) < 0)
         for donor in give:
@@ -186,6 +188,21 @@ class _Plan:
             give[donor] = self._go_on_preparing(donor, give[donor], room, budget)
         for donor in give:
             self._prepare(donor, give[donor], room, budget)
+
+    def _drain(self, leaving: list[str]) -> None:
+        """Give away what others have ready of members that leave. Who gets the larger shares is decided by that."""
+        claims, ready, counts = self._claims, self._copies.ready, self._counts
+        least, larger = divmod(claims.partitions, len(claims.active))
+        larger -= sum(counts[member] > least for member in claims.active)
+        going = [
+            (partition, member) for member in leaving for partition in claims.settled[member] if partition in ready
+        ]
+        for partition, donor in sorted(going, key=lambda entry: (len(ready[entry[0]]), entry[0])):
+            member = min(ready[partition], key=lambda member: counts[member])
+            if counts[member] < least + (larger > 0) and not self._copies.late[member]:
+                larger -= counts[member] == least
+                self._draft.order(partition, Move(donor, member))
+                self._moved(partition, member)
 
     def _release(self, donor: str, number: int, room: Room) -> int:
         """Give away what others have ready. Returns how many are still to be given away."""
@@ -233,14 +250,13 @@ class _Plan:
                     self._moved(partition, member, room)
                     number -= 1
 
-    def _moved(self, partition: int, member: str, room: Room) -> None:
+    def _moved(self, partition: int, member: str, room: Room | None = None) -> None:
         donor = self._future[partition]
         self._future[partition] = member
         self._counts[donor] -= 1
         self._counts[member] += 1
-        if donor in room.count:
-            room.set(donor, self._counts[donor])
-        room.set(member, self._counts[member])
+        if room is not None:
+            room.set(member, self._counts[member])
 
     # ------------------------------------------------------------------------------------------------------- copies
 
@@ -263,7 +279,7 @@ class _Plan:
         for partition, owner in self._future.items():
             have = [donors[partition]] if partition in donors else []
             holders[partition] = [member for member in have + self._copies.holders(partition) if member != owner]
-        placed = place_standbys(self._settings.num_standbys, claims.partitions, claims.active, self._future, holders)
+        placed = place_standbys(self._settings.num_standbys, claims.active, self._future, holders)
         for partition, members in placed.items():
             donor = donors.get(partition)
             if donor is not None and partition in draft.own[donor]:

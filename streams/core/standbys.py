@@ -10,12 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from heapq import heapify, heappop, heappush
 
-from streams.core.assignor import shares
-
 
 def place_standbys(
     number: int,
-    partitions: int,
     active: list[str],
     future: Mapping[int, str],
     holders: Mapping[int, Collection[str]],
@@ -25,26 +22,24 @@ def place_standbys(
     ``future``: who has each partition once all moves are done. ``holders``: active members that have its state now,
     the better ones first.
     """
-    of: dict[str, list[int]] = {}
-    for partition, owner in sorted(future.items()):
-        of.setdefault(owner, []).append(partition)
-    counts = {member: len(of.get(member, ())) for member in active}
+    of: dict[str, list[int]] = {member: [] for member in active}
+    for partition in sorted(future):
+        of.setdefault(future[partition], []).append(partition)
+    load = dict.fromkeys(active, 0)
     placed: dict[int, list[str]] = {}
     for owner, numbers in of.items():
-        others = [member for member in active if member != owner]
-        wanted = min(number, len(others))
-        if wanted:
-            quota = _quotas(wanted * len(numbers), partitions, others, counts)
-            placed.update(_spread(wanted, numbers, quota, holders))
+        others = sorted(
+            (member for member in active if member != owner), key=lambda member: (len(of[member]), load[member])
+        )
+        copies = min(number, len(others))
+        if copies:
+            # As even as can be, and more where more would be taken over: at those that have fewest.
+            least, larger = divmod(copies * len(numbers), len(others))
+            quota = {member: least + (rank < larger) for rank, member in enumerate(others)}
+            for member, count in quota.items():
+                load[member] += count
+            placed.update(_spread(copies, numbers, quota, holders))
     return placed
-
-
-def _quotas(copies: int, partitions: int, others: list[str], counts: Mapping[str, int]) -> dict[str, int]:
-    """How many of the copies each of the others keeps: as even as can be, more where more would be taken over."""
-    least, larger = divmod(copies, len(others))
-    share = shares(partitions, others, counts)
-    ranked = sorted(others, key=lambda member: counts[member] - share[member])
-    return {member: least + (rank < larger) for rank, member in enumerate(ranked)}
 
 
 def _spread(

@@ -20,10 +20,10 @@ from tests.unit.group_kit import RECORDS, Group, Member
 
 SEED = int(os.environ.get("SEED", "0")) or None
 EXAMPLES = int(os.environ.get("EXAMPLES", "1"))
-ACTS = [
-    "join", "join with copies", "crash", "leave", "lose", "forget", "join group", "all join", "sync", "sync",
-    "all sync", "notice", "hand over", "markers", "restore", "late", "round", "engines", "settle",
-]  # fmt: skip
+FAULTS = ["crash", "leave", "lose", "forget", "late"]
+CALM = ["join", "join", "join with copies", "round", "engines", "settle", "brink", "brink", "brink", "brink"]
+STEPS = ["join group", "all join", "sync", "all sync", "notice", "hand over", "markers", "restore", "restore all"]
+ACTS = FAULTS + 2 * CALM + 7 * STEPS + 7 * ["all join", "all sync", "hand over", "markers"]
 
 
 def seeded(test):
@@ -117,10 +117,10 @@ class Watched(Group):
                 self.join(f"n{len(members)}-{which}")
         elif name == "forget":
             self.forget()
-        elif name in ("all join", "all sync", "round", "engines", "settle"):
+        elif name in ("all join", "all sync", "restore all", "round", "engines", "settle", "brink"):
             self.all_do(name, members)
-        elif members:
-            self.one_does(name, members[which % len(members)], which)
+        else:
+            self.one_does(name, members, which)
         self.check()
 
     def all_do(self, name: str, members: list[Member]) -> None:
@@ -134,32 +134,44 @@ class Watched(Group):
             for member in members:
                 if member.id in self.members:
                     self.sync(member)
+        elif name == "restore all":
+            for member in members:
+                member.restore()
         elif name == "round":
             self.round()
+        elif name == "brink":
+            self.to_the_brink()
         elif name == "engines":
             self.engines()
         else:
             self.settle(60)
 
-    def one_does(self, name: str, member: Member, which: int) -> None:
-        if name == "crash":
-            self.remove(member)
-        elif name == "leave":
-            self.leave(member)
-        elif name == "lose":
-            self.lose(member)
-        elif name == "join group":
-            self.join_group(member)
-        elif name == "sync":
-            self.sync(member)
-        elif name == "notice":
-            member.hear_notice()
+    def one_does(self, name: str, members: list[Member], which: int) -> None:
+        """A step goes to one of those that can take it."""
+        able = {
+            "join group": lambda member: member.id not in self.reports,
+            "sync": lambda member: member.id in self.unsynced,
+            "notice": lambda member: bool(member.notices),
+            "hand over": lambda member: bool(member.holdings.releasing),
+            "markers": lambda member: bool(member.holdings.incoming),
+        }.get(name, lambda member: True)
+        members = [member for member in members if able(member)]
+        if members:
+            self.step(name, members[which % len(members)], which)
+
+    def step(self, name: str, member: Member, which: int) -> None:
+        if name in ("crash", "leave", "lose"):
+            {"crash": self.remove, "leave": self.leave, "lose": self.lose}[name](member)
+        elif name in ("join group", "sync"):
+            {"join group": self.join_group, "sync": self.sync}[name](member)
         elif name == "hand over":
-            member.hand_over(self)
+            member.hand_over(self, 1 + which)
         elif name == "markers":
             member.look_for_markers(self)
+        elif name == "notice":
+            member.hear_notice()
         elif name == "restore":
-            member.restore(1 + which * RECORDS // 20)
+            member.restore(RECORDS if which % 2 else RECORDS // 3)
         else:
             assert name == "late", name
             member.late |= {p for p, left in member.copies.items() if left}
@@ -193,7 +205,7 @@ def sound(partitions: int, said: dict[str, MemberReport], plan: dict[str, Assign
             assert all(p in report.owned for p in told.release)
 
 
-histories = st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 30)), max_size=60)
+histories = st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 30)), min_size=5, max_size=90)
 
 
 def bounds() -> st.SearchStrategy[PlanSettings]:
@@ -208,11 +220,14 @@ def bounds() -> st.SearchStrategy[PlanSettings]:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @seeded
 @settings(max_examples=150 * EXAMPLES, deadline=None)
-@given(st.integers(1, 16), bounds(), histories)
+@given(st.integers(1, 16), st.integers(0, 4), bounds(), histories)
 def test_any_history_of_a_group_ends_well(
-    strategy: str, partitions: int, limits: PlanSettings, history: list[tuple[str, int]]
+    strategy: str, partitions: int, members: int, limits: PlanSettings, history: list[tuple[str, int]]
 ) -> None:
     group = Watched(partitions, strategy, limits)
+    for number in range(members):
+        group.join(f"m{number}")
+    group.settle(20)
     for name, which in history:
         group.act(name, which)
     group.wanted = True  # whoever missed something joins again

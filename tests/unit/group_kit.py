@@ -27,6 +27,7 @@ class Member:
     handed: dict[int, Order] = field(default_factory=dict)
     copies: dict[int, int] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)
+    sizes: dict[int, int] = field(default_factory=dict)
     notices: list[Callable[[], None]] = field(default_factory=list)
     plan: Assignment = Assignment()
     announced: bool = True
@@ -40,7 +41,7 @@ class Member:
             ready=ready,
             preparing={partition: left for partition, left in self.copies.items() if left},
             late=frozenset(self.late & self.copies.keys()) - ready,
-            sizes=dict.fromkeys(self.holdings.owned, 1),
+            sizes=dict.fromkeys(self.holdings.owned, 1) | self.sizes,
         )
         return self.holdings.report()
 
@@ -65,10 +66,10 @@ class Member:
         self.announced = not plan.preparing - known_late
         return bool(revoked)
 
-    def hand_over(self, group: Group) -> bool:
-        """The last transaction of everything that it was ordered to hand over."""
-        orders = {number: order for number, order in self.holdings.releasing.items() if number in self.working}
-        for partition, order in orders.items():
+    def hand_over(self, group: Group, most: int = 1 << 30) -> bool:
+        """The last transaction of what it was ordered to hand over."""
+        orders = [(number, order) for number, order in self.holdings.releasing.items() if number in self.working]
+        for partition, order in orders[:most]:
             group.last[partition] = order
             self.working.discard(partition)
             self.handed[partition] = order
@@ -82,6 +83,10 @@ class Member:
         if partition not in self.holdings.owned:
             self.handed.pop(partition, None)
 
+    def took(self, partition: int, group: Group) -> None:
+        self.holdings.took(partition)
+        group.wanted |= self.holdings.leaving  # it has to give it up again
+
     def look_for_markers(self, group: Group) -> bool:
         """Start what was handed over to it."""
         started = False
@@ -93,7 +98,7 @@ class Member:
                     self.working.add(partition)
                     self.copies.pop(partition, None)
                     group.last[partition] = None
-                    self.notices.append(lambda partition=partition: self.holdings.took(partition))
+                    self.notices.append(lambda partition=partition: self.took(partition, group))
         return started
 
     def hear_notice(self) -> bool:
@@ -167,12 +172,12 @@ class Group:
         self.wanted = True
         return member
 
-    def lose(self, member: Member) -> None:
+    def lose(self, member: Member, new_id: str = "") -> None:
         """The group does not know it any more; it joins again under another id."""
         self.remove(member)
         member.void()
         self._names += 1
-        member.id = f"{member.holdings.told.instance}#{self._names}"
+        member.id = new_id or f"{member.holdings.told.instance}#{self._names}"
         self.members[member.id] = member
 
     def forget(self) -> None:
@@ -250,6 +255,15 @@ class Group:
         for member in list(self.members.values()):
             self.sync(member)
             self.check()
+
+    def to_the_brink(self) -> None:
+        """Rounds until something is about to be handed over."""
+        for _ in range(6):
+            if any(member.holdings.releasing for member in self.members.values()):
+                return
+            self.round()
+            for member in self.members.values():
+                member.restore()
 
     def settle(self, most: int) -> int:
         """Rounds until nobody wants another one; how many there were."""

@@ -1,8 +1,18 @@
-"""The assignor's decisions, told as transcripts: ``transcripts/assignor/*.txt``. ``REGENERATE=1`` writes them anew.
+"""The leader's decisions, told as transcripts: ``transcripts/assignor/*.txt``. ``REGENERATE=1`` writes them anew.
 
-A line that begins with ``>`` is input, what follows is what came of it. Commands: ``topic N`` (partitions),
-``join NAME`` or ``join ID=NAME``, ``ready NAME: 1 2``, ``owns NAME@GENERATION: 1 2`` (a report as it stands),
-``leave NAME``, ``crash NAME``, ``round``.
+A line that begins with ``>`` is input, what follows is what came of it. The group, its members and what is simulated of
+them: ``group_kit.py``. Commands:
+
+* ``topic N``; ``strategy NAME`` (also in the middle: the leader has another one from now on); ``standbys N``; ``bounds
+  MOVES BYTES``
+* ``join NAME`` or ``join ID=NAME``, ``leave NAME``, ``crash NAME``, ``lose NAME`` (joins again, under the id
+  ``NAME'``), ``forget`` (the coordinator has lost its memory)
+* ``owns NAME@GENERATION: 1 2`` (its claims, as they stand), ``ready NAME: 1 2`` (copies), ``size NAME: 5 7`` (bytes of
+  its partitions in turn)
+* ``slow NAME`` / ``quick NAME``: restores nothing; ``stuck NAME`` / ``free NAME``: hands nothing over; ``miss NAME``:
+  does not hear the next plan; ``late NAME``: its time to restore is over
+* ``round``: a rebalance, then everybody does what it can; ``settle``: rounds as long as somebody wants one, told only
+  by their number; ``show``: who works on what, ``+`` and number for its ready copies
 """
 
 from __future__ import annotations
@@ -13,60 +23,134 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from streams.config import STRATEGIES
 from streams.core.assignor import sticky_plan
-from streams.group import Copies, MemberReport
+from streams.core.strategies import PlanSettings, assignor
+from streams.group import Assignment, MemberReport
+from tests.unit.group_kit import Group, Member
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts" / "assignor").glob("*.txt"))
 
 
 class Play:
     def __init__(self) -> None:
-        self.partitions, self.generation, self.sequence = 0, 0, 0
-        self.reports: dict[str, MemberReport] = {}
+        self.group = Group(0, assignor("incremental", PlanSettings()))
+        self.strategy, self.settings = "incremental", PlanSettings()
+        self.missing: set[str] = set()
+        self.sizes: dict[str, list[int]] = {}
 
     def do(self, line: str) -> list[str]:
         command, _, rest = line.partition(" ")
-        name, _, numbers = rest.partition(":")
-        parts = frozenset(int(number) for number in numbers.split())
+        name, _, tail = rest.partition(":")
+        numbers = [int(number) for number in tail.split()]
+        group = self.group
         if command == "topic":
-            self.partitions = int(name)
+            group.partitions = int(name)
+        elif command in ("strategy", "standbys", "bounds"):
+            self.choose(command, rest.split())
         elif command == "join":
             member_id, _, instance = name.partition("=")
-            self.reports[member_id] = MemberReport(instance=instance or member_id)
-        elif command == "crash":
-            del self.reports[name]
-        elif command == "leave":
-            self.change(name, leaving=True)
-        elif command == "ready":
-            self.change(name, copies=Copies(ready=parts))
+            group.join(instance or member_id, member_id)
         elif command == "owns":
             name, _, generation = name.partition("@")
-            self.change(name, owned=parts, generation=int(generation))
+            self.claims(group.members[name], numbers, int(generation))
+        elif command in ("round", "settle", "show", "forget"):
+            return getattr(self, command)()
         else:
-            assert command == "round", line
-            return self.round()
+            self.happens(command, group.members[name], numbers)
         return []
 
-    def change(self, name: str, **changes: object) -> None:
-        self.reports[name] = msgspec.structs.replace(self.reports[name], **changes)
+    def choose(self, what: str, values: list[str]) -> None:
+        if what == "strategy":
+            (self.strategy,) = values
+        elif what == "standbys":
+            self.settings = msgspec.structs.replace(self.settings, num_standbys=int(values[0]))
+        else:
+            moves, size = map(int, values)
+            self.settings = msgspec.structs.replace(self.settings, max_moves=moves, max_move_bytes=size)
+        self.group.assignor = assignor(self.strategy, self.settings)
+
+    def claims(self, member: Member, numbers: list[int], generation: int) -> None:
+        member.holdings.owned = frozenset(numbers)
+        member.holdings.generation = generation
+
+    def happens(self, command: str, member: Member, numbers: list[int]) -> None:
+        if command == "leave":
+            self.group.leave(member)
+        elif command == "crash":
+            self.group.remove(member)
+        elif command == "lose":
+            self.group.lose(member, member.id + "'")
+        elif command == "ready":
+            member.copies = dict.fromkeys(numbers, 0)
+        elif command == "size":
+            member.sizes = dict(zip(sorted(member.holdings.owned), numbers, strict=False))
+        elif command == "late":
+            member.time_out()
+        elif command == "miss":
+            self.missing.add(member.id)
+        else:
+            what, value = {
+                "slow": ("slow", True), "quick": ("slow", False), "stuck": ("stuck", True), "free": ("stuck", False),
+            }[command]  # fmt: skip
+            setattr(member, what, value)
+
+    def forget(self) -> list[str]:
+        self.group.forget()
+        return []
 
     def round(self) -> list[str]:
-        self.generation += 1
-        lines = []
-        for member_id, assignment in sticky_plan(self.partitions, self.reports).items():
-            owned = self.reports[member_id].owned
-            told = [f"{member_id:8} own {shown(assignment.own):12}"]
-            told += [f"+ {shown(assignment.own - owned)}"] if assignment.own - owned else []
-            told += [f"- {shown(owned - assignment.own)}"] if owned - assignment.own else []
-            told += ["quit"] if assignment.quit else []
-            lines.append("  ".join(told).rstrip())
-            self.change(member_id, owned=assignment.own, generation=self.generation)
-        names = assignment.members if self.reports else ()
-        return [*lines, f"members {' '.join(names)}"]
+        group = self.group
+        group.reports.clear()
+        for member in list(group.members.values()):
+            group.join_group(member)
+        plan = group.plan
+        lines = [told(member_id, plan[member_id], group.members[member_id]) for member_id in plan]
+        names = next(iter(plan.values())).members if plan else ()
+        for member in list(group.members.values()):
+            if member.id not in self.missing:
+                group.sync(member)
+        self.missing.clear()
+        group.engines()
+        return [*lines, f"generation {group.generation}: {' '.join(names)}{' ...' if group.wanted else ''}"]
+
+    def settle(self) -> list[str]:
+        return [f"{self.group.settle(20)} generations"]
+
+    def show(self) -> list[str]:
+        return [
+            f"{member.id:8} {shown(member.working)}"
+            + f"  + {sum(not left for left in member.copies.values())}" * bool(member.copies)
+            for member in self.group.members.values()
+        ]
 
 
-def shown(numbers: frozenset[int]) -> str:
-    return ",".join(map(str, sorted(numbers))) or "-"
+def told(member_id: str, plan: Assignment, member: Member) -> str:
+    """What a member hears, and what that changes."""
+    owned = member.holdings.told.owned
+    words = [f"{member_id:8} own {shown(plan.own):12}"]
+    words += [f"+ {shown(plan.own - owned)}"] if plan.own - owned else []
+    gone = owned - plan.own - plan.release.keys()
+    words += [f"- {shown(gone)}"] if gone else []
+    words += [f"release {partition}>{to}" for partition, to in sorted(plan.release.items())]
+    words += [
+        f"incoming {partition}" + f"@{since}" * bool(since) for partition, since in sorted(plan.incoming.items())
+    ]
+    words += [f"preparing {shown(plan.preparing)}"] if plan.preparing else []
+    words += [f"standby {shown(plan.standby)}"] if plan.standby else []
+    words += ["quit"] if plan.quit else []
+    return "  ".join(words).rstrip()
+
+
+def shown(numbers: set[int] | frozenset[int]) -> str:
+    """1,2,5-9"""
+    words: list[str] = []
+    for number in sorted(numbers):
+        if number - 1 in numbers and number + 1 in numbers:
+            words = words if words[-1] == "-" else [*words, "-"]
+        else:
+            words.append(str(number))
+    return ",".join(words).replace(",-,", "-") or "-"
 
 
 def replayed(text: str) -> str:
@@ -90,13 +174,96 @@ def test_transcript(path: Path) -> None:
 
 
 def test_there_are_transcripts() -> None:
-    assert len(TRANSCRIPTS) >= 6
+    assert len(TRANSCRIPTS) >= 25
 
 
-def test_a_group_without_members_has_an_empty_plan() -> None:
-    assert sticky_plan(3, {}) == {}
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_group_without_members_has_an_empty_plan(strategy: str) -> None:
+    assert assignor(strategy, PlanSettings())(3, {}) == {}
 
 
-def test_each_member_hears_the_counter_of_its_own_report() -> None:
-    plan = sticky_plan(2, {"a": MemberReport(instance="a", sequence=7), "b": MemberReport(instance="b", sequence=9)})
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_each_member_hears_the_counter_of_its_own_report(strategy: str) -> None:
+    reports = {"a": MemberReport(instance="a", sequence=7), "b": MemberReport(instance="b", sequence=9)}
+    plan = assignor(strategy, PlanSettings())(2, reports)
     assert [plan["a"].sequence, plan["b"].sequence] == [7, 9]
+
+
+def test_a_strategy_that_nobody_knows() -> None:
+    with pytest.raises(KeyError):
+        assignor("eager", PlanSettings())
+
+
+def test_the_old_name_of_the_sticky_plan() -> None:
+    assert assignor("cooperative-sticky", PlanSettings()) is sticky_plan
+
+
+# ------------------------------------------------------------------------------------------------------- generations
+
+
+def group_of(partitions: int, names: str, **bounds: int) -> Group:
+    group = Group(partitions, assignor("incremental", PlanSettings(**bounds)))
+    for name in names:
+        group.join(name)
+    group.settle(10)
+    return group
+
+
+def counts(group: Group) -> list[int]:
+    return sorted(len(member.working) for member in group.members.values())
+
+
+def test_from_one_member_to_two_with_a_hundred_partitions() -> None:
+    group = group_of(100, "a")
+    group.join("b")
+    assert group.settle(6) == 2
+    assert counts(group) == [50, 50]
+
+
+def test_more_moves_than_the_budget_follow_each_other_without_a_pause() -> None:
+    group = group_of(100, "a", max_moves=10)
+    group.join("b")
+    assert group.settle(6) == 6
+    assert counts(group) == [50, 50]
+
+
+def test_a_member_with_fifty_partitions_leaves() -> None:
+    group = group_of(100, "ab")
+    (leaving, _) = group.members.values()
+    assert len(leaving.working) == 50
+    group.leave(leaving)
+    assert group.settle(4) == 3  # to prepare, to hand over, and without it
+    assert counts(group) == [100]
+
+
+@pytest.mark.parametrize(("partitions", "names"), [(100, "abcd"), (100, "ab"), (10, "abc"), (101, "abcdefg")])
+def test_a_rolling_restart_of_one_member_with_standbys(partitions: int, names: str) -> None:
+    group = group_of(partitions, names, num_standbys=1)
+    for member in list(group.members.values()):
+        group.leave(member)
+        gone = group.settle(4)
+        group.join(member.holdings.told.instance)
+        assert gone + group.settle(4) <= 4
+        assert max(counts(group)) - min(counts(group)) <= 1
+
+
+@pytest.mark.parametrize(("partitions", "names"), [(100, "abcd"), (10, "abc"), (101, "abcdefg")])
+def test_after_a_crash_with_standbys_nothing_has_to_move(partitions: int, names: str) -> None:
+    for name in names:
+        group = group_of(partitions, names, num_standbys=1)
+        (dead,) = [member for member in group.members.values() if member.holdings.told.instance == name]
+        ready = {p for member in group.members.values() for p, left in member.copies.items() if not left}
+        assert dead.working <= ready
+        group.remove(dead)
+        assert group.settle(4) == 1
+        assert max(counts(group)) - min(counts(group)) <= 1
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize(("partitions", "names"), [(100, "abcd"), (10, "abc"), (7, "abcde"), (3, "abcde")])
+def test_standbys_are_spread_evenly(partitions: int, names: str, number: int) -> None:
+    group = group_of(partitions, names, num_standbys=number)
+    kept = [len(member.copies) for member in group.members.values()]
+    assert sum(kept) == number * partitions
+    load = [len(member.copies) + len(member.working) for member in group.members.values()]
+    assert max(load) - min(load) <= 1 + number
