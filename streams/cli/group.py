@@ -13,11 +13,13 @@ from rich.text import Text
 
 from streams.cli.cluster import admin_of, brokers, named_source
 from streams.cli.console import answers, complain, emit
-from streams.cli.group_tables import Lags, Live, Picture, facts, remembered, shown
+from streams.cli.group_live import Live, live_status
+from streams.cli.group_tables import Lags, Picture, facts, remembered, shown
 from streams.clients import kafka_python_settings
 from streams.clients.admin import PartitionLag, TopicAdmin
 from streams.clients.group_view import NONE, GroupQuestions, GroupView
 from streams.clients.settings import ClientSettings
+from streams.clients.status_board import StatusBoard
 from streams.config import EventSourceConfig
 from streams.errors import BrokerUnavailable, ConfigError, TopicError
 
@@ -59,8 +61,13 @@ def group(
         _questions(servers, config) as questions,
         admin_of(servers, config) as admin,
         _lags_of(config, admin) as lags,
+        _board(servers, config, name) as board,
     ):
-        look = Looks(questions, lags, config.group_id if config else name, timeout)
+
+        def live(view: GroupView, seconds: float) -> tuple[Live, tuple[str, ...]]:
+            return live_status(board, view, seconds, time.time())
+
+        look = Looks(questions, lags, live, config.group_id if config else name, timeout)
         if watch:
             with _shown(json) as show:
                 _watch(look, show, interval, time.monotonic, time.sleep)
@@ -74,20 +81,16 @@ def group(
             emit(facts(picture), json, lambda: shown(picture, time.time()))
 
 
-def live_status(group: str) -> Live:
-    """What the members say about themselves, by instance: what they restore, how far their copies are. Nobody says
-    anything yet."""
-    return {}
-
-
 LagsOf = Callable[[GroupView, float], tuple[Lags, tuple[str, ...]]]
+LiveOf = Callable[[GroupView, float], tuple[Live, tuple[str, ...]]]
 
 
 class Looks:
     """One look after the other: what a rebalance hides is remembered, what cannot be found out is noted."""
 
-    def __init__(self, questions: GroupQuestions, lags: LagsOf, group: str, timeout: float) -> None:
-        self._questions, self._lags, self._group, self._timeout = questions, lags, group, timeout
+    def __init__(self, questions: GroupQuestions, lags: LagsOf, live: LiveOf, group: str, timeout: float) -> None:
+        self._questions, self._lags, self._live = questions, lags, live
+        self._group, self._timeout = group, timeout
         self._before: GroupView | None = None
         self._known_lags: Lags = {}
 
@@ -96,10 +99,11 @@ class Looks:
         view, stale = remembered(self._questions.look(self._group, self._timeout), self._before)
         if view.settled:
             self._before = view
-        found, notes = self._lags(view, min(self._timeout, LAG_SECONDS))
+        patience = min(self._timeout, LAG_SECONDS)
+        found, notes = self._lags(view, patience)
         self._known_lags = {**self._known_lags, **found}
-        live = live_status(self._group)
-        return Picture(view=view, lags=self._known_lags, live=live, stale=stale, notes=notes)
+        live, more = self._live(view, patience)
+        return Picture(view=view, lags=self._known_lags, live=live, stale=stale, notes=(*notes, *more))
 
     def settled(self, now: Callable[[], float], sleep: Callable[[float], None]) -> Picture:
         """The group now, or in a moment, when a rebalance that is under way is through."""
@@ -111,10 +115,24 @@ class Looks:
             sleep(0.1)
 
 
+def _security(config: EventSourceConfig | None) -> dict[str, Any]:
+    return kafka_python_settings.translate(
+        kafka_python_settings.security_only(config.client_settings if config else {})
+    )
+
+
+@contextmanager
+def _board(servers: str, config: EventSourceConfig | None, name: str) -> Iterator[StatusBoard]:
+    board = StatusBoard(servers, "kes-cli", _security(config), config.group_id if config else name)
+    try:
+        yield board
+    finally:
+        board.close()
+
+
 @contextmanager
 def _questions(servers: str, config: EventSourceConfig | None) -> Iterator[GroupQuestions]:
-    settings = kafka_python_settings.security_only(config.client_settings if config else {})
-    questions = GroupQuestions(servers, kafka_python_settings.translate(settings))
+    questions = GroupQuestions(servers, _security(config))
     try:
         yield questions
     finally:
@@ -236,6 +254,8 @@ def _shape(picture: Picture) -> dict[str, Any]:
     found["lag"] = None
     for row in found["partitions"]:
         row.update(committed=None, end=None, lag=None)
+        for copies in (row["restoring"], row["standbys"], row["preparing"]):
+            copies[:] = [(copy["member"], copy["state"]) for copy in copies]
     for member in found["members"]:
         member["live"] = None
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -11,43 +12,49 @@ from rich.table import Table
 from rich.text import Text
 
 from streams.cli.console import duration
+from streams.cli.group_live import Live, LiveMember, rebalances
 from streams.clients.admin import PartitionLag
 from streams.clients.group_view import BROKER, NONE, GroupView, MemberView
 from streams.clients.group_wire import ranges
-from streams.statistics import CopyStatistics, SourceStatistics
+from streams.group import Copies
+from streams.statistics import CopyStatistics
 
-Live = Mapping[str, SourceStatistics]
-"""Instance -> what it says about itself."""
 Lags = Mapping[str, list[PartitionLag]]
 """Topic -> partitions."""
 
+_COPY_STATES: Final = {"preparing": "behind"}
+_SILENCE_SECONDS: Final = 10.0
 _STATES: Final = {
     "PreparingRebalance": "rebalancing: members join",
     "CompletingRebalance": "rebalancing: partitions are assigned",
 }
 
 
-class Preparing(msgspec.Struct, frozen=True):
-    """Somebody restores a copy for a move. ``records_left`` as it said when it joined last; ``None``: not said yet.
-    ``late``: not ready in time, so the move does not wait for it."""
+class Copy(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a partition, being restored or kept warm by a member. ``state``: ``ready`` (it had caught up),
+    ``behind``, ``late`` (not ready in time, so moves do not wait for it), ``restoring`` (the owner is not at work yet),
+    ``failed``. What is ``None`` the member does not tell; then the rest is of the last time that it joined."""
 
     member: str
-    records_left: int | None
-    late: bool
+    state: str
+    records_left: int | None = None
+    per_second: float | None = None
+    seconds_left: float | None = None
+    lag_seconds: float | None = None
 
 
 class PartitionRow(msgspec.Struct, frozen=True, kw_only=True):
     """One partition. ``owners``: who works on it (more than one only while somebody has not heard yet). ``standbys``
-    keep a copy; ``ready`` of them had caught up when they joined last. ``move``: from whom to whom the last plan had it
-    handed over. That takes a transaction and no other plan, so the receiver counts as the owner, unless the giver says
-    that it has it still. ``lag``: ``None`` when it is not known."""
+    keep a copy, ``preparing`` restore one for a move, ``restoring``: an owner does it. ``move``: from whom to whom the
+    last plan had it handed over. That takes a transaction and no other plan, so the receiver counts as the owner,
+    unless the giver says that it has it still. ``lag``: ``None`` when it is not known."""
 
     topic: str
     partition: int
     owners: tuple[str, ...] = ()
-    standbys: tuple[str, ...] = ()
-    ready: tuple[str, ...] = ()
-    preparing: tuple[Preparing, ...] = ()
+    restoring: tuple[Copy, ...] = ()
+    standbys: tuple[Copy, ...] = ()
+    preparing: tuple[Copy, ...] = ()
     move: tuple[str, str] | None = None
     lag: PartitionLag | None = None
 
@@ -102,7 +109,7 @@ def partition_rows(picture: Picture) -> list[PartitionRow]:
     rows: dict[tuple[str, int], dict[str, Any]] = {}
 
     def row(topic: str, partition: int) -> dict[str, Any]:
-        return rows.setdefault((topic, partition), {"owners": [], "standbys": [], "ready": [], "preparing": []})
+        return rows.setdefault((topic, partition), {"owners": [], "restoring": [], "standbys": [], "preparing": []})
 
     for topic, lags in picture.lags.items():
         for entry in lags:
@@ -112,32 +119,46 @@ def partition_rows(picture: Picture) -> list[PartitionRow]:
         if member.assignment is None or not member.topics:
             _foreign(member, name, row)
             continue
-        topic, assignment, copies = member.topics[0], member.assignment, member.report and member.report.copies
+        topic, assignment, live = member.topics[0], member.assignment, picture.live.get(member.member_id)
         for partition in owned_here(member, picture.live):
             row(topic, partition)["owners"].append(name)
+            if live is not None and partition in live.copies and live.copies[partition].state == "restoring":
+                row(topic, partition)["restoring"].append(copy_of(member, name, partition, live))
         for partition, to in assignment.release.items():
             row(topic, partition)["move"] = (name, called.get(to, f"{to} (gone)"))
         for partition in assignment.standby:
-            row(topic, partition)["standbys"].append(name)
-            if copies and partition in copies.ready:
-                row(topic, partition)["ready"].append(name)
+            row(topic, partition)["standbys"].append(copy_of(member, name, partition, live))
         for partition in assignment.preparing:
-            left = copies.preparing.get(partition) if copies else None
-            late = bool(copies and partition in copies.late)
-            row(topic, partition)["preparing"].append(Preparing(name, left, late))
+            row(topic, partition)["preparing"].append(copy_of(member, name, partition, live))
     return [PartitionRow(topic=topic, partition=number, **_fixed(row)) for (topic, number), row in sorted(rows.items())]
 
 
 def owned_here(member: MemberView, live: Live) -> frozenset[int]:
-    """The partitions that a member of ours works on: by its own word, else by the last plan."""
+    """The partitions that a member of ours works on: by the last plan, unless it says that a move is not through."""
     assert member.assignment is not None
     planned = member.assignment.own | member.assignment.incoming.keys()
-    alive = live.get(member.instance)
-    if alive is None or alive.member_id != member.member_id:
-        return planned
-    mine = frozenset(entry.partition for entry in alive.partitions)
-    moving = member.assignment.release.keys() | member.assignment.incoming.keys()
-    return (planned - moving) | (mine & moving)
+    alive = live.get(member.member_id)
+    moves = alive.status.moves if alive is not None else ()
+    owned = planned | {move.partition for move in moves if move.direction == "out"} & member.assignment.release.keys()
+    return owned - {move.partition for move in moves if move.direction == "in"}
+
+
+def copy_of(member: MemberView, name: str, partition: int, live: LiveMember | None) -> Copy:
+    """How a copy is: by its keeper's last word, else by what it said when it joined."""
+    said = member.report.copies if member.report else Copies()
+    late = partition in said.late
+    told = live.copies.get(partition) if live is not None else None
+    if told is None:
+        state = "ready" if partition in said.ready else "late" if late else "behind"
+        return Copy(member=name, state=state, records_left=said.preparing.get(partition))
+    return Copy(
+        member=name,
+        state="late" if late and told.state == "preparing" else _COPY_STATES.get(told.state, told.state),
+        records_left=told.records_left,
+        per_second=told.records / told.seconds if told.seconds > 0 else None,
+        seconds_left=told.seconds_left,
+        lag_seconds=told.lag_seconds,
+    )
 
 
 def _foreign(member: MemberView, name: str, row: Callable[[str, int], dict[str, Any]]) -> None:
@@ -171,13 +192,14 @@ def facts(picture: Picture) -> dict[str, Any]:
         "lag": sum(lag) if lag else None,
         "members": [_member_facts(member, called, picture.live) for member in view.members],
         "partitions": [_partition_facts(row) for row in partition_rows(picture)],
+        "rebalances": [msgspec.structs.asdict(entry) for entry in rebalances(picture.live)],
         "notes": list(picture.notes),
     }
 
 
 def _member_facts(member: MemberView, called: Mapping[str, str], live: Live) -> dict[str, Any]:
     report, assignment = member.report, member.assignment
-    alive = live.get(member.instance)
+    alive = live.get(member.member_id)
     return {
         "member_id": member.member_id,
         "instance": member.instance,
@@ -209,8 +231,8 @@ def _partition_facts(row: PartitionRow) -> dict[str, Any]:
         "topic": row.topic,
         "partition": row.partition,
         "owners": list(row.owners),
-        "standbys": list(row.standbys),
-        "ready": list(row.ready),
+        "restoring": [msgspec.structs.asdict(entry) for entry in row.restoring],
+        "standbys": [msgspec.structs.asdict(entry) for entry in row.standbys],
         "preparing": [msgspec.structs.asdict(entry) for entry in row.preparing],
         "move": list(row.move) if row.move else None,
         "committed": lag.committed if lag else None,
@@ -249,6 +271,9 @@ def shown(picture: Picture, now: float, clock: str = "") -> RenderableType:
     rows = partition_rows(picture)
     if rows:
         parts.append(partition_table(rows))
+    for entry in rebalances(picture.live):
+        at = time.strftime("%H:%M:%S", time.localtime(entry.at_ms / 1000))
+        parts.append(_cell(f"generation {entry.generation} at {at}: {entry.cause}"))
     parts += [_cell(note, "yellow") for note in picture.notes]
     return Group(*parts)
 
@@ -271,7 +296,7 @@ def member_table(picture: Picture, now: float) -> Table:
             _moves(member, called, donors),
         ]
         if picture.live:
-            cells.append(doing(picture.live.get(member.instance)))
+            cells.append(doing(picture.live.get(member.member_id)))
         style = "red" if member.problem else "yellow" if report and report.leaving else ""
         grid.add_row(*map(_cell, cells), style=style)
     return grid
@@ -291,42 +316,61 @@ def partition_table(rows: list[PartitionRow]) -> Table:
         cells = [
             f"{row.topic} {row.partition}" if several else str(row.partition),
             ", ".join(row.owners) or "nobody",
-            ", ".join(name if name in row.ready else f"{name} (behind)" for name in row.standbys),
+            ", ".join(f"{copy.member}{_in_brackets(standing(copy))}" for copy in row.standbys),
             _move(row),
             "-" if lag is None or lag.committed is None else f"{lag.committed:,}",
             "-" if lag is None else f"{lag.end:,}",
             "-" if lag is None else f"{lag.lag:,}",
         ]
-        style = "red" if not row.owners else "yellow" if row.preparing else ""
+        style = "red" if not row.owners else "yellow" if row.preparing or row.restoring else ""
         grid.add_row(*map(_cell, cells), style=style)
     grid.columns[6].footer = f"{sum(row.lag.lag for row in rows if row.lag):,}"
     return grid
 
 
-def doing(live: SourceStatistics | None) -> str:
-    """What a member says about itself: its state, and what it restores, with rate and time left."""
+def doing(live: LiveMember | None) -> str:
+    """What a member tells: what it restores, with rate and time left; how far its copies are; what it waits for."""
     if live is None:
-        return "does not say"
-    words = [live.state.value]
-    words += [_copy(copy) for copy in live.copies if copy.state != "ready"]
-    ready = [copy for copy in live.copies if copy.state == "ready"]
-    if ready:
-        behind = sum(copy.records_left for copy in ready)
-        oldest = max(copy.lag_seconds for copy in ready)
-        words.append(f"{len(ready)} ready" + (f", {behind:,} records or {oldest:.1f} s behind" if behind else ""))
-    words += [
-        f"{move.partition} is awaited for {duration(move.seconds)}" for move in live.moves if move.seconds is not None
+        return "does not tell"
+    copies = list(live.copies.values())
+    words = [
+        _summary(verb, [copy for copy in copies if copy.state == state])
+        for state, verb in (("restoring", "restores"), ("preparing", "prepares"), ("failed", "failed to read"))
     ]
-    return "; ".join(words)
+    ready = [copy for copy in copies if copy.state == "ready"]
+    if ready:
+        behind, age = sum(copy.records_left for copy in ready), max(copy.lag_seconds for copy in ready)
+        words.append(f"{len(ready)} ready" + (f", {behind:,} records or {age:.1f} s behind" if behind else ""))
+    awaited = [move for move in live.status.moves if move.direction == "in" and move.seconds is not None]
+    words += [f"awaits {move.partition} for {duration(move.seconds or 0.0)}" for move in awaited]
+    if live.age_seconds > _SILENCE_SECONDS and (awaited or len(ready) < len(copies)):
+        words.append(f"silent for {duration(live.age_seconds)}")
+    return "; ".join(filter(None, words)) or "-"
 
 
-def _copy(copy: CopyStatistics) -> str:
-    words = [f"{copy.state} {copy.partition}: {copy.records_left:,} left"]
-    if copy.seconds > 0:
-        words.append(f"{copy.records / copy.seconds:,.0f}/s")
-    if copy.seconds_left is not None:
-        words.append(duration(copy.seconds_left))
-    return ", ".join(words)
+def _summary(verb: str, copies: list[CopyStatistics]) -> str:
+    if not copies:
+        return ""
+    words = [f"{verb} {ranges({copy.partition for copy in copies})}"]
+    words.append(f"{sum(copy.records_left for copy in copies):,} left")
+    rate = sum(copy.records / copy.seconds for copy in copies if copy.seconds > 0)
+    left = [copy.seconds_left for copy in copies if copy.seconds_left is not None]
+    return ", ".join([*words, *([f"{rate:,.0f}/s"] if rate else []), *([duration(max(left))] if left else [])])
+
+
+def standing(copy: Copy) -> str:
+    """``""`` for one that has caught up, else how far it is behind."""
+    if copy.state == "ready":
+        lag = f", {copy.lag_seconds:.1f} s" if copy.lag_seconds else ""
+        return f"{copy.records_left:,} behind{lag}" if copy.records_left else ""
+    words = [f"{copy.records_left:,} left"] if copy.records_left is not None else []
+    words += [f"{copy.per_second:,.0f}/s"] if copy.per_second else []
+    words += [duration(copy.seconds_left)] if copy.seconds_left is not None else []
+    return ", ".join(words) or copy.state
+
+
+def _in_brackets(text: str) -> str:
+    return f" ({text})" if text else ""
 
 
 def _moves(member: MemberView, called: Mapping[str, str], donors: Mapping[int, str]) -> str:
@@ -355,9 +399,10 @@ def _by_peer(moves: Mapping[int, str], called: Mapping[str, str]) -> list[tuple[
 
 def _move(row: PartitionRow) -> str:
     words = [f"{row.move[0]} → {row.move[1]}"] if row.move else []
-    for entry in row.preparing:
-        left = "" if entry.records_left is None else f" ({entry.records_left:,} left)"
-        words.append(f"{entry.member} {'is late' if entry.late else 'prepares'}{left}")
+    verbs = {"late": "is late", "failed": "failed to read", "restoring": "restores"}
+    for copy in (*row.restoring, *row.preparing):
+        told = standing(copy) if standing(copy) != copy.state else ""
+        words.append(f"{copy.member} {verbs.get(copy.state, 'prepares')}{_in_brackets(told)}")
     return ", ".join(words)
 
 

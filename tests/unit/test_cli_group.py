@@ -6,7 +6,6 @@ import io
 import json
 import os
 import random
-import re
 import time
 from collections.abc import Callable, Collection
 from types import SimpleNamespace
@@ -19,73 +18,13 @@ from streams import EventSourceConfig
 from streams.cli import group, group_tables, main
 from streams.cli.group_tables import Picture, partition_rows
 from streams.clients import group_wire
-from streams.clients.admin import PartitionLag, Watermarks
+from streams.clients.admin import Watermarks
 from streams.clients.group_view import GroupView, MemberView, broker_view, classic_view
 from streams.errors import BrokerUnavailable, TopicError
-from streams.group import Assignment, Copies, MemberReport
-from streams.statistics import CopyStatistics, PartitionStatistics, SourceState, SourceStatistics
+from streams.group import Assignment, MemberReport
+from tests.unit.cli_group_kit import BEGAN, Cluster, described, entry, lags, moving, ours, row_of, text_of
 
-BEGAN = 1_795_000_000.0
-UUID = "5f4fb1a9-7c9e-4c8e-8d0b-1c44bf1fd2b7"
-
-
-def entry(name: str, said: bytes = b"", answered: bytes = b"", **fields: Any) -> SimpleNamespace:
-    """A member in the coordinator's answer."""
-    known: dict[str, Any] = {"member_id": f"{name}-{UUID}", "group_instance_id": None, "client_id": name}
-    return SimpleNamespace(
-        **{**known, "client_host": "/10.0.0.7", "member_metadata": said, "member_assignment": answered, **fields}
-    )
-
-
-def ours(name: str, assignment: Assignment, **report: Any) -> SimpleNamespace:
-    """A member of ours, on the topic ``orders``."""
-    said = MemberReport(instance=name, sequence=int(BEGAN * 1e6) + 3, **report)
-    return entry(name, group_wire.encode_report("orders", said), group_wire.encode_assignment("orders", assignment))
-
-
-def described(*members: SimpleNamespace, state: str = "Stable", protocol: str = "kes-incremental-2") -> SimpleNamespace:
-    return SimpleNamespace(group_state=state, protocol_type="consumer", protocol_data=protocol, members=list(members))
-
-
-def id_of(name: str) -> str:
-    return f"{name}-{UUID}"
-
-
-@pytest.fixture
-def moving() -> GroupView:
-    """``b`` takes 1 over from ``a`` and prepares 2, ``c`` leaves and keeps a copy of 0 that has caught up."""
-    return classic_view(
-        "shop",
-        described(
-            ours("b", Assignment(incoming={1: 0}, preparing=frozenset({2, 3})),
-                 copies=Copies(preparing={2: 12_000}, late=frozenset({3}))),
-            ours("a", Assignment(own=frozenset({0, 2, 3}), release={1: id_of("b")}), owned=frozenset({0, 1, 2, 3})),
-            ours("c", Assignment(standby=frozenset({0, 1})), leaving=True, copies=Copies(ready=frozenset({0}))),
-        ),
-    )  # fmt: skip
-
-
-def lags(*figures: int | None) -> list[PartitionLag]:
-    return [
-        PartitionLag(number, figure, 0, 10_000, 10_000, 10_000 - (figure or 0)) for number, figure in enumerate(figures)
-    ]
-
-
-def text_of(picture: Picture) -> str:
-    console = Console(file=io.StringIO(), width=160)
-    console.print(group_tables.shown(picture, BEGAN + 125))
-    written = console.file
-    assert isinstance(written, io.StringIO)
-    return written.getvalue()
-
-
-def row_of(text: str, first: str) -> list[str]:
-    """The cells of the first table row that begins like this."""
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in re.split(r"[│┃]", line)[1:-1]]
-        if cells and cells[0] == first:
-            return cells
-    raise AssertionError(f"no row {first!r} in\n{text}")
+__all__ = ["moving"]  # the fixture
 
 
 # ------------------------------------------------------------------------------------------- what the answer says
@@ -189,24 +128,11 @@ def test_the_same_as_data(moving: GroupView) -> None:
     assert found["members"][0]["releasing"] == {"1": "b"}
     assert found["members"][2]["leaving"] is True
     assert found["partitions"][1]["move"] == ["a", "b"]
-    assert found["partitions"][2]["preparing"] == [{"member": "b", "records_left": 12_000, "late": False}]
+    assert found["partitions"][2]["preparing"] == [
+        {"member": "b", "state": "behind", "records_left": 12_000, "per_second": None, "seconds_left": None,
+         "lag_seconds": None}
+    ]  # fmt: skip
     assert found["partitions"][0]["lag"] == 9_999
-
-
-def test_a_giver_that_has_it_still_says_so(moving: GroupView) -> None:
-    def statistics(name: str, *partitions: int, copies: tuple[CopyStatistics, ...] = ()) -> SourceStatistics:
-        mine = tuple(PartitionStatistics(number, "active", 0, 0, 0, False) for number in partitions)
-        return SourceStatistics(SourceState.RUNNING, name, 5, mine, 0, 0, 0, copies=copies, member_id=id_of(name))
-
-    copy = CopyStatistics(2, "preparing", 50, 100, 12_000, 6_000, 1, 2.0, 4.0, 0.5)
-    live = {"a": statistics("a", 0, 1, 2, 3), "b": statistics("b", copies=(copy,))}
-    picture = Picture(view=moving, live=live)
-    assert [row.owners for row in partition_rows(picture)] == [("a",)] * 4
-    text = text_of(picture)
-    assert row_of(text, "b")[-1] == "running; preparing 2: 12,000 left, 3,000/s, 4 s"
-    assert row_of(text, "c")[-1] == "does not say"
-    arrived = {**live, "a": statistics("a", 0, 2, 3), "b": statistics("b", 1)}
-    assert partition_rows(Picture(view=moving, live=arrived))[1].owners == ("b",)
 
 
 def test_two_of_one_name_are_told_apart() -> None:
@@ -231,33 +157,6 @@ def test_names_cannot_command_the_terminal() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ look after look
-
-
-class Cluster:
-    """Stands for both clients: answers are given one after the other, the last one for ever."""
-
-    def __init__(self, *views: GroupView | Exception) -> None:
-        self.views = list(views)
-        self.lags: dict[str, list[PartitionLag] | Exception] = {"orders": lags(1, 2, 3, 4)}
-        self.asked: list[str] = []
-
-    def look(self, name: str, timeout: float) -> GroupView:
-        self.asked.append(name)
-        view = self.views.pop(0) if len(self.views) > 1 else self.views[0]
-        if isinstance(view, Exception):
-            raise view
-        return view
-
-    def lag(self, name: str, topic: str, timeout: float) -> list[PartitionLag]:
-        answer = self.lags[topic]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def looks(self) -> group.Looks:
-        questions: Any = self
-        admin: Any = self
-        return group.Looks(questions, lambda view, seconds: group.lags_here(admin, view, seconds), "shop", 5.0)
 
 
 def rebalancing(view: GroupView, *names: str) -> GroupView:
@@ -364,6 +263,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Callable[[Cluster], Cluster]:
     def meet(cluster: Cluster) -> Cluster:
         cluster.close = lambda: None  # type: ignore[attr-defined]
         monkeypatch.setattr(group, "GroupQuestions", lambda servers, security: cluster)
+        monkeypatch.setattr(group, "StatusBoard", lambda servers, client_id, security, name: cluster)
         monkeypatch.setattr("streams.cli.cluster.TopicAdmin", lambda settings: cluster)
         monkeypatch.setenv("KES_BOOTSTRAP_SERVERS", "127.0.0.1:1")
         monkeypatch.setenv("COLUMNS", "160")

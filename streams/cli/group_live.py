@@ -1,0 +1,93 @@
+"""What the members of a group tell about themselves, out of their notes (``clients/status_board.py``)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from streams.clients.group_view import GroupView
+from streams.clients.status_board import Note, Place, StatusBoard
+from streams.errors import BrokerUnavailable, ConfigError
+from streams.runtime.status import MemberStatus
+from streams.statistics import CopyStatistics, RebalanceStatistics
+
+FOREIGNERS: Final = 32
+"""In a group without a member that is known as ours, so many are asked for notes, each by a request."""
+REBALANCES: Final = 5
+"""So many of the last ones are shown."""
+
+_status_of: Final[msgspec.json.Decoder[MemberStatus]] = msgspec.json.Decoder(MemberStatus)
+_copy_of: Final[msgspec.json.Decoder[CopyStatistics]] = msgspec.json.Decoder(CopyStatistics)
+
+
+class LiveMember(msgspec.Struct, frozen=True):
+    """What one member tells. ``copies``: by partition. ``age_seconds``: since it told something; who has nothing new
+    to tell is silent."""
+
+    status: MemberStatus
+    copies: dict[int, CopyStatistics]
+    age_seconds: float
+
+
+Live = Mapping[str, LiveMember]
+"""Member id -> what it tells."""
+
+
+def live_status(board: StatusBoard, view: GroupView, seconds: float, now: float) -> tuple[Live, tuple[str, ...]]:
+    """What the members tell, and what could not be found out. ``now`` in seconds since the epoch."""
+    ours = [member for member in view.members if member.report is not None]
+    asked = ours or view.members[:FOREIGNERS]
+    names = {member.instance for member in asked if _may_be_an_instance(member.instance)}
+    if not names:
+        return {}, ()
+    try:
+        notes = board.read(sorted(names), seconds)
+    except (BrokerUnavailable, ConfigError) as error:
+        return {}, (f"what the members tell is not known: {error}",)
+    found: dict[str, LiveMember] = {}
+    for member in asked:
+        told = understood(notes.get(member.instance, {}), now)
+        if told is not None and told.status.member_id == member.member_id:  # else it is its predecessor's
+            found[member.member_id] = told
+    return found, ()
+
+
+def understood(notes: Mapping[Place, Note], now: float | None = None) -> LiveMember | None:
+    """The notes of one instance, read; ``None`` without one of the member itself. What is not understood is left
+    out."""
+    statuses, copies = [], {}
+    for (_, partition), note in notes.items():
+        try:
+            if '"at_ms"' in note.text:
+                statuses.append(_status_of.decode(note.text))
+            else:
+                copies[partition] = _copy_of.decode(note.text)
+        except (msgspec.MsgspecError, ValueError):
+            continue
+    if not statuses:
+        return None
+    status = max(statuses, key=lambda status: status.at_ms)
+    current = {partition: copy for partition, copy in copies.items() if partition in status.copies}
+    age = max(0.0, (time.time() if now is None else now) - status.at_ms / 1000)
+    return LiveMember(status, current, age)
+
+
+def rebalances(live: Live) -> list[RebalanceStatistics]:
+    """The last rebalances that members tell of, the newest first: one for each generation, by who knows most."""
+    by_generation: dict[int, RebalanceStatistics] = {}
+    for member in live.values():
+        for entry in member.status.rebalances:
+            known = by_generation.get(entry.generation)
+            if known is None or ("joined" in entry.cause or "gone" in entry.cause, -entry.at_ms) > (
+                "joined" in known.cause or "gone" in known.cause,
+                -known.at_ms,
+            ):
+                by_generation[entry.generation] = entry
+    return [by_generation[generation] for generation in sorted(by_generation, reverse=True)][:REBALANCES]
+
+
+def _may_be_an_instance(name: str) -> bool:
+    return 1 <= len(name) <= 200 and name.isascii() and name.isprintable() and "." not in name and name == name.strip()

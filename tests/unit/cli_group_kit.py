@@ -1,0 +1,121 @@
+"""Groups as a coordinator would describe them, without one; and the tables of ``kes group`` taken apart."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Collection
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from streams.cli import group, group_tables
+from streams.cli.group_live import LiveMember
+from streams.cli.group_tables import Picture
+from streams.clients import group_wire
+from streams.clients.admin import PartitionLag
+from streams.clients.group_view import GroupView, classic_view
+from streams.clients.status_board import Note
+from streams.group import Assignment, Copies, MemberReport
+
+BEGAN = 1_795_000_000.0
+UUID = "5f4fb1a9-7c9e-4c8e-8d0b-1c44bf1fd2b7"
+
+
+def entry(name: str, said: bytes = b"", answered: bytes = b"", **fields: Any) -> SimpleNamespace:
+    """A member in the coordinator's answer."""
+    known: dict[str, Any] = {"member_id": f"{name}-{UUID}", "group_instance_id": None, "client_id": name}
+    return SimpleNamespace(
+        **{**known, "client_host": "/10.0.0.7", "member_metadata": said, "member_assignment": answered, **fields}
+    )
+
+
+def ours(name: str, assignment: Assignment, **report: Any) -> SimpleNamespace:
+    """A member of ours, on the topic ``orders``."""
+    said = MemberReport(instance=name, sequence=int(BEGAN * 1e6) + 3, **report)
+    return entry(name, group_wire.encode_report("orders", said), group_wire.encode_assignment("orders", assignment))
+
+
+def described(*members: SimpleNamespace, state: str = "Stable", protocol: str = "kes-incremental-2") -> SimpleNamespace:
+    return SimpleNamespace(group_state=state, protocol_type="consumer", protocol_data=protocol, members=list(members))
+
+
+def id_of(name: str) -> str:
+    return f"{name}-{UUID}"
+
+
+@pytest.fixture
+def moving() -> GroupView:
+    """``b`` takes 1 over from ``a`` and prepares 2, ``c`` leaves and keeps a copy of 0 that has caught up."""
+    return classic_view(
+        "shop",
+        described(
+            ours("b", Assignment(incoming={1: 0}, preparing=frozenset({2, 3})),
+                 copies=Copies(preparing={2: 12_000}, late=frozenset({3}))),
+            ours("a", Assignment(own=frozenset({0, 2, 3}), release={1: id_of("b")}), owned=frozenset({0, 1, 2, 3})),
+            ours("c", Assignment(standby=frozenset({0, 1})), leaving=True, copies=Copies(ready=frozenset({0}))),
+        ),
+    )  # fmt: skip
+
+
+def lags(*figures: int | None) -> list[PartitionLag]:
+    return [
+        PartitionLag(number, figure, 0, 10_000, 10_000, 10_000 - (figure or 0)) for number, figure in enumerate(figures)
+    ]
+
+
+def text_of(picture: Picture) -> str:
+    console = Console(file=io.StringIO(), width=160)
+    console.print(group_tables.shown(picture, BEGAN + 125))
+    written = console.file
+    assert isinstance(written, io.StringIO)
+    return written.getvalue()
+
+
+def row_of(text: str, first: str) -> list[str]:
+    """The cells of the first table row that begins like this."""
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in re.split(r"[│┃]", line)[1:-1]]
+        if cells and cells[0] == first:
+            return cells
+    raise AssertionError(f"no row {first!r} in\n{text}")
+
+
+class Cluster:
+    """Stands for both clients: answers are given one after the other, the last one for ever."""
+
+    def __init__(self, *views: GroupView | Exception) -> None:
+        self.views = list(views)
+        self.lags: dict[str, list[PartitionLag] | Exception] = {"orders": lags(1, 2, 3, 4)}
+        self.asked: list[str] = []
+        self.live: dict[str, LiveMember] = {}
+        self.notes: dict[str, dict[tuple[str, int], Note]] = {}
+
+    def read(self, instances: Collection[str], timeout: float) -> dict[str, dict[tuple[str, int], Note]]:
+        return self.notes
+
+    def look(self, name: str, timeout: float) -> GroupView:
+        self.asked.append(name)
+        view = self.views.pop(0) if len(self.views) > 1 else self.views[0]
+        if isinstance(view, Exception):
+            raise view
+        return view
+
+    def lag(self, name: str, topic: str, timeout: float) -> list[PartitionLag]:
+        answer = self.lags[topic]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def looks(self) -> group.Looks:
+        questions: Any = self
+        admin: Any = self
+        return group.Looks(
+            questions,
+            lambda view, seconds: group.lags_here(admin, view, seconds),
+            lambda view, seconds: (self.live, ()),
+            "shop",
+            5.0,
+        )

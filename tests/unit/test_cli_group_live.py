@@ -1,0 +1,130 @@
+"""``kes group``: what members tell about themselves, and what is shown of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+import pytest
+
+from streams.cli import group_tables
+from streams.cli.group_live import LiveMember, live_status
+from streams.cli.group_tables import Picture, partition_rows
+from streams.clients.group_view import GroupView, classic_view
+from streams.clients.status_board import Note
+from streams.errors import BrokerUnavailable
+from streams.runtime.status import MemberStatus
+from streams.statistics import CopyStatistics, MoveStatistics, RebalanceStatistics
+from tests.unit.cli_group_kit import BEGAN, Cluster, described, entry, id_of, moving, row_of, text_of
+
+__all__ = ["moving"]  # the fixture
+
+
+def status(name: str, **fields: Any) -> MemberStatus:
+    known: dict[str, Any] = {
+        "at_ms": int(BEGAN * 1000), "member_id": id_of(name), "generation": 5, "partitions": 0, "copies": (),
+        "moves": (), "rebalances": (),
+    }  # fmt: skip
+    return MemberStatus(**{**known, **fields})
+
+
+def told(name: str, *copies: CopyStatistics, age: float = 0.5, **fields: Any) -> dict[str, LiveMember]:
+    numbers = tuple(copy.partition for copy in copies)
+    return {
+        id_of(name): LiveMember(status(name, copies=numbers, **fields), {copy.partition: copy for copy in copies}, age)
+    }
+
+
+def copy(partition: int, state: str, left: int, **fields: Any) -> CopyStatistics:
+    known: dict[str, Any] = {"position": 50, "end": 50 + left, "records": 6_000, "size_bytes": 1, "seconds": 2.0}
+    known |= {"seconds_left": left / 3_000, "lag_seconds": 0.5}
+    return CopyStatistics(partition=partition, state=state, records_left=left, **{**known, **fields})
+
+
+def test_a_move_that_is_not_through_is_told(moving: GroupView) -> None:
+    out = MoveStatistics(1, "out", id_of("b"), 5, None)
+    awaited = MoveStatistics(1, "in", "", 5, 4.0)
+    live = {**told("a", moves=(out,)), **told("b", moves=(awaited,))}
+    assert partition_rows(Picture(view=moving, live=live))[1].owners == ("a",)
+    text = text_of(Picture(view=moving, live=live))
+    assert row_of(text, "a")[4] == "0-3"
+    assert row_of(text, "b")[4:] == ["-", "-", "1 from a; prepares 2-3", "awaits 1 for 4 s"]
+    through = {**told("a"), **told("b")}
+    assert partition_rows(Picture(view=moving, live=through))[1].owners == ("b",)
+
+
+def test_restores_and_copies_get_on(moving: GroupView) -> None:
+    live = {
+        **told("a", copy(0, "restoring", 9_000)),
+        **told("b", copy(2, "preparing", 3_000), copy(3, "preparing", 600)),
+        **told("c", copy(0, "ready", 0), copy(1, "ready", 12)),
+    }
+    text = text_of(Picture(view=moving, live=live))
+    assert row_of(text, "a")[-1] == "restores 0, 9,000 left, 3,000/s, 3 s"
+    assert row_of(text, "b")[-1] == "prepares 2-3, 3,600 left, 6,000/s, 1 s"
+    assert row_of(text, "c")[-1] == "2 ready, 12 records or 0.5 s behind"
+    assert row_of(text, "0")[2:4] == ["c", "a restores (9,000 left, 3,000/s, 3 s)"]
+    assert row_of(text, "1")[2] == "c (12 behind, 0.5 s)"
+    assert row_of(text, "2")[3] == "b prepares (3,000 left, 3,000/s, 1 s)"
+    assert row_of(text, "3")[3] == "b is late (600 left, 3,000/s, 0 s)"
+
+
+def test_silence_counts_only_while_there_is_something_to_tell(moving: GroupView) -> None:
+    live = {**told("a", age=100.0), **told("b", copy(2, "preparing", 5), age=75.0)}
+    text = text_of(Picture(view=moving, live=live))
+    assert row_of(text, "a")[-1] == "-"
+    assert row_of(text, "b")[-1].endswith("; silent for 1 min 15 s")
+    assert row_of(text, "c")[-1] == "does not tell"
+
+
+def test_why_the_group_was_rebalanced(moving: GroupView) -> None:
+    def was(generation: int, cause: str) -> RebalanceStatistics:
+        return RebalanceStatistics(generation, int(BEGAN * 1000), cause)
+
+    live = {
+        **told("a", rebalances=(was(4, "a member asked"), was(5, "partitions move"))),
+        **told("b", rebalances=(was(4, "joined: b"),)),
+    }
+    text = text_of(Picture(view=moving, live=live))
+    assert re.search(r"generation 5 at [\d:]+: partitions move\s+generation 4 at [\d:]+: joined: b", text)
+    assert [entry["generation"] for entry in group_tables.facts(Picture(view=moving, live=live))["rebalances"]] == [
+        5,
+        4,
+    ]
+
+
+def test_notes_are_read_as_far_as_they_can_be(moving: GroupView) -> None:
+    def note(value: object) -> Note:
+        return Note(7, msgspec.json.encode(value).decode())
+
+    cluster: Any = Cluster(moving)
+    cluster.notes = {
+        "a": {
+            ("orders", 0): note(status("a", copies=(1, 3))),
+            ("log", 1): note(copy(1, "ready", 5)),
+            ("log", 2): note(copy(2, "ready", 5)),  # of a copy that it does not have any more
+            ("log", 3): Note(7, '{"partition": "three"}'),
+        },
+        "b": {("orders", 0): note(status("b", member_id="b-its-predecessor"))},
+        "c": {("orders", 0): Note(7, '{"at_ms": 1}')},
+    }
+    live, notes = live_status(cluster, moving, 1.0, BEGAN + 3)
+    assert notes == ()
+    assert list(live) == [id_of("a")]
+    assert list(live[id_of("a")].copies) == [1]
+    assert live[id_of("a")].age_seconds == pytest.approx(3.0)
+
+    class Away:
+        def read(self, instances: Collection[str], timeout: float) -> None:
+            raise BrokerUnavailable("no broker answers")
+
+    away: Any = Away()
+    assert live_status(away, moving, 1.0, BEGAN) == ({}, ("what the members tell is not known: no broker answers",))
+
+
+def test_who_cannot_be_an_instance_of_ours_is_not_asked() -> None:
+    view = classic_view("shop", described(entry("my.app"), entry("two\nlines")))
+    nobody: Any = None
+    assert live_status(nobody, view, 1.0, BEGAN) == ({}, ())
