@@ -17,7 +17,7 @@ BUILT := $(VENV)/.stamp-build
 FOR_DEMO := $(VENV)/.stamp-demo
 FOR_DEV := $(VENV)/.stamp-dev
 
-.PHONY: help demo test lint types contracts docs bench core-coverage lock clean
+.PHONY: help demo test soak lint types contracts docs bench core-coverage lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ demo: $(FOR_DEMO) ## real flights through Spark, Kafka and exactly-once handlers
 
 test: $(FOR_DEV) ## all tests (except the soak runs)
 	@$(BIN)/python -m pytest $(ARGS)
+
+soak: $(FOR_DEV) ## the nightly run: three brokers, four members, everything killed in turn (SOAK_MINUTES=10 SEED= SOAK_REPORT=file.md)
+	@$(BIN)/python -m pytest -m soak -s tests/soak $(ARGS)
 
 lint: $(FOR_DEV) ## style, and who may import whom
 	$(BIN)/ruff check
