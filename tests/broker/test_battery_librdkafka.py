@@ -1,0 +1,34 @@
+"""The battery, shortened, with librdkafka's members. In full: ``BANK_MEMBERSHIP=librdkafka`` (or ``broker``) before
+``pytest tests/broker/test_battery_kills.py tests/broker/test_battery_members.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streams.testing.fixtures import BrokerAddress
+from tests.broker import test_battery_kills as kills
+from tests.broker import test_battery_members as members
+from tests.broker.battery_kit import Bank
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(params=["librdkafka", "broker"])
+def bank_group(
+    request: pytest.FixtureRequest, kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path
+) -> Iterator[Bank]:
+    bank = Bank(kafka_broker.bootstrap_servers, f"{topic_prefix}bank", tmp_path, request.param)
+    yield bank
+    bank.close()
+
+
+@pytest.mark.parametrize("point", ["send_offsets.after", "revoke.before"])
+def test_killed(bank_group: Bank, point: str) -> None:
+    kills.test_killed_at_a_named_point(bank_group, point, 1)
+
+
+def test_frozen_in_the_middle_of_a_commit(bank_group: Bank) -> None:
+    members.test_frozen_past_its_session(bank_group, "send_offsets.before:20:freeze")
