@@ -25,7 +25,7 @@ heartbeat on average, 60 ms at most measured); should it not come, the same tran
 
 
 class Recovery:
-    """``look_up(partition, serial)``: does the changelog say that this transaction is committed? ``refused(partition,
+    """``look_up(transaction)``: does the changelog say that it is committed? ``refused(partition,
     origin, error)``: this event's records will never be taken; its partition starts again from its changelog.
     ``dropped()``: all that was admitted is dropped, so the stores are ahead of their changelogs."""
 
@@ -34,7 +34,7 @@ class Recovery:
         pool: TransactionPool,
         patience: Patience,
         now: Callable[[], float],
-        look_up: Callable[[int, int], Awaitable[bool]],
+        look_up: Callable[[Transaction], Awaitable[bool]],
         refused: Callable[[int, int, RecordRefused], None],
         dropped: Callable[[], None],
     ) -> None:
@@ -94,7 +94,7 @@ class Recovery:
         slot = self._pool.release_slot(head)
         if slot is not None:
             await self._pool.slots.wait_replaced(slot, self._patience.seconds)
-        committed = await self._look_up(next(iter(head.cuts)), head.serial)
+        committed = await self._look_up(head)
         _log.warning("transaction %d is %s", head.serial, "committed" if committed else "not committed: sent again")
         if not committed:
             self._pool.taken_back(head)

@@ -13,12 +13,14 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 import anyio
+import msgspec
 
 from streams.core.partition import PartitionState
+from streams.core.transaction import Cut, Transaction
 from streams.errors import BrokerUnavailable, OffsetError, Stopped, TransactionFailed
 from streams.metrics import OffsetMismatch, TakeOverDone
 from streams.records import IncomingRecord
-from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, decode_offset
+from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, ReleaseMarker, decode_offset
 from streams.runtime.copies import FROM_START, StateCopy
 from streams.runtime.partition_worker import PartitionWorker
 
@@ -187,21 +189,23 @@ class TakeOvers:
             )
         return record.offset
 
-    async def look_up(self, partition: int, serial: int) -> bool:
+    async def look_up(self, txn: Transaction) -> bool:
         """Whether the changelog says that this transaction of ours is committed (rule R3). Keeps trying while the
         broker does not answer, up to ``recovery_timeout_seconds``."""
         engine, config = self._engine, self._config
         deadline = engine.now() + config.recovery_timeout_seconds
+        # One that was not handed over, if there is any: nobody but us writes to its changelog.
+        partition = min(txn.cuts, key=lambda number: txn.cuts[number].release is not None)
         while True:
             try:
-                return await self._look_up_once(partition, serial)
+                return await self._look_up_once(partition, txn.cuts[partition], txn.serial)
             except BrokerUnavailable as error:
                 if engine.now() > deadline:
                     raise
-                _log.warning("the look-up of transaction %d waits for the broker: %s", serial, error)
+                _log.warning("the look-up of transaction %d waits for the broker: %s", txn.serial, error)
                 await anyio.sleep(0.2)
 
-    async def _look_up_once(self, partition: int, serial: int) -> bool:
+    async def _look_up_once(self, partition: int, cut: Cut, serial: int) -> bool:
         engine = self._engine
         answer = await engine.control.call(
             engine.takeover_client.log_range, self._config.changelog, [partition], engine.now() + STEP_SECONDS
@@ -210,18 +214,21 @@ class TakeOvers:
         window = 2 * self._config.pool.max_batch_size + 1_000
         while True:
             start = max(low, high - window)
-            last = await self._last_offset_record(partition, start, high, serial)
-            if last is not None:
-                return self._is_ours(last, serial)
-            if start == low:
+            found = await self._offset_records(partition, start, high, serial)
+            if any(self._is_ours(record, serial) for record in found):
+                return True
+            mine = any(record.writer == engine.writer for record in found)
+            if mine or (found and cut.release is None):
                 return False
+            if start == low:
+                return bool(found) and cut.release is not None and _follows(found[-1], cut, cut.release)
             window *= 8
 
     def _is_ours(self, record: OffsetRecord, serial: int) -> bool:
         return record.writer == self._engine.writer and record.serial >= serial
 
-    async def _last_offset_record(self, partition: int, start: int, end: int, serial: int) -> OffsetRecord | None:
-        """The last one in this range, or the first that answers the question: what comes after it may belong to an open
+    async def _offset_records(self, partition: int, start: int, end: int, serial: int) -> list[OffsetRecord]:
+        """Those in this range, up to the first that answers the question: what comes after it may belong to an open
         transaction of the next owner, who may be waiting for us."""
         found: list[OffsetRecord] = []
 
@@ -233,8 +240,13 @@ class TakeOvers:
                 await self._read(
                     {partition: (start, end)}, receive, lambda: any(self._is_ours(record, serial) for record in found)
                 )
-        ours = next((record for record in found if self._is_ours(record, serial)), None)
-        return ours or (found[-1] if found else None)
+        return found
+
+
+def _follows(record: OffsetRecord, cut: Cut, release: bytes) -> bool:
+    """Whether somebody works on from our marker, which compaction has taken away meanwhile: then it was committed."""
+    marker = msgspec.json.decode(release, type=ReleaseMarker)
+    return record.generation >= marker.generation and record.offset >= cut.offset
 
 
 def _names(workers: Collection[PartitionWorker]) -> str:
