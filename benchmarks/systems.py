@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -54,14 +55,26 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Child:
-    """A process of the run. Ends with the block it is used in, and with this process."""
+    """A process of the run: ``module`` with its job (or other ``arguments``) and environment ``variables``. Ends with
+    the block it is used in, and with this process."""
 
-    def __init__(self, module: str, job: msgspec.Struct, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        module: str,
+        job: msgspec.Struct,
+        folder: Path | None = None,
+        *,
+        arguments: Sequence[str] | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.module = module
         self._errors = TemporaryFile()  # noqa: SIM115 - it lives as long as this object
+        if arguments is None:
+            arguments = [msgspec.json.encode(job).decode()]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, msgspec.json.encode(job).decode()],
+            [sys.executable, "-m", module, *arguments],
             cwd=folder or Path(__file__).parents[1],
+            env={**os.environ, **(variables or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -75,6 +88,15 @@ class Child:
     def pid(self) -> int:
         """The process's number."""
         return self._process.pid
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
 
     def sample(self, began: float, committed: int) -> Sample:
         """Look at it now. Raises ``Failed`` if it is gone."""

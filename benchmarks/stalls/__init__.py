@@ -1,0 +1,1 @@
+"""How long readers wait when members come, go, die and freeze: ``make bench ARGS=stalls``."""

@@ -1,0 +1,109 @@
+"""What happens to a group, by name."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.cluster import Cluster
+from benchmarks.stalls.group import Group, Stall
+
+SESSION_SECONDS = 6
+
+
+class Scenario(msgspec.Struct, frozen=True):
+    """``options`` are for every member; ``prepare`` starts the first ones, ``happen`` is watched under load."""
+
+    options: dict[str, str]
+    prepare: Callable[[Group], None]
+    happen: Callable[[Group], None]
+
+
+def _start(*instances: str) -> Callable[[Group], None]:
+    def start(group: Group) -> None:
+        group.start(*instances)
+        group.settle(len(instances))
+
+    return start
+
+
+def _supervise(group: Group) -> None:
+    group.supervise(3)
+    group.settle(3)
+
+
+def _planned(group: Group) -> None:
+    group.step("join, 1 to 2", lambda: group.start("m2"), 2)
+    group.step("join, 2 to 3", lambda: group.start("m3"), 3)
+    group.step("leave, 3 to 2 (SIGTERM)", lambda: group.end("m2"), 2)
+
+
+def _kill(label: str) -> Callable[[Group], None]:
+    return lambda group: group.step(f"kill -9, 3 to 2, {label}", lambda: group.kill("m2"), 2)
+
+
+def _kill_worker(label: str) -> Callable[[Group], None]:
+    return lambda group: group.step(f"kill -9 of a supervised worker, {label}", group.kill_worker, 3)
+
+
+def _freeze(group: Group) -> None:
+    def freeze() -> None:
+        group.signal("m2", signal.SIGSTOP)
+        time.sleep(2 * SESSION_SECONDS)
+
+    group.step("SIGSTOP for two sessions, with standby", freeze, 2)
+    group.step("SIGCONT", lambda: group.signal("m2", signal.SIGCONT), 3)
+
+
+def _roll(group: Group) -> None:
+    def roll() -> None:
+        for instance in sorted(group.members):
+            group.end(instance)
+            group.start(instance)
+            group.settle(4)
+
+    group.step("rolling restart of 4 members", roll, 4)
+
+
+def _cooperative(group: Group) -> None:
+    group.step("join, 1 to 2, cooperative-sticky", lambda: group.start("m2"), 2)
+    group.step("join, 2 to 3, cooperative-sticky", lambda: group.start("m3"), 3)
+
+
+STANDBY = {"config.num_standbys": "1"}
+SCENARIOS = {
+    "planned": Scenario({}, _start("m1"), _planned),
+    "kill-standby": Scenario(STANDBY, _start("m1", "m2", "m3"), _kill("with standby")),
+    "kill": Scenario({}, _start("m1", "m2", "m3"), _kill("without standby")),
+    "supervised-standby": Scenario(STANDBY, _supervise, _kill_worker("with standby")),
+    "supervised": Scenario({}, _supervise, _kill_worker("without standby")),
+    "freeze": Scenario(STANDBY, _start("m1", "m2", "m3"), _freeze),
+    "rolling": Scenario({}, _start("m1", "m2", "m3", "m4"), _roll),
+    "cooperative": Scenario({"config.strategy": "cooperative-sticky"}, _start("m1"), _cooperative),
+}
+
+
+def play(
+    cluster: Cluster, name: str, round_: int, rate: int, options: dict[str, str], keep: Path | None = None
+) -> list[Stall]:
+    """One run of one scenario. ``keep``: a folder in which the members' traces stay. Raises ``Failed``."""
+    scenario = SCENARIOS[name]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        if keep is not None:
+            folder = keep / f"{name}-{round_}"
+            folder.mkdir(parents=True, exist_ok=True)
+        with Group(cluster, folder, round_, rate, {**scenario.options, **options}) as group:
+            return group.run(scenario.prepare, scenario.happen)
+
+
+def all_of(names: list[str], rounds: int) -> Iterator[tuple[str, int]]:
+    """Scenarios in turn, round by round."""
+    for round_ in range(rounds):
+        for name in names:
+            yield name, round_
