@@ -137,15 +137,22 @@ class KafkaPythonMembership:
 
     def took(self, partition: int) -> None:
         """The marker of an incoming partition was there: it is ours now. Without effect if it is not expected."""
-        self._client.post(lambda: self._holdings.took(partition))
+
+        def note() -> None:
+            self._holdings.took(partition)
+            if self._holdings.leaving:
+                self._say()  # it came while we are leaving: somebody else has to have it
+
+        self._client.post(note)
 
     def report(self, copies: Copies, *, announce: bool) -> None:
-        """What the next JoinGroup shall tell about copies. ``announce``: join again to tell it, once, unless it was
-        told already; when a join is under way, after that one. Do not change ``copies`` afterwards."""
+        """What the next JoinGroup shall tell about copies. ``announce``: join again to tell it, once, unless the last
+        report told this and all else that we claim now; when a join is under way, after that one. Do not change
+        ``copies`` afterwards."""
 
         def note() -> None:
             self._holdings.copies = copies
-            if announce and self._holdings.told.copies != copies:
+            if announce and not self._is_told():
                 self._say()
 
         self._client.post(note)
@@ -312,24 +319,15 @@ class KafkaPythonMembership:
             return
         joins_again = holdings.has_to_join_again(assignment)
         while revoked := holdings.revoked_by(assignment):  # again, should it have taken something meanwhile
+            joins_again = True
             if not await self._barrier(incarnation, revoked):
                 return
         added = holdings.apply(generation, assignment)
         owned, releasing, incoming = map(group_wire.ranges, (holdings.owned, holdings.releasing, holdings.incoming))
         moves = f"; to hand over {releasing}; to take {incoming}" if holdings.releasing or holdings.incoming else ""
         log.info("group %s: generation %d, partitions %s%s", self._group_id, generation, owned, moves)
-        self._tell(
-            Assigned(
-                incarnation,
-                generation,
-                holdings.owned,
-                added,
-                assignment,
-                holdings.releasing,
-                holdings.incoming,
-                holdings.told.copies,
-            )
-        )
+        under_way = holdings.releasing, holdings.incoming, holdings.told.copies
+        self._tell(Assigned(incarnation, generation, holdings.owned, added, assignment, *under_way))
         if joins_again and not (assignment.quit and holdings.leaving):
             self._rejoin()  # what was given up can be assigned now
 
@@ -418,6 +416,11 @@ class KafkaPythonMembership:
     def _tell(self, event: GroupEvent) -> None:
         if not self._stopped and self._deliver is not None:
             self._deliver(event)
+
+    def _is_told(self) -> bool:
+        now, told = self._holdings, self._holdings.told
+        claims = (now.copies, now.owned, dict(now.releasing), frozenset(now.incoming))
+        return claims == (told.copies, told.owned, told.releasing, told.incoming)
 
     def _say(self) -> None:
         """Join again soon, to tell what was not told yet."""

@@ -249,6 +249,12 @@ class Engine(Seat):
             self._stop(self.working)
         self.membership._client.post(lambda: time.sleep(seconds))
 
+    def is_heard(self) -> None:
+        """Wait until the membership has heard all that it was told."""
+        heard = threading.Event()
+        if self.membership._client.post(heard.set):
+            assert heard.wait(10)
+
     def die(self) -> None:
         """Killed: it says nothing to the group, its session has to expire."""
         with self.ledger.lock:
@@ -306,6 +312,10 @@ class MovingTable:
             until(done, "not settled")
         except AssertionError:
             raise AssertionError(f"not settled: {self.ledger.owner}") from None
+        for engine in self.ledger.engines:
+            if not engine.dead:
+                engine.is_heard()
+        assert done(), f"it did not last: {self.ledger.owner}"
         assert self.ledger.wrong == []
         if sum(len(frozenset(share)) for share in shares.values()) == PARTITIONS:
             assert len(self.ledger.owner) == PARTITIONS

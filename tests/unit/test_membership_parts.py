@@ -254,6 +254,27 @@ def test_an_announcement_joins_again_once_it_has_something_new(member: Member) -
     member.membership._coordinator = None
 
 
+def test_an_announcement_without_new_copies_tells_of_moves(member: Member) -> None:
+    """The marker of an incoming partition does not come: the engine wants a plan that knows that it waits."""
+    run(member.plan(Assignment(incoming={3: 0})))
+    member.membership._coordinator = joins = Joins()  # type: ignore[assignment]
+    for count in (1, 1):
+        member.membership.report(Copies(), announce=True)
+        member.drain()
+        assert joins.count == count
+        run(member.plan(Assignment(incoming={3: 1})))
+
+
+def test_what_comes_while_it_is_leaving_is_told_at_once(member: Member) -> None:
+    run(member.plan(Assignment(incoming={3: 0})))
+    member.membership.leave()
+    run(member.plan(Assignment(incoming={3: 1})))
+    member.membership._coordinator = joins = Joins()  # type: ignore[assignment]
+    member.membership.took(3)
+    member.drain()
+    assert joins.count == 1
+
+
 def test_leaving_is_told_once(member: Member) -> None:
     run(member.plan(Assignment()))
     member.membership._coordinator = joins = Joins()  # type: ignore[assignment]
