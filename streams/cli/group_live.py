@@ -11,6 +11,7 @@ import msgspec
 from streams.clients.group_view import GroupView
 from streams.clients.status_board import Note, Place, StatusBoard
 from streams.errors import BrokerUnavailable, ConfigError
+from streams.runtime.status import REBALANCES as TOLD
 from streams.runtime.status import MemberStatus
 from streams.statistics import CopyStatistics, RebalanceStatistics
 
@@ -75,18 +76,30 @@ def understood(notes: Mapping[Place, Note], now: float | None = None) -> LiveMem
     return LiveMember(status, current, age)
 
 
-def rebalances(live: Live) -> list[RebalanceStatistics]:
-    """The last rebalances that members tell of, the newest first: one for each generation, by who knows most."""
-    by_generation: dict[int, RebalanceStatistics] = {}
-    for member in live.values():
-        for entry in member.status.rebalances:
-            known = by_generation.get(entry.generation)
-            if known is None or ("joined" in entry.cause or "gone" in entry.cause, -entry.at_ms) > (
-                "joined" in known.cause or "gone" in known.cause,
-                -known.at_ms,
-            ):
-                by_generation[entry.generation] = entry
-    return [by_generation[generation] for generation in sorted(by_generation, reverse=True)][:REBALANCES]
+def rebalances(live: Live, instances: Mapping[str, str]) -> list[RebalanceStatistics]:
+    """The last rebalances that members tell of, the newest first: one for each generation, by who knows most.
+
+    ``instances``: member id -> instance. A member that has just joined knows nothing but that.
+    """
+    told: dict[int, list[tuple[int, RebalanceStatistics]]] = {}
+    for member_id, member in live.items():
+        entries = sorted(member.status.rebalances, key=lambda entry: entry.generation)
+        for place, entry in enumerate(entries):
+            if place == 0 and len(entries) < TOLD:
+                entry = msgspec.structs.replace(entry, cause=f"joined: {instances.get(member_id, member_id)}")
+                told.setdefault(entry.generation, []).append((3, entry))
+            else:
+                told.setdefault(entry.generation, []).append((_knowledge(entry.cause), entry))
+    best = {
+        generation: min(entries, key=lambda found: (found[0], found[1].at_ms)) for generation, entries in told.items()
+    }
+    return [best[generation][1] for generation in sorted(best, reverse=True)][:REBALANCES]
+
+
+def _knowledge(cause: str) -> int:
+    if "joined" in cause or "gone" in cause:
+        return 0
+    return 1 if "move" in cause else 4
 
 
 def _may_be_an_instance(name: str) -> bool:

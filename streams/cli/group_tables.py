@@ -192,7 +192,7 @@ def facts(picture: Picture) -> dict[str, Any]:
         "lag": sum(lag) if lag else None,
         "members": [_member_facts(member, called, picture.live) for member in view.members],
         "partitions": [_partition_facts(row) for row in partition_rows(picture)],
-        "rebalances": [msgspec.structs.asdict(entry) for entry in rebalances(picture.live)],
+        "rebalances": [msgspec.structs.asdict(entry) for entry in rebalances(picture.live, called)],
         "notes": list(picture.notes),
     }
 
@@ -271,7 +271,7 @@ def shown(picture: Picture, now: float, clock: str = "") -> RenderableType:
     rows = partition_rows(picture)
     if rows:
         parts.append(partition_table(rows))
-    for entry in rebalances(picture.live):
+    for entry in rebalances(picture.live, names(picture.view)):
         at = time.strftime("%H:%M:%S", time.localtime(entry.at_ms / 1000))
         parts.append(_cell(f"generation {entry.generation} at {at}: {entry.cause}"))
     parts += [_cell(note, "yellow") for note in picture.notes]
@@ -355,7 +355,13 @@ def _summary(verb: str, copies: list[CopyStatistics]) -> str:
     words.append(f"{sum(copy.records_left for copy in copies):,} left")
     rate = sum(copy.records / copy.seconds for copy in copies if copy.seconds > 0)
     left = [copy.seconds_left for copy in copies if copy.seconds_left is not None]
-    return ", ".join([*words, *([f"{rate:,.0f}/s"] if rate else []), *([duration(max(left))] if left else [])])
+    return ", ".join(
+        [
+            *words,
+            *([f"{rate:,.0f}/s"] if rate else []),
+            *([duration(max(left))] if max(left, default=0.0) >= 0.5 else []),
+        ]
+    )
 
 
 def standing(copy: Copy) -> str:
@@ -365,7 +371,7 @@ def standing(copy: Copy) -> str:
         return f"{copy.records_left:,} behind{lag}" if copy.records_left else ""
     words = [f"{copy.records_left:,} left"] if copy.records_left is not None else []
     words += [f"{copy.per_second:,.0f}/s"] if copy.per_second else []
-    words += [duration(copy.seconds_left)] if copy.seconds_left is not None else []
+    words += [duration(copy.seconds_left)] if copy.seconds_left and copy.seconds_left >= 0.5 else []
     return ", ".join(words) or copy.state
 
 
@@ -379,7 +385,7 @@ def _moves(member: MemberView, called: Mapping[str, str], donors: Mapping[int, s
     if assignment is not None:
         words += [f"{ranges(numbers)} to {to}" for to, numbers in _by_peer(assignment.release, called)]
         coming = {partition: donors.get(partition, "") for partition in assignment.incoming}
-        words += [f"{ranges(numbers)} from {peer or 'nobody'}" for peer, numbers in _by_peer(coming, called)]
+        words += [f"{ranges(numbers)} from {peer or 'one that is gone'}" for peer, numbers in _by_peer(coming, called)]
         if assignment.preparing:
             words.append(f"prepares {ranges(assignment.preparing)}")
     if member.target is not None:
