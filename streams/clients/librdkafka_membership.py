@@ -90,7 +90,7 @@ class LibrdkafkaMembership:
         self._leave_asked = self._closing = False  # guarded by _changed
         self._owned: frozenset[int] = frozenset()
         self._voided_generation = -1  # the last one of the incarnation before
-        self._left = self._stopped = False
+        self._left, self._stopped = False, False
         self._alive_at = self._asked_at = 0.0
         self._rivals_at = float("inf")
         self._rival_since = -1.0  # while somebody else has our name: since when
@@ -188,21 +188,14 @@ class LibrdkafkaMembership:
             if time.monotonic() > until:
                 raise self._taken()
             if not said:
-                said = True
-                log.warning(
-                    "group %s: a member named %r is there already; waiting for it to go (a killed predecessor expires "
-                    "with its session)",
-                    self._group_id,
-                    self._instance,
-                )
+                log.warning("%s; waiting for it to go, as a killed predecessor does with its session", self._taken())
+            said = True
             self._pause(_PAUSE)
         return False
 
     def _taken(self) -> MembershipFatal:
-        return MembershipFatal(
-            f"group {self._group_id}: another member is named {self._instance!r}; each process needs an instance name "
-            "of its own"
-        )
+        text = f"another member is named {self._instance!r}; each process needs an instance name of its own"
+        return MembershipFatal(f"group {self._group_id}: {text}")
 
     def _serve(self) -> None:
         """One Consumer's time."""
@@ -276,8 +269,8 @@ class LibrdkafkaMembership:
             except StreamsError as error:
                 log.warning("group %s: leaving failed (%s); the session has to expire", self._group_id, error)
         self._left = True
-        members = Assignment(members=(self._instance,), quit=True)
-        self._tell(Assigned(self._snapshot.incarnation, generation, frozenset(), frozenset(), members))
+        none, plan = frozenset[int](), Assignment(members=(self._instance,), quit=True)
+        self._tell(Assigned(self._snapshot.incarnation, generation, none, none, plan))
 
     def _look_for_rivals(self, now: float) -> None:
         """Two processes of one name that joined at the same moment did not see each other before."""
@@ -355,7 +348,7 @@ class LibrdkafkaMembership:
         log.info(
             "group %s: generation %d, partitions %s", self._group_id, snapshot.generation, group_wire.ranges(owned)
         )
-        # Only this member is named: a take-over asks for the others when it needs them (``RosterTakeOver``).
+        # The others as of the last look: a take-over asks for them when it needs them (``RosterTakeOver``).
         assignment = Assignment(own=owned, members=(self._instance, *sorted(self._others)))
         self._rivals_at = time.monotonic() + _RIVAL_LOOK
         self._tell(Assigned(snapshot.incarnation, snapshot.generation, owned, added, assignment))
