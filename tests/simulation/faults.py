@@ -65,6 +65,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     max_moves: int = 64
     preparation_timeout: float = 20.0
     leave_timeout: float = 10.0
+    drain_timeout: float = 8.0
     tail_batch: int = 200
     """Offsets that are restored at a time; ``tail_pause``: seconds that each time takes, besides."""
     tail_pause: float = 0.0

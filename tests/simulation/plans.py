@@ -130,7 +130,12 @@ INCREMENTAL = {"strategies": (("incremental",),)}
 
 def _moves(rng: random.Random) -> dict[str, object]:
     """Members come and go, and work on."""
-    return {"actions": _actions(rng, ("start", "start", "stop"), 14), "kinds": ("Add", "Add", "Slow"), **INCREMENTAL}
+    return {
+        "actions": _actions(rng, ("start", "start", "stop"), 14),
+        "kinds": ("Add", "Add", "Slow"),
+        "drain_timeout": rng.choice((0.3, 8.0)),
+        **INCREMENTAL,
+    }
 
 
 def _smooth_moves(rng: random.Random) -> dict[str, object]:
@@ -153,6 +158,7 @@ def _struck_moves(rng: random.Random) -> dict[str, object]:
     return {
         "actions": _merged(_actions(rng, ("start", "start", "stop"), 12), _traps(rng, VERBS, 6)),
         "kinds": rng.choice((("Add",), ("Add", "Slow"))),
+        "drain_timeout": rng.choice((0.3, 8.0)),
         "members": rng.choice((2, 3)),
         **INCREMENTAL,
     }
@@ -162,7 +168,7 @@ def _unclear_moves(rng: random.Random) -> dict[str, object]:
     """Answers are lost around the transaction with the marker."""
     return {
         "actions": _merged(_actions(rng, ("start", "start", "stop"), 12), _traps(rng, ("crash", "freeze", "evict"), 2)),
-        "marker_strikes": rng.choice((0.3, 0.6)),
+        "marker_strikes": rng.choice((0.2, 0.4)),
         **rng.choice((LONG, {}, {})),
         **INCREMENTAL,
     }
@@ -171,7 +177,7 @@ def _unclear_moves(rng: random.Random) -> dict[str, object]:
 def _slow_restores(rng: random.Random) -> dict[str, object]:
     """Copies take so long that they are late, or that everything has changed when they are ready."""
     return {
-        "actions": _merged(_actions(rng, ("start", "start", "stop", "crash"), 10), _traps(rng, VERBS, 2)),
+        "actions": _merged(_actions(rng, ("start", "start", "stop", "crash", "evict"), 12), _traps(rng, VERBS, 2)),
         "tail_batch": rng.choice((5, 20)),
         "tail_pause": rng.choice((0.01, 0.05, 0.1)),
         "preparation_timeout": rng.choice((1.0, 4.0, 20.0)),

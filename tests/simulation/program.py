@@ -144,6 +144,7 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
         max_moves=plan.max_moves,
         preparation_timeout_seconds=plan.preparation_timeout,
         leave_timeout_seconds=plan.leave_timeout,
+        drain_timeout_seconds=plan.drain_timeout,
         on_partition_activated=lambda partition: process.note("active", partition),
         metrics_handler=process.measured,
     )

@@ -14,6 +14,7 @@ from streams.group import Lost, Revoked, Snapshot
 from streams.runtime import transaction_pool
 from streams.runtime.lifecycle import Engine
 from streams.runtime.partition_worker import PartitionWorker
+from streams.runtime.partitions import Partitions
 from streams.runtime.recovery import Recovery
 from streams.runtime.slot import Slot
 from streams.runtime.takeover import TakeOvers
@@ -56,7 +57,7 @@ def lost_is_taken_for_nothing(patch: Patch) -> None:
 
 
 def dropped_work_does_not_cost_the_store(patch: Patch) -> None:
-    patch.setattr(Engine, "_dropped", _nothing)
+    patch.setattr(Partitions, "dropped", _nothing)
 
 
 def unclear_is_taken_for_committed(patch: Patch) -> None:
@@ -160,13 +161,13 @@ def revoked_before_it_is_settled(patch: Patch) -> None:
 
 
 def released_while_another_drain_runs(patch: Patch) -> None:
-    give_up = Engine._give_up
+    give_up = Partitions.give_up
 
-    async def at_once(self: Engine, worker: PartitionWorker) -> None:
+    async def at_once(self: Partitions, worker: PartitionWorker) -> None:
         if worker.state is not PartitionState.DRAINING:
             await give_up(self, worker)
 
-    patch.setattr(Engine, "_give_up", at_once)
+    patch.setattr(Partitions, "give_up", at_once)
 
 
 def revoked_is_answered_at_once(patch: Patch) -> None:
@@ -188,7 +189,7 @@ def failed_events_are_not_undone(patch: Patch) -> None:
 
 
 def refused_events_leave_their_state(patch: Patch) -> None:
-    patch.setattr(Engine, "_refused", _nothing)
+    patch.setattr(Partitions, "refused", _nothing)
 
 
 def given_up_partitions_still_admit(patch: Patch) -> None:
@@ -196,15 +197,15 @@ def given_up_partitions_still_admit(patch: Patch) -> None:
 
 
 def old_batches_are_taken(patch: Patch) -> None:
-    def deliver(self: Engine, batch: Any) -> None:
+    def deliver(self: Partitions, batch: Any) -> None:
         for partition, records in batch[0].items():
             worker = self.workers.get(partition)
             if worker is None or worker.state is not PartitionState.ACTIVE:
-                self.input.handled(len(records))
+                self._engine.input.handled(len(records), 0)
             else:
                 worker.inbox.add(records)
 
-    patch.setattr(Engine, "_deliver", deliver)
+    patch.setattr(Partitions, "deliver", deliver)
 
 
 SAFEGUARDS: dict[str, Safeguard] = {

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from .move_safeguards import MOVE_SAFEGUARDS
 from .plans import plan_of
 from .safeguards import SAFEGUARDS, Safeguard
 from .world import simulate
 
+ALL = {**SAFEGUARDS, **MOVE_SAFEGUARDS}
 TRIES = int(os.environ.get("SIM_TRIES", "40"))
 
 
@@ -40,9 +42,9 @@ def first_miss(safeguard: Safeguard) -> tuple[int, str, list[str]] | None:
 
 @pytest.mark.filterwarnings("ignore")  # tasks of an engine that was broken on purpose
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", SAFEGUARDS)
+@pytest.mark.parametrize("name", ALL)
 def test_it_is_missed(name: str) -> None:
-    missed = first_miss(SAFEGUARDS[name])
+    missed = first_miss(ALL[name])
     assert missed is not None, f"{name}: out, and all of {TRIES} seeds were right all the same"
     seed, profile, differences = missed
     print(f"{name}: seed {seed} of {profile}: {differences[0][:200]}")

@@ -88,6 +88,7 @@ class Watch:
     def _planned(self, reports: Mapping[str, MemberReport], plan: Mapping[str, Assignment]) -> None:
         self._check_plan(plan)
         instances = {member: report.instance for member, report in reports.items()}
+        self._world.instances.update(instances)
         owned = {partition for report in reports.values() for partition in report.owned}
         for member, assignment in plan.items():
             for partition in assignment.own - owned:

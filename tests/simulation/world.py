@@ -78,6 +78,7 @@ class World:
         self.tokens: list[tuple[str, asyncio.Task[None], Member]] = []
         self.trace: list[str] = []
         self.forgot = False
+        self.instances: dict[str, str] = {}
         self.phase = 0
         self.rolling: list[asyncio.Task[None]] = []
         self.judge = Judge(self)

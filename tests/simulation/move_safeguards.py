@@ -1,0 +1,252 @@
+"""The safeguards of warm moves (protocol, section 8), each with a way to take it out, as in ``safeguards.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from streams.core import claims
+from streams.core.holdings import Holdings
+from streams.core.partition import PartitionState
+from streams.group import Order
+from streams.records import IncomingRecord
+from streams.runtime.changelog import RELEASE_KEY, OffsetRecord, ReleaseMarker, decode_release
+from streams.runtime.copies import StateCopies, StateCopy
+from streams.runtime.lifecycle import Engine
+from streams.runtime.moves import Moves
+from streams.runtime.partition_worker import PartitionWorker
+from streams.runtime.partitions import Partitions
+
+from . import producer
+from .safeguards import Patch, Safeguard
+
+Fits = Callable[[StateCopy], bool]
+
+
+def _read_markers(patch: Patch, read: Callable[[StateCopies, ReleaseMarker], ReleaseMarker]) -> None:
+    """Receivers see other markers than there are."""
+    take = StateCopies.take
+
+    def misread(self: StateCopies, partition: int, when: Fits = lambda _: True) -> StateCopy | None:
+        def fits(copy: StateCopy) -> bool:
+            seen = copy.marker
+            copy.marker = None if seen is None else read(self, seen)
+            try:
+                return when(copy)
+            finally:
+                copy.marker = seen
+
+        return take(self, partition, fits)
+
+    patch.setattr(StateCopies, "take", misread)
+
+
+def markers_are_for_everybody(patch: Patch) -> None:
+    def for_me(copies: StateCopies, seen: ReleaseMarker) -> ReleaseMarker:
+        return ReleaseMarker(copies._engine.membership.snapshot.member_id, seen.generation)
+
+    _read_markers(patch, for_me)
+
+
+def markers_are_for_the_instance(patch: Patch) -> None:
+    """Whoever has the same name is meant too: the successor of a receiver that was thrown out."""
+
+    def for_my_name(copies: StateCopies, seen: ReleaseMarker) -> ReleaseMarker:
+        engine: Any = copies._engine
+        instances = engine.connections.process.world.instances
+        member = engine.membership.snapshot.member_id
+        return ReleaseMarker(member, seen.generation) if instances.get(seen.to) == instances.get(member) else seen
+
+    _read_markers(patch, for_my_name)
+
+
+def old_markers_count_too(patch: Patch) -> None:
+    _read_markers(patch, lambda copies, seen: ReleaseMarker(seen.to, 1 << 60))
+
+
+def a_marker_counts_whatever_follows(patch: Patch) -> None:
+    receive = StateCopy.receive
+
+    def keep(self: StateCopy, records: list[IncomingRecord]) -> None:
+        before = self.marker
+        receive(self, records)
+        markers = [decode_release(record) for record in records if record.key == RELEASE_KEY]
+        self.marker = markers[-1] if markers else before
+
+    patch.setattr(StateCopy, "receive", keep)
+
+
+def plans_forget_moves_under_way(patch: Patch) -> None:
+    place = claims._place
+
+    def forgetful(read: claims.Claims, partition: int, owner: str | None, expecting: str | None) -> None:
+        if owner is None:
+            place(read, partition, owner, expecting)
+        else:
+            read.settled[owner].add(partition)
+
+    patch.setattr(claims, "_place", forgetful)
+
+
+def plans_forget_who_expects_what(patch: Patch) -> None:
+    place = claims._place
+    patch.setattr(claims, "_place", lambda read, partition, owner, expecting: place(read, partition, owner, None))
+
+
+def withdrawn_orders_count_when_carried_out(patch: Patch) -> None:
+    def handed_over(self: Holdings, partition: int, order: Order) -> None:
+        self.owned -= {partition}
+        self.releasing = {number: other for number, other in self.releasing.items() if number != partition}
+
+    patch.setattr(Holdings, "handed_over", handed_over)
+
+
+def withdrawn_orders_are_not_made_good(patch: Patch) -> None:
+    was_handed_over = Moves._was_handed_over
+
+    def forget(self: Moves, worker: PartitionWorker, order: Order, position: int | None) -> None:
+        withdrawn = self._releasing.get(worker.partition) != order
+        was_handed_over(self, worker, order, position)
+        if withdrawn and (again := self._engine.workers.get(worker.partition)) is not None:
+            self._engine.partitions._void(again)
+
+    patch.setattr(Moves, "_was_handed_over", forget)
+
+
+def donors_go_on_after_the_marker(patch: Patch) -> None:
+    async def release(self: Partitions, worker: PartitionWorker, order: Order) -> bool:
+        self._engine.pool.admit_release(worker.partition, worker.watermark, ReleaseMarker(order.to, order.generation))
+        await self._engine.pool.wait_settled(worker.partition)
+        if worker.state is not PartitionState.ACTIVE:
+            return False
+        self._close_intake(worker, PartitionState.RELEASING)
+        await self._finish(worker)
+        if worker.state is not PartitionState.RELEASING:
+            return False
+        worker.state = worker.state.to(PartitionState.RELEASED)
+        self._forget(worker)
+        return True
+
+    patch.setattr(Partitions, "release", release)
+
+
+def markers_are_not_part_of_the_transaction(patch: Patch) -> None:
+    produce_raw = producer.SimProducer.produce_raw
+
+    def apart(self: producer.SimProducer, topic: str, value: Any, key: Any, partition: int, headers: Any) -> bool:
+        if key == RELEASE_KEY:
+            self._broker.append(topic, partition, key, value, headers)
+            return True
+        return produce_raw(self, topic, value, key, partition, headers)
+
+    patch.setattr(producer.SimProducer, "produce_raw", apart)
+
+
+def handed_over_before_it_is_committed(patch: Patch) -> None:
+    async def release(self: Partitions, worker: PartitionWorker, order: Order) -> bool:
+        self._close_intake(worker, PartitionState.RELEASING)
+        await self._finish(worker)
+        if worker.state is not PartitionState.RELEASING:
+            return False
+        self._engine.pool.admit_release(worker.partition, worker.watermark, ReleaseMarker(order.to, order.generation))
+        worker.state = worker.state.to(PartitionState.RELEASED)
+        self._forget(worker)
+        return True
+
+    patch.setattr(Partitions, "release", release)
+
+
+def standbys_are_promoted_as_they_are(patch: Patch) -> None:
+    def reaches(self: StateCopies, partition: int, goal: int) -> bool:
+        copy = self._copies.get(partition)
+        return copy is not None and (copy.caught_up or copy.position >= goal)
+
+    patch.setattr(StateCopies, "reaches", reaches)
+
+
+def the_tails_epoch_is_not_looked_at(patch: Patch) -> None:
+    received = StateCopies._received
+
+    def whatever(self: StateCopies, partition: int, epoch: int, records: Any, position: int, end: int) -> None:
+        copy = self._copies.get(partition)
+        received(self, partition, -1 if copy is None else copy.epoch, records, position, end)
+
+    patch.setattr(StateCopies, "_received", whatever)
+
+
+def lost_stores_are_kept_as_copies(patch: Patch) -> None:
+    """They hold what was never committed."""
+    void = Partitions._void
+
+    def keep(self: Partitions, worker: PartitionWorker) -> None:
+        store, record = worker.store, worker.offset_record
+        if worker.state is not PartitionState.ACTIVE or store is None:
+            void(self, worker)
+            return
+        worker.store = None
+        void(self, worker)
+        engine: Any = self._engine
+        end = engine.connections.process.broker.log(engine.config.changelog, worker.partition).stable
+        engine.copies.adopt(worker.partition, store, record, end)
+
+    patch.setattr(Partitions, "_void", keep)
+
+
+def cancelled_events_leave_their_traces_in_copies(patch: Patch) -> None:
+    was_handed_over = Moves._was_handed_over
+
+    def keep(self: Moves, worker: PartitionWorker, order: Order, position: int | None) -> None:
+        scope, worker.scope = worker.scope, _NeverCancelled()  # type: ignore[assignment]
+        try:
+            was_handed_over(self, worker, order, position)
+        finally:
+            worker.scope = scope
+
+    patch.setattr(Moves, "_was_handed_over", keep)
+
+
+class _NeverCancelled:
+    cancel_called = False
+
+
+def spare_copies_begin_where_the_receiver_is(patch: Patch) -> None:
+    """What it wrote until then is missed."""
+    adopt = StateCopies.adopt
+
+    def at_the_end(
+        self: StateCopies, partition: int, store: Any, offset_record: OffsetRecord | None, position: int
+    ) -> None:
+        engine: Any = self._engine
+        log = engine.connections.process.broker.log(engine.config.changelog, partition)
+        adopt(self, partition, store, offset_record, log.stable)
+
+    patch.setattr(StateCopies, "adopt", at_the_end)
+
+
+def copies_that_others_write_to_are_judged(patch: Patch) -> None:
+    patch.setattr(StateCopies, "written_at", lambda self, partition: -1)
+    patch.setattr(Engine, "is_current", property(lambda self: True))
+
+
+MOVE_SAFEGUARDS: Mapping[str, Safeguard] = {
+    made.out.__name__: made
+    for made in (
+        Safeguard("marker: to", markers_are_for_everybody, ("moves", "struck_moves")),
+        Safeguard("marker: a member id", markers_are_for_the_instance, ("evictions", "struck_moves")),
+        Safeguard("marker: generation", old_markers_count_too, ("moves", "struck_moves", "evictions")),
+        Safeguard("marker: the last record", a_marker_counts_whatever_follows, ("moves", "struck_moves", "evictions")),
+        Safeguard("transit", plans_forget_moves_under_way, ("unclear_moves", "struck_moves")),
+        Safeguard("transit", plans_forget_who_expects_what, ("moves", "struck_moves")),
+        Safeguard("withdrawn", withdrawn_orders_count_when_carried_out, ("unclear_moves", "evictions")),
+        Safeguard("withdrawn", withdrawn_orders_are_not_made_good, ("unclear_moves", "evictions")),
+        Safeguard("donor", donors_go_on_after_the_marker, ("moves", "unclear_moves")),
+        Safeguard("donor", markers_are_not_part_of_the_transaction, ("unclear_moves",)),
+        Safeguard("donor", handed_over_before_it_is_committed, ("unclear_moves", "struck_moves")),
+        Safeguard("copies", standbys_are_promoted_as_they_are, ("slow_restores", "evictions")),
+        Safeguard("copies", the_tails_epoch_is_not_looked_at, ("storm", "refused_under_way", "everything")),
+        Safeguard("copies", lost_stores_are_kept_as_copies, ("forgets", "evictions")),
+        Safeguard("copies", cancelled_events_leave_their_traces_in_copies, ("moves", "struck_moves")),
+        Safeguard("copies", spare_copies_begin_where_the_receiver_is, ("moves", "standbys", "rolling")),
+        Safeguard("take-over", copies_that_others_write_to_are_judged, ("evictions", "struck_moves", "forgets")),
+    )
+}
