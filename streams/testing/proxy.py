@@ -24,12 +24,13 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
 from streams.broker.probe import HOST, free_port
 from streams.errors import ConfigError, StreamsError
+from streams.testing.proxy_links import Link, Waiting, close, read, write
 from streams.testing.proxy_rules import Action, ArmedRule, Rule, Side
 from streams.testing.proxy_wire import (
     Address,
@@ -42,38 +43,10 @@ from streams.testing.proxy_wire import (
 
 log = logging.getLogger(__name__)
 
-_LARGEST_FRAME: Final = 256 << 20  # above what any broker takes or gives: a sign that this is not Kafka's protocol
 _CONNECT_SECONDS: Final = 5.0
-_CLOSE_SECONDS: Final = 1.0
 _BUFFER: Final = 1 << 20
 _START_SECONDS: Final = 10.0
 _PORT_ATTEMPTS: Final = 5
-
-
-@dataclass(eq=False, slots=True)
-class _Waiting:
-    """A request that was sent on, until it is answered."""
-
-    header: RequestHeader
-    expected: int = 1
-    deliver: int = 1
-    seen: int = 0
-
-
-@dataclass(eq=False)
-class _Link:
-    """One client connection, and the one to the broker that belongs to it."""
-
-    address: Address
-    client: tuple[asyncio.StreamReader, asyncio.StreamWriter]
-    broker: tuple[asyncio.StreamReader, asyncio.StreamWriter]
-    client_id: str = ""
-    waiting: dict[int, _Waiting] = field(default_factory=dict)
-
-    def abort(self) -> None:
-        """Close both sides at once; what is on its way is lost."""
-        self.client[1].transport.abort()
-        self.broker[1].transport.abort()
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +211,7 @@ class KafkaProxy:
 
     async def _serve(self, announce: Callable[[BaseException | None], None]) -> None:
         self._stopping, self._restored = asyncio.Event(), asyncio.Event()
-        self._links: set[_Link] = set()
+        self._links: set[Link] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._servers: list[asyncio.Server] = []
         self._listening = asyncio.Lock()
@@ -291,7 +264,7 @@ class KafkaProxy:
         except OSError:  # also its subclass TimeoutError: the broker is not there
             writer.transport.abort()
             return
-        link = _Link(address, (reader, writer), broker)
+        link = Link(address, (reader, writer), broker)
         self._links.add(link)
         requests = asyncio.ensure_future(_quietly(self._requests(link)))
         replies = asyncio.ensure_future(_quietly(self._replies(link)))
@@ -303,14 +276,14 @@ class KafkaProxy:
             replies.cancel()
             await asyncio.gather(requests, replies, return_exceptions=True)
             for _, side in (link.client, link.broker):
-                await _close(side)
+                await close(side)
 
     # -- two directions -----------------------------------------------------------------------------------------------
 
-    async def _requests(self, link: _Link) -> None:
+    async def _requests(self, link: Link) -> None:
         reader, _ = link.client
         _, writer = link.broker
-        while (frame := await _read(reader)) is not None:
+        while (frame := await read(reader)) is not None:
             header = request_header(frame)
             link.client_id = header.client_id
             with self._lock:
@@ -318,7 +291,7 @@ class KafkaProxy:
                 self._clients[header.client_id] += 1
                 self._versions.setdefault(header.name, set()).add(header.version)
             armed = self._strike("request", header, link)
-            waiting = _Waiting(header)
+            waiting = Waiting(header)
             if armed is not None:
                 if armed.rule.action == "drop":
                     link.abort()
@@ -329,13 +302,13 @@ class KafkaProxy:
             await self._passage(link)
             link.waiting[header.correlation] = waiting
             for _ in range(waiting.expected):
-                _write(writer, frame)
+                write(writer, frame)
             await writer.drain()
 
-    async def _replies(self, link: _Link) -> None:
+    async def _replies(self, link: Link) -> None:
         reader, _ = link.broker
         _, writer = link.client
-        while (frame := await _read(reader)) is not None:
+        while (frame := await read(reader)) is not None:
             waiting = link.waiting.get(reply_correlation(frame))
             copies = 1
             if waiting is not None:
@@ -355,11 +328,11 @@ class KafkaProxy:
             await self._passage(link)
             if not writer.is_closing():  # if so, requests of this client may still wait to be sent
                 for _ in range(copies):
-                    _write(writer, frame)
+                    write(writer, frame)
                 with contextlib.suppress(ConnectionError):
                     await writer.drain()
 
-    def _strike(self, on: Side, header: RequestHeader, link: _Link) -> ArmedRule | None:
+    def _strike(self, on: Side, header: RequestHeader, link: Link) -> ArmedRule | None:
         with self._lock:
             rules, node = list(self._rules), self._nodes.get(link.address)
         for armed in rules:
@@ -378,7 +351,7 @@ class KafkaProxy:
             armed.on_release(lambda: self._call(released.set))
             await released.wait()
 
-    async def _passage(self, link: _Link) -> None:
+    async def _passage(self, link: Link) -> None:
         """Wait while this connection is cut off."""
         while True:
             restored = self._restored
@@ -391,7 +364,7 @@ class KafkaProxy:
         restored, self._restored = self._restored, asyncio.Event()
         restored.set()
 
-    def _concerns(self, cut: _Cut, link: _Link) -> bool:
+    def _concerns(self, cut: _Cut, link: Link) -> bool:
         return (cut.node is None or self._nodes.get(link.address) == cut.node) and fnmatch.fnmatchcase(
             link.client_id, cut.client
         )
@@ -426,32 +399,6 @@ async def _quietly(pump: Coroutine[Any, Any, None]) -> None:
         pass  # one of the two has gone
     except MalformedFrame as error:
         log.warning("proxy: a connection is closed: %s", error)
-
-
-async def _close(writer: asyncio.StreamWriter) -> None:
-    """What was written before is still sent, unless the other side does not take it."""
-    writer.close()
-    try:
-        async with asyncio.timeout(_CLOSE_SECONDS):
-            await writer.wait_closed()
-    except (OSError, asyncio.CancelledError):
-        writer.transport.abort()
-
-
-async def _read(reader: asyncio.StreamReader) -> bytes | None:
-    """The next frame; nothing at the end of the stream."""
-    try:
-        size = int.from_bytes(await reader.readexactly(4), "big")
-    except asyncio.IncompleteReadError:
-        return None
-    if size > _LARGEST_FRAME:
-        raise MalformedFrame(f"a frame of {size} bytes: is this Kafka's protocol, without TLS?")
-    return await reader.readexactly(size)
-
-
-def _write(writer: asyncio.StreamWriter, frame: bytes) -> None:
-    writer.write(len(frame).to_bytes(4, "big"))
-    writer.write(frame)
 
 
 def _parsed(address: str) -> Address:

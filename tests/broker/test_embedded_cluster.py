@@ -21,7 +21,7 @@ from streams.broker import KafkaCluster
 from streams.broker.probe import free_port
 from streams.errors import ConfigError, EmbeddedBrokerError
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).parents[2]
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +21,8 @@ from streams.testing.fixtures import BrokerAddress
 from streams.topics import TopicSpec
 
 pytestmark = pytest.mark.broker
+
+GUIDE = Path(__file__).parents[2] / "docs/guides/testing-with-faults.md"
 
 Make = Callable[..., Producer]
 
@@ -194,3 +201,20 @@ def test_cut_off_client_and_its_late_request(
         old.commit_transaction(20)
     assert caught.value.args[0].fatal() or caught.value.args[0].txn_requires_abort()
     assert visible(kafka_broker, topic) == [b"of the new one"]
+
+
+def test_example_of_the_guide(kafka_broker: BrokerAddress, tmp_path: Path) -> None:
+    """The test in the guide is a test that runs, in a project of its own."""
+    (block, *_) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    (tmp_path / "test_mine.py").write_text(block)
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["streams.testing.fixtures"]\n')
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "KES_BOOTSTRAP_SERVERS": kafka_broker.bootstrap_servers},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import re
@@ -104,14 +103,14 @@ class Load:
         )
         topic = bank.topic_of(self._group.group)
         began = time.monotonic()
-        for number in itertools.count():
-            if self._enough.is_set():
-                break
+        number = 0
+        while not self._enough.is_set():
             event = bank.Deposited(f"account-{self._events.randrange(self._keys)}", self._events.randrange(1, 1000))
             producer.produce(
                 topic, msgspec.json.encode(event), event.account.encode(), headers=[("__grt__", b"Deposited")]
             )
             self.sent[event.account] += 1
+            number += 1
             if number % 10 == 0:
                 producer.poll(0)
                 ahead = number / self._rate - (time.monotonic() - began)
