@@ -1,0 +1,125 @@
+"""What nodes of a cluster are asked, against answers that another implementation of the protocol has written."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from streams.broker import questions
+from streams.broker.probe import free_port
+from streams.broker.questions import PartitionState
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # how kafka-python reads its own tables
+    from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse, MetadataResponse
+
+Answering = Callable[[bytes], int]
+CORRELATION = 7
+
+
+@pytest.fixture
+def answering() -> Iterator[Answering]:
+    """Starts a node that answers every request with these bytes: returns its port. ``asked`` keeps the requests."""
+    with contextlib.ExitStack() as open_ones:
+
+        def start(answer: bytes) -> int:
+            server = open_ones.enter_context(socket.create_server(("127.0.0.1", free_port())))
+
+            def serve() -> None:
+                with contextlib.suppress(OSError):
+                    while True:
+                        connection, _ = server.accept()
+                        with connection:
+                            asked.append(connection.recv(4096))
+                            connection.sendall(struct.pack(">i", len(answer)) + answer)
+
+            thread = threading.Thread(target=serve, daemon=True)
+            thread.start()
+            open_ones.callback(thread.join, 5)
+            open_ones.callback(server.shutdown, socket.SHUT_RDWR)
+            return int(server.getsockname()[1])
+
+        asked.clear()
+        yield start
+
+
+asked: list[bytes] = []
+
+
+def encoded(message: Any) -> bytes:
+    message.with_header(correlation_id=CORRELATION)
+    return bytes(message.encode(header=True))
+
+
+def test_partitions(answering: Answering) -> None:
+    topic = MetadataResponse.MetadataResponseTopic
+    partition = topic.MetadataResponsePartition
+    answer = MetadataResponse(
+        version=1,
+        brokers=[
+            MetadataResponse.MetadataResponseBroker(version=1, node_id=2, host="127.0.0.1", port=9, rack=None),
+            MetadataResponse.MetadataResponseBroker(version=1, node_id=3, host="127.0.0.1", port=8, rack="a"),
+        ],
+        controller_id=2,
+        topics=[
+            topic(
+                version=1,
+                name="t",
+                is_internal=False,
+                partitions=[
+                    partition(version=1, partition_index=0, leader_id=3, replica_nodes=[3, 2], isr_nodes=[3]),
+                    partition(version=1, partition_index=1, leader_id=-1, replica_nodes=[2, 3], isr_nodes=[]),
+                ],
+            )
+        ],
+    )
+    assert questions.partitions(answering(encoded(answer))) == {
+        ("t", 0): PartitionState(3, (3, 2), (3,)),
+        ("t", 1): PartitionState(-1, (2, 3), ()),
+    }
+
+
+@pytest.mark.parametrize(("error", "node", "found"), [(0, 3, 3), (15, -1, None), (14, 2, None)])
+def test_coordinator(answering: Answering, error: int, node: int, found: int | None) -> None:
+    answer = FindCoordinatorResponse(
+        version=1, error_code=error, error_message="why" if error else None, node_id=node, host="h", port=1
+    )
+    assert questions.coordinator(answering(encoded(answer)), questions.TRANSACTION, "tx") == found
+    request = FindCoordinatorRequest.decode(asked[0][4:], version=1, header=True)
+    assert (request.key, request.key_type) == ("tx", 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "partition_error", "leader", "found"), [(0, 0, 2, 2), (41, 0, 2, None), (0, 6, 2, None), (0, 0, -1, None)]
+)
+def test_controller(answering: Answering, error: int, partition_error: int, leader: int, found: int | None) -> None:
+    name = b"__cluster_metadata"
+    answer = (
+        struct.pack(">ibh", CORRELATION, 0, error)
+        + b"\x02"
+        + bytes([len(name) + 1])
+        + name
+        + b"\x02"
+        + struct.pack(">ihi", 0, partition_error, leader)
+        + bytes(20)
+    )
+    assert questions.controller(answering(answer)) == found
+
+
+@pytest.mark.parametrize("answer", [b"", b"\0\0\0\x07", bytes(40), struct.pack(">iiih", 7, 0, 0, 30_000)])
+def test_what_is_no_answer(answering: Answering, answer: bytes) -> None:
+    port = answering(answer)
+    assert questions.controller(port) is None
+    assert questions.coordinator(port, questions.GROUP, "g") is None
+    assert not questions.partitions(port)
+
+
+def test_nobody_there() -> None:
+    assert questions.controller(free_port()) is None
