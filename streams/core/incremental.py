@@ -208,7 +208,7 @@ class _Plan:
         """Give away what others have ready. Returns how many are still to be given away."""
         ready = self._copies.ready
         mine = sorted(
-            (partition for partition in self._claims.settled[donor] if partition in ready),
+            (partition for partition in self._claims.settled[donor] & self._draft.own[donor] if partition in ready),
             key=lambda partition: (len(ready[partition]), partition),
         )
         for partition in mine if number > 0 else ():

@@ -219,7 +219,7 @@ def bounds() -> st.SearchStrategy[PlanSettings]:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @seeded
-@settings(max_examples=150 * EXAMPLES, deadline=None)
+@settings(max_examples=100 * EXAMPLES, deadline=None)
 @given(st.integers(1, 16), st.integers(0, 4), bounds(), histories)
 def test_any_history_of_a_group_ends_well(
     strategy: str, partitions: int, members: int, limits: PlanSettings, history: list[tuple[str, int]]
@@ -240,3 +240,45 @@ def test_any_history_of_a_group_ends_well(
     group.settled()
     group.unchanged()
     group.settled()
+
+
+def numbers() -> st.SearchStrategy[frozenset[int]]:
+    return st.frozensets(st.integers(-2, 12), max_size=8)
+
+
+def lies() -> st.SearchStrategy[dict[str, MemberReport]]:
+    """Claims of others' partitions, numbers that do not exist, names that are taken, orders to anybody."""
+    ids = ["x", "y", "z", "xx", "yy"]
+    orders = st.builds(Order, st.sampled_from([*ids, "gone"]), st.integers(0, 5))
+    copies = st.builds(
+        Copies,
+        ready=numbers(),
+        preparing=st.dictionaries(st.integers(-2, 12), st.integers(0, 99), max_size=6),
+        late=numbers(),
+        sizes=st.dictionaries(st.integers(-2, 12), st.integers(0, 99), max_size=6),
+    )
+    report = st.builds(
+        MemberReport,
+        instance=st.sampled_from(["a", "b", "c", "d"]),
+        owned=numbers(),
+        generation=st.integers(-1, 5),
+        releasing=st.dictionaries(st.integers(-2, 12), orders, max_size=6),
+        incoming=numbers(),
+        copies=copies,
+        leaving=st.booleans(),
+        sequence=st.integers(0, 9),
+    )
+    return st.dictionaries(st.sampled_from(ids), report, max_size=5)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@seeded
+@settings(max_examples=150 * EXAMPLES, deadline=None)
+@given(st.integers(0, 10), bounds(), lies())
+def test_whatever_is_reported_the_plan_is_sound(
+    strategy: str, partitions: int, limits: PlanSettings, said: dict[str, MemberReport]
+) -> None:
+    plan = assignor(strategy, limits)(partitions, said)
+    assert plan.keys() == said.keys()
+    sound(partitions, said, plan)
+    assert plan == assignor(strategy, limits)(partitions, dict(reversed(said.items())))

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from streams.core.holdings import Holdings
 from streams.group import Assignment, Assignor, Copies, MemberReport, Order
 
 RECORDS = 100
 """What has to be restored of a new copy."""
+
+NOTHING = Assignment()
 
 
 @dataclass(eq=False)
@@ -29,9 +32,10 @@ class Member:
     late: set[int] = field(default_factory=set)
     sizes: dict[int, int] = field(default_factory=dict)
     notices: list[Callable[[], None]] = field(default_factory=list)
-    plan: Assignment = Assignment()
+    plan: Assignment = NOTHING
     announced: bool = True
     slow: bool = False
+    busy: bool = False
     stuck: bool = False
 
     def report(self) -> MemberReport:
@@ -46,10 +50,11 @@ class Member:
         return self.holdings.report()
 
     def apply(self, generation: int, plan: Assignment) -> bool:
-        """SyncGroup's answer. Returns whether something was revoked, so that it joins again."""
-        revoked = self.holdings.revoked_by(plan)
-        self.working -= revoked
-        self.holdings.released(revoked)
+        """SyncGroup's answer. Returns whether it has to join again."""
+        joins_again = self.holdings.has_to_join_again(plan)
+        while revoked := self.holdings.revoked_by(plan):
+            self.working -= revoked
+            self.holdings.released(revoked)
         known_late = self.holdings.told.copies.late
         self.holdings.apply(generation, plan)
         self.handed = {
@@ -64,7 +69,7 @@ class Member:
         self.late &= self.copies.keys()
         self.plan = plan
         self.announced = not plan.preparing - known_late
-        return bool(revoked)
+        return joins_again
 
     def hand_over(self, group: Group, most: int = 1 << 30) -> bool:
         """The last transaction of what it was ordered to hand over."""
@@ -75,7 +80,7 @@ class Member:
             self.handed[partition] = order
             if partition in self.plan.standby:
                 self.copies[partition] = 0
-            self.notices.append(lambda partition=partition, order=order: self.was_handed_over(partition, order))
+            self.notices.append(partial(self.was_handed_over, partition, order))
         return bool(orders)
 
     def was_handed_over(self, partition: int, order: Order) -> None:
@@ -92,13 +97,13 @@ class Member:
         started = False
         for partition, since in self.holdings.incoming.items():
             marker = group.last.get(partition)
-            if marker is not None and marker.to == self.id and marker.generation >= since:
-                if partition not in self.working:
-                    started = True
-                    self.working.add(partition)
-                    self.copies.pop(partition, None)
-                    group.last[partition] = None
-                    self.notices.append(lambda partition=partition: self.took(partition, group))
+            mine = marker is not None and marker.to == self.id and marker.generation >= since
+            if mine and partition not in self.working:
+                started = True
+                self.working.add(partition)
+                self.copies.pop(partition, None)
+                group.last[partition] = None
+                self.notices.append(partial(self.took, partition, group))
         return started
 
     def hear_notice(self) -> bool:
@@ -235,7 +240,8 @@ class Group:
             for member in list(self.members.values()):
                 busy |= not member.stuck and member.hand_over(self)
                 busy |= member.look_for_markers(self)
-                busy |= member.time_out() if member.slow else member.restore()
+                if not member.busy:
+                    busy |= member.time_out() if member.slow else member.restore()
                 while member.hear_notice():
                     busy = True
                 if member.is_done():
