@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,14 @@ def set_broker_session(servers: str, group: str, session_ms: int, heartbeat_ms: 
     resource = _untyped.ConfigResource(kind, group, incremental_configs=entries)
     for future in client.incremental_alter_configs([resource]).values():
         future.result(PATIENCE)
+
+
+def stays(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """For a time in which something wrong would show: some heartbeats, a session."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert condition(), what
+        time.sleep(0.01)
 
 
 class AnySeat(Seat):

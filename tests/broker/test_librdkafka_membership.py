@@ -15,7 +15,7 @@ from streams.clients.librdkafka_group import Roster
 from streams.clients.librdkafka_term import Metadata, parse_metadata
 from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal
 from streams.group import Assigned, Lost, Revoked
-from tests.broker.contract_kit import SESSION_MS, AnySeat, Desk, laid_desk, set_broker_session
+from tests.broker.contract_kit import SESSION_MS, AnySeat, Desk, laid_desk, set_broker_session, stays
 from tests.broker.membership_kit import PARTITIONS, Transactor, everything, until
 
 pytestmark = pytest.mark.broker
@@ -205,18 +205,18 @@ def test_an_older_epoch_is_good_for_what_was_never_given_up_only(broker_side: De
 
 
 def test_open_transactions_of_the_departed_are_ended_and_nobody_elses(desk: Desk) -> None:
-    stays, other = desk.seat("a"), desk.process("b")
-    stays.owning(PARTITIONS // 2)
+    survivor, other = desk.seat("a"), desk.process("b")
+    survivor.owning(PARTITIONS // 2)
     other.owning(PARTITIONS // 2)
     theirs = transactor(desk, "b")
     until(lambda: theirs.commit(other.metadata) == "ok", "its metadata are refused")
     theirs.open(other.metadata)
-    assert stays.take_over.fence_departed((), soon()) == [], "a live member was fenced"
-    since = len(stays.events)
+    assert survivor.take_over.fence_departed((), soon()) == [], "a live member was fenced"
+    since = len(survivor.events)
     other.signal(signal.SIGKILL)
-    stays.owning(PARTITIONS, since)
-    assert stays.take_over.fence_departed(("b",), soon()) == [f"{desk.group}.b.0"]
-    offsets = stays.take_over.stable_offsets(range(PARTITIONS), soon())
+    survivor.owning(PARTITIONS, since)
+    assert survivor.take_over.fence_departed(("b",), soon()) == [f"{desk.group}.b.0"]
+    offsets = survivor.take_over.stable_offsets(range(PARTITIONS), soon())
     assert len(offsets) == PARTITIONS
 
 
@@ -244,13 +244,13 @@ def test_the_list_of_members(desk: Desk) -> None:
 
 
 def test_a_member_that_somebody_saw_die_can_be_removed_at_once(desk: Desk) -> None:
-    stays, dies = desk.seat("a"), desk.seat("b")
-    settled(stays, dies)
+    survivor, dies = desk.seat("a"), desk.seat("b")
+    settled(survivor, dies)
     since = len(dies.events)
-    assert stays.take_over.remove_member(dies.membership.snapshot.member_id, None, soon())
+    assert survivor.take_over.remove_member(dies.membership.snapshot.member_id, None, soon())
     dies.wait(lambda event: isinstance(event, Lost), since)
-    settled(stays, dies)
-    assert not stays.heard_of(Lost)
+    settled(survivor, dies)
+    assert not survivor.heard_of(Lost)
 
 
 # ---------------------------------------------------------------------------------------------------- static members
@@ -359,8 +359,7 @@ def test_members_that_do_not_understand_each_other(classic: Desk, there: str, co
     error = classic.seat("b", kind=comes).fatal()
     assert isinstance(error, MembershipFatal)
     assert "stop all of them" in str(error)
-    time.sleep(0.5)  # some heartbeats
-    assert first.assigned()[-1].owned == ALL
+    stays(lambda: first.assigned()[-1].owned == ALL, 0.5, "the ones that are there are disturbed")
 
 
 # ---------------------------------------------------------------------------------------------------- refusals

@@ -15,7 +15,7 @@ import pytest
 from streams.clients import group_wire
 from streams.errors import MembershipFatal
 from streams.group import Assigned, Lost, Revoked, Snapshot
-from tests.broker.contract_kit import KINDS, AnySeat, Desk, laid_desk
+from tests.broker.contract_kit import KINDS, AnySeat, Desk, laid_desk, stays
 from tests.broker.membership_kit import PARTITIONS, Transactor, everything, until
 
 pytestmark = pytest.mark.broker
@@ -102,48 +102,48 @@ def test_what_is_revoked_is_assigned_only_after_its_release(desk: Desk, transact
     assert not any(event.owned for event in second.assigned())
     some = frozenset(list(revoked.partitions)[:2])
     first.membership.released(some)
-    time.sleep(0.5)
-    assert not any(event.owned for event in second.assigned())
+    stays(lambda: not any(event.owned for event in second.assigned()), 0.5, "assigned before all was released")
     first.membership.released(revoked.partitions - some)
     assert second.owning(PARTITIONS // 2).owned == revoked.partitions
     assert not first.heard_of(Lost)
 
 
 def test_leaving_is_a_barrier_and_then_nothing(desk: Desk, transactor: Transactor) -> None:
-    stays, leaves = desk.seat("a"), desk.seat("b")
-    settled(stays, leaves)
-    old, since, before = metadata(leaves), len(leaves.events), len(stays.events)
+    other, leaves = desk.seat("a"), desk.seat("b")
+    settled(other, leaves)
+    old, since, before = metadata(leaves), len(leaves.events), len(other.events)
     leaves.membership.leave()
     leaves.owning(0, since)
     assert isinstance(leaves.events[since], Revoked)
     leaves.membership.close(5.0)
-    stays.owning(PARTITIONS, before)
+    other.owning(PARTITIONS, before)
     assert not leaves.heard_of(Lost)
     assert leaves.membership.snapshot.metadata is None
     assert transactor.commit(old) == "UNKNOWN_MEMBER_ID"
 
 
 def test_a_leaving_member_keeps_everything_until_its_release(desk: Desk) -> None:
-    stays = desk.seat("a")
-    stays.owning(PARTITIONS)
+    other = desk.seat("a")
+    other.owning(PARTITIONS)
     leaves = desk.seat("b", release=False)
-    settled(stays, leaves)
-    since, before = len(leaves.events), len(stays.events)
+    settled(other, leaves)
+    since, before = len(leaves.events), len(other.events)
     leaves.membership.leave()
     revoked = leaves.wait(lambda event: isinstance(event, Revoked), since)
-    time.sleep(1.0)
-    assert not any(event.added for event in stays.assigned() if event in stays.events[before:])
+    stays(
+        lambda: not any(event.added for event in other.assigned() if event in other.events[before:]), 1.0, "too early"
+    )
     assert isinstance(revoked, Revoked)
     leaves.membership.released(revoked.partitions)
-    stays.owning(PARTITIONS, before)
+    other.owning(PARTITIONS, before)
 
 
 def test_closing_without_leaving_is_known_to_the_others_at_once(desk: Desk) -> None:
-    stays, goes = desk.seat("a"), desk.seat("b")
-    settled(stays, goes)
-    before, since = time.monotonic(), len(stays.events)
+    other, goes = desk.seat("a"), desk.seat("b")
+    settled(other, goes)
+    before, since = time.monotonic(), len(other.events)
     goes.membership.close(5.0)
-    stays.owning(PARTITIONS, since)
+    other.owning(PARTITIONS, since)
     assert time.monotonic() - before < 1.5  # below the session timeout
 
 
@@ -222,8 +222,7 @@ def test_an_engine_that_stands_still_gives_itself_up_and_comes_back_when_it_move
     alive.clear()
     assert seat.lost().incarnation == 1
     heard = len(seat.events)
-    time.sleep(1.0)
-    assert len(seat.events) == heard, "it joined for an engine that stands still"
+    stays(lambda: len(seat.events) == heard, 1.0, "it joined for an engine that stands still")
     alive.set()
     assert seat.owning(PARTITIONS, heard).incarnation == 1
 
@@ -234,8 +233,7 @@ def test_a_second_process_under_the_same_name_has_to_go(desk: Desk) -> None:
     error = desk.seat("shop", rebalance_timeout_ms=2000).fatal()
     assert isinstance(error, MembershipFatal)
     assert "'shop'" in str(error)
-    time.sleep(0.7)  # some heartbeats
-    assert not first.heard_of(Lost)
+    stays(lambda: not first.heard_of(Lost), 0.7, "the first one lost its membership")
     assert sum(len(event.owned) for event in first.assigned()[-1:]) == PARTITIONS
 
 
@@ -245,8 +243,7 @@ def test_no_broker_is_waited_for_and_said_once(topic_prefix: str, caplog: pytest
         with caplog.at_level("WARNING"):
             seat = AnySeat(kind, "127.0.0.1:1", f"{topic_prefix}group", "t", "a")
             until(lambda: bool(caplog.records), "nothing is said")
-            time.sleep(1.0)
-            assert len(caplog.records) == 1
+            stays(lambda: len(caplog.records) == 1, 1.0, "it is said again")
             assert "127.0.0.1:1" in caplog.text
             assert seat.events == []
             before = time.monotonic()

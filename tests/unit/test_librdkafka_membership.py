@@ -11,177 +11,10 @@ import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
 from streams.clients import group_wire
-from streams.clients.librdkafka_connect import (
-    broker_assignor,
-    broker_session_ms,
-    classic_assignors,
-    connect_librdkafka_group,
-    no_other_protocol,
-)
-from streams.clients.librdkafka_group import Member, Roster, explained
-from streams.clients.librdkafka_membership import LibrdkafkaMembership
-from streams.clients.librdkafka_term import GroupLog, parse_metadata
-from streams.clients.settings import ClientSettings
-from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal
-from streams.group import Assigned, Fatal, GroupEvent, Lost, Revoked
-
-GROUP, TOPIC = "group", "topic"
-
-
-def raw(generation: int, member_id: str) -> bytes:
-    """Bytes as librdkafka writes them, also such as ours refuses to build."""
-    return b"CGMDv2:" + generation.to_bytes(4, "little", signed=True) + f"{GROUP}\0{member_id}\0".encode() + b"\1"
-
-
-class FakeConsumer:
-    """Does what the test posted, on the thread that polls; says what the test set."""
-
-    def __init__(self) -> None:
-        self.generation, self.member_id = -1, ""
-        self.todo: list[Callable[[], Any]] = []
-        self.callbacks: dict[str, Any] = {}
-        self.calls: list[str] = []
-        self.closed = threading.Event()
-        self.lock = threading.Lock()
-
-    def subscribe(self, topics: list[str], **callbacks: Any) -> None:
-        assert topics == [TOPIC]
-        self.callbacks = callbacks
-
-    def poll(self, seconds: float) -> Any:
-        with self.lock:
-            work = self.todo.pop(0) if self.todo else None
-        if work is None:
-            time.sleep(min(seconds, 0.002))
-            return None
-        return work()
-
-    def consumer_group_metadata(self) -> bytes:
-        return raw(self.generation, self.member_id)
-
-    def incremental_assign(self, partitions: list[Any]) -> None:
-        assert partitions == []
-        self.calls.append("incremental_assign")
-
-    def incremental_unassign(self, partitions: list[Any]) -> None:
-        assert partitions == []
-        self.calls.append("incremental_unassign")
-
-    def assign(self, partitions: list[Any]) -> None:
-        assert partitions == []
-        self.calls.append("assign")
-
-    def unassign(self) -> None:
-        self.calls.append("unassign")
-
-    def unsubscribe(self) -> None:
-        self.calls.append("unsubscribe")
-
-    def close(self) -> None:
-        self.closed.set()
-
-    def post(self, work: Callable[[], Any]) -> None:
-        with self.lock:
-            self.todo.append(work)
-
-    def call_back(self, name: str, *numbers: int) -> None:
-        partitions = [TopicPartition(TOPIC, number) for number in numbers]
-        self.post(lambda: self.callbacks[name](self, partitions))
-
-    def is_at(self, generation: int, member_id: str) -> None:
-        self.generation, self.member_id = generation, member_id
-
-
-class FakeTakeOver:
-    def __init__(self) -> None:
-        self.members: list[Roster | Exception] = []
-        self.removed: list[tuple[str, str | None]] = []
-        self.member_id: Callable[[], str] = str
-        self.settings: dict[str, str] = {}
-
-    def roster(self, deadline: float) -> Roster:
-        answer = self.members[0] if len(self.members) == 1 else self.members.pop(0) if self.members else Roster()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def remove_member(self, member_id: str, instance: str | None, deadline: float) -> bool:
-        self.removed.append((member_id, instance))
-        return True
-
-    def group_settings(self, deadline: float) -> dict[str, str]:
-        return self.settings
-
-
-class FakeClient:
-    addresses = "nowhere:1"
-
-    def start(self) -> None:
-        pass
-
-    def close(self, timeout_seconds: float) -> None:
-        pass
-
-
-class Stage:
-    """A membership, the consumers that it built, and what it said."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.consumers: list[FakeConsumer] = []
-        self.logs: list[Any] = []
-        self.heard: list[tuple[GroupEvent, Any]] = []
-        self.take_over = FakeTakeOver()
-        arguments: dict[str, Any] = {
-            "eager": False,
-            "broker_side": False,
-            "static": False,
-            "rebalance_seconds": 5.0,
-            "alive": lambda: True,
-            "check": lambda _: 1.0,
-            **settings,
-        }
-        take_over: Any = self.take_over
-        client: Any = FakeClient()
-        build: Any = self._build
-        self.membership = LibrdkafkaMembership(take_over, build, GROUP, TOPIC, "me", client=client, **arguments)
-
-    def _build(self, log: Any) -> FakeConsumer:
-        self.logs.append(log)
-        self.consumers.append(FakeConsumer())
-        return self.consumers[-1]
-
-    def start(self) -> FakeConsumer:
-        self.membership.start(lambda event: self.heard.append((event, self.membership.snapshot)))
-        return self.consumer()
-
-    def consumer(self, number: int = 0) -> FakeConsumer:
-        until(lambda: len(self.consumers) > number and bool(self.consumers[number].callbacks), "no consumer")
-        return self.consumers[number]
-
-    def joined(self, *numbers: int, generation: int = 1) -> FakeConsumer:
-        consumer = self.start()
-        consumer.is_at(generation, "id-1")
-        consumer.call_back("on_assign", *numbers)
-        self.wait(Assigned)
-        return consumer
-
-    @property
-    def events(self) -> list[GroupEvent]:
-        return [event for event, _ in list(self.heard)]
-
-    def wait(self, kind: type, since: int = 0) -> Any:
-        def found() -> list[GroupEvent]:
-            return [event for event in self.events[since:] if isinstance(event, kind)]
-
-        until(lambda: bool(found()), f"no {kind.__name__}, only {self.events}")
-        return found()[0]
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 5.0
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.002)
+from streams.clients.librdkafka_group import Member, Roster
+from streams.errors import BrokerUnavailable, MembershipFatal
+from streams.group import Assigned, Fatal, Lost, Revoked
+from tests.unit.librdkafka_kit import GROUP, TOPIC, Stage, stays, until
 
 
 @pytest.fixture
@@ -205,8 +38,7 @@ def test_nothing_is_published_before_the_first_assignment(stages: Stages) -> Non
     consumer = stage.start()
     for generation, member_id in [(-1, ""), (-1, "id-1"), (3, ""), (3, "id-1")]:
         consumer.is_at(generation, member_id)
-        consumer.post(lambda: None)
-        until(lambda: not consumer.todo, "it does not poll")
+        consumer.polled()
         assert stage.membership.snapshot.metadata is None
     consumer.call_back("on_assign", 0, 1)
     assert stage.wait(Assigned).added == frozenset({0, 1})
@@ -246,7 +78,7 @@ def test_a_new_member_id_before_its_assignment_is_nobody(stages: Stages) -> None
     stage.wait(Lost)
     consumer.is_at(3, "id-2")
     consumer.call_back("on_lost", 0, 1)
-    until(lambda: not consumer.todo, "it does not poll")
+    consumer.polled()
     assert stage.membership.snapshot.metadata is None
     consumer.is_at(5, "id-2")
     consumer.call_back("on_assign", 1)
@@ -352,8 +184,7 @@ def test_the_broker_side_protocol_keeps_the_member_id(stages: Stages) -> None:
     stage = stages(broker_side=True)
     consumer = stage.start()
     consumer.is_at(0, "id-1")
-    consumer.post(lambda: None)
-    until(lambda: not consumer.todo, "it does not poll")
+    consumer.polled()
     assert not stage.events
     consumer.is_at(2, "id-1")  # a member without partitions hears of no assignment
     assert stage.wait(Assigned).owned == frozenset()
@@ -361,8 +192,7 @@ def test_the_broker_side_protocol_keeps_the_member_id(stages: Stages) -> None:
     stage.wait(Assigned, since=1)
     consumer.call_back("on_lost", 0)
     stage.wait(Lost)
-    time.sleep(0.05)
-    assert stage.membership.snapshot.metadata is None, "the old epoch is published again"
+    stays(lambda: stage.membership.snapshot.metadata is None, 0.1, "the old epoch is published again")
     consumer.is_at(0, "id-1")
     consumer.is_at(5, "id-1")
     event = stage.wait(Assigned, since=3)
@@ -410,11 +240,10 @@ def test_of_two_that_joined_at_once_the_larger_id_goes(stages: Stages, monkeypat
     stage.take_over.members = [Roster(), both]
     stage.joined(0)
     assert isinstance(stage.wait(Fatal).error, MembershipFatal)
-    stays = stages(rebalance_seconds=0.2, check=lambda _: 0.1)
-    stays.take_over.members = [Roster(), Roster("classic", "range", (Member("id-2", "me", None), *both.members[1:]))]
-    stays.joined(0)
-    time.sleep(0.6)
-    assert len(stays.events) == 1
+    remains = stages(rebalance_seconds=0.2, check=lambda _: 0.1)
+    remains.take_over.members = [Roster(), Roster("classic", "range", (Member("id-2", "me", None), *both.members[1:]))]
+    remains.joined(0)
+    stays(lambda: len(remains.events) == 1, 0.6, "both go")
 
 
 def test_an_engine_that_stands_still_is_given_up(stages: Stages) -> None:
@@ -425,100 +254,6 @@ def test_an_engine_that_stands_still_is_given_up(stages: Stages) -> None:
     alive.clear()
     assert "no progress" in stage.wait(Lost).reason
     assert consumer.closed.wait(5.0)
-    time.sleep(0.3)
-    assert len(stage.consumers) == 1, "it joined for an engine that stands still"
+    stays(lambda: len(stage.consumers) == 1, 0.3, "it joined for an engine that stands still")
     alive.set()
     stage.consumer(1)
-
-
-def test_what_metadata_mean() -> None:
-    static = group_wire.group_metadata("g", 7, "m", "i")
-    assert parse_metadata(static).member_id == "m"
-    assert parse_metadata(static).generation == 7
-    assert parse_metadata(static).is_member
-    for data in (raw(-1, "m"), raw(0, "m"), raw(1, "")):
-        assert not parse_metadata(data).is_member
-    for data in (b"", b"CGMDv3:" + static[7:], b"CGMDv2:\1\0\0\0", static[:12]):
-        with pytest.raises(ValueError, match="unknown version"):
-            parse_metadata(data)
-
-
-@pytest.mark.parametrize("strategies", [("cooperative-sticky",), ("range",), ("roundrobin",), ("roundrobin", "range")])
-def test_strategies_that_librdkafka_runs(strategies: tuple[str, ...]) -> None:
-    assert classic_assignors(strategies) == ",".join(strategies)
-    membership, _ = connect_librdkafka_group(
-        ClientSettings("127.0.0.1:1"), "g", "t", "i", strategies, broker_side=False
-    )
-    consumer = membership._make_consumer(GroupLog("127.0.0.1:1", "test"))  # librdkafka takes the settings
-    consumer.close()
-    membership.close(1.0)
-
-
-@pytest.mark.parametrize(
-    ("strategies", "what"),
-    [
-        (("incremental",), "membership 'streams'"),
-        (("cooperative-sticky", "range"), "stop all members"),
-        (("range", "incremental"), "'incremental'"),
-    ],
-)
-def test_strategies_that_librdkafka_does_not_run(strategies: tuple[str, ...], what: str) -> None:
-    with pytest.raises(ConfigError, match=what):
-        connect_librdkafka_group(ClientSettings("127.0.0.1:1"), "g", "t", "i", strategies, broker_side=False)
-
-
-def test_strategies_of_the_broker() -> None:
-    assert broker_assignor(("cooperative-sticky",)) == "uniform"
-    assert broker_assignor(("range",)) == "range"
-    for strategies, what in [
-        (("roundrobin",), "cannot run the strategy 'roundrobin'"),
-        (("incremental",), "membership 'streams'"),
-        (("range", "cooperative-sticky"), "takes one strategy"),
-    ]:
-        with pytest.raises(ConfigError, match=what):
-            connect_librdkafka_group(ClientSettings("127.0.0.1:1"), "g", "t", "i", strategies, broker_side=True)
-
-
-def test_librdkafka_wants_a_rebalance_timeout_that_is_not_below_the_session() -> None:
-    with pytest.raises(ConfigError, match="rebalance_timeout_seconds"):
-        connect_librdkafka_group(
-            ClientSettings("127.0.0.1:1"), "g", "t", "i", ("range",), broker_side=False, rebalance_timeout_ms=5000
-        )
-
-
-def test_a_session_of_the_broker_that_is_too_short_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    take_over: Any = FakeTakeOver()
-    assert broker_session_ms(take_over, "g", 5000) == 45_000
-    assert "does not tell" in caplog.text
-    take_over.settings = {"consumer.session.timeout.ms": "5000"}
-    with pytest.raises(ConfigError, match=r"transaction_timeout_seconds \(5\).*kafka-configs"):
-        broker_session_ms(take_over, "g", 5000)
-    assert broker_session_ms(take_over, "g", 4999) == 5000
-
-
-def test_a_group_of_our_own_protocol_is_not_taken_over_by_the_broker() -> None:
-    no_other_protocol("g", Roster())
-    no_other_protocol("g", Roster("consumer", "uniform"))
-    no_other_protocol("g", Roster("classic", "cooperative-sticky"))
-    with pytest.raises(MembershipFatal, match="membership 'streams'"):
-        no_other_protocol("g", Roster("classic", "kes-incremental-1"))
-    with pytest.raises(BrokerUnavailable):
-        no_other_protocol("g", Roster("classic", ""))
-
-
-def test_errors_that_pass_and_errors_that_do_not() -> None:
-    assert explained("UNKNOWN_TOPIC_OR_PART", "", "g", "i") is None
-    for code in [
-        "FENCED_INSTANCE_ID",
-        "UNRELEASED_INSTANCE_ID",
-        "INCONSISTENT_GROUP_PROTOCOL",
-        "INVALID_SESSION_TIMEOUT",
-        "UNSUPPORTED_ASSIGNOR",
-        "UNSUPPORTED_VERSION",
-        "GROUP_AUTHORIZATION_FAILED",
-        "GROUP_MAX_SIZE_REACHED",
-        "INVALID_GROUP_ID",
-    ]:
-        error = explained(code, "text", "shop", "till-1")
-        assert error is not None
-        assert "shop" in str(error)

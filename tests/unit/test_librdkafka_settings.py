@@ -1,0 +1,114 @@
+"""What a librdkafka member makes of the settings of a source, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streams.clients import group_wire
+from streams.clients.librdkafka_connect import (
+    broker_assignor,
+    broker_session_ms,
+    classic_assignors,
+    connect_librdkafka_group,
+    no_other_protocol,
+)
+from streams.clients.librdkafka_group import Roster, explained
+from streams.clients.librdkafka_term import GroupLog, parse_metadata
+from streams.clients.settings import ClientSettings
+from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal
+from tests.unit.librdkafka_kit import FakeTakeOver, raw
+
+
+def test_what_metadata_mean() -> None:
+    static = group_wire.group_metadata("g", 7, "m", "i")
+    assert parse_metadata(static).member_id == "m"
+    assert parse_metadata(static).generation == 7
+    assert parse_metadata(static).is_member
+    for data in (raw(-1, "m"), raw(0, "m"), raw(1, "")):
+        assert not parse_metadata(data).is_member
+    for data in (b"", b"CGMDv3:" + static[7:], b"CGMDv2:\1\0\0\0", static[:12]):
+        with pytest.raises(ValueError, match="unknown version"):
+            parse_metadata(data)
+
+
+@pytest.mark.parametrize("strategies", [("cooperative-sticky",), ("range",), ("roundrobin",), ("roundrobin", "range")])
+def test_strategies_that_librdkafka_runs(strategies: tuple[str, ...]) -> None:
+    assert classic_assignors(strategies) == ",".join(strategies)
+    membership, _ = connect_librdkafka_group(
+        ClientSettings("127.0.0.1:1"), "g", "t", "i", strategies, broker_side=False
+    )
+    consumer = membership._make_consumer(GroupLog("127.0.0.1:1", "test"))  # librdkafka takes the settings
+    consumer.close()
+    membership.close(1.0)
+
+
+@pytest.mark.parametrize(
+    ("strategies", "what"),
+    [
+        (("incremental",), "membership 'streams'"),
+        (("cooperative-sticky", "range"), "stop all members"),
+        (("range", "incremental"), "'incremental'"),
+    ],
+)
+def test_strategies_that_librdkafka_does_not_run(strategies: tuple[str, ...], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        connect_librdkafka_group(ClientSettings("127.0.0.1:1"), "g", "t", "i", strategies, broker_side=False)
+
+
+def test_strategies_of_the_broker() -> None:
+    assert broker_assignor(("cooperative-sticky",)) == "uniform"
+    assert broker_assignor(("range",)) == "range"
+    for strategies, what in [
+        (("roundrobin",), "cannot run the strategy 'roundrobin'"),
+        (("incremental",), "membership 'streams'"),
+        (("range", "cooperative-sticky"), "takes one strategy"),
+    ]:
+        with pytest.raises(ConfigError, match=what):
+            connect_librdkafka_group(ClientSettings("127.0.0.1:1"), "g", "t", "i", strategies, broker_side=True)
+
+
+def test_librdkafka_wants_a_rebalance_timeout_that_is_not_below_the_session() -> None:
+    with pytest.raises(ConfigError, match="rebalance_timeout_seconds"):
+        connect_librdkafka_group(
+            ClientSettings("127.0.0.1:1"), "g", "t", "i", ("range",), broker_side=False, rebalance_timeout_ms=5000
+        )
+
+
+def test_a_session_of_the_broker_that_is_too_short_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    take_over: Any = FakeTakeOver()
+    assert broker_session_ms(take_over, "g", 5000) == 45_000
+    assert "does not tell" in caplog.text
+    take_over.settings = {"consumer.session.timeout.ms": "5000"}
+    with pytest.raises(ConfigError, match=r"transaction_timeout_seconds \(5\).*kafka-configs"):
+        broker_session_ms(take_over, "g", 5000)
+    assert broker_session_ms(take_over, "g", 4999) == 5000
+
+
+def test_a_group_of_our_own_protocol_is_not_taken_over_by_the_broker() -> None:
+    no_other_protocol("g", Roster())
+    no_other_protocol("g", Roster("consumer", "uniform"))
+    no_other_protocol("g", Roster("classic", "cooperative-sticky"))
+    with pytest.raises(MembershipFatal, match="membership 'streams'"):
+        no_other_protocol("g", Roster("classic", "kes-incremental-1"))
+    with pytest.raises(BrokerUnavailable):
+        no_other_protocol("g", Roster("classic", ""))
+
+
+def test_errors_that_pass_and_errors_that_do_not() -> None:
+    assert explained("UNKNOWN_TOPIC_OR_PART", "", "g", "i") is None
+    for code in [
+        "FENCED_INSTANCE_ID",
+        "UNRELEASED_INSTANCE_ID",
+        "INCONSISTENT_GROUP_PROTOCOL",
+        "INVALID_SESSION_TIMEOUT",
+        "UNSUPPORTED_ASSIGNOR",
+        "UNSUPPORTED_VERSION",
+        "GROUP_AUTHORIZATION_FAILED",
+        "GROUP_MAX_SIZE_REACHED",
+        "INVALID_GROUP_ID",
+    ]:
+        error = explained(code, "text", "shop", "till-1")
+        assert error is not None
+        assert "shop" in str(error)
