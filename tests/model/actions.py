@@ -9,8 +9,8 @@ from __future__ import annotations
 from .broker import arrive, bump, end, marker, owner_of
 from .membership import coordinator_steps, crash_steps, membership_steps
 from .pipeline import Steps, intake_steps, pipeline_steps, slot_steps
-from .rules import Fault, Model
-from .state import GROUP, NAMES, ONGOING, PREPARE_COMMIT, TAKE_OVER, World
+from .rules import Fault, Model, Rule
+from .state import AWAIT, GROUP, NAMES, ONGOING, OWN, PREPARE_COMMIT, RELEASE, TAKE_OVER, Said, World
 from .takeover import takeover_steps
 
 ACTIONS: dict[str, str] = {
@@ -35,6 +35,9 @@ ACTIONS: dict[str, str] = {
     "sync": "{0} has the plan of generation {1}",
     "notice_lost": "{0} learns that its membership is gone",
     "revoked": "{0} has released p{1}",
+    "apply": "{0} has released what was revoked, and applies the plan of generation {1}",
+    "handed_over": "{0}'s membership hears that p{1} was handed over, as ordered in generation {2}",
+    "took": "{0}'s membership hears that p{1} was taken",
     "expire_session": "the session of {0}'s dead incarnation expires",
     # taking over and starting (takeover.py)
     "fence": "{0} fences the transactional id {1}",
@@ -60,11 +63,12 @@ def successors(world: World, model: Model) -> tuple[Steps, Steps]:
     """(fair steps, faults and luck) out of ``world``. Raises Broken when an invariant does not hold."""
     steps: Steps = []
     luck: Steps = []
+    bury = Rule.S8_MARKER_IS_LAST in model.out
     for tid, (status, targets) in enumerate(world.tids):
         if status >= PREPARE_COMMIT:
             for target in (*(1 << part for part in range(len(world.logs))), GROUP):
                 if targets & target:
-                    steps.append((("marker", tid, target), marker(world, tid, target)))
+                    steps.append((("marker", tid, target), marker(world, tid, target, bury)))
         elif status == ONGOING:
             _expire(world, model, tid, steps, luck)
     for instance, member in enumerate(world.members):
@@ -111,9 +115,9 @@ def describe(label: tuple[object, ...], model: Model) -> str:
     elif name == "plan":
         generation, plan = details
         assert isinstance(plan, tuple)
-        orders = ["nothing", "own", "release", "await", "revoke"]
         told = (
-            f"{NAMES[i]}: {', '.join(f'{orders[o]} p{p}' for p, o in enumerate(row))}" for i, row in enumerate(plan)
+            f"{NAMES[i]}: {', '.join(f'{_said(said)} p{p}' for p, said in enumerate(row))}"
+            for i, row in enumerate(plan)
         )
         words = [generation, "; ".join(told)]
     elif words and name not in ("amnesia", "stale_memory"):
@@ -126,3 +130,12 @@ def describe(label: tuple[object, ...], model: Model) -> str:
     used = text.count("{")
     rest = [str(word) for word in words[used:]]
     return text.format(*words) + (f" -> {' '.join(rest)}" if rest else "")
+
+
+def _said(said: object) -> str:
+    assert isinstance(said, Said)
+    if said.kind == RELEASE:
+        return f"release to {NAMES[said.instance]}{said.member_id}{' as before' if said.known else ''}"
+    if said.kind == AWAIT:
+        return f"incoming since {said.since or 'now'}"
+    return "own" if said.kind == OWN else "nothing of"

@@ -11,6 +11,7 @@ from .state import (
     FENCED,
     FOUND,
     GROUP,
+    NO_MARK,
     ONGOING,
     PREPARE_ABORT,
     PREPARE_COMMIT,
@@ -96,7 +97,7 @@ def may_commit_offsets(world: World, instance: int, generation: int, member_id: 
     return "" if world.group.generation == generation else "ILLEGAL_GENERATION"
 
 
-def marker(world: World, tid: int, target: int) -> World:
+def marker(world: World, tid: int, target: int, bury: bool = False) -> World:
     """The coordinator writes one marker; after the last one the transaction is complete."""
     status, targets = world.tids[tid]
     left = targets & ~target
@@ -104,7 +105,7 @@ def marker(world: World, tid: int, target: int) -> World:
     commit = status == PREPARE_COMMIT
     if target == GROUP:
         return _mark_offsets(world, tid, commit)
-    return _mark_log(world, target.bit_length() - 1, tid, commit)
+    return _mark_log(world, target.bit_length() - 1, tid, commit, bury)
 
 
 def _mark_offsets(world: World, tid: int, commit: bool) -> World:
@@ -122,7 +123,7 @@ def _mark_offsets(world: World, tid: int, commit: bool) -> World:
     return world._replace(group=group)
 
 
-def _mark_log(world: World, part: int, tid: int, commit: bool) -> World:
+def _mark_log(world: World, part: int, tid: int, commit: bool, bury: bool) -> World:
     log = world.logs[part]
     entries = list(log.entries)
     for index in reversed([i for i, entry in enumerate(entries) if entry.tid == tid and not entry.done]):
@@ -134,7 +135,7 @@ def _mark_log(world: World, part: int, tid: int, commit: bool) -> World:
     log = log._replace(entries=tuple(entries))
     while log.entries and log.entries[0].done:
         world = _found(world, part, log.entries[0])
-        log = _fold(world, part, log)
+        log = _fold(world, part, log, bury)
         world = _lower_ends(world, part, 0)
     return world._replace(logs=put(world.logs, part, log))
 
@@ -149,7 +150,7 @@ def _found(world: World, part: int, entry: Entry) -> World:
     return world
 
 
-def _fold(world: World, part: int, log: Log) -> Log:
+def _fold(world: World, part: int, log: Log, bury: bool) -> Log:
     """The last stable offset moves over one committed entry: here effects become visible, so here they are judged."""
     entry = log.entries[0]
     if entry.start != log.offset:
@@ -162,7 +163,8 @@ def _fold(world: World, part: int, log: Log) -> Log:
         raise Broken(
             f"the changelog of p{part} says {entry.count}, the fold of the input up to {entry.end} is {entry.end}"
         )
-    return Log(entry.end, entry.count, owner_of(world, entry.tid)[0], entry.mark, log.entries[1:])
+    buried = (log.mark if log.mark != NO_MARK else log.buried) if bury else NO_MARK
+    return Log(entry.end, entry.count, owner_of(world, entry.tid)[0], entry.mark, log.entries[1:], buried)
 
 
 def _lower_ends(world: World, part: int, index: int) -> World:

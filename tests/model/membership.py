@@ -1,8 +1,11 @@
 """The group protocol: sessions, joins with claims, the leader's plan, snapshots; and who may own what when.
 
-The plan is made from the claims that came with JoinGroup. The leader keeps what is owned or being taken over where it
-is, gives a partition without owner to the member that awaits it, and may move a partition (budget) either by a release
-marker or by a revoke.
+The plan is made from the claims that came with JoinGroup. The leader keeps what is owned where it is, keeps a move
+under way as it is while both are members, gives a partition without owner to the member that awaits it, and may move a
+partition (budget) either by a release marker or by a revoke.
+
+A member's holdings (what it claims) belong to the membership's thread. The engine tells what it did by notes, which
+arrive later.
 """
 
 from __future__ import annotations
@@ -16,40 +19,44 @@ from .state import (
     ABORTING,
     ACTIVE,
     AWAIT,
-    AWAITED,
+    BARRIER,
     FENCING,
     FILLED,
+    GONE,
+    HANDED_OVER,
     IN,
     INCOMING,
     INIT,
     JOINED,
     JOINING,
     KEPT,
-    MEMBERS,
-    NO_CLAIM,
+    NO_MARK,
     NONE,
+    NOT_HELD,
+    NOT_SAID,
     NOTHING,
-    OUT,
     OWN,
-    OWNED,
     RELEASE,
     RELEASED,
     RELEASING,
-    REVOKE,
     REVOKING,
     STANDBY,
     TAKE_OVER,
-    TAKING,
+    THIS_GENERATION,
     Group,
+    Held,
     Mark,
     Member,
     Role,
+    Said,
     World,
+    no_claims,
+    outsider,
     put,
 )
 
-_CLAIM_OF = {ACTIVE: OWNED, RELEASING: OWNED, RELEASED: OWNED, REVOKING: OWNED, INCOMING: AWAITED}
-_CLAIM_OF.update(dict.fromkeys(TAKE_OVER, TAKING))
+Choice = tuple[int, dict[int, Said]]
+"""Of the leader, for one partition: (cost in moves, what it says to whom)."""
 
 
 def membership_steps(world: World, model: Model, instance: int, steps: Steps, luck: Steps) -> None:
@@ -59,7 +66,7 @@ def membership_steps(world: World, model: Model, instance: int, steps: Steps, lu
     known = member.member_id and group.ids[instance] == member.member_id
     if member.member_id and not known:
         steps.append((("notice_lost", instance), lose(world, model, instance)))
-    elif member.join == IN and member.generation != group.generation:
+    elif member.join in (BARRIER, IN) and member.generation != group.generation:
         # Only a coordinator that went back in time: the heartbeat is answered with ILLEGAL_GENERATION.
         steps.append((("notice_lost", instance), lose(world, model, instance)))
     restless = model.config.restless and world.moves
@@ -72,16 +79,19 @@ def membership_steps(world: World, model: Model, instance: int, steps: Steps, lu
         after = member._replace(join=JOINED, generation=group.generation, pipe=pipe)
         steps.append((("join_response", instance, group.generation), remember(world, instance, after)))
     elif member.join == JOINED and known and not group.preparing:
-        steps.append((("sync", instance, group.generation), _apply_plan(world, model, instance)))
-    if _may_join(world, model, instance):
+        steps.append((("sync", instance, group.generation), _sync(world, model, instance)))
+    if _may_join(world, instance):
         steps.append((("join", instance), _join(world, instance)))
     for part, role in enumerate(member.roles):
         if role.kind == REVOKING and _revoke_is_over(member, model, part):
-            after = member._replace(roles=put(member.roles, part, Role()), rejoin=True)
-            steps.append((("revoked", instance, part), remember(world, instance, after)))
+            steps.append((("revoked", instance, part), _revoked(world, model, instance, part)))
+    if member.notes:
+        kind, part, mark = member.notes[0]
+        name = "handed_over" if kind == HANDED_OVER else "took"
+        steps.append(((name, instance, part, mark.generation), _noted(world, model, instance)))
 
 
-def _may_join(world: World, model: Model, instance: int) -> bool:
+def _may_join(world: World, instance: int) -> bool:
     member, group = world.members[instance], world.group
     if member.member_id == 0:
         return True
@@ -89,10 +99,7 @@ def _may_join(world: World, model: Model, instance: int) -> bool:
         return False
     if not (group.preparing or (member.join == IN and member.rejoin)):
         return False
-    if any(role.kind == REVOKING for role in member.roles):
-        return False  # the barrier comes before the answer to the group
-    # What we claim must not depend on a release marker under way.
-    return Rule.S8_CLAIMS_ARE_FROZEN in model.out or not any(role.kind == RELEASED for role in member.roles)
+    return not any(role.kind == REVOKING for role in member.roles)  # the barrier comes before the answer to the group
 
 
 def _revoke_is_over(member: Member, model: Model, part: int) -> bool:
@@ -102,18 +109,17 @@ def _revoke_is_over(member: Member, model: Model, part: int) -> bool:
 
 
 def _join(world: World, instance: int) -> World:
-    """JoinGroup, with what we own, take over, or await now. A new member also starts a rebalance."""
+    """JoinGroup, with what we hold as far as the membership has heard. A new member also starts a rebalance."""
     member, group = world.members[instance], world.group
     last = member.last_id
     if member.member_id == 0:
         last += 1
         member = member._replace(member_id=last, last_id=last)
-    claims = tuple(_CLAIM_OF.get(role.kind, NO_CLAIM) for role in member.roles)
     group = group._replace(
         preparing=True,
         ids=put(group.ids, instance, last),
         joined=group.joined | (1 << instance),
-        claims=put(group.claims, instance, claims),
+        claims=put(group.claims, instance, (member.applied, member.held)),
     )
     return remember(world._replace(group=group), instance, member._replace(join=JOINING, rejoin=False))
 
@@ -125,7 +131,7 @@ def coordinator_steps(world: World, model: Model, steps: Steps, faults: Steps) -
         for world_after, plan in _plans(world, model):
             after = group._replace(
                 generation=group.generation + 1, preparing=False, joined=0, plan=plan,
-                claims=((NO_CLAIM,) * model.config.partitions,) * MEMBERS,
+                claims=no_claims(model.config),
             )  # fmt: skip
             if world.earlier:
                 world_after = world_after._replace(
@@ -147,14 +153,15 @@ def coordinator_steps(world: World, model: Model, steps: Steps, faults: Steps) -
     if Fault.AMNESIA in kinds and (any(group.ids) or any(group.committed)):
         parts = model.config.partitions
         empty = group._replace(
-            generation=0, preparing=False, ids=(0,) * MEMBERS, joined=0, plan=((NOTHING,) * parts,) * MEMBERS,
-            claims=((NO_CLAIM,) * parts,) * MEMBERS, committed=(-1,) * parts, pending=((),) * parts,
+            generation=0, preparing=False, ids=(0,) * model.config.members, joined=0,
+            plan=((NOT_SAID,) * parts,) * model.config.members, claims=no_claims(model.config),
+            committed=(-1,) * parts, pending=((),) * parts,
         )  # fmt: skip
         faults.append((("amnesia",), world._replace(group=empty, faults=world.faults - 1, forgot=True)))
     if Fault.STALE_MEMORY in kinds and world.earlier[0] != group:
         # A JoinGroup under way gets an error, and is sent again if the coordinator still knows its sender.
         members = tuple(
-            member._replace(join=IN, rejoin=True) if member.join in (JOINING, JOINED) else member
+            member._replace(join=IN, rejoin=True) if member.join in (JOINING, JOINED, BARRIER) else member
             for member in world.members
         )
         stale = world._replace(group=world.earlier[0], members=members, faults=world.faults - 1, forgot=True)
@@ -167,11 +174,11 @@ def _evict(group: Group, instance: int) -> Group:
         ids=ids,
         joined=group.joined & ~(1 << instance),
         preparing=any(ids),
-        claims=put(group.claims, instance, (NO_CLAIM,) * len(group.committed)),
+        claims=put(group.claims, instance, (-1, (NOT_HELD,) * len(group.committed))),
     )
 
 
-def _plans(world: World, model: Model) -> list[tuple[World, tuple[tuple[int, ...], ...]]]:
+def _plans(world: World, model: Model) -> list[tuple[World, tuple[tuple[Said, ...], ...]]]:
     """Every plan the leader may make: per partition keep, assign, or move."""
     group = world.group
     present = [i for i, id_ in enumerate(group.ids) if id_]
@@ -181,82 +188,168 @@ def _plans(world: World, model: Model) -> list[tuple[World, tuple[tuple[int, ...
         moves = sum(cost for cost, _ in chosen)
         if moves > world.moves:
             continue
-        plan = tuple(tuple(orders.get(i, NOTHING) for _, orders in chosen) for i in range(MEMBERS))
+        plan = tuple(
+            tuple(said.get(i) or Said(known=claims[part].owned) for part, (_, said) in enumerate(chosen))
+            for i, (_, claims) in enumerate(group.claims)
+        )
         plans.append((world._replace(moves=world.moves - moves), plan))
     return plans
 
 
-def _choices(world: World, model: Model, present: list[int], part: int) -> list[tuple[int, dict[int, int]]]:
-    """(cost in moves, orders by member) for one partition."""
-    claims = [world.group.claims[i][part] for i in range(MEMBERS)]
-    owners = [i for i in present if claims[i] in (OWNED, TAKING)]
-    awaiting = [i for i in present if claims[i] == AWAITED]
-    if not owners:
-        if awaiting and Rule.S8_INCOMING_KEEPS not in model.out:
-            return [(0, {awaiting[0]: OWN})]
-        return [(0, {i: OWN}) for i in present if i not in awaiting or len(present) == 1]
-    owner = owners[0]
-    choices: list[tuple[int, dict[int, int]]] = [(0, {owner: OWN})]
+def _choices(world: World, model: Model, present: list[int], part: int) -> list[Choice]:
+    """What may be said about one partition."""
+    group, out = world.group, model.out
+    own = Said(OWN)
+    claims = {i: group.claims[i][1][part] for i in present}
+    receiver = _has_it(world, claims)
+    if receiver >= 0 and Rule.S8_RECEIVER_HAS_IT not in out and Rule.S8_ONE_STEP not in out:
+        return [(0, {receiver: own})]
+    owner = _owner(world, model, claims, receiver)
+    if owner < 0:
+        awaiting = [i for i in present if claims[i].since >= 0]
+        if awaiting and Rule.S8_INCOMING_KEEPS not in out:
+            awaiting.sort(key=lambda i: group.claims[i][0])  # the generation each of them was in last
+            return [(0, {awaiting[0 if Rule.S8_INCOMING_NEWEST in out else -1]: own})]
+        return [(0, {i: own}) for i in present if i not in awaiting or len(present) == len(awaiting)]
+    order = claims[owner].releasing
+    if order != NO_MARK and group.ids[order.instance] == order.member_id and Rule.S8_TRANSIT_KEPT not in out:
+        since = THIS_GENERATION if Rule.S8_SINCE_OF_THE_ORDER in out else order.generation
+        release = Said(RELEASE, order.instance, order.member_id, known=True)
+        expected = claims[order.instance].since >= 0
+        return [(0, {owner: release, order.instance: Said(AWAIT, known=expected, since=since)})]
+    choices: list[Choice] = [(0, {owner: own})]
     for other in present:
-        if other == owner or claims[owner] != OWNED:
-            continue
-        if model.config.warm:
-            choices.append((0 if other in awaiting else 1, {owner: RELEASE, other: AWAIT}))
-        if model.config.cold:
-            choices.append((1, {owner: REVOKE}))
+        if other != owner and model.config.warm:
+            release = Said(RELEASE, other, group.ids[other])
+            cost = 0 if claims[other].since >= 0 else 1
+            awaits = Said(AWAIT, known=claims[other].since >= 0, since=THIS_GENERATION)
+            choices.append((cost, {owner: release, other: awaits}))
+    if model.config.cold and len(present) > 1:
+        choices.append((1, {}))
     return choices
 
 
-def _apply_plan(world: World, model: Model, instance: int) -> World:
-    member, group = world.members[instance], world.group
+def _has_it(world: World, claims: dict[int, Held]) -> int:
+    """The receiver of a move that owns the partition already, while the donor claims it still; or -1."""
+    for held in claims.values():
+        to, id_, _ = held.releasing
+        if to in claims and claims[to].owned and world.group.ids[to] == id_:
+            return to
+    return -1
+
+
+def _owner(world: World, model: Model, claims: dict[int, Held], receiver: int) -> int:
+    """Who owns a partition once double claims are decided, or -1."""
+    owners = [i for i, held in claims.items() if held.owned]
+    if receiver >= 0:
+        return min(owners, key=lambda i: i == receiver) if Rule.S8_RECEIVER_HAS_IT in model.out else receiver
+    return max(owners, key=lambda i: (world.group.claims[i][0], claims[i].releasing == NO_MARK), default=-1)
+
+
+def _sync(world: World, model: Model, instance: int) -> World:
+    """The plan is here: apply it, or first give up what it takes away."""
+    member = world.members[instance]
+    plan = zip(member.held, world.group.plan[instance], strict=True)
+    revoked = [held.owned and _takes_away(model, said) for held, said in plan]
+    if any(said.kind == NOTHING and said.known for said in world.group.plan[instance]):
+        # Also when it was handed over since the claim: the leader counts on our next JoinGroup.
+        member = member._replace(rejoin=member.rejoin or Rule.S8_TAKEN_AWAY_REJOINS not in model.out)
+        world = remember(world, instance, member)
+    if not any(revoked):
+        return _apply(world, model, instance)
     roles = tuple(
-        _role_after(world, model, instance, role, group.plan[instance][part]) for part, role in enumerate(member.roles)
+        Role(REVOKING) if gone and role.kind != KEPT else role for gone, role in zip(revoked, member.roles, strict=True)
     )
-    rejoin = any(role.kind == REVOKING and new.kind == NONE for role, new in zip(member.roles, roles, strict=True))
+    return remember(world, instance, member._replace(join=BARRIER, roles=roles, rejoin=True))
+
+
+def _takes_away(model: Model, said: Said) -> bool:
+    """Whether it has to be given up, if we own it. What our claim awaited, and we took since, is ours."""
+    if said.kind == AWAIT:
+        return not said.known or Rule.S8_TAKEN_IS_NOT_REVOKED in model.out
+    return said.kind == NOTHING
+
+
+def _revoked(world: World, model: Model, instance: int, part: int) -> World:
+    member = world.members[instance]
+    held = put(member.held, part, member.held[part]._replace(owned=False))
+    member = member._replace(roles=put(member.roles, part, Role()), held=held)
+    world = remember(world, instance, member)
+    if any(role.kind == REVOKING for role in member.roles) or member.generation != world.group.generation:
+        return world
+    return _apply(world, model, instance)
+
+
+def _apply(world: World, model: Model, instance: int) -> World:
+    """Everything that the plan takes away is given up: the rest of it."""
+    member, group = world.members[instance], world.group
+    held = tuple(
+        _held_after(model, old, said, group.generation)
+        for old, said in zip(member.held, group.plan[instance], strict=True)
+    )
+    roles = tuple(_role_after(model, role, now) for role, now in zip(member.roles, held, strict=True))
     members = sum(1 << i for i, id_ in enumerate(group.ids) if id_)
-    after = member._replace(join=IN, plan_members=members, roles=roles, rejoin=member.rejoin or rejoin)
+    after = member._replace(join=IN, applied=group.generation, plan_members=members, held=held, roles=roles)
     return remember(world, instance, after)
 
 
-def _role_after(world: World, model: Model, instance: int, role: Role, order: int) -> Role:
-    group = world.group
-    if order == OWN:
-        if role.kind == ACTIVE:
+def _held_after(model: Model, held: Held, said: Said, generation: int) -> Held:
+    owned = held.owned or said.kind == OWN
+    if said.kind == RELEASE:
+        # An order that our claim did not know is for an owner, also when the old one was carried out since the claim.
+        owned = owned or (not said.known and Rule.S8_NEW_ORDER_IS_OWNED not in model.out)
+        old = held.releasing
+        same = (old.instance, old.member_id) == (said.instance, said.member_id)
+        order = old if same else Mark(said.instance, said.member_id, generation)
+        return Held(owned, order if owned else NO_MARK)
+    if said.kind == AWAIT and not owned:
+        return Held(since=said.since or generation)
+    return Held(owned)
+
+
+def _role_after(model: Model, role: Role, held: Held) -> Role:
+    """What the engine makes of an assignment. What it works on it gives up by a revoke only."""
+    order = held.releasing
+    if held.owned:
+        if role.kind in (ACTIVE, RELEASING, KEPT):
+            return Role(ACTIVE if order == NO_MARK else RELEASING, role.a, role.b, order)
+        if role.kind == GONE and order != role.mark and Rule.S8_WITHDRAWN_IS_ANEW in model.out:
+            return Role(ACTIVE if order == NO_MARK else RELEASING, role.a, role.b, order)
+        if role.kind == GONE and (order == role.mark or Rule.S8_WITHDRAWN_IS_TAKEN in model.out):
             return role
-        if role.kind == RELEASING:
-            return Role(ACTIVE, role.a, role.b)
-        if role.kind == KEPT:
-            return Role(ACTIVE, role.a, role.b)
-        if role.kind == STANDBY:
-            return role
-        return role if role.kind in TAKE_OVER else Role(FENCING)
-    if order == RELEASE:
-        if role.kind in (ACTIVE, RELEASING):
-            target = 1 - instance
-            return Role(RELEASING, role.a, role.b, Mark(target, group.ids[target], group.generation))
-        return role
-    if order == AWAIT:
-        return Role(INCOMING, group.generation) if role.kind in (NONE, INCOMING, STANDBY) else role
-    if role.kind in (ACTIVE, RELEASING):
-        return Role(REVOKING)  # also when a plan forgets what we own: finish the transaction, then let go
-    if role.kind in (RELEASED, REVOKING, STANDBY, KEPT):
-        return role
-    return Role()
+        if role.kind == RELEASED or role.kind in TAKE_OVER:
+            return role._replace(mark=order)
+        return role if role.kind == STANDBY else Role(FENCING, mark=order, since=role.since)
+    if held.since >= 0 and role.kind in (NONE, INCOMING, STANDBY, GONE):
+        return Role(INCOMING, since=held.since)
+    return Role() if role.kind in (INCOMING, GONE) else role
+
+
+def _noted(world: World, model: Model, instance: int) -> World:
+    """The membership hears what the engine did some time ago."""
+    member = world.members[instance]
+    (kind, part, mark), *notes = member.notes
+    held = member.held[part]
+    if kind == HANDED_OVER:
+        stands = held.releasing == mark or Rule.S8_WITHDRAWN_BY_IDENTITY in model.out
+        held = NOT_HELD if stands else held
+    elif held.since >= 0:
+        held = Held(True)
+    member = member._replace(held=put(member.held, part, held), notes=tuple(notes))
+    return remember(world, instance, member)
 
 
 def crash_steps(world: World, model: Model, instance: int, faults: Steps) -> None:
     """A member dies, or a dead one comes back (which nobody may count on)."""
     member = world.members[instance]
-    nobody = tuple(Role() for _ in member.roles)
-    slots = (INIT,) * len(member.slots)
     if not member.alive:
         if world.restarts:
-            back = Member(True, 0, member.last_id, -1, OUT, False, 0, nobody, (), slots)
+            back = outsider(model.config, member.last_id, slot=INIT)
             faults.append(
                 (("restart", instance), remember(world._replace(restarts=world.restarts - 1), instance, back))
             )
         return
     if world.faults and Fault.CRASH in model.config.kinds and all(other.alive for other in world.members):
         after = lose(world._replace(faults=world.faults - 1), model._replace(out=frozenset()), instance)
-        dead = Member(False, 0, member.last_id, -1, OUT, False, 0, nobody, (), slots)
+        dead = outsider(model.config, member.last_id, alive=False, slot=INIT)
         faults.append((("crash", instance), remember(after, instance, dead)))

@@ -19,15 +19,19 @@ from .state import (
     EMPTY,
     ENDING,
     FENCED,
+    FENCING,
     FILLED,
     FLUSHED,
     FOUND,
+    GONE,
+    HANDED_OVER,
     HUNG,
-    IN,
     INIT,
     KEPT,
+    NAMES,
     NO_MARK,
     NONE,
+    NOT_HELD,
     OFFSETS,
     ONGOING,
     OUT,
@@ -39,9 +43,11 @@ from .state import (
     Entry,
     Late,
     Member,
+    Note,
     Role,
     Txn,
     World,
+    outsider,
     put,
 )
 
@@ -72,11 +78,11 @@ def intake_steps(world: World, model: Model, instance: int, steps: Steps) -> Non
     for part, role in enumerate(member.roles):
         if role.kind == ACTIVE and role.a < model.config.records:
             if role.b != role.a:
-                raise Broken(f"the store of p{part} at {'AB'[instance]} counts {role.b} at position {role.a}")
+                raise Broken(f"the store of p{part} at {NAMES[instance]} counts {role.b} at position {role.a}")
             txn = Txn(slot, FILLED, part, role.a, role.a + 1, role.b + 1)
             roles = put(member.roles, part, Role(ACTIVE, role.a + 1, role.b + 1))
             steps.append((("fill", instance, part, role.a), _fill(world, instance, member, roles, txn)))
-        elif role.kind == RELEASING and (member.join == IN or Rule.S8_CLAIMS_ARE_FROZEN in model.out):
+        elif role.kind == RELEASING:
             txn = Txn(slot, FILLED, part, role.a, role.a, role.b, mark=role.mark)
             kind = RELEASED if Rule.S8_DONOR_STOPS not in model.out else ACTIVE
             roles = put(member.roles, part, role._replace(kind=kind))
@@ -183,10 +189,16 @@ def settle_committed(world: World, instance: int, index: int) -> World:
     member = world.members[instance]
     txn = member.pipe[index]
     roles = member.roles
-    if txn.mark is not NO_MARK and roles[txn.part].kind == RELEASED:
-        roles = put(roles, txn.part, Role())
+    notes = member.notes
+    if txn.mark != NO_MARK:
+        role = roles[txn.part]
+        notes = (*notes, Note(HANDED_OVER, txn.part, txn.mark))
+        if role.kind == RELEASED:
+            # Withdrawn while the marker was under way: it is ours, but the receiver may have worked on it meanwhile.
+            after = Role(GONE, role.a, role.b, txn.mark) if role.mark == txn.mark else Role(FENCING, mark=role.mark)
+            roles = put(roles, txn.part, after)
     pipe = (*member.pipe[:index], *member.pipe[index + 1 :])
-    return remember(world, instance, member._replace(pipe=pipe, roles=roles))
+    return remember(world, instance, member._replace(pipe=pipe, roles=roles, notes=notes))
 
 
 def _time_out(world: World, model: Model, instance: int, index: int, faults: Steps) -> None:
@@ -312,20 +324,27 @@ def lose(world: World, model: Model, instance: int) -> World:
     """R5: nothing more is sent, every store is closed, open transactions are settled, and we join as somebody new."""
     member = world.members[instance]
     if Rule.INCARNATION in model.out:
-        nothing = tuple(Role(NONE) for _ in member.roles)
+        nothing = (Role(),) * len(member.roles)
         pipe = tuple(txn._replace(phase=FLUSHED) if txn.phase == OFFSETS else txn for txn in member.pipe)
         return remember(
             world,
             instance,
-            member._replace(member_id=0, join=OUT, generation=-1, roles=nothing, pipe=pipe, rejoin=False),
+            member._replace(
+                member_id=0,
+                join=OUT,
+                generation=-1,
+                roles=nothing,
+                pipe=pipe,
+                rejoin=False,
+                applied=-1,
+                held=(NOT_HELD,) * len(member.held),
+                notes=(),
+            ),
         )
     for txn in member.pipe:
         world = _in_flight(world, model, instance, txn)
     slots = (INIT,) * len(member.slots)  # idle ones too: a fence that was meant for the old incarnation hit them
     kept = Rule.R5_LOST_IS_NOT_REVOKED in model.out
     roles = tuple(role._replace(kind=KEPT) if kept and role.kind == ACTIVE else Role(NONE) for role in member.roles)
-    return remember(
-        world,
-        instance,
-        Member(True, 0, member.last_id, -1, OUT, False, 0, roles, (), slots),
-    )
+    left = outsider(model.config, member.last_id)
+    return remember(world, instance, left._replace(roles=roles, slots=slots))

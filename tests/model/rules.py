@@ -39,8 +39,19 @@ class Rule(Enum):
     S8_MARKER_OF_GENERATION = ("8", "the target takes a release marker of an earlier generation")
     S8_MARKER_TO_MEMBER_ID = ("8", "the release marker names the instance, not the member id")
     S8_REVOKE_BARRIER = ("8", "the group is answered before the transactions of a revoked partition are settled")
-    S8_CLAIMS_ARE_FROZEN = ("8", "a release marker is written between our JoinGroup and its plan")
-    S8_INCOMING_KEEPS = ("8", "the plan gives a partition with a move under way to another member")
+    S8_MARKER_IS_LAST = ("8", "the target takes a release marker although there are records after it")
+    S8_TRANSIT_KEPT = ("8", "the plan treats an owner that was ordered to hand over like any owner")
+    S8_SINCE_OF_THE_ORDER = ("8", "a kept move is told as of this generation, not of the one it was ordered in")
+    S8_INCOMING_KEEPS = ("8", "the plan gives a partition without owner to another than the one that awaits it")
+    S8_INCOMING_NEWEST = ("8", "of two members that await a partition the one told first gets it")
+    S8_ONE_STEP = ("8", "a partition that donor and receiver both claim is moved on in the same plan")
+    S8_TAKEN_AWAY_REJOINS = ("8", "what a plan takes away, and was handed over since the claim, asks for no new plan")
+    S8_RECEIVER_HAS_IT = ("8", "donor and receiver claim a partition: the donor keeps it")
+    S8_WITHDRAWN_BY_IDENTITY = ("8", "a hand-over under a withdrawn order ends the ownership given since")
+    S8_WITHDRAWN_IS_ANEW = ("8", "told to keep what it handed over, the donor goes on with its store")
+    S8_WITHDRAWN_IS_TAKEN = ("8", "told to keep what it handed over, the donor believes that it works on it")
+    S8_TAKEN_IS_NOT_REVOKED = ("8", "a plan that says `incoming` revokes what was started since the claim")
+    S8_NEW_ORDER_IS_OWNED = ("8", "a new order for what was handed over since the claim is ignored")
 
 
 class Fault(Enum):
@@ -55,7 +66,7 @@ class Fault(Enum):
 
 
 class Config(NamedTuple):
-    """A small world: two members, ``partitions`` with ``records`` each, and a budget of faults and moves."""
+    """A small world: ``members``, ``partitions`` with ``records`` each, and a budget of faults and moves."""
 
     name: str
     partitions: int = 1
@@ -73,6 +84,9 @@ class Config(NamedTuple):
     """A move may also be spent on a rebalance that a member asks for (its user data changed)."""
     restarts: int = 1
     """How often a dead member may come back."""
+    members: int = 2
+    together: bool = False
+    """All members are in the group from the start (else the others join)."""
 
 
 class Model(NamedTuple):

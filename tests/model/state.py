@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from .rules import Config, Fault
 
-NAMES = "AB"
-MEMBERS = len(NAMES)
+NAMES = "ABC"
 GROUP = 1 << 7
 """Bit of the group's offsets among the targets of transaction markers; bit p is the changelog of partition p."""
 
@@ -30,21 +29,23 @@ FILLED, FLUSHED, OFFSETS, ACCEPTED, ENDING, UNCLEAR, FOUND, ABORTING, HUNG = ran
 """FOUND: unclear to its member, but its records are readable in the changelog by now."""
 
 # A partition at a member.
-(NONE, ACTIVE, INCOMING, RELEASING, RELEASED, REVOKING, FENCING, END, READING, STANDBY, KEPT) = range(11)
+(NONE, ACTIVE, INCOMING, RELEASING, RELEASED, REVOKING, FENCING, END, READING, STANDBY, KEPT, GONE) = range(12)
 TAKE_OVER = (FENCING, END, READING)
 
 # Where a member stands in the group protocol.
-OUT, JOINING, JOINED, IN = range(4)
+OUT, JOINING, JOINED, BARRIER, IN = range(5)
 
-# An order of the plan for one member and partition.
-NOTHING, OWN, RELEASE, AWAIT, REVOKE = range(5)
+# What the plan says to one member about one partition. NOTHING revokes what the member owns.
+NOTHING, OWN, RELEASE, AWAIT = range(4)
+THIS_GENERATION = 0
 
-# A claim in JoinGroup.
-NO_CLAIM, OWNED, TAKING, AWAITED = range(4)
+# What the engine tells the membership, later than it happened.
+HANDED_OVER, TOOK = range(2)
 
 
 class Mark(NamedTuple):
-    """A release marker in a changelog: to whom, and of which generation."""
+    """An order to hand over, and the release marker that it leaves in the changelog: to whom, and of which
+    generation."""
 
     instance: int
     member_id: int
@@ -55,14 +56,49 @@ NO_MARK = Mark(-1, 0, 0)
 
 
 class Role(NamedTuple):
-    """A partition at a member. For ACTIVE ``a`` is the position and ``b`` the store's count; INCOMING: ``a`` is the
-    generation in which we were told; FENCING: ``a`` is the next id; END: ``b`` is the group's offset; READING: ``a`` is
-    the number of entries still below the high watermark, ``b`` the group's offset."""
+    """A partition at a member's engine. For ACTIVE ``a`` is the position and ``b`` the store's count; FENCING: ``a`` is
+    the next id; END: ``b`` is the group's offset; READING: ``a`` is the number of entries still below the high
+    watermark, ``b`` the group's offset. ``mark`` is the order to hand over (also one to be done after the take-over;
+    GONE: the one that was done), ``since`` the generation from which on a marker starts us."""
 
     kind: int = NONE
     a: int = 0
     b: int = 0
     mark: Mark = NO_MARK
+    since: int = -1
+
+
+class Held(NamedTuple):
+    """A partition in a member's holdings, which is what it claims: a move under way is named on both sides."""
+
+    owned: bool = False
+    releasing: Mark = NO_MARK
+    since: int = -1
+
+
+NOT_HELD = Held()
+
+
+class Said(NamedTuple):
+    """What the plan says to one member about one partition. RELEASE: to whom. AWAIT: since which generation.
+    ``known``: its claim named the same move, or for NOTHING: it claimed to own it (it knows what it claimed)."""
+
+    kind: int = NOTHING
+    instance: int = -1
+    member_id: int = 0
+    known: bool = False
+    since: int = -1
+
+
+NOT_SAID = Said()
+
+
+class Note(NamedTuple):
+    """From the engine to the membership, on its way."""
+
+    kind: int
+    part: int
+    mark: Mark
 
 
 class Txn(NamedTuple):
@@ -88,7 +124,11 @@ class Member(NamedTuple):
     generation: int
     join: int
     rejoin: bool
+    applied: int
+    """Generation of the last plan that was applied."""
     plan_members: int
+    held: tuple[Held, ...]
+    notes: tuple[Note, ...]
     roles: tuple[Role, ...]
     pipe: tuple[Txn, ...]
     slots: tuple[int, ...]
@@ -101,8 +141,9 @@ class Group(NamedTuple):
     preparing: bool
     ids: tuple[int, ...]
     joined: int
-    claims: tuple[tuple[int, ...], ...]
-    plan: tuple[tuple[int, ...], ...]
+    claims: tuple[tuple[int, tuple[Held, ...]], ...]
+    """Per member: the generation it was in last, and its holdings."""
+    plan: tuple[tuple[Said, ...], ...]
     committed: tuple[int, ...]
     pending: tuple[tuple[tuple[int, int], ...], ...]
     """Per partition: (transactional id, offset) of transactions that are not settled."""
@@ -127,6 +168,8 @@ class Log(NamedTuple):
     writer: int
     mark: Mark
     entries: tuple[Entry, ...]
+    buried: Mark = NO_MARK
+    """The last marker with records after it; kept only where such a marker is obeyed."""
 
 
 class Late(NamedTuple):
@@ -165,22 +208,37 @@ def put(items: tuple, index: int, item: object) -> tuple:  # type: ignore[type-a
     return (*items[:index], item, *items[index + 1 :])
 
 
+def no_claims(config: Config) -> tuple[tuple[int, tuple[Held, ...]], ...]:
+    """Nobody claims anything."""
+    return ((-1, (NOT_HELD,) * config.partitions),) * config.members
+
+
+def outsider(config: Config, last_id: int = 0, *, alive: bool = True, slot: int = READY) -> Member:
+    """A member that is in no group and holds nothing."""
+    nothing = (Role(),) * config.partitions
+    held = (NOT_HELD,) * config.partitions
+    return Member(alive, 0, last_id, -1, OUT, False, -1, 0, held, (), nothing, (), (slot,) * config.pool)
+
+
 def initial(config: Config) -> World:
-    """A is alone in generation 1 and owns everything; B runs, and is in no group yet."""
-    parts = range(config.partitions)
-    nobody = Role()
-    a = Member(True, 1, 1, 1, IN, False, 1, tuple(Role(ACTIVE) for _ in parts), (), (READY,) * config.pool)
-    b = Member(True, 0, 0, -1, OUT, False, 0, tuple(nobody for _ in parts), (), (READY,) * config.pool)
-    none = (NOTHING,) * config.partitions
+    """A is in generation 1 and owns everything; the others run, and are in the group (``together``) or in none yet."""
+    parts, others = config.partitions, config.members - 1
+    everybody = (1 << config.members) - 1 if config.together else 1
+    in_group = Member(
+        True, 1, 1, 1, IN, False, 1, everybody,
+        (NOT_HELD,) * parts, (), (Role(),) * parts, (), (READY,) * config.pool,
+    )  # fmt: skip
+    a = in_group._replace(held=(Held(True),) * parts, roles=(Role(ACTIVE),) * parts)
+    other = in_group if config.together else outsider(config)
     group = Group(
-        1, False, (1, 0), 0, ((NO_CLAIM,) * config.partitions,) * MEMBERS, (none, none),
-        (0,) * config.partitions, ((),) * config.partitions,
+        1, False, (1, *(int(config.together),) * others), 0, no_claims(config),
+        ((NOT_SAID,) * parts,) * config.members, (0,) * parts, ((),) * parts,
     )  # fmt: skip
     return World(
-        ((EMPTY, 0),) * (MEMBERS * config.pool),
+        ((EMPTY, 0),) * (config.members * config.pool),
         group,
-        tuple(Log(0, 0, -1, NO_MARK, ()) for _ in parts),
-        (a, b),
+        (Log(0, 0, -1, NO_MARK, ()),) * parts,
+        (a, *(other,) * others),
         (),
         config.faults,
         config.moves,
