@@ -36,6 +36,8 @@ ACTIONS: dict[str, str] = {
     "notice_lost": "{0} learns that its membership is gone",
     "revoked": "{0} has released p{1}",
     "apply": "{0} has released what was revoked, and applies the plan of generation {1}",
+    "hears": "{0}'s engine hears what its membership told it",
+    "engine_lost": "{0}'s engine sees that the snapshot is of another incarnation, and drops everything",
     "handed_over": "{0}'s membership hears that p{1} was handed over, as ordered in generation {2}",
     "took": "{0}'s membership hears that p{1} was taken",
     "expire_session": "the session of {0}'s dead incarnation expires",

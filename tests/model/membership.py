@@ -13,7 +13,7 @@ from __future__ import annotations
 from itertools import product
 
 from .broker import remember
-from .pipeline import Steps, lose
+from .pipeline import Steps, engine_lost, membership_lost
 from .rules import Fault, Model, Rule
 from .state import (
     ABORTING,
@@ -43,6 +43,7 @@ from .state import (
     STANDBY,
     TAKE_OVER,
     THIS_GENERATION,
+    Event,
     Group,
     Held,
     Mark,
@@ -65,10 +66,10 @@ def membership_steps(world: World, model: Model, instance: int, steps: Steps, lu
     bit = 1 << instance
     known = member.member_id and group.ids[instance] == member.member_id
     if member.member_id and not known:
-        steps.append((("notice_lost", instance), lose(world, model, instance)))
+        steps.append((("notice_lost", instance), membership_lost(world, model, instance)))
     elif member.join in (BARRIER, IN) and member.generation != group.generation:
         # Only a coordinator that went back in time: the heartbeat is answered with ILLEGAL_GENERATION.
-        steps.append((("notice_lost", instance), lose(world, model, instance)))
+        steps.append((("notice_lost", instance), membership_lost(world, model, instance)))
     restless = model.config.restless and world.moves
     if restless and member.join == IN and known and not member.rejoin and not group.preparing:
         nudged = remember(world._replace(moves=world.moves - 1), instance, member._replace(rejoin=True))
@@ -82,11 +83,13 @@ def membership_steps(world: World, model: Model, instance: int, steps: Steps, lu
         steps.append((("sync", instance, group.generation), _sync(world, model, instance)))
     if _may_join(world, instance):
         steps.append((("join", instance), _join(world, instance)))
+    if member.inbox:
+        steps.append((("hears", instance), _hears(world, model, instance)))
     for part, role in enumerate(member.roles):
         if role.kind == REVOKING and _revoke_is_over(member, model, part):
             steps.append((("revoked", instance, part), _revoked(world, model, instance, part)))
     if member.notes:
-        kind, part, mark = member.notes[0]
+        kind, part, mark, _ = member.notes[0]
         name = "handed_over" if kind == HANDED_OVER else "took"
         steps.append(((name, instance, part, mark.generation), _noted(world, model, instance)))
 
@@ -97,9 +100,7 @@ def _may_join(world: World, instance: int) -> bool:
         return True
     if group.ids[instance] != member.member_id or group.joined & (1 << instance) or member.join not in (JOINED, IN):
         return False
-    if not (group.preparing or (member.join == IN and member.rejoin)):
-        return False
-    return not any(role.kind == REVOKING for role in member.roles)  # the barrier comes before the answer to the group
+    return group.preparing or (member.join == IN and member.rejoin)
 
 
 def _revoke_is_over(member: Member, model: Model, part: int) -> bool:
@@ -257,10 +258,34 @@ def _sync(world: World, model: Model, instance: int) -> World:
         world = remember(world, instance, member)
     if not any(revoked):
         return _apply(world, model, instance)
-    roles = tuple(
-        Role(REVOKING) if gone and role.kind != KEPT else role for gone, role in zip(revoked, member.roles, strict=True)
+    world = remember(world, instance, member._replace(join=BARRIER, rejoin=True))
+    return _tell(world, model, instance, Event(member.member_id, revoked=tuple(revoked)))
+
+
+def _tell(world: World, model: Model, instance: int, event: Event) -> World:
+    """From the membership to the engine: heard at once, or later."""
+    member = world.members[instance]
+    world = remember(world, instance, member._replace(inbox=(*member.inbox, event)))
+    return world if model.config.lag else _hears(world, model, instance)
+
+
+def _hears(world: World, model: Model, instance: int) -> World:
+    member = world.members[instance]
+    event, *inbox = member.inbox
+    member = member._replace(inbox=tuple(inbox))
+    if not event.member_id:
+        return engine_lost(remember(world, instance, member), model, instance)
+    roles = member.roles
+    if event.revoked:
+        roles = tuple(
+            Role(REVOKING) if gone and role.kind != KEPT else role
+            for gone, role in zip(event.revoked, roles, strict=True)
+        )
+        return remember(world, instance, member._replace(roles=roles))
+    roles = tuple(_role_after(model, role, now) for role, now in zip(roles, event.held, strict=True))
+    return remember(
+        world, instance, member._replace(roles=roles, plan_members=event.members, engine_id=event.member_id)
     )
-    return remember(world, instance, member._replace(join=BARRIER, roles=roles, rejoin=True))
 
 
 def _takes_away(model: Model, said: Said) -> bool:
@@ -272,8 +297,13 @@ def _takes_away(model: Model, said: Said) -> bool:
 
 def _revoked(world: World, model: Model, instance: int, part: int) -> World:
     member = world.members[instance]
+    member = member._replace(roles=put(member.roles, part, Role()))
+    world = remember(world, instance, member)
+    ours = member.engine_id == member.member_id or Rule.S8_NOTES_OF_INCARNATION in model.out
+    if member.join != BARRIER or not ours:
+        return world
     held = put(member.held, part, member.held[part]._replace(owned=False))
-    member = member._replace(roles=put(member.roles, part, Role()), held=held)
+    member = member._replace(held=held)
     world = remember(world, instance, member)
     if any(role.kind == REVOKING for role in member.roles) or member.generation != world.group.generation:
         return world
@@ -287,10 +317,9 @@ def _apply(world: World, model: Model, instance: int) -> World:
         _held_after(model, old, said, group.generation)
         for old, said in zip(member.held, group.plan[instance], strict=True)
     )
-    roles = tuple(_role_after(model, role, now) for role, now in zip(member.roles, held, strict=True))
     members = sum(1 << i for i, id_ in enumerate(group.ids) if id_)
-    after = member._replace(join=IN, applied=group.generation, plan_members=members, held=held, roles=roles)
-    return remember(world, instance, after)
+    after = member._replace(join=IN, applied=group.generation, held=held)
+    return _tell(remember(world, instance, after), model, instance, Event(member.member_id, members, held))
 
 
 def _held_after(model: Model, held: Held, said: Said, generation: int) -> Held:
@@ -328,9 +357,11 @@ def _role_after(model: Model, role: Role, held: Held) -> Role:
 def _noted(world: World, model: Model, instance: int) -> World:
     """The membership hears what the engine did some time ago."""
     member = world.members[instance]
-    (kind, part, mark), *notes = member.notes
+    (kind, part, mark, member_id), *notes = member.notes
     held = member.held[part]
-    if kind == HANDED_OVER:
+    if member_id != member.member_id and Rule.S8_NOTES_OF_INCARNATION not in model.out:
+        pass
+    elif kind == HANDED_OVER:
         stands = held.releasing == mark or Rule.S8_WITHDRAWN_BY_IDENTITY in model.out
         held = NOT_HELD if stands else held
     elif held.since >= 0:
@@ -350,6 +381,6 @@ def crash_steps(world: World, model: Model, instance: int, faults: Steps) -> Non
             )
         return
     if world.faults and Fault.CRASH in model.config.kinds and all(other.alive for other in world.members):
-        after = lose(world._replace(faults=world.faults - 1), model._replace(out=frozenset()), instance)
+        after = engine_lost(world._replace(faults=world.faults - 1), model._replace(out=frozenset()), instance)
         dead = outsider(model.config, member.last_id, alive=False, slot=INIT)
         faults.append((("crash", instance), remember(after, instance, dead)))

@@ -41,6 +41,7 @@ from .state import (
     UNCLEAR,
     Broken,
     Entry,
+    Event,
     Late,
     Member,
     Note,
@@ -103,7 +104,7 @@ def pipeline_steps(world: World, model: Model, instance: int, steps: Steps, faul
             if flushed or Rule.R2_PRODUCE_IN_ORDER in model.out:
                 _produce(world, model, instance, member, index, steps)
         elif txn.phase == FLUSHED:
-            if first and member.member_id:
+            if first and (member.member_id or model.config.lag):
                 _send_offsets(world, model, instance, member, index, steps)
         elif txn.phase == OFFSETS:
             _offsets_arrive(world, model, instance, member, index, steps)
@@ -145,6 +146,9 @@ def _produce(world: World, model: Model, instance: int, member: Member, index: i
 def _send_offsets(world: World, model: Model, instance: int, member: Member, index: int, steps: Steps) -> None:
     """The snapshot is read once, right before; the request carries it from here on."""
     txn = member.pipe[index]
+    if member.member_id != member.engine_id and Rule.INCARNATION not in model.out:
+        steps.append((("engine_lost", instance), engine_lost(world, model, instance)))
+        return
     generation = -1 if Rule.R1_REAL_METADATA in model.out else member.generation
     pipe = put(member.pipe, index, txn._replace(phase=OFFSETS, generation=generation))
     label = ("send_offsets", instance, txn.slot, generation)
@@ -157,7 +161,7 @@ def _offsets_arrive(world: World, model: Model, instance: int, member: Member, i
     if member.slots[txn.slot] == FENCED:
         steps.append(((*label, "FENCED"), fenced(world, model, instance)))
         return
-    error = may_commit_offsets(world, instance, txn.generation, member.member_id)
+    error = may_commit_offsets(world, instance, txn.generation, _sender(member, model))
     tid = tid_of(model, instance, txn.slot)
     if error == "UNKNOWN_MEMBER_ID":
         steps.append(((*label, error), lose(world, model, instance)))
@@ -192,7 +196,7 @@ def settle_committed(world: World, instance: int, index: int) -> World:
     notes = member.notes
     if txn.mark != NO_MARK:
         role = roles[txn.part]
-        notes = (*notes, Note(HANDED_OVER, txn.part, txn.mark))
+        notes = (*notes, Note(HANDED_OVER, txn.part, txn.mark, member.engine_id))
         if role.kind == RELEASED:
             # Withdrawn while the marker was under way: it is ours, but the receiver may have worked on it meanwhile.
             after = Role(GONE, role.a, role.b, txn.mark) if role.mark == txn.mark else Role(FENCING, mark=role.mark)
@@ -219,9 +223,14 @@ def _in_flight(world: World, model: Model, instance: int, txn: Txn) -> World:
     tid = tid_of(model, instance, txn.slot)
     if world.members[instance].slots[txn.slot] == FENCED:
         return world
-    member_id = world.members[instance].member_id
+    member_id = _sender(world.members[instance], model)
     late = Late(tid, txn.part, txn.end, txn.generation, member_id) if txn.phase == OFFSETS else Late(tid, -1, 0, 0, 0)
     return world._replace(late=tuple(sorted((*world.late, late))))
+
+
+def _sender(member: Member, model: Model) -> int:
+    """The member id of a request in flight."""
+    return member.member_id if Rule.INCARNATION in model.out else member.engine_id
 
 
 def fail(world: World, model: Model, instance: int, index: int, phase: int, refused: bool = False) -> World:
@@ -321,7 +330,9 @@ def fenced(world: World, model: Model, instance: int) -> World:
 
 
 def lose(world: World, model: Model, instance: int) -> World:
-    """R5: nothing more is sent, every store is closed, open transactions are settled, and we join as somebody new."""
+    """R5: what was owned is void, and we join as somebody new."""
+    if Rule.INCARNATION not in model.out:
+        world = engine_lost(world, model, instance)
     member = world.members[instance]
     if Rule.INCARNATION in model.out:
         nothing = (Role(),) * len(member.roles)
@@ -341,10 +352,28 @@ def lose(world: World, model: Model, instance: int) -> World:
                 notes=(),
             ),
         )
+    left = outsider(model.config, member.last_id)
+    return remember(world, instance, left._replace(roles=member.roles, slots=member.slots))
+
+
+def membership_lost(world: World, model: Model, instance: int) -> World:
+    """The membership learns it first. The engine hears of it, sooner or later."""
+    if not model.config.lag:
+        return lose(world, model, instance)
+    member = world.members[instance]
+    left = outsider(model.config, member.last_id)._replace(
+        roles=member.roles, pipe=member.pipe, slots=member.slots, notes=member.notes,
+        engine_id=member.engine_id, inbox=(*member.inbox, Event(0)),
+    )  # fmt: skip
+    return remember(world, instance, left)
+
+
+def engine_lost(world: World, model: Model, instance: int) -> World:
+    """R5: nothing more is sent, every store is closed, open transactions are settled."""
+    member = world.members[instance]
     for txn in member.pipe:
         world = _in_flight(world, model, instance, txn)
     slots = (INIT,) * len(member.slots)  # idle ones too: a fence that was meant for the old incarnation hit them
     kept = Rule.R5_LOST_IS_NOT_REVOKED in model.out
     roles = tuple(role._replace(kind=KEPT) if kept and role.kind == ACTIVE else Role(NONE) for role in member.roles)
-    left = outsider(model.config, member.last_id)
-    return remember(world, instance, left._replace(roles=roles, slots=slots))
+    return remember(world, instance, member._replace(engine_id=0, roles=roles, pipe=(), slots=slots))

@@ -46,6 +46,8 @@ class Rule(Enum):
     S8_INCOMING_NEWEST = ("8", "of two members that await a partition the one told first gets it")
     S8_ONE_STEP = ("8", "a partition that donor and receiver both claim is moved on in the same plan")
     S8_TAKEN_AWAY_REJOINS = ("8", "what a plan takes away, and was handed over since the claim, asks for no new plan")
+    S8_NOTES_OF_INCARNATION = ("8, 8a", "what the engine did before a loss counts for the membership after it")
+    S8_START_IS_ASKED = ("8", "the target starts by an assignment that its membership has replaced meanwhile")
     S8_RECEIVER_HAS_IT = ("8", "donor and receiver claim a partition: the donor keeps it")
     S8_WITHDRAWN_BY_IDENTITY = ("8", "a hand-over under a withdrawn order ends the ownership given since")
     S8_WITHDRAWN_IS_ANEW = ("8", "told to keep what it handed over, the donor goes on with its store")
@@ -85,6 +87,8 @@ class Config(NamedTuple):
     restarts: int = 1
     """How often a dead member may come back."""
     members: int = 2
+    lag: bool = False
+    """The engine hears what the membership tells it later than the group does (its event loop is busy)."""
     together: bool = False
     """All members are in the group from the start (else the others join)."""
 

@@ -99,6 +99,16 @@ class Note(NamedTuple):
     kind: int
     part: int
     mark: Mark
+    member_id: int
+
+
+class Event(NamedTuple):
+    """From the membership to the engine, on its way: an assignment (what is held), a revoke, or a loss (neither)."""
+
+    member_id: int
+    members: int = 0
+    held: tuple[Held, ...] = ()
+    revoked: tuple[bool, ...] = ()
 
 
 class Txn(NamedTuple):
@@ -129,6 +139,9 @@ class Member(NamedTuple):
     plan_members: int
     held: tuple[Held, ...]
     notes: tuple[Note, ...]
+    engine_id: int
+    """The incarnation that the engine is in."""
+    inbox: tuple[Event, ...]
     roles: tuple[Role, ...]
     pipe: tuple[Txn, ...]
     slots: tuple[int, ...]
@@ -217,7 +230,7 @@ def outsider(config: Config, last_id: int = 0, *, alive: bool = True, slot: int 
     """A member that is in no group and holds nothing."""
     nothing = (Role(),) * config.partitions
     held = (NOT_HELD,) * config.partitions
-    return Member(alive, 0, last_id, -1, OUT, False, -1, 0, held, (), nothing, (), (slot,) * config.pool)
+    return Member(alive, 0, last_id, -1, OUT, False, -1, 0, held, (), 0, (), nothing, (), (slot,) * config.pool)
 
 
 def initial(config: Config) -> World:
@@ -226,7 +239,7 @@ def initial(config: Config) -> World:
     everybody = (1 << config.members) - 1 if config.together else 1
     in_group = Member(
         True, 1, 1, 1, IN, False, 1, everybody,
-        (NOT_HELD,) * parts, (), (Role(),) * parts, (), (READY,) * config.pool,
+        (NOT_HELD,) * parts, (), 1, (), (Role(),) * parts, (), (READY,) * config.pool,
     )  # fmt: skip
     a = in_group._replace(held=(Held(True),) * parts, roles=(Role(ACTIVE),) * parts)
     other = in_group if config.together else outsider(config)

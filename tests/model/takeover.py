@@ -123,14 +123,14 @@ def _begun(role: Role, offset: int, count: int) -> Role:
 
 def _await_marker(world: World, model: Model, instance: int, part: int, role: Role, steps: Steps) -> None:
     log = world.logs[part]
-    if _is_for(world, model, instance, log.mark, role.since) or (
-        log.buried != NO_MARK and _is_for(world, model, instance, log.buried, role.since)
+    if _is_for(world, model, instance, part, log.mark, role.since) or (
+        log.buried != NO_MARK and _is_for(world, model, instance, part, log.buried, role.since)
     ):
         after = _by_marker(world, instance, part, log.offset, log.count)
         steps.append((("start_at_marker", instance, part, log.offset), after))
     elif Rule.S8_MARKER_COMMITTED in model.out:
         for entry in log.entries:
-            if _is_for(world, model, instance, entry.mark, role.since):
+            if _is_for(world, model, instance, part, entry.mark, role.since):
                 after = _by_marker(world, instance, part, entry.end, entry.count)
                 steps.append((("start_at_marker", instance, part, entry.end, "not committed"), after))
 
@@ -140,15 +140,20 @@ def _by_marker(world: World, instance: int, part: int, offset: int, count: int) 
     role = member.roles[part]
     notes = member.notes
     if role.kind == INCOMING:  # else the group said already that it is ours
-        notes = (*notes, Note(TOOK, part, NO_MARK))
+        notes = (*notes, Note(TOOK, part, NO_MARK, member.engine_id))
     roles = put(member.roles, part, _begun(role, offset, count))
     return remember(world, instance, member._replace(roles=roles, notes=notes))
 
 
-def _is_for(world: World, model: Model, instance: int, mark: Mark, told: int) -> bool:
+def _is_for(world: World, model: Model, instance: int, part: int, mark: Mark, told: int) -> bool:
     if mark.instance != instance:
         return False
-    if mark.member_id != world.members[instance].member_id and Rule.S8_MARKER_TO_MEMBER_ID not in model.out:
+    member = world.members[instance]
+    if model.config.lag and Rule.S8_START_IS_ASKED not in model.out:
+        held = member.held[part]
+        if member.member_id != member.engine_id or not (held.owned or 0 <= held.since <= mark.generation):
+            return False
+    if mark.member_id != member.engine_id and Rule.S8_MARKER_TO_MEMBER_ID not in model.out:
         return False
     return mark.generation >= told or Rule.S8_MARKER_OF_GENERATION in model.out
 
