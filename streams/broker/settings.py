@@ -96,6 +96,9 @@ def cluster_defaults(nodes: int) -> dict[str, str]:
         # Several Java machines on few cores: a heartbeat may be late without anybody being dead.
         "broker.session.timeout.ms": "3000",
         "broker.heartbeat.interval.ms": "500",
+        # What a node has sent to one that froze it sends to the next leader after this time. Until then, with the 30 s
+        # of the default, transactions that wait for their markers hold up everybody who needs their producers.
+        "request.timeout.ms": "6000",
     }
 
 

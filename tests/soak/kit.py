@@ -10,17 +10,19 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
+from functools import partial
 from pathlib import Path
 
 import msgspec
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
+from streams.broker import KafkaCluster, questions
 from streams.clients.admin import TopicAdmin
 from streams.clients.settings import ClientSettings
 from streams.topics import TopicSpec
 from tests.broker import bank
-from tests.broker.battery_kit import Bank, Worker
-from tests.soak.member import PARTITIONS
+from tests.broker.battery_kit import Bank, Worker, wait_until
+from tests.soak.member import PARTITIONS, build
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("member.py")
@@ -42,18 +44,29 @@ class Member(Worker):
 
 
 class SoakBank(Bank):
-    """The bank's topics with three copies, and members with standbys."""
+    """The bank's topics with three copies, made before anybody starts, and members with standbys."""
 
-    def __init__(self, bootstrap: str, group: str, folder: Path) -> None:
+    def __init__(self, cluster: KafkaCluster, group: str, folder: Path) -> None:
         bank.PARTITIONS = PARTITIONS
-        self.bootstrap, self.group, self.folder = bootstrap, group, folder
+        self.bootstrap, self.group, self.folder = cluster.bootstrap_servers, group, folder
         self.workers: list[Worker] = []
         self.produced = 0
-        self._settings = ClientSettings(bootstrap, {}, client_id="soak")
+        self._settings = ClientSettings(self.bootstrap, {}, client_id="soak")
+        output = TopicSpec(name=bank.output_of(group), partitions=PARTITIONS, replication_factor=3)
+        specs = [*build(self.bootstrap, group, "maker").specs(), output]
         admin = TopicAdmin(self._settings)
-        names = (bank.topic_of(group), bank.output_of(group))
-        admin.create([TopicSpec(name=name, partitions=PARTITIONS, replication_factor=3) for name in names], 60.0)
+        admin.create(specs, 60.0)
         admin.close()
+        cluster.wait_in_sync()
+        for node in cluster.nodes.values():  # each answers for itself, and may be the first one that a member asks
+            port = int(node.bootstrap_servers.rpartition(":")[2])
+            wait_until(
+                partial(self._known, port, {spec.name for spec in specs}), f"node {node.number} knows the topics"
+            )
+
+    @staticmethod
+    def _known(port: int, names: set[str]) -> bool:
+        return names <= {name for name, _ in questions.partitions(port) or {}}
 
     def start(self, instance: str, **environment: str) -> Worker:
         member = Member(self.bootstrap, self.group, instance, self.folder)
@@ -151,10 +164,11 @@ class Watch:
         return len(self.last) == PARTITIONS and all(last > moment for last in list(self.last.values()))
 
     def largest_gaps(self, begin: float, end: float) -> dict[int, float]:
-        """Partition -> the longest wait, in seconds, of those that overlap this time (0: none above the threshold)."""
+        """Partition -> the longest wait, in seconds, between these moments (0: none above the threshold)."""
         return {
             number: max(
-                (till - since for since, till in list(self.gaps[number]) if since < end and till > begin), default=0.0
+                (till - max(since, begin) for since, till in list(self.gaps[number]) if begin < till and since < end),
+                default=0.0,
             )
             for number in range(PARTITIONS)
         }

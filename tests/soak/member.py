@@ -10,17 +10,23 @@ import logging
 import signal
 import sys
 
+from streams import EventSource, Table
 from streams.testing.faults import FaultPlan
 from tests.broker import bank
 
 PARTITIONS = 8
 
 
-async def main(bootstrap: str, group: str, instance: str) -> None:
+def build(bootstrap: str, group: str, instance: str) -> EventSource[Table[str, bank.Account]]:
+    """The bank's source with one standby per partition and three copies of its topics."""
     bank.PARTITIONS = PARTITIONS
-    source = bank.build(
+    return bank.build(
         bootstrap, group, instance, FaultPlan(), num_standbys=1, replication_factor=3, min_insync_replicas=2
     )
+
+
+async def main(bootstrap: str, group: str, instance: str) -> None:
+    source = build(bootstrap, group, instance)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: source._ask_to_stop(drain=True))

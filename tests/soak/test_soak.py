@@ -44,7 +44,7 @@ class Soak:
     def __init__(self, cluster: KafkaCluster, folder: Path, seed: int, report: SoakReport) -> None:
         self.cluster, self.report = cluster, report
         self.rng = random.Random(seed)
-        self.group = SoakBank(cluster.bootstrap_servers, f"soak-{seed}", folder)
+        self.group = SoakBank(cluster, f"soak-{seed}", folder)
         self.began = time.monotonic()
         self.watch = Watch(self.group)
         self.load = Load(self.group, seed, KEYS, RATE)
