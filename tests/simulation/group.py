@@ -44,7 +44,9 @@ class Group:
         self.generation = 0
         self.state = "empty"
         self.strategy = ""
-        self.planned: Callable[[Mapping[str, MemberReport], Mapping[str, Assignment]], None] = lambda reports, plan: None
+        self.planned: Callable[[Mapping[str, MemberReport], Mapping[str, Assignment]], None] = lambda reports, plan: (
+            None
+        )
         self._numbers = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
         self._plan: dict[str, Assignment] = {}
@@ -131,9 +133,7 @@ class Group:
     def _vote(self) -> str:
         """Each member votes for the first one of its strategies that all support."""
         common = self._common(self.members, next(iter(self.members.values())).strategies)
-        votes = Counter(
-            next(name for name in known.strategies if name in common) for known in self.members.values()
-        )
+        votes = Counter(next(name for name in known.strategies if name in common) for known in self.members.values())
         return votes.most_common(1)[0][0]
 
     def _alive(self, member: str) -> None:

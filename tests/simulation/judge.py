@@ -56,7 +56,7 @@ class Judge:
                 for key, value in outputs:
                     expected[key].append(value)
                 letters += [record.value] if letter else []
-            self._compare(f"state of {log.partition}", state, self._changelog(log.partition))
+            self._compare(f"state of {log.partition}", state, self._state(log.partition))
             dead = self._broker.log(DEAD_LETTERS, log.partition)
             self._compare(f"dead letters of {log.partition}", letters, [r.value for r in dead.committed(0, dead.end)])
         seen: dict[bytes, list[bytes]] = defaultdict(list)
@@ -79,10 +79,10 @@ class Judge:
         if expected != seen:
             self._differences.append(f"{what}: expected {expected}, but there is {seen}")
 
-    def _changelog(self, partition: int) -> dict[str, int]:
+    def changelog(self, partition: int) -> dict[str, int]:
+        """What is committed in the changelog of a partition."""
         log = self._broker.log(CHANGELOG, partition)
         state: dict[str, int] = {}
-        self._ticks = 0
         for record in log.committed(0, log.end):
             if record.key is None or record.key.startswith(RESERVED_KEY_PREFIX):
                 continue
@@ -92,6 +92,11 @@ class Judge:
             else:
                 value = int(record.value) if self._plan.patient else program.codec_for(int).decode(record.value)
                 state[key] = value
+        return state
+
+    def _state(self, partition: int) -> dict[str, int]:
+        """The same without what interjections count, which is judged here."""
+        state = self.changelog(partition)
         ticks = state.pop(program.TICK_KEY, 0)
         sent = [
             event_type_of(program.Total).decode(record.value).value
@@ -101,6 +106,25 @@ class Judge:
         ]
         self._compare(f"ticks of {partition}", list(range(1, ticks + 1)), sent)
         return state
+
+    def stores(self) -> None:
+        """Once everything is settled: each store, and each copy that has read everything, is what the changelog says."""
+        for partition in range(self._plan.partitions):
+            expected, end = self.changelog(partition), self._broker.log(CHANGELOG, partition).stable
+            for name, member in self._world.members.items():
+                engine = member.source._engine
+                if engine is None or member.process.dead or member.task.done():
+                    continue
+                worker, copy = engine.workers.get(partition), engine.copies.standing().get(partition)
+                if worker is not None:
+                    self._same_but_ticks(f"store of {partition} at {name}", expected, worker.store)
+                elif copy is not None and copy.position >= end:
+                    self._same_but_ticks(f"copy of {partition} at {name}", expected, copy.store)
+
+    def _same_but_ticks(self, what: str, expected: dict[str, int], store: Any) -> None:
+        """Scheduled interjections may have counted on since."""
+        seen = store.contents()
+        self._compare(what, {**expected, program.TICK_KEY: 0}, {**seen, program.TICK_KEY: 0})
 
     def _judge_interjections(self) -> None:
         seen = [r.key.decode() for log in self._partitions(program.TOKENS) for r in log.committed(0, log.end) if r.key]

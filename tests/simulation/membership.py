@@ -232,7 +232,7 @@ class SimMembership:
         while revoked := self.holdings.revoked_by(assignment):
             self._waiting_for = set(revoked)
             self._deliver(Revoked(incarnation, revoked))
-            while self._waiting_for & self.holdings.owned and self.snapshot.incarnation == incarnation:
+            while self._waiting_for & self.holdings.here and self.snapshot.incarnation == incarnation:
                 self._wake.clear()
                 await self._wake.wait()
             if self.snapshot.incarnation != incarnation:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 from .faults import Plan
+from .watch import STEPS
 
 ALL_KINDS = ("Add", "Add", "Add", "Slow", "Thread", "Flaky", "Skip", "Huge", "Drop")
 
@@ -109,14 +110,16 @@ def _everything(rng: random.Random) -> dict[str, object]:
     }
 
 
-STEPS = ("ordered", "told", "closed", "produced", "committed", "handing", "handed", "taking", "took", "announced")
 VERBS = ("crash", "crash", "freeze", "freeze", "evict", "halt", "cancel", "stop", "start", "outage", "forget")
 
 
 def _traps(rng: random.Random, verbs: tuple[str, ...], count: int) -> tuple[tuple[float, str], ...]:
     """Something happens to somebody in the middle of a move."""
     return tuple(
-        (at, f"on {rng.choice(STEPS)} {rng.choice(verbs)} {rng.choice(('donor', 'target', 'donor', 'target', 'other'))}")
+        (
+            at,
+            f"on {rng.choice(STEPS)} {rng.choice(verbs)} {rng.choice(('donor', 'target', 'donor', 'target', 'other'))}",
+        )
         for at in _times(rng, count, 25.0)
     )
 
@@ -233,6 +236,20 @@ def _evictions(rng: random.Random) -> dict[str, object]:
     }
 
 
+def _laggards(rng: random.Random) -> dict[str, object]:
+    """Engine and membership hear of each other when much has happened since."""
+    return {
+        "actions": _merged(
+            _actions(rng, ("start", "start", "stop", "evict", "crash"), 14), _traps(rng, ("evict", "stop", "start"), 3)
+        ),
+        "members": rng.choice((2, 3)),
+        "hear": (0.0, 0.02, 1.0, 4.0),
+        "post": (0.0, 0.02, 1.0, 4.0),
+        "marker_strikes": rng.choice((0.0, 0.2)),
+        **INCREMENTAL,
+    }
+
+
 def _storm(rng: random.Random) -> dict[str, object]:
     """Everything, and much of it."""
     return {
@@ -264,6 +281,7 @@ PROFILES: tuple[Callable[[random.Random], dict[str, object]], ...] = (
     _rolling,
     _migrations,
     _evictions,
+    _laggards,
 )
 
 

@@ -102,6 +102,10 @@ class PlainStore:
         self.receive_change(change)
         ctx.record_change(change)
 
+    def contents(self) -> dict[str, int]:
+        assert self._values is not None, "looked at after it was revoked"
+        return {key.decode(): int(value) for key, value in self._values.items()}
+
 
 class Journalled(Table[str, int]):
     """The library's own store, with the same face."""
@@ -115,6 +119,9 @@ class Journalled(Table[str, int]):
             self.delete(key)
         else:
             self.put(key, value)
+
+    def contents(self) -> dict[str, int]:
+        return dict(self.items())
 
 
 def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) -> EventSource[Any]:

@@ -20,6 +20,9 @@ from streams.runtime.changelog import ReleaseMarker
 from .broker import Entry
 from .virtual_time import elapse
 
+STEPS = ("ordered", "told", "closed", "produced", "committed", "handing", "handed", "taking", "took", "announced")
+"""Of a move, in their order: by the plan, to the donor, whose intake is closed; its marker; the donor tells the group
+that it handed over, and that is heard; the same of the receiver; a receiver tells that its copies are ready."""
 SETTLE = 60.0
 """Simulated seconds, after the last event is handled, in which everything must be in its place."""
 TRANSACTIONS = 3
@@ -94,11 +97,14 @@ class Watch:
             for partition in assignment.own - owned:
                 warm = partition in reports[member].copies.ready
                 self.counts["promotions" if warm else "cold starts"] += 1
-        before, self.moving = self.moving, {
-            partition: (instances[member], instances.get(to, to))
-            for member, assignment in plan.items()
-            for partition, to in assignment.release.items()
-        }
+        before, self.moving = (
+            self.moving,
+            {
+                partition: (instances[member], instances.get(to, to))
+                for member, assignment in plan.items()
+                for partition, to in assignment.release.items()
+            },
+        )
         for partition in self.moving.keys() - before.keys():
             self._spring("ordered", *self.moving[partition])
 
@@ -157,6 +163,7 @@ class Watch:
                 return
             await elapse(0.5)
         self.counts["settled"] += 1
+        self._world.judge.stores()
         if self._world.plan.smooth:
             self._judge_stalls()
 
@@ -170,6 +177,8 @@ class Watch:
         counts = dict.fromkeys(engines, 0)
         for name, engine in engines.items():
             holdings = engine.membership.holdings
+            if engine.membership.member not in world.group.members or not engine.is_current:
+                return f"{name} is not a member, or does not know what the group said last"
             if holdings.releasing or holdings.incoming:
                 return f"{name} is to release {holdings.releasing}, to take {holdings.incoming}"
             if holdings.owned != engine.workers.keys():
