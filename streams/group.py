@@ -42,13 +42,15 @@ class Copies(msgspec.Struct, frozen=True, kw_only=True):
 
     ``ready``: caught up with the changelog. ``preparing``: being restored, with the changelog records that are left.
     ``late``: not ready within the time for it (restoring goes on); moves do not wait for them. ``sizes``: bytes of the
-    changelog on disk, of partitions that it works on, as far as it knows.
+    changelog on disk, of partitions that it works on, as far as it knows. ``asked``: how often it asked for another
+    round although nothing of this had changed.
     """
 
     ready: frozenset[int] = frozenset()
     preparing: dict[int, int] = {}
     late: frozenset[int] = frozenset()
     sizes: dict[int, int] = {}
+    asked: int = 0
 
 
 class MemberReport(msgspec.Struct, frozen=True, kw_only=True):

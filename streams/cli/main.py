@@ -44,6 +44,7 @@ COMMANDS = {
     "topics": Command("streams.cli.topics", "Topics as the settings want them: plan, apply."),
     "lag": Command("streams.cli.lag", "Committed offset, end and distance of every partition."),
     "group": Command("streams.cli.group", "The members of a group, who has what, and what is on its way."),
+    "verify": Command("streams.cli.verify", "Kill and freeze an event source, compare what it leaves.", "broker"),
     "state": Command("streams.cli.state", "Look into the stores of an event source: get, scan, dump."),
     "dlq": Command("streams.cli.dlq", "Dead letters: list, show, requeue."),
     "doctor": Command("streams.cli.doctor", "Check this machine and the broker for known problems."),

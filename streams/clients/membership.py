@@ -365,7 +365,7 @@ class KafkaPythonMembership:
         self._waiting_for = set(revoked)
         self._tell(Revoked(incarnation, revoked))
         while fine := self._snapshot.incarnation == incarnation and not self._stopped:
-            if not self._waiting_for & self._holdings.owned:
+            if not self._waiting_for & self._holdings.here:
                 break
             await self._released(_IDLE_LOOK)
         return fine

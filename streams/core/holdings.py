@@ -36,6 +36,11 @@ class Holdings:
         """The last report that was made."""
         return self._told
 
+    @property
+    def here(self) -> frozenset[int]:
+        """What is worked on here, or may be at any moment."""
+        return self.owned | self.incoming.keys()
+
     def report(self) -> MemberReport:
         """The report for the next JoinGroup. Its counter makes it differ from the one before."""
         self._told = MemberReport(
@@ -54,10 +59,11 @@ class Holdings:
         """What has to be given up before this assignment can be applied.
 
         One that was claimed as incoming may have been taken since, and the plan repeats what was claimed. Any other
-        incoming one is a new move hither: what we still think that we own of it is not ours.
+        incoming one is a new move hither: what we still think that we own of it is not ours. What we await and the plan
+        gives to somebody else is to be given up, too: the marker may be there before we hear of it.
         """
         repeated = assignment.incoming.keys() & self._told.incoming
-        return self.owned - assignment.own - assignment.release.keys() - repeated
+        return self.here - assignment.own - assignment.release.keys() - repeated
 
     def has_to_join_again(self, assignment: Assignment) -> bool:
         """Whether the plan takes something away that was claimed: it counts on the next round to give it to somebody,
@@ -93,7 +99,9 @@ class Holdings:
 
     def released(self, partitions: Collection[int]) -> None:
         """Revoked ones were given up."""
-        self.owned -= frozenset(partitions)
+        gone = frozenset(partitions)
+        self.owned -= gone
+        self.incoming = {number: since for number, since in self.incoming.items() if number not in gone}
 
     def handed_over(self, partition: int, order: Order) -> None:
         """The marker of this order is committed. Without effect if the order does not stand any more."""

@@ -276,11 +276,12 @@ class Engine:
         self.incarnation = event.incarnation
 
     async def _revoke(self, event: Revoked) -> None:
+        self.moves.revoked(event.partitions)
         workers = [self.workers[partition] for partition in event.partitions if partition in self.workers]
         async with anyio.create_task_group() as giving_up:
             for worker in workers:
                 giving_up.start_soon(self.partitions.give_up, worker)
-        if event.incarnation == self.incarnation:
+        if event.incarnation == self.incarnation and self.is_current:
             self.membership.released(event.partitions)
 
     # -- small services ------------------------------------------------------------------------------------------------

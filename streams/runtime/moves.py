@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
+import msgspec
 
 from streams.core.partition import PartitionState
 from streams.errors import StreamsError
@@ -33,6 +34,8 @@ LOOK_SECONDS: Final = 0.5
 SIZES_SECONDS: Final = 60.0
 """Between two questions for the sizes of changelogs."""
 ASK_SECONDS: Final = 3.0
+FIRST_PAUSE: Final = 1.0
+LONGEST_PAUSE: Final = 30.0
 MARKER_SECONDS: Final = 4.0
 """How long a marker may take once the donor has nothing running any more."""
 
@@ -51,6 +54,7 @@ class Moves:
         self._began: dict[int, float] = {}  # incoming ones: since when they are awaited
         self._handed_over: dict[int, Order] = {}  # the last order that was carried out
         self._known: dict[int, str] = {}  # how the copies that are prepared for moves stand, as far as the plan knows
+        self._ask_again = Insistence()
         self._told = Copies()
         self._nudge_at = 0.0
         self._sizes: dict[int, int] = {}
@@ -67,6 +71,7 @@ class Moves:
         self._nudge_at = self._engine.now() + self._engine.config.drain_timeout_seconds + MARKER_SECONDS
         self._began = {partition: self._began.get(partition, self._engine.now()) for partition in event.incoming}
         self._known = {number: _standing(number, event.copies) for number in plan.preparing}
+        self._ask_again.plan(self._engine.now(), waiting="ready" in self._known.values())
         self._quit = plan.quit
         new = {partition: order for partition, order in event.releasing.items() if self._is_new(partition, order)}
         self._releasing = event.releasing
@@ -82,6 +87,11 @@ class Moves:
 
     def _is_new(self, partition: int, order: Order) -> bool:
         return order not in (self._releasing.get(partition), self._handed_over.get(partition))
+
+    def revoked(self, partitions: Collection[int]) -> None:
+        """Not ours any more, and not awaited either."""
+        self.owned -= frozenset(partitions)
+        self._incoming = {number: since for number, since in self._incoming.items() if number not in partitions}
 
     def lost(self) -> None:
         """The membership is lost: nothing is ours, and nothing is under way. Copies hold what is committed: they
@@ -170,7 +180,8 @@ class Moves:
         assert copy.offset_record is not None
         engine.pool.source_id = engine.pool.source_id or copy.offset_record.source_id
         engine.partitions.start_from(copy)
-        engine.membership.took(partition)
+        if engine.is_current:  # else it is lost already, and we shall hear of it
+            engine.membership.took(partition)
         engine.measure(PartitionMoved(partition, "in", "", engine.now() - self._began.get(partition, engine.now())))
 
     # -- copies --------------------------------------------------------------------------------------------------------
@@ -194,14 +205,17 @@ class Moves:
         rest = standing.keys() - ready
         late = frozenset(n for n in rest if now - standing[n].since > config.preparation_timeout_seconds)
         left = {number: standing[number].behind for number in rest}
-        report = Copies(ready=ready, preparing=left, late=late, sizes=self._sizes)
+        report = Copies(ready=ready, preparing=left, late=late, sizes=self._sizes, asked=self._told.asked)
         stand = {number: _standing(number, report) for number in self._known}
         announce = _PENDING not in stand.values() and stand != self._known
         if announce:
             self._known = stand
         if self._incoming and now > self._nudge_at:
             _log.warning("the markers of %s do not come: joining again", sorted(self._incoming))
-            self._nudge_at, announce = math.inf, True  # the next plan knows who has what
+            self._nudge_at = math.inf  # the next plan knows who has what
+            report, announce = msgspec.structs.replace(report, asked=report.asked + 1), True
+        elif self._ask_again.is_due(now):
+            report, announce = msgspec.structs.replace(report, asked=report.asked + 1), True
         if announce or report != self._told:
             self._told = report
             self._engine.membership.report(report, announce=announce)
@@ -261,6 +275,27 @@ class Moves:
             for number, since in self._incoming.items()
         ]
         return tuple(sorted(going + coming, key=lambda move: move.partition))
+
+
+class Insistence:
+    """When to ask for another round after a plan that has a ready copy prepared once more: it could not be released
+    yet, because other moves of it were under way, and nobody else may have a reason to tell that they are done."""
+
+    def __init__(self) -> None:
+        self._pause = FIRST_PAUSE
+        self._due = math.inf
+
+    def plan(self, now: float, *, waiting: bool) -> None:
+        """A plan came; ``waiting``: there is such a copy in it."""
+        self._due = now + self._pause if waiting else math.inf
+        self._pause = min(self._pause * 2, LONGEST_PAUSE) if waiting else FIRST_PAUSE
+
+    def is_due(self, now: float) -> bool:
+        """Whether to ask now; once per plan."""
+        due = now >= self._due
+        if due:
+            self._due = math.inf
+        return due
 
 
 _PENDING: Final = "pending"

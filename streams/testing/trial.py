@@ -119,7 +119,10 @@ class Worker:
             self.process.send_signal(number)
 
     def stop(self, seconds: float) -> None:
-        """Drain, or be killed after a while. Raises ``TrialFailed`` when it had to be killed or failed."""
+        """Drain, if it runs; it is killed after a while. Raises ``TrialFailed`` when it had to be, or failed."""
+        if not self.runs:  # the last attack was on this one
+            self._close_pipe()
+            return
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)
         try:

@@ -64,7 +64,7 @@ def test_handler_slower_than_the_transaction_timeout(bank_group: Bank, kind: str
     print(f"SEED={seed}")
     slow = {"BANK_HANDLER": kind, "BANK_SLOW_KEY": "account-0", "BANK_SLOW_MS": "3000"}
     worker = bank_group.start("slow", **QUICK, **slow)
-    bank_group.deposit(600, 300, seed)  # two or so events of the slow account
+    bank_group.deposit(600, 100, seed)  # six or so events of the slow account
     if kind != "plain":
         bank_group.wait_handled(600 * 2 // 4, 20)  # the other partitions do not wait for it
     bank_group.wait_handled()

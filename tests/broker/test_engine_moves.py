@@ -129,10 +129,9 @@ async def test_who_stops_hands_over_first(lab: Lab) -> None:
             await share(first, second)
             await feed(lab, 3)
             owned = second.active
-            stopping = asyncio.create_task(second.source.stop())
-            await stopping
+            await second.source.stop()
         assert second.moved("out") == owned
-        assert first.moved("in") >= owned
+        await until(lambda: first.moved("in") >= owned, "the first has read the markers")
         await first.running.until(lambda: len(first.active) == PARTITIONS, "the first has everything again")
         await feed(lab, 3)
         await check(lab, 6)

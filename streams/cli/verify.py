@@ -1,0 +1,144 @@
+"""``kes verify module:source``: is this event source exactly-once under kills and freezes?"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.text import Text
+
+from streams.cli.cluster import brokers, named_source
+from streams.cli.console import emit, notices, progress
+from streams.clients.admin import TopicAdmin
+from streams.clients.reader import PartitionReader
+from streams.clients.settings import ClientSettings
+from streams.config import EventSourceConfig
+from streams.errors import ConfigError
+from streams.events import event_type_of
+from streams.records import IncomingRecord, Record
+from streams.sak.murmur2 import partition_of
+from streams.testing.trial import Attack, Trial, Verdict
+
+app = typer.Typer()
+
+
+@app.command()
+def verify(
+    source: Annotated[str, typer.Argument(metavar="MODULE:SOURCE", help="The event source, as for kes run.")],
+    events: Annotated[
+        str,
+        typer.Option(
+            metavar="MODULE:FUNCTION", help="A function that yields the input: events, or (key, event). Default: copy."
+        ),
+    ] = "",
+    limit: Annotated[int, typer.Option(min=1, help="So many records of the input, at most.")] = 20_000,
+    workers: Annotated[int, typer.Option("--workers", "-n", min=1, help="Processes under attack.")] = 3,
+    kills: Annotated[int, typer.Option(min=0, help="SIGKILLs.")] = 5,
+    freezes: Annotated[int, typer.Option(min=0, help="SIGSTOPs past the session timeout.")] = 2,
+    output: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:PARTITIONS", help="A topic that the handlers write to.")
+    ] = None,
+    any_order: Annotated[bool, typer.Option(help="Outputs of one key come from several partitions.")] = False,
+    seed: Annotated[int | None, typer.Option(help="The seed of an earlier trial. Default: a new one.")] = None,
+    patience: Annotated[float, typer.Option(min=1.0, help="Seconds without progress until it has failed.")] = 90.0,
+    bootstrap_servers: Annotated[str, typer.Option(help="Where the input is copied from. Default: the source's.")] = "",
+    json: Annotated[bool, typer.Option("--json", help="A line of JSON instead of text.")] = False,
+) -> None:
+    """Kill and freeze an event source at random moments, and compare what it leaves behind.
+
+    The input (by default a copy of the source topic's beginning) goes to two throw-away brokers on this machine. On one
+    of them a single worker handles it in peace; on the other one several do, under attack. Outputs per key and the
+    state have to be the same. Nothing is written to your cluster. Handlers must be deterministic, and what they do
+    outside of Kafka is done again.
+
+    Exit codes: 0 the same; 1 differences, or the trial could not be done; 2 wrong usage.
+    """
+    found = named_source(source)
+    config = found.config
+    drawn = random.SystemRandom().randrange(1_000_000) if seed is None else seed
+    records = _made(events, limit, config.num_partitions) if events else _copied(config, bootstrap_servers, limit)
+    if not records:
+        raise ConfigError("there is no input to verify with: the topic is empty, or the function yields nothing")
+    attack = Attack(workers=workers, kills=kills, freezes=freezes, seed=drawn, patience_seconds=patience)
+    notices().print(Text(f"{len(records):,} records, {kills} kills, {freezes} freezes, seed {drawn}"), soft_wrap=True)
+    with progress() as say:
+        trial = Trial(source, config, records, outputs=_outputs(output or []), any_order=any_order, say=say)
+        verdict = trial.run(attack)
+    emit(msgspec.to_builtins(verdict), json, lambda: _text(verdict))
+    if verdict.differences:
+        raise typer.Exit(1)
+
+
+def _outputs(texts: Iterable[str]) -> dict[str, int]:
+    found = {}
+    for text in texts:
+        name, _, partitions = text.rpartition(":")
+        if not name or not partitions.isdecimal() or int(partitions) < 1:
+            raise ConfigError(f"--output wants NAME:PARTITIONS, as in balances:10, not {text!r}")
+        found[name] = int(partitions)
+    return found
+
+
+def _made(function: str, limit: int, partitions: int) -> list[Record]:
+    """What the user's function yields, as records."""
+    module, _, name = function.partition(":")
+    try:
+        make: Callable[[], Iterable[Any]] = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"--events {function!r}: {error}; name a function as module:function") from error
+    records: list[Record] = []
+    for item in make():
+        if len(records) >= limit:
+            break
+        key, event = item if isinstance(item, tuple) else (None, item)
+        if isinstance(event, Record):
+            records.append(event)
+            continue
+        kind = event_type_of(type(event))
+        encoded = key.encode() if isinstance(key, str) else key
+        place = None if encoded is None else partition_of(encoded, partitions)
+        records.append(Record("", kind.encode(event), encoded, list(kind.headers), place))
+    return records
+
+
+def _copied(config: EventSourceConfig, servers: str, limit: int) -> list[Record]:
+    """The beginning of the source topic, the same share of each partition. Nothing is written, no group is joined."""
+    addresses = servers or config.source_bootstrap_servers or brokers("", config)
+    elsewhere = config.source_is_elsewhere
+    settings = ClientSettings(
+        addresses, config.source_client_settings if elsewhere else config.client_settings, client_id="kes-verify"
+    )
+    admin, reader = TopicAdmin(settings), PartitionReader(settings)
+    found: list[IncomingRecord] = []
+    try:
+        share = -(-limit // config.num_partitions)
+        marks = admin.watermarks(config.topic)
+        ranges = {n: (m.start, min(m.stable, m.start + share)) for n, m in marks.items() if m.start < m.stable}
+        if ranges:
+            reader.read(
+                config.topic,
+                ranges,
+                lambda _, batch: found.extend(batch),
+                stalled_after_seconds=30.0,
+                cancelled=lambda: False,
+            )
+    finally:
+        reader.close()
+        admin.close()
+    found.sort(key=lambda record: (record.timestamp_ms, record.partition, record.offset))
+    return [Record("", record.value, record.key, record.headers, record.partition) for record in found]
+
+
+def _text(verdict: Verdict) -> Text:
+    facts = (
+        f"{verdict.records:,} records, {verdict.kills} kills, {verdict.freezes} freezes in {verdict.seconds:.0f} s: "
+        f"{verdict.outputs:,} outputs and {verdict.keys:,} keys of state compared"
+    )
+    if not verdict.differences:
+        return Text.assemble(facts, ", ", ("all equal", "bold green"), f" (seed {verdict.seed})", no_wrap=True)
+    lines = "".join(f"\n  - {text}" for text in verdict.differences)
+    return Text.assemble(facts, ", ", ("not the same", "bold red"), f" (seed {verdict.seed})", lines, no_wrap=True)
