@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from streams.broker import KafkaCluster
 from streams.broker.probe import free_port
 from streams.errors import ConfigError, EmbeddedBrokerError
+from streams.testing.faults import KafkaProxy
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -138,6 +139,56 @@ def test_frozen_and_stopped_nodes(cluster: KafkaCluster, topic_prefix: str) -> N
     stopped.restart()
     cluster.wait_in_sync()
     assert consume(cluster, topic, 6) == ["a", "b", "c", "d", "e", "f"]
+
+
+def test_proxy_before_a_cluster(cluster: KafkaCluster, topic_prefix: str) -> None:
+    """Clients stay on it, also when leaders change and a broker tells them where the new one is."""
+    topic = topic_prefix + "t"
+    make_topic(cluster, topic)
+    with KafkaProxy(cluster.bootstrap_servers.partition(",")[0]) as proxy:
+        producer = Producer(
+            {
+                "bootstrap.servers": proxy.bootstrap_servers,
+                "enable.idempotence": True,
+                "message.timeout.ms": 20_000,
+                "log_level": 0,
+            }
+        )
+        told: dict[str, int] = {}
+
+        def send(name: str, partition: int) -> None:
+            producer.produce(
+                topic,
+                name.encode(),
+                partition=partition,
+                on_delivery=lambda error, _: told.update({name: error is None}),
+            )
+
+        for number in range(3):
+            send(f"first {number}", number)
+        assert producer.flush(30) == 0
+        assert set(proxy.nodes) == {1, 2, 3}, "all brokers, though the proxy was told of one"
+        leader = cluster.leader_of(topic, 0)
+        other = next(number for number in range(3) if cluster.leader_of(topic, number) != leader)
+        proxy.cut_off(node=leader)
+        send("cut off", 0)
+        send("passes", other)
+        wait_until(lambda: (producer.poll(0.05), "passes" in told)[1], 15)
+        assert "cut off" not in told
+        proxy.restore()
+        assert producer.flush(30) == 0
+        cluster.wait_in_sync()
+        cluster.node(leader).shut_down()
+        send("after the leader went", 0)
+        assert producer.flush(30) == 0
+        proxy.cut_off()
+        send("nobody", 0)
+        assert producer.flush(3) == 1, "there is no way around the proxy"
+        proxy.restore()
+        assert producer.flush(30) == 0
+        assert all(told.values()), told
+    cluster.node(leader).restart()
+    cluster.wait_in_sync()
 
 
 def test_before_the_start_and_wrong_arguments() -> None:
