@@ -154,16 +154,13 @@ class _Plan:
 
     def _after(self, least: int) -> dict[str, int]:
         """Who comes later when larger shares are given to some of several that have as many: who can give at once,
-        because members with too few have its partitions ready; last, who is late."""
+        because members with too few have its partitions ready."""
         claims, counts = self._claims, self._counts
         after = dict.fromkeys(claims.order, 0)
         for partition, members in self._copies.ready.items():
             owner = self._owner.get(partition)
             if owner is not None and counts[owner] > least:
                 after[owner] += any(counts[member] < least for member in members)
-        for member in claims.active:
-            if self._copies.late[member] and counts[member] <= least:
-                after[member] = claims.partitions
         return after
 
     # ------------------------------------------------------------------------------------------------------ balance
@@ -198,8 +195,9 @@ class _Plan:
             (partition, member) for member in leaving for partition in claims.settled[member] if partition in ready
         ]
         for partition, donor in sorted(going, key=lambda entry: (len(ready[entry[0]]), entry[0])):
-            member = min(ready[partition], key=lambda member: counts[member])
-            if counts[member] < least + (larger > 0) and not self._copies.late[member]:
+            in_time = [member for member in ready[partition] if not self._copies.late[member]]
+            member = min(in_time, key=lambda member: counts[member], default=donor)
+            if member != donor and counts[member] < least + (larger > 0):
                 larger -= counts[member] == least
                 self._draft.order(partition, Move(donor, member))
                 self._moved(partition, member)
