@@ -46,6 +46,7 @@ class Entry:
     headers: Headers | None
     txn: Txn | None
     marker: bool = False
+    gone: bool = False
 
 
 class Log:
@@ -75,8 +76,17 @@ class Log:
         """What a ``read_committed`` reader sees of this range."""
         for offset in range(start, min(end, self.stable)):
             entry = self.entries[offset]
-            if not entry.marker and (entry.txn is None or entry.txn.outcome):
+            if not entry.marker and not entry.gone and (entry.txn is None or entry.txn.outcome):
                 yield IncomingRecord(self.topic, self.partition, offset, entry.key, entry.value, entry.headers, 0)
+
+    def compact(self, end: int) -> None:
+        """Of each key only the last record below ``end`` stays. The log keeps its ends, and holes between them."""
+        kept: dict[bytes | None, int] = {
+            record.key: record.offset for record in self.committed(0, end) if record.key is not None
+        }
+        for record in list(self.committed(0, end)):
+            if kept.get(record.key, record.offset) != record.offset:
+                self.entries[record.offset].gone = True
 
 
 class _Id:

@@ -108,7 +108,7 @@ class Judge:
         return state
 
     def stores(self) -> None:
-        """Once everything is settled: each store, and each copy that has read everything, is what the changelog says."""
+        """Once everything is settled: each store, and each copy that has read all, is what the changelog says."""
         for partition in range(self._plan.partitions):
             expected, end = self.changelog(partition), self._broker.log(CHANGELOG, partition).stable
             for name, member in self._world.members.items():

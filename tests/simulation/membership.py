@@ -1,7 +1,7 @@
 """A member of the simulated group, that behaves as ``clients.membership`` does.
 
-What it claims is the real ``core.holdings``. What the engine says reaches it some time later, in order, as calls do that
-cross to another thread; what it says reaches the engine some time later too.
+What it claims is the real ``core.holdings``. What the engine says reaches it some time later, in order, as calls do
+that cross to another thread; what it says reaches the engine some time later too.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def _actions(rng: random.Random, kinds: tuple[str, ...], count: int) -> tuple[tu
     actions = []
     for at in _times(rng, count):
         kind = rng.choice(kinds)
-        name = "" if kind in ("outage", "forget") else f" a{rng.randrange(3)}"
+        name = "" if kind in ("outage", "forget", "compact") else f" a{rng.randrange(3)}"
         actions.append((at, kind + name))
     return tuple(actions)
 
@@ -94,6 +94,7 @@ ALL_ACTIONS = (
     "freeze",
     "outage",
     "forget",
+    "compact",
     "interject",
     "interject",
 )
@@ -170,7 +171,9 @@ def _struck_moves(rng: random.Random) -> dict[str, object]:
 def _unclear_moves(rng: random.Random) -> dict[str, object]:
     """Answers are lost around the transaction with the marker."""
     return {
-        "actions": _merged(_actions(rng, ("start", "start", "stop"), 12), _traps(rng, ("crash", "freeze", "evict"), 2)),
+        "actions": _merged(
+            _actions(rng, ("start", "start", "stop", "compact"), 14), _traps(rng, ("crash", "freeze", "evict"), 2)
+        ),
         "marker_strikes": rng.choice((0.2, 0.4)),
         **rng.choice((LONG, {}, {})),
         **INCREMENTAL,
@@ -180,7 +183,9 @@ def _unclear_moves(rng: random.Random) -> dict[str, object]:
 def _slow_restores(rng: random.Random) -> dict[str, object]:
     """Copies take so long that they are late, or that everything has changed when they are ready."""
     return {
-        "actions": _merged(_actions(rng, ("start", "start", "stop", "crash", "evict"), 12), _traps(rng, VERBS, 2)),
+        "actions": _merged(
+            _actions(rng, ("start", "start", "stop", "crash", "evict", "compact"), 14), _traps(rng, VERBS, 2)
+        ),
         "tail_batch": rng.choice((5, 20)),
         "tail_pause": rng.choice((0.01, 0.05, 0.1)),
         "preparation_timeout": rng.choice((1.0, 4.0, 20.0)),
@@ -193,7 +198,7 @@ def _slow_restores(rng: random.Random) -> dict[str, object]:
 def _standbys(rng: random.Random) -> dict[str, object]:
     """Owners die, and spare copies are promoted."""
     return {
-        "actions": _actions(rng, ("start", "start", "crash", "crash", "freeze", "evict"), 12),
+        "actions": _actions(rng, ("start", "start", "crash", "crash", "freeze", "evict", "compact"), 14),
         "members": 3,
         "num_standbys": rng.choice((1, 1, 2)),
         **INCREMENTAL,
@@ -240,12 +245,24 @@ def _laggards(rng: random.Random) -> dict[str, object]:
     """Engine and membership hear of each other when much has happened since."""
     return {
         "actions": _merged(
-            _actions(rng, ("start", "start", "stop", "evict", "crash"), 14), _traps(rng, ("evict", "stop", "start"), 3)
+            _actions(rng, ("start", "start", "stop", "evict", "crash", "compact"), 16),
+            _traps(rng, ("evict", "stop", "start"), 3),
         ),
         "members": rng.choice((2, 3)),
         "hear": (0.0, 0.02, 1.0, 4.0),
         "post": (0.0, 0.02, 1.0, 4.0),
         "marker_strikes": rng.choice((0.0, 0.2)),
+        **INCREMENTAL,
+    }
+
+
+def _twins(rng: random.Random) -> dict[str, object]:
+    """Two processes have the same name, for a while."""
+    return {
+        "actions": _merged(
+            _actions(rng, ("start", "twin", "stop", "crash", "freeze", "evict"), 12), _traps(rng, ("twin", "evict"), 2)
+        ),
+        "members": rng.choice((2, 3)),
         **INCREMENTAL,
     }
 
@@ -282,6 +299,7 @@ PROFILES: tuple[Callable[[random.Random], dict[str, object]], ...] = (
     _migrations,
     _evictions,
     _laggards,
+    _twins,
 )
 
 

@@ -8,6 +8,7 @@ import random
 from typing import Any
 
 from streams import event_source
+from streams.errors import MembershipFatal
 from streams.event_source import EventSource
 from streams.runtime import lifecycle
 from streams.runtime.event_context import EventContext
@@ -18,7 +19,7 @@ from .broker import Broker
 from .clients import SimConnections, SimInput
 from .faults import Faults, Plan
 from .group import Group
-from .judge import Judge
+from .judge import CHANGELOG, Judge
 from .process import Process
 from .virtual_time import Fibers, VirtualTimeLoop, elapse, run
 from .watch import Trap, Watch
@@ -44,11 +45,11 @@ class SimWatchdog:
 class Member:
     """One process: an event source, its connections, its task."""
 
-    def __init__(self, world: World, name: str, strategies: tuple[str, ...]) -> None:
-        self.name = name
+    def __init__(self, world: World, name: str, strategies: tuple[str, ...], instance: str) -> None:
+        self.name, self.instance = name, instance
         self.strategies = strategies
         self.process = Process(world, name)
-        self.source: EventSource[Any] = program.build(world.plan, name, strategies, self.process)
+        self.source: EventSource[Any] = program.build(world.plan, instance, strategies, self.process)
         self.connections: list[SimConnections] = []
         self.task = world.loop.create_task(self._run(), name=name)
 
@@ -77,7 +78,7 @@ class World:
         self.differences: list[str] = []
         self.tokens: list[tuple[str, asyncio.Task[None], Member]] = []
         self.trace: list[str] = []
-        self.forgot = False
+        self.forgot = self.twins = False
         self.instances: dict[str, str] = {}
         self.phase = 0
         self.rolling: list[asyncio.Task[None]] = []
@@ -97,6 +98,8 @@ class World:
             await feeding
             await asyncio.gather(*self.rolling)
             self.trace.append(f"{self.loop.time():.6f} calm")
+            for name in [name for name in self.members if name.endswith("'")]:
+                self.members[name].crash()
             self._start("last")  # the others may be stopping, all of them
             await self._all_handled()
             if not self.differences:
@@ -122,11 +125,11 @@ class World:
     def _running(self) -> list[Member]:
         return [member for member in self.members.values() if not member.task.done()]
 
-    def _start(self, name: str) -> None:
+    def _start(self, name: str, instance: str = "") -> None:
         before = self.members.get(name)
         if before is None or before.task.done():
             self._look_for_failures()
-            self.members[name] = Member(self, name, self._strategies())
+            self.members[name] = Member(self, name, self._strategies(), instance or name)
 
     def _strategies(self) -> tuple[str, ...]:
         """The newest ones that go with those of everybody who is there, or not known to be gone."""
@@ -172,6 +175,9 @@ class World:
                 self.rolling.append(self.loop.create_task(self._roll()))
             case "start":
                 self._start(name)
+            case "twin" if alive:
+                self.twins = True
+                self._start(f"{name}'", name)
             case "crash" if alive:
                 member.crash()
             case "stop" if alive:
@@ -188,6 +194,11 @@ class World:
             case "forget":
                 self.forgot = True
                 self.group.forget()
+            case "compact":
+                share = self.rng.choice((0.5, 0.9, 1.0))
+                for log in self.broker.logs.values():
+                    if log.topic == CHANGELOG:
+                        log.compact(int(log.stable * share))
             case "interject" if alive:
                 self._interject(member)
 
@@ -240,6 +251,8 @@ class World:
                 raise AssertionError("the simulation is wrong") from error
             task = member.task
             if task.done() and not task.cancelled() and task.exception() is not None and not member.process.dead:
+                if self.twins and isinstance(task.exception(), MembershipFatal):
+                    continue  # one of two that have the same name
                 said = f"{name} failed: {task.exception()!r}"
                 if said not in self.differences:
                     self.differences.append(said)
