@@ -90,7 +90,7 @@ class LibrdkafkaMembership:
         self._leave_asked = self._closing = False  # guarded by _changed
         self._owned: frozenset[int] = frozenset()
         self._voided_generation = -1  # the last one of the incarnation before
-        self._left, self._stopped = False, False
+        self._left = self._stopped = False
         self._alive_at = self._asked_at = 0.0
         self._rivals_at = float("inf")
         self._rival_since = -1.0  # while somebody else has our name: since when
@@ -291,8 +291,7 @@ class LibrdkafkaMembership:
             raise self._taken()
 
     def _rival_for(self, now: float) -> float:
-        if self._rival_since < 0:
-            self._rival_since = now
+        self._rival_since = now if self._rival_since < 0 else self._rival_since
         return now - self._rival_since
 
     def _pause(self, seconds: float) -> None:
@@ -311,15 +310,16 @@ class LibrdkafkaMembership:
             # nothing to a member that gets no partitions.
             fresh = seen.is_member and seen.generation != self._voided_generation
             if self._broker_side and fresh and not term.held:
-                self._publish(seen)
+                self._publish(term, seen)
                 self._tell_assigned(frozenset())
         elif not seen.is_member or seen.member_id != known.member_id or seen.generation < known.generation:
-            self._void("the group does not know this member any more")
+            self._void(term.reason)
             term.stale_since = time.monotonic() if term.held else None
         elif seen.generation != known.generation:
-            self._publish(seen)
+            self._publish(term, seen)
 
-    def _publish(self, seen: Metadata) -> None:
+    def _publish(self, term: Term, seen: Metadata) -> None:
+        term.heard.on_answer()
         self._snapshot = Snapshot(self._snapshot.incarnation, seen.generation, seen.member_id, seen.data)
 
     def _on_assign(self, term: Term, consumer: Any, partitions: list[TopicPartition]) -> None:
@@ -338,7 +338,7 @@ class LibrdkafkaMembership:
             if before or term.is_stale or not seen.is_member:
                 term.over = True  # evicted while this was on its way
                 return
-            self._publish(seen)
+            self._publish(term, seen)
         self._tell_assigned(term.held)
 
     def _tell_assigned(self, owned: frozenset[int]) -> None:
@@ -367,7 +367,7 @@ class LibrdkafkaMembership:
 
     def _on_lost(self, term: Term, consumer: Any, partitions: list[TopicPartition]) -> None:
         if not term.over:
-            self._void("the group does not know this member any more")
+            self._void(term.reason)
             term.held -= _numbers(partitions)
             term.stale_since, term.over = None, bool(term.held)
         consumer.unassign() if self._eager else consumer.incremental_unassign([])

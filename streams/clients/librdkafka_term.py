@@ -59,6 +59,13 @@ class Term:
         """Whether librdkafka still holds what the membership has lost."""
         return self.stale_since is not None
 
+    @property
+    def reason(self) -> str:
+        """Why the membership was lost, as far as can be told."""
+        if self.heard.down:
+            return f"the coordinator did not answer for a session timeout ({self.heard.reason})"
+        return "the group does not know this member any more"
+
     def metadata(self) -> Metadata:
         """The group metadata now. 5 us, and a question to librdkafka's main thread."""
         return parse_metadata(self.consumer.consumer_group_metadata())
