@@ -78,6 +78,9 @@ class SimMembership:
     def took(self, partition: int) -> None:
         def note() -> None:
             self.holdings.took(partition)
+            if self.holdings.leaving:
+                self._must_join = True
+                self._wake.set()
             self._process.note("took", partition)
 
         self._process.note("taking", partition)
@@ -86,7 +89,7 @@ class SimMembership:
     def report(self, copies: Copies, *, announce: bool) -> None:
         def note() -> None:
             self.holdings.copies = copies
-            if announce and self.holdings.told.copies != copies:
+            if announce and not self._is_told():
                 self._process.note("announced", -1)
                 self._must_join = True
                 self._wake.set()
@@ -105,6 +108,11 @@ class SimMembership:
         if self._member:
             self._group.leave(self._member)
         self.kill()
+
+    def _is_told(self) -> bool:
+        now, told = self.holdings, self.holdings.told
+        claims = (now.copies, now.owned, dict(now.releasing), frozenset(now.incoming))
+        return claims == (told.copies, told.owned, told.releasing, told.incoming)
 
     def _post(self, note: Callable[[], None]) -> None:
         loop = self._group.loop
