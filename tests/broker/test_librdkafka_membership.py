@@ -253,6 +253,28 @@ def test_a_member_that_somebody_saw_die_can_be_removed_at_once(desk: Desk) -> No
     assert not survivor.heard_of(Lost)
 
 
+def test_evicted_within_a_barrier_and_back_with_nothing_of_before(desk: Desk) -> None:
+    evicted = desk.seat("a", release=False)
+    evicted.owning(PARTITIONS)
+    other = desk.seat("b")
+    revoked = evicted.wait(lambda event: isinstance(event, Revoked))
+    assert isinstance(revoked, Revoked)
+    old, commits = evicted.membership.snapshot, transactor(desk)
+    evicted.release = True
+    assert other.take_over.remove_member(old.member_id, None, soon())
+    assert commits.commit(old.metadata) == "UNKNOWN_MEMBER_ID"
+    if desk.kind == "broker":  # which tells only after the callback
+        evicted.membership.released(revoked.partitions)
+    lost = evicted.lost()
+    since = evicted.events.index(lost) + 1
+    evicted.wait(lambda event: isinstance(event, Assigned) and bool(event.owned), since)
+    settled(evicted, other)
+    again = evicted.assigned()[-1]
+    assert again.incarnation == 1
+    until(lambda: commits.commit(evicted.membership.snapshot.metadata, min(again.owned)) == "ok", "it cannot work")
+    assert commits.commit(old.metadata, min(again.owned)) != "ok"
+
+
 # ---------------------------------------------------------------------------------------------------- static members
 
 
