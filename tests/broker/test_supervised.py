@@ -41,9 +41,13 @@ from streams.testing.faults import FaultPlan
 from tests.broker import bank
 
 def make():
-    static = os.environ["SUPERVISED_STATIC"] == "1"
     return bank.build(
-        os.environ["KES_BOOTSTRAP_SERVERS"], os.environ["SUPERVISED_GROUP"], "", FaultPlan(), static_membership=static
+        os.environ["KES_BOOTSTRAP_SERVERS"],
+        os.environ["SUPERVISED_GROUP"],
+        "",
+        FaultPlan(),
+        static_membership=os.environ["SUPERVISED_STATIC"] == "1",
+        num_standbys=int(os.environ["SUPERVISED_STANDBYS"]),
     )
 """
 
@@ -51,7 +55,7 @@ def make():
 class Supervised:
     """``kes run --json`` of the bank, and what it says."""
 
-    def __init__(self, group: Bank, workers: int, membership: str, *, static: bool) -> None:
+    def __init__(self, group: Bank, workers: int, membership: str, *, static: bool, standbys: int) -> None:
         (group.folder / "supervised.py").write_text(SOURCE)
         self.log = group.folder / "kes.log"
         self.lines: list[dict[str, Any]] = []
@@ -68,6 +72,7 @@ class Supervised:
                     "KES_BOOTSTRAP_SERVERS": group.bootstrap,
                     "SUPERVISED_GROUP": group.group,
                     "SUPERVISED_STATIC": "1" if static else "0",
+                    "SUPERVISED_STANDBYS": str(standbys),
                     "BANK_SESSION_SECONDS": str(SESSION_SECONDS),
                     "BANK_MEMBERSHIP": membership,
                 },
@@ -172,10 +177,17 @@ def shares(group: Bank) -> list[int]:
 
 @contextlib.contextmanager
 def under_load(
-    group: Bank, readers: Readers, workers: int, seed: int, membership: str = "streams", *, static: bool = False
+    group: Bank,
+    readers: Readers,
+    workers: int,
+    seed: int,
+    membership: str = "streams",
+    *,
+    static: bool = False,
+    standbys: int = 0,
 ) -> Iterator[Supervised]:
     """Supervised workers in the middle of their work; at the end all is drained, and nothing is lost or doubled."""
-    supervised = Supervised(group, workers, membership, static=static)
+    supervised = Supervised(group, workers, membership, static=static, standbys=standbys)
     depositing = threading.Thread(
         target=group.deposit, args=(PER_SECOND * LOAD_SECONDS, KEYS, seed), kwargs={"per_second": PER_SECOND}
     )
@@ -200,23 +212,24 @@ def under_load(
 
 
 @pytest.mark.parametrize(
-    ("workers", "victims", "static", "membership"),
+    ("workers", "victims", "static", "standbys", "membership"),
     [
-        (2, 1, False, "streams"),
-        (2, 1, True, "streams"),
-        (1, 1, False, "streams"),
-        (1, 1, True, "streams"),
-        (2, 2, False, "streams"),
-        (2, 1, False, "librdkafka"),
-        (2, 1, False, "broker"),
+        (2, 1, False, 0, "streams"),
+        (2, 1, False, 1, "streams"),
+        (2, 1, True, 0, "streams"),
+        (1, 1, False, 0, "streams"),
+        (1, 1, True, 0, "streams"),
+        (2, 2, False, 0, "streams"),
+        (2, 1, False, 0, "librdkafka"),
+        (2, 1, False, 0, "broker"),
     ],
 )
 def test_a_killed_worker_is_not_waited_for(
-    group: Bank, readers: Readers, workers: int, victims: int, static: bool, membership: str
+    group: Bank, readers: Readers, workers: int, victims: int, static: bool, standbys: int, membership: str
 ) -> None:
     seed = seed_of()
     print(f"SEED={seed}")
-    with under_load(group, readers, workers, seed, membership, static=static) as supervised:
+    with under_load(group, readers, workers, seed, membership, static=static, standbys=standbys) as supervised:
         pids = supervised.pids()
         for number in range(victims):
             os.kill(pids[f"w-{number}"], signal.SIGKILL)
@@ -225,7 +238,7 @@ def test_a_killed_worker_is_not_waited_for(
         # Its own partitions are silent from now on; those of the others may be for the rebalance.
         wait_until(lambda: readers.flowing(killed + 0.5), "outputs of all partitions after the kill")
         gap = max(readers.gaps(killed))
-        print(f"{membership}, workers {workers}, killed {victims}, static {static}: longest gap {gap * 1000:.0f} ms")
+        print(f"{membership}, {workers} workers, {victims} killed, {static=}, {standbys=}: {gap * 1000:.0f} ms at most")
         print("\n".join(map(str, supervised.said("removed"))))
         assert gap < SESSION_SECONDS, f"seed {seed}: it was waited for: {supervised.log.read_text()}"
         wait_until(lambda: len(supervised.said("joined")) >= workers + victims, "the killed are back")
