@@ -233,7 +233,7 @@ MOVE_SAFEGUARDS: Mapping[str, Safeguard] = {
     for made in (
         Safeguard("marker: to", markers_are_for_everybody, ("moves", "struck_moves")),
         Safeguard("marker: a member id", markers_are_for_the_instance, ("evictions", "struck_moves")),
-        Safeguard("marker: generation", old_markers_count_too, ("moves", "struck_moves", "evictions")),
+        Safeguard("marker: generation", old_markers_count_too, ("pendulum",)),
         Safeguard("marker: the last record", a_marker_counts_whatever_follows, ("moves", "struck_moves", "evictions")),
         Safeguard("transit", plans_forget_moves_under_way, ("unclear_moves", "struck_moves")),
         Safeguard("transit", plans_forget_who_expects_what, ("moves", "struck_moves")),

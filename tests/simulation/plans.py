@@ -195,6 +195,22 @@ def _slow_restores(rng: random.Random) -> dict[str, object]:
     }
 
 
+def _pendulum(rng: random.Random) -> dict[str, object]:
+    """One member comes and goes, so partitions go to and fro between the others; copies lose their places."""
+    return {
+        "actions": _merged(
+            tuple((at, rng.choice(("start a2", "start a2", "stop a2"))) for at in _times(rng, 24)),
+            _actions(rng, ("compact",), 1),
+        ),
+        "members": 2,
+        "partitions": rng.choice((3, 5)),
+        "num_standbys": rng.choice((1, 2)),
+        "tail_batch": rng.choice((2, 5)),
+        "strikes": {"tail": rng.choice((0.05, 0.2))},
+        **INCREMENTAL,
+    }
+
+
 def _standbys(rng: random.Random) -> dict[str, object]:
     """Owners die, and spare copies are promoted."""
     return {
@@ -294,6 +310,7 @@ PROFILES: tuple[Callable[[random.Random], dict[str, object]], ...] = (
     _struck_moves,
     _unclear_moves,
     _slow_restores,
+    _pendulum,
     _standbys,
     _rolling,
     _migrations,
