@@ -10,7 +10,7 @@ from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from streams.clients.connection import ConnectionLog
+from streams.clients.connection import ConnectionLog, find_leaders
 from streams.clients.settings import ClientSettings, build
 from streams.clients.translate import BAD_OFFSET, NO_SUCH_TOPIC, NOT_AUTHORIZED
 from streams.errors import OffsetError, StreamsError, TopicError
@@ -44,6 +44,8 @@ class InputConsumer:
         if partition in self._expected or partition in self._paused:
             raise ValueError(f"{self.topic}[{partition}] is read already")
         self._consumer.incremental_assign([TopicPartition(self.topic, partition, offset)])
+        if not self._expected and not self._paused:
+            find_leaders(self._consumer, self.topic)
         self._expected[partition] = offset
 
     def remove(self, partitions: Collection[int]) -> None:

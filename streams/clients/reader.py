@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from streams.clients.connection import ConnectionLog
+from streams.clients.connection import ConnectionLog, find_leaders
 from streams.clients.consumer import partition_in, reading_failed
 from streams.clients.settings import ClientSettings, build
 from streams.clients.translate import broker_unavailable
@@ -53,6 +53,7 @@ class PartitionReader:
             return
         assigned = [TopicPartition(topic, number, offset) for number, offset in reading.positions.items()]
         self._consumer.incremental_assign(assigned)
+        find_leaders(self._consumer, topic)
         try:
             self._follow(reading, stalled_after_seconds, cancelled)
         finally:

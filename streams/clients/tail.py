@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from streams.clients.connection import ConnectionLog
+from streams.clients.connection import ConnectionLog, find_leaders
 from streams.clients.consumer import partition_in, reading_failed
 from streams.clients.settings import ClientSettings, build
 from streams.clients.translate import BAD_OFFSET
@@ -17,6 +19,8 @@ from streams.records import IncomingRecord
 
 logger = logging.getLogger(__name__)
 
+SILENCE_SECONDS: Final = 0.5
+LONGEST_SILENCE_SECONDS: Final = 8.0
 LOG_START: Final = -1
 """The offset that stands for "whatever the log begins with"."""
 
@@ -63,6 +67,9 @@ class ChangelogTail:
         """Read from offset 0, where logs begin that nothing was deleted from: the question where a log begins costs
         librdkafka 500 ms on a new connection. Compaction deletes records, but leaves the start where it is."""
         self._failures: dict[int, StreamsError] = {}
+        self._silent: dict[int, tuple[float, float]] = {}
+        """Partitions that are not known to be at their end: when to fetch them anew if nothing comes, and the pause."""
+        self._look_at = 0.0
 
     def add(self, partition: int, offset: int) -> None:
         """Read ``partition`` from ``offset`` on, or from the start of its log (``LOG_START``). ``ValueError`` if it is
@@ -72,11 +79,15 @@ class ChangelogTail:
         if offset == LOG_START:
             self._guessed.add(partition)
         self._consumer.incremental_assign([TopicPartition(self.topic, partition, max(offset, 0))])
+        if not self._positions:
+            find_leaders(self._consumer, self.topic)
         self._positions[partition] = offset
+        self._silent[partition] = (time.monotonic() + SILENCE_SECONDS, SILENCE_SECONDS)
 
     def remove(self, partition: int) -> None:
         """Stop reading: nothing of it is returned any more. An unknown one is passed over."""
         self._failures.pop(partition, None)
+        self._silent.pop(partition, None)
         self._guessed.discard(partition)
         if self._positions.pop(partition, None) is not None:
             self._consumer.incremental_unassign([TopicPartition(self.topic, partition)])
@@ -97,6 +108,7 @@ class ChangelogTail:
             self._note(error, partition_in(error.str()))
         if news and self._connection.down:
             self._connection.on_answer()
+        self._mind_silence(news)
         return news
 
     def take_failures(self) -> dict[int, StreamsError]:
@@ -110,6 +122,7 @@ class ChangelogTail:
     def close(self) -> None:
         """Free everything. Does not raise; repeating is harmless."""
         self._positions.clear()
+        self._silent.clear()
         with contextlib.suppress(KafkaException, RuntimeError):
             self._consumer.close()
 
@@ -165,15 +178,41 @@ class ChangelogTail:
         return {number: self._progress(number, records, number in at_end) for number, records in news.items()}
 
     def _progress(self, partition: int, records: list[IncomingRecord], at_end: bool) -> Progress:
-        position = self._positions[partition]
+        position, end = self._positions[partition], self._end(partition)
+        return Progress(records, position, end, at_end or position == end)
+
+    def _end(self, partition: int) -> int:
         try:
             _, end = self._consumer.get_watermark_offsets(TopicPartition(self.topic, partition), cached=True)
         except KafkaException as exception:
             logger.debug("tail %s[%d]: no watermark: %s", self.topic, partition, exception)
-            end = -1
-        if end < position:  # not known yet, or the log was cut: the next fetch tells
-            end = -1
-        return Progress(records, position, end, at_end or position == end)
+            return -1
+        return end if end >= self._positions[partition] else -1  # not known, or the log was cut: the next fetch tells
+
+    def _mind_silence(self, news: Mapping[int, Progress]) -> None:
+        """Assigning one partition makes librdkafka drop what is on its way for the others, and the end of a partition
+        is told once only: a silent one that is not known to be at its end is fetched anew, ever more rarely (an open
+        transaction keeps it from its end for a while)."""
+        now = time.monotonic()
+        for partition, progress in news.items():
+            if progress.at_end:
+                self._silent.pop(partition, None)
+            else:
+                self._silent[partition] = (now + SILENCE_SECONDS, SILENCE_SECONDS)
+        if now < self._look_at:
+            return
+        self._look_at = now + SILENCE_SECONDS / 2
+        for partition, position in self._positions.items():
+            if partition not in self._silent and self._end(partition) > position:
+                self._silent[partition] = (now + SILENCE_SECONDS, SILENCE_SECONDS)
+        due = [partition for partition, (when, _) in self._silent.items() if now >= when]
+        if due and not self._connection.down:
+            self._consumer.incremental_unassign([TopicPartition(self.topic, partition) for partition in due])
+            positions = [TopicPartition(self.topic, number, max(self._positions[number], 0)) for number in due]
+            self._consumer.incremental_assign(positions)
+        for partition in due:
+            pause = min(self._silent[partition][1] * 2, LONGEST_SILENCE_SECONDS)
+            self._silent[partition] = (now + pause, pause)
 
     def _start_at_log_start(self, partition: int) -> None:
         self._guessed.discard(partition)

@@ -152,9 +152,10 @@ class TestPosition:
         other.close()
 
     def test_an_empty_partition_and_the_very_end_are_told_too(
-        self, tail: ChangelogTail, producer: TransactionalProducer, topic: str
+        self, tail: ChangelogTail, producer: TransactionalProducer, settings: ClientSettings, topic: str
     ) -> None:
         write(producer, topic, 0, [b"a"])
+        wait_for_end(settings, topic, 0, 2)  # a commit may be answered before its marker is written
         tail.add(0, 2)
         tail.add(1, LOG_START)
         heard = Heard()
@@ -374,6 +375,13 @@ class TestThread:
         wait(lambda: not any(thread.name == "kes-tail" for thread in threading.enumerate()))
         first.close()
         second.close()
+
+
+def wait_for_end(settings: ClientSettings, topic: str, partition: int, end: int) -> None:
+    admin, deadline = TopicAdmin(settings), time.monotonic() + SECONDS
+    while admin.watermarks(topic)[partition].stable < end:
+        assert time.monotonic() < deadline
+    admin.close()
 
 
 def truncate(settings: ClientSettings, topic: str, partition: int, offset: int) -> None:

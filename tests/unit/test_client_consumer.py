@@ -18,6 +18,10 @@ class Scripted:
         self.messages: list[Any] = []
         self.assigned: list[tuple[int, int]] = []
         self.unassigned: list[int] = []
+        self.asked: list[str] = []
+
+    def list_topics(self, topic: str, _timeout: float) -> None:
+        self.asked.append(topic)
 
     def poll(self, _timeout: float) -> Any:
         return self.messages.pop(0) if self.messages else None

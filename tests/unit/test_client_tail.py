@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Message, TopicPartition
 
 from streams.clients.settings import ClientSettings
-from streams.clients.tail import LOG_START, ChangelogTail
+from streams.clients.tail import LOG_START, SILENCE_SECONDS, ChangelogTail
 from streams.errors import TopicError
 
 
@@ -19,7 +20,11 @@ class Scripted:
         self.messages: list[Any] = []
         self.assigned: list[tuple[int, int]] = []
         self.unassigned: list[int] = []
+        self.asked: list[str] = []
         self.high = -1001
+
+    def list_topics(self, topic: str, _timeout: float) -> None:
+        self.asked.append(topic)
 
     def poll(self, _timeout: float) -> Any:
         return self.messages.pop(0) if self.messages else None
@@ -161,6 +166,33 @@ def test_a_failure_of_what_was_removed_meanwhile_is_not_told(tail: ChangelogTail
     assert tail.take_failures() == {}
     script.messages = [message(0, 0)]
     assert set(tail.poll_batch(0)) == {0}
+
+
+def test_a_silent_partition_that_is_not_at_its_end_is_fetched_anew(
+    tail: ChangelogTail, script: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was on its way may have been dropped, and the end of a partition is told once only."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    tail.add(0, 5)
+    tail.add(1, 5)
+    script.high = 5
+    script.messages = [said(1, 5)]
+    assert tail.poll_batch(0)[1].at_end
+    now += SILENCE_SECONDS
+    tail.poll_batch(0)
+    assert (script.unassigned, script.assigned[2:]) == ([0], [(0, 5)]), "partition 1 is at its end"
+    now += SILENCE_SECONDS
+    tail.poll_batch(0)
+    assert script.unassigned == [0], "ever more rarely"
+    script.messages = [message(0, 5), said(0, 6)]
+    script.high = 7
+    tail.poll_batch(0)
+    now += SILENCE_SECONDS
+    tail.poll_batch(0)  # both have an end beyond their positions now
+    now += SILENCE_SECONDS
+    tail.poll_batch(0)
+    assert (sorted(script.unassigned), sorted(script.assigned[3:])) == ([0, 0, 1], [(0, 6), (1, 5)])
 
 
 def test_overrides_of_the_user_win_over_the_bounds() -> None:
