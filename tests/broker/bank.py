@@ -1,7 +1,8 @@
 """The program under attack: deposits in, balances out. Run as a process by the battery, folded again by the oracle.
 
-python bank.py BOOTSTRAP GROUP INSTANCE        (environment: KES_FAULT, BANK_SLOW_MS, BANK_SLOW_KEY, BANK_HANDLER,
-                                                BANK_MEMBERSHIP, BANK_STRATEGY)
+python bank.py BOOTSTRAP GROUP INSTANCE        (environment: KES_FAULT, BANK_SLOW_MS, BANK_SLOW_KEY (one account, or *),
+                                                BANK_HANDLER, BANK_MEMBERSHIP, BANK_STRATEGY, BANK_STANDBYS,
+                                                BANK_LEAVE_SECONDS, BANK_QUEUE; and those of bank_probe.py)
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,8 +24,9 @@ import psutil
 
 from streams import EventContext, EventSource, EventSourceConfig, Table, event_type
 from streams.records import IncomingRecord
-from streams.testing.faults import FaultPlan, consume_with_faults, settled_hook
+from streams.testing.faults import FaultPlan
 from streams.testing.oracle import Sent, State
+from tests.broker import bank_probe
 
 PARTITIONS = 4
 
@@ -83,6 +86,10 @@ def build(
     membership = settings.setdefault("membership", os.environ.get("BANK_MEMBERSHIP") or "streams")
     default = "incremental" if membership == "streams" else "cooperative-sticky"
     settings.setdefault("strategy", os.environ.get("BANK_STRATEGY") or default)
+    settings.setdefault("num_standbys", int(os.environ.get("BANK_STANDBYS") or 0))
+    settings.setdefault("leave_timeout_seconds", float(os.environ.get("BANK_LEAVE_SECONDS") or 10))
+    settings.setdefault("max_queued_records", int(os.environ.get("BANK_QUEUE") or 5_000))
+    store = Table.factory(key=str, value=Account)
     source = EventSource(
         EventSourceConfig(
             group_id=group,
@@ -90,12 +97,12 @@ def build(
             num_partitions=PARTITIONS,
             bootstrap_servers=bootstrap,
             instance_id=instance,
-            metrics_handler=settled_hook(plan),
+            metrics_handler=bank_probe.measure(plan),
             session_timeout_seconds=session,
             transaction_timeout_seconds=session * 0.8,
             **settings,
         ),
-        store=Table.factory(key=str, value=Account),
+        store=bank_probe.gated(store) if os.environ.get("BANK_GATE") else store,
     )
     output = output_of(group)
 
@@ -113,12 +120,12 @@ def build(
     slow_key, slow_ms = os.environ.get("BANK_SLOW_KEY", ""), float(os.environ.get("BANK_SLOW_MS", "0"))
 
     async def patient(ctx: EventContext[Table[str, Account]], event: Deposited) -> None:
-        if event.account == slow_key:
+        if slow_key in (event.account, "*"):
             await asyncio.sleep(slow_ms / 1000)
         deposit(ctx, event)
 
     def blocking(ctx: EventContext[Table[str, Account]], event: Deposited) -> None:
-        if event.account == slow_key:
+        if slow_key in (event.account, "*"):
             time.sleep(slow_ms / 1000)
         deposit(ctx, event)
 
@@ -138,7 +145,9 @@ async def _main(bootstrap: str, group: str, instance: str) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: source._ask_to_stop(drain=True))
-    await consume_with_faults(source, plan)
+    if dump := os.environ.get("BANK_DUMP"):
+        loop.add_signal_handler(signal.SIGUSR1, bank_probe.write_dump, source, Path(dump))
+    await bank_probe.consume(source, plan)
 
 
 async def _cycles(bootstrap: str, group: str, instance: str) -> None:
@@ -164,7 +173,7 @@ if __name__ == "__main__":
     )
     match os.environ.get("BANK_RUN"):
         case "run":
-            build(*sys.argv[1:4], FaultPlan()).run()
+            build(sys.argv[1], sys.argv[2], sys.argv[3], FaultPlan()).run()
         case "cycles":
             asyncio.run(_cycles(*sys.argv[1:4]))
         case _:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -14,14 +17,17 @@ import msgspec
 from confluent_kafka import Producer
 
 from streams.clients.admin import TopicAdmin
+from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable
 from streams.testing.oracle import ReplayOracle, Report
-from streams.topics import TopicSpec
+from streams.topics import TopicSpec, changelog_name
 from tests.broker import bank
+from tests.broker.bank_probe import Dump, Held, Store
 from tests.broker.contract_kit import set_broker_session
 
 PROGRAM = Path(__file__).with_name("bank.py")
+ROOT = Path(__file__).parents[2]
 PATIENCE = 90.0
 
 
@@ -39,10 +45,11 @@ class Worker:
     def __init__(self, bootstrap: str, group: str, instance: str, folder: Path, **environment: str) -> None:
         self.instance = instance
         self.log = folder / f"{instance}-{time.monotonic_ns()}.log"
+        self._dump = self.log.with_suffix(".dump")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, str(PROGRAM), bootstrap, group, instance],
-                env={**os.environ, **environment},
+                env={**os.environ, "PYTHONPATH": str(ROOT), "BANK_DUMP": str(self._dump), **environment},
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -68,6 +75,41 @@ class Worker:
 
     def said(self, text: str) -> bool:
         return text in self.log.read_text(errors="replace")
+
+    def times(self, pattern: str) -> int:
+        """How often its log has this."""
+        return len(re.findall(pattern, self.log.read_text(errors="replace")))
+
+    def dump(self) -> Dump | None:
+        """All its stores, as they are now; ``None``: it does not say (not started yet, frozen, dead)."""
+        if not self.running or not self.said(": generation"):
+            return None
+        self._dump.unlink(missing_ok=True)
+        self.process.send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + 10
+        while not self._dump.exists():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                return None
+            time.sleep(0.02)
+        return msgspec.json.decode(self._dump.read_bytes(), type=Dump)
+
+
+class Load:
+    """Deposits at a rate, while the test does its worst."""
+
+    def __init__(self, group: Bank, count: int, keys: int, seed: int, per_second: float) -> None:
+        self._thread = threading.Thread(
+            target=group.deposit, args=(count, keys, seed), kwargs={"per_second": per_second}, daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def runs(self) -> bool:
+        return self._thread.is_alive()
+
+    def finish(self, seconds: float = 120.0) -> None:
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), "the load could not be produced"
 
 
 class Bank:
@@ -118,6 +160,10 @@ class Bank:
         assert producer.flush(300) == 0
         self.produced += count
 
+    def load(self, count: int, keys: int, seed: int, per_second: float) -> Load:
+        """The same, beside the test."""
+        return Load(self, count, keys, seed, per_second)
+
     def start(self, instance: str, **environment: str) -> Worker:
         environment = {"BANK_MEMBERSHIP": self.membership, **environment}
         if self.membership == "broker":  # where the session is a setting of the broker
@@ -144,13 +190,76 @@ class Bank:
 
     def check(self) -> Report:
         """The oracle's word."""
+        return self._oracle().check()
+
+    def _oracle(self) -> ReplayOracle:
         return ReplayOracle(
             self.bootstrap,
             group_id=self.group,
             topic=bank.topic_of(self.group),
             outputs=[bank.output_of(self.group)],
             fold=bank.fold(self.group),
-        ).check()
+        )
+
+    def must_be_exact(self) -> Report:
+        """Stop everybody in good order; then nothing may be lost, doubled, or out of order."""
+        self.stop_all()
+        report = self.check()
+        assert not report.differences, report
+        assert report.inputs == self.produced, report
+        return report
+
+    def generations(self) -> int:
+        """The highest generation that any member has told of."""
+        found = (re.findall(r": generation (\d+)", worker.log.read_text(errors="replace")) for worker in self.workers)
+        return max((int(number) for numbers in found for number in numbers), default=0)
+
+    def times(self, pattern: str) -> int:
+        """How often the members' logs have this."""
+        return sum(worker.times(pattern) for worker in self.workers)
+
+    def check_stores(self, standbys: int = 0, seconds: float = 45.0) -> None:
+        """At rest, the stores of the members are byte for byte what the changelog's last values are: those that are
+        worked on, each partition at one member, and the copies, ``standbys`` of each or more."""
+        deadline = time.monotonic() + seconds
+        while wrong := self._differences(standbys):
+            assert time.monotonic() < deadline, f"no rest within {seconds:g} s, or stores that differ: {wrong}"
+            time.sleep(0.2)
+
+    def _differences(self, standbys: int) -> list[str]:
+        dumps = [worker.dump() for worker in self.workers if worker.running]
+        told = [dump for dump in dumps if dump is not None]
+        held = [(dump.member, store) for dump in told for store in dump.stores]
+        active = Counter(store.partition for _, store in held if store.role == "active")
+        copies = Counter(store.partition for _, store in held if store.role == "ready" and not store.left)
+        wanted = min(standbys, len(told) - 1)
+        wrong = [f"{len(dumps) - len(told)} members do not answer"] if len(told) < len(dumps) else []
+        wrong += [f"{dump.member} has moves under way" for dump in told if dump.moves]
+        wrong += [f"[{number}] is worked on {active[number]} times" for number in self._numbers if active[number] != 1]
+        wrong += [f"[{number}] has {copies[number]} copies" for number in self._numbers if copies[number] < wanted]
+        wrong += [f"{name} has [{store.partition}] {store.role}" for name, store in held if not _at_rest(store)]
+        changelog = self._changelog()
+        for name, store in held:
+            items, expected = dict(store.items), changelog[store.partition]
+            differing = [key for key in items.keys() | expected.keys() if items.get(key) != expected.get(key)]
+            if differing and _at_rest(store):
+                where = f"{name}, {store.role} [{store.partition}]"
+                wrong.append(f"{where}: {len(differing)} of {len(expected)} keys differ, as {min(differing)!r}")
+        return wrong
+
+    @property
+    def _numbers(self) -> range:
+        return range(bank.PARTITIONS)
+
+    def _changelog(self) -> dict[int, Store]:
+        name = changelog_name(self.group, bank.topic_of(self.group))
+        admin, reader = TopicAdmin(self._settings), PartitionReader(self._settings)
+        try:
+            states, _ = self._oracle()._changelog_state(reader, admin.watermarks(name))
+            return states
+        finally:
+            reader.close()
+            admin.close()
 
     def stop_all(self) -> None:
         """Drain every worker that runs; each must end with exit code 0."""
@@ -162,6 +271,10 @@ class Bank:
     def close(self) -> None:
         for worker in self.workers:
             worker.kill()
+
+
+def _at_rest(store: Held) -> bool:
+    return store.role == "active" or (store.role == "ready" and not store.left)
 
 
 def seed_of(environment: Mapping[str, str] = os.environ) -> int:

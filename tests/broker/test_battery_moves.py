@@ -1,0 +1,302 @@
+"""The battery against moves and standbys (T2 numbers 1, 2, 7 and 8): members killed and frozen at each point of a move,
+a storm of rebalances, rolling restarts, receivers that never get ready, and a broker that dies meanwhile.
+
+    pytest -m soak tests/broker/test_battery_moves.py      all of it at full length
+    BATTERY_SEEDS=5 SEED=4711 ...                          more seeds per point, a run once more
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streams.broker import KafkaBroker
+from streams.testing.fixtures import BrokerAddress, OwnBroker
+from tests.broker.battery_kit import Bank, Worker, seed_of, wait_until
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
+
+SEEDS = int(os.environ.get("BATTERY_SEEDS", "2"))
+QUICK = {"BANK_SESSION_SECONDS": "2"}
+KEYS = 200
+
+DONOR_POINTS = ("marker commit.before", "marker commit.after", "handed_over.before", "handed_over.after")
+RECEIVER_POINTS = ("restore.half", "tail.received", "took.before", "took.after")
+POINTS = [("donor", point) for point in DONOR_POINTS] + [("receiver", point) for point in RECEIVER_POINTS]
+FREEZES = [("donor", "marker commit.before"), ("donor", "handed_over.before"), ("receiver", "took.before")]
+
+
+@pytest.fixture
+def bank_group(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> Iterator[Bank]:
+    bank = Bank(kafka_broker.bootstrap_servers, f"{topic_prefix}bank", tmp_path)
+    yield bank
+    bank.close()
+
+
+@pytest.fixture
+def broker(own_broker: OwnBroker) -> KafkaBroker:
+    return own_broker()
+
+
+@pytest.fixture
+def fragile_group(broker: KafkaBroker, topic_prefix: str, tmp_path: Path) -> Iterator[Bank]:
+    """On a broker of its own, which may be killed."""
+    bank = Bank(broker.bootstrap_servers, f"{topic_prefix}bank", tmp_path)
+    yield bank
+    bank.close()
+
+
+def fault_at(point: str, count: int, action: str = "kill") -> dict[str, str]:
+    """The environment of a victim. Points named ``marker ...`` count in transactions with a release marker only."""
+    scope, _, point = point.rpartition(" ")
+    return {"KES_FAULT": f"{point}:{count}:{action}", "BANK_FAULT_IN": scope}
+
+
+class Attack:
+    """A donor with everything, a receiver that joins under load, and a fault in one of them."""
+
+    def __init__(self, group: Bank, role: str, point: str, standbys: int, seed: int, action: str = "kill") -> None:
+        print(f"SEED={seed} {role} {point} {action} standbys={standbys}")
+        rng = random.Random(f"{seed} {role} {point}")
+        self.group, self.role, self.seed = group, role, seed
+        self.settings = {**QUICK, "BANK_STANDBYS": str(standbys)}
+        fault = fault_at(point, rng.randrange(1, 5) if point == "tail.received" else 1, action)
+        group.deposit(2_000, KEYS, seed)  # a state, so that there is something to be moved
+        faults = {"donor": {}, "receiver": {}, role: fault}
+        self.donor = group.start("donor", **self.settings, **faults["donor"])
+        group.wait_handled()
+        self.load = group.load(4_000, KEYS, seed + 1, 1_200)
+        self.receiver = group.start("receiver", **self.settings, **faults["receiver"])
+        self.victim = self.donor if role == "donor" else self.receiver
+
+    def finish(self, standbys: int) -> None:
+        """More work, for everybody; then everything must be right."""
+        self.load.finish()
+        self.group.deposit(1_000, KEYS, self.seed + 2)
+        self.group.wait_handled()
+        self.group.check_stores(standbys)
+        self.group.must_be_exact()
+
+
+def killed(group: Bank, role: str, point: str, standbys: int, seed: int) -> None:
+    attack = Attack(group, role, point, standbys, seed)
+    victim = attack.victim
+    wait_until(lambda: not victim.running, f"the {role} dies at {point}")
+    assert victim.process.returncode == -signal.SIGKILL, victim.log.read_text()
+    group.start(role, **attack.settings)
+    attack.finish(standbys)
+
+
+def frozen(group: Bank, role: str, point: str, standbys: int, seed: int) -> None:
+    attack = Attack(group, role, point, standbys, seed, "freeze")
+    victim = attack.victim
+    process = psutil.Process(victim.process.pid)
+    wait_until(lambda: process.status() == psutil.STATUS_STOPPED, f"the {role} freezes at {point}")
+    attack.load.finish()
+    group.wait_handled()  # somebody else has everything now, so its session is over
+    victim.signal(signal.SIGCONT)
+    wait_until(lambda: not victim.running or victim.said("void, joining again"), "it finds out, or ends", 30)
+    assert victim.running, victim.log.read_text()
+    attack.finish(standbys)
+
+
+@pytest.mark.parametrize(("role", "point"), POINTS)
+def test_killed_in_a_move(bank_group: Bank, role: str, point: str) -> None:
+    """Number 1: each point once, every second time with standbys."""
+    seed = seed_of()
+    killed(bank_group, role, point, (seed + POINTS.index((role, point))) % 2, seed)
+
+
+@pytest.mark.parametrize(("role", "point"), FREEZES)
+def test_frozen_in_a_move(bank_group: Bank, role: str, point: str) -> None:
+    """Past the session: the others go on without it, and it finds out."""
+    seed = seed_of()
+    frozen(bank_group, role, point, (seed + FREEZES.index((role, point))) % 2, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("repetition", range(SEEDS))
+@pytest.mark.parametrize("standbys", [0, 1])
+@pytest.mark.parametrize("action", ["kill", "freeze"])
+@pytest.mark.parametrize(("role", "point"), POINTS)
+def test_every_point_of_a_move(
+    bank_group: Bank, role: str, point: str, action: str, standbys: int, repetition: int
+) -> None:
+    (killed if action == "kill" else frozen)(bank_group, role, point, standbys, seed_of() + 10 * repetition)
+
+
+@pytest.mark.parametrize(
+    ("events", "kills"), [(25_000, 5), pytest.param(100_000, 12, marks=[pytest.mark.soak, pytest.mark.timeout(420)])]
+)
+def test_killed_at_random_with_standbys(bank_group: Bank, events: int, kills: int) -> None:
+    """Number 2: 4 members, each partition with a spare copy that is used when its owner dies."""
+    seed = seed_of()
+    print(f"SEED={seed}")
+    rng = random.Random(seed)
+    settings = {**QUICK, "BANK_STANDBYS": "1"}
+    members = {name: bank_group.start(name, **settings) for name in (f"member-{number}" for number in range(4))}
+    bank_group.check_stores(1)
+    load = bank_group.load(events, 500, seed, 2_500)
+    bank_group.wait_handled(1)
+    for _ in range(kills):
+        name = rng.choice(sorted(members))
+        members[name].kill()
+        pause = time.monotonic() + rng.uniform(0.1, 2.0)
+        wait_until(lambda until=pause: time.monotonic() > until, "the next kill")  # type: ignore[misc]
+        members[name] = bank_group.start(name, **settings)
+        before = bank_group.handled()
+        wait_until(lambda: bank_group.handled() > before or not load.runs, "progress after a kill")  # noqa: B023
+    load.finish()
+    bank_group.wait_handled()
+    bank_group.check_stores(1)
+    report = bank_group.must_be_exact()
+    warm, cold = (bank_group.times(rf"TakeOverDone\(.*warm={word}\)") for word in ("True", "False"))
+    print(f"{report}; {warm} warm take-overs, {cold} cold, {bank_group.times('PartitionMoved.*in')} moves")
+    assert warm > 0, "the standbys were never used"
+
+
+@pytest.mark.parametrize(
+    ("rebalances", "pause"), [(8, 2.0), pytest.param(20, 3.0, marks=[pytest.mark.soak, pytest.mark.timeout(420)])]
+)
+def test_a_storm_of_rebalances(bank_group: Bank, rebalances: int, pause: float) -> None:
+    """Number 7: members join, leave and die, one every few seconds. Nothing stands still afterwards."""
+    seed = seed_of()
+    print(f"SEED={seed}")
+    rng = random.Random(seed)
+    settings = {**QUICK, "BANK_STANDBYS": str(seed % 2), "BANK_LEAVE_SECONDS": "4"}
+    members = {name: bank_group.start(name, **settings) for name in ("member-0", "member-1")}
+    leaving: list[Worker] = []
+    bank_group.deposit(1_000, KEYS, seed)
+    bank_group.wait_handled()
+    load = bank_group.load(int(1_200 * rebalances * pause), KEYS, seed + 1, 1_200)
+    story = []
+    for number in range(rebalances):
+        until = time.monotonic() + pause
+        kind = rng.choice(["join", "stop", "kill"]) if 1 < len(members) < 4 else "join" if len(members) == 1 else "stop"
+        if kind == "join":
+            name = f"member-{number + 2}"
+            members[name] = bank_group.start(name, **settings)
+        else:
+            name = rng.choice(sorted(members))
+            worker = members.pop(name)
+            if kind == "kill":
+                worker.kill()
+            else:
+                worker.signal(signal.SIGTERM)
+                leaving.append(worker)
+        story.append(f"{kind} {name}")
+        wait_until(lambda until=until: time.monotonic() > until, "the next one")  # type: ignore[misc]
+    print(", ".join(story))
+    load.finish()
+    bank_group.wait_handled(seconds=60)
+    for worker in leaving:
+        assert worker.process.wait(30) == 0, worker.log.read_text()
+    bank_group.check_stores(seed % 2)
+    assert bank_group.generations() >= rebalances
+    print(f"{bank_group.generations()} generations")
+    bank_group.must_be_exact()
+
+
+def test_rolling_restart_under_load(bank_group: Bank) -> None:
+    """Each of four members is stopped and started again, with little more than a handful of generations each."""
+    seed = seed_of()
+    print(f"SEED={seed}")
+    settings = {**QUICK, "BANK_STANDBYS": "1"}
+    names = [f"member-{number}" for number in range(4)]
+    members = {name: bank_group.start(name, **settings) for name in names}
+    bank_group.check_stores(1)
+    before = bank_group.generations()
+    load = bank_group.load(25_000, KEYS, seed, 1_200)
+    for name in names:
+        assert members[name].stop() == 0, members[name].log.read_text()
+        members[name] = bank_group.start(name, **settings)
+        wait_until(lambda name=name: members[name].times("PartitionMoved.*in|TakeOverDone") > 0, f"{name} works")  # type: ignore[misc]
+    load.finish()
+    bank_group.wait_handled()
+    bank_group.check_stores(1)
+    generations = bank_group.generations() - before
+    print(f"{generations} generations for a rolling restart of four")
+    bank_group.must_be_exact()
+    assert generations <= 4 * 6, f"{generations} generations"
+
+
+def test_a_receiver_that_never_gets_ready(bank_group: Bank, tmp_path: Path) -> None:
+    """Who leaves does not wait for it longer than its leave_timeout_seconds, and loses nothing."""
+    seed = seed_of()
+    print(f"SEED={seed}")
+    gate = tmp_path / "gate"
+    donor = bank_group.start("donor", **QUICK, BANK_LEAVE_SECONDS="2")
+    wait_until(lambda: donor.said(": generation"), "the donor is in the group")
+    bank_group.deposit(20_000, 4_000, seed, per_second=10_000)
+    bank_group.wait_handled()
+    receiver = bank_group.start("receiver", **QUICK, BANK_GATE=str(gate), BANK_GATE_MS="2")
+    wait_until(lambda: receiver.said(": generation"), "the receiver is in the group")
+    began = time.monotonic()
+    assert donor.stop() == 0, donor.log.read_text()
+    assert donor.said("were not handed over within leave_timeout_seconds"), donor.log.read_text()
+    assert 2 <= time.monotonic() - began < 8, "it leaves in time"
+    bank_group.deposit(1_000, 4_000, seed + 1)
+    gate.touch()
+    bank_group.wait_handled()
+    bank_group.check_stores()
+    bank_group.must_be_exact()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["preparing", "moving"])
+def test_broker_dies_in_a_move(broker: KafkaBroker, fragile_group: Bank, tmp_path: Path, moment: str) -> None:
+    seed = seed_of()
+    print(f"SEED={seed}")
+    gate = tmp_path / "gate"
+    donor = fragile_group.start("donor")
+    wait_until(lambda: donor.said(": generation"), "the donor is in the group")
+    fragile_group.deposit(8_000, 2_000, seed, per_second=8_000)
+    fragile_group.wait_handled()
+    load = fragile_group.load(8_000, 2_000, seed + 1, 1_000)
+    if moment == "moving":
+        gate.touch()
+    receiver = fragile_group.start("receiver", BANK_GATE=str(gate), BANK_GATE_MS="1")
+    if moment == "moving":
+        wait_until(lambda: donor.said("handed over to"), "the first partition is handed over")
+    else:
+        wait_until(lambda: receiver.said(": generation"), "the receiver prepares")
+    broker.kill()
+    broker.restart()
+    gate.touch()
+    load.finish()
+    fragile_group.wait_handled()
+    assert donor.running, "no worker may die of an outage"
+    assert receiver.running, "no worker may die of an outage"
+    wait_until(lambda: receiver.times("PartitionMoved.*in|TakeOverDone") > 0, "the receiver gets its share")
+    fragile_group.check_stores()
+    fragile_group.must_be_exact()
+
+
+@pytest.mark.slow
+def test_broker_dies_while_a_standby_is_restored(broker: KafkaBroker, fragile_group: Bank, tmp_path: Path) -> None:
+    seed = seed_of()
+    print(f"SEED={seed}")
+    gate = tmp_path / "gate"
+    owner = fragile_group.start("owner", BANK_STANDBYS="1")
+    wait_until(lambda: owner.said(": generation"), "the owner is in the group")
+    fragile_group.deposit(8_000, 2_000, seed, per_second=8_000)
+    fragile_group.wait_handled()
+    heir = fragile_group.start("heir", BANK_STANDBYS="1", BANK_GATE=str(gate), BANK_GATE_MS="1")
+    wait_until(lambda: heir.said(": generation"), "the heir restores")
+    broker.kill()
+    broker.restart()
+    gate.touch()
+    fragile_group.check_stores(1, seconds=90)
+    owner.kill()
+    fragile_group.deposit(1_000, 2_000, seed + 1)
+    fragile_group.wait_handled()
+    assert heir.times(r"TakeOverDone\(.*warm=True\)") > 0, "the copies were there, and are used"
+    fragile_group.check_stores()
+    fragile_group.must_be_exact()
