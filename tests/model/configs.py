@@ -11,7 +11,8 @@ def _kinds(*names: str) -> frozenset[Fault]:
 
 STANDARD = (
     # Two pipelined transactions, and one fault anywhere, while the other member joins.
-    Config("pipeline", records=2, faults=1, kinds=_kinds("EVICT", "CRASH", "TIMEOUT"), moves=0, restarts=0),
+    Config("pipeline", records=1, faults=1, kinds=_kinds("EVICT", "CRASH", "TIMEOUT"), moves=0, restarts=0),
+    Config("two records", records=2, faults=1, kinds=_kinds("TIMEOUT"), moves=0, restarts=0),
     # A warm move back and forth with one fault anywhere.
     Config("warm move", pool=1, records=1, faults=1, moves=1, restless=True, restarts=0),
     # The same by revoke.
@@ -24,6 +25,13 @@ STANDARD = (
 """Each is explored to the last state, in every test run."""
 
 DEEP = (
+    Config("two records, every fault", records=2, faults=1, kinds=_kinds("EVICT", "CRASH", "TIMEOUT"), moves=0,
+           restarts=0),
+    Config("three members", pool=1, records=1, faults=1, moves=2, restarts=0, kinds=_kinds("EVICT"), members=3,
+           together=True),
+    Config("slow engine", pool=1, records=1, faults=1, moves=2, restarts=0, kinds=_kinds("EVICT"), lag=True,
+           together=True),
+    Config("moves of both kinds", pool=1, records=1, faults=0, moves=5, restless=True, restarts=0, cold=True),
     Config("two faults", records=1, faults=2, moves=0, restarts=1),
     Config("two faults, warm move", records=1, faults=2, moves=1, restarts=1),
     Config("three records", records=3, faults=1, moves=1, restarts=1),
@@ -31,6 +39,8 @@ DEEP = (
     Config("every fault", partitions=2, records=2, faults=3, moves=2, restarts=1,
            kinds=_kinds("EVICT", "CRASH", "TIMEOUT", "EXPIRE", "AMNESIA"), cold=True),
     Config("stale memory", pool=1, records=1, faults=2, moves=0, restarts=0, kinds=_kinds("STALE_MEMORY", "EVICT")),
+    Config("stale memory, looked up", pool=1, records=1, faults=2, moves=0, restarts=0, look_again=True,
+           kinds=_kinds("STALE_MEMORY", "EVICT")),
 )  # fmt: skip
 """Too large to finish in a test run; ``run.py`` explores as much of each as it is told to."""
 
@@ -43,8 +53,10 @@ _ZOMBIE = Config("zombie", pool=1, records=1, faults=2, moves=0, restarts=0, kin
 _DYING = Config("dying zombie", pool=1, records=1, faults=2, moves=0, restarts=0, kinds=_kinds("EVICT", "CRASH"))
 _MOVE = Config("move", pool=1, records=1, faults=0, moves=2, restless=True, restarts=0)
 _TWO_RECORDS = Config("move, two records", pool=1, records=2, faults=0, moves=2, restless=True, restarts=0)
-_MOVE_EVICT = Config("move, eviction", pool=1, records=1, faults=1, moves=2, restarts=0, kinds=_kinds("EVICT"))
-_MIXED = Config("moves of both kinds", pool=1, records=1, faults=0, moves=5, restless=True, restarts=0, cold=True)
+_MOVE_EVICT = Config("move, eviction", pool=1, records=1, faults=1, moves=1, restarts=0, kinds=_kinds("EVICT"))
+_THERE_AND_BACK = Config(
+    "there and back", pool=1, records=1, faults=0, moves=5, restless=True, restarts=0, together=True
+)
 _MIXED_EVICT = Config(
     "mixed, eviction",
     pool=1,
@@ -86,7 +98,6 @@ MISSED_IN: dict[Rule, Config] = {
     Rule.S7_POSITION_REACHES_END: _REVOKE,
     Rule.S8_DONOR_STOPS: _MOVE,
     Rule.S8_MARKER_COMMITTED: _MOVE_EVICT,
-    Rule.S8_MARKER_OF_GENERATION: _MIXED,
     Rule.S8_MARKER_TO_MEMBER_ID: _AMNESIA_MOVE,
     Rule.S8_REVOKE_BARRIER: _REVOKE,
     Rule.S8_TRANSIT_KEPT: _MOVE,
@@ -96,13 +107,27 @@ MISSED_IN: dict[Rule, Config] = {
     Rule.S8_WITHDRAWN_IS_ANEW: _MOVE_EVICT,
     Rule.S8_WITHDRAWN_IS_TAKEN: _MOVE_EVICT,
     Rule.S8_TAKEN_IS_NOT_REVOKED: _MOVE,
-    Rule.S8_NEW_ORDER_IS_OWNED: _THREE,
-    Rule.S8_ONE_STEP: _MIXED,
-    Rule.S8_TAKEN_AWAY_REJOINS: _MIXED_EVICT,
     Rule.S8_RECEIVER_HAS_IT: _TWO_RECORDS,
-    Rule.S8_MARKER_IS_LAST: _MIXED,
 }
 """Where a rule is missed: the search of this configuration without the rule must end in a counterexample."""
 
-NOT_MISSED = frozenset({Rule.R5_FENCED_IS_LOST, Rule.S7_FENCE_IDLE_IDS_TOO, Rule.S8_INCOMING_NEWEST})
-"""Out one by one, these two break nothing here: the others cover for them (the page says how)."""
+MISSED_LATE: dict[Rule, Config] = {
+    Rule.S8_NEW_ORDER_IS_OWNED: _THREE,
+    Rule.S8_ONE_STEP: _THERE_AND_BACK,
+    Rule.S8_TAKEN_AWAY_REJOINS: _MIXED_EVICT,
+}
+"""The same, where the counterexample is too far away for a test run (300,000 states and more): for ``run.py``."""
+
+NOT_MISSED = frozenset(
+    {
+        Rule.R5_FENCED_IS_LOST,
+        Rule.S7_FENCE_IDLE_IDS_TOO,
+        Rule.S8_INCOMING_NEWEST,
+        Rule.S8_MARKER_IS_LAST,
+        Rule.S8_MARKER_OF_GENERATION,
+        Rule.S8_NOTES_OF_INCARNATION,
+        Rule.S8_START_IS_ASKED,
+    }
+)
+"""Out one by one, nothing was found to break: the others cover for them, or the search did not go far enough (the page
+says which)."""

@@ -22,6 +22,7 @@ from .state import (
     BARRIER,
     FENCING,
     FILLED,
+    FOUND,
     GONE,
     HANDED_OVER,
     IN,
@@ -43,6 +44,7 @@ from .state import (
     STANDBY,
     TAKE_OVER,
     THIS_GENERATION,
+    UNCLEAR,
     Event,
     Group,
     Held,
@@ -76,7 +78,10 @@ def membership_steps(world: World, model: Model, instance: int, steps: Steps, lu
         luck.append((("user_data", instance), nudged))
     if member.join == JOINING and known and not group.joined & bit:
         # A new snapshot, even when its number is one that was refused before: numbers repeat after a loss of memory.
-        pipe = tuple(txn._replace(generation=-2) if txn.phase in (FILLED, ABORTING) else txn for txn in member.pipe)
+        pipe = tuple(
+            txn._replace(generation=-2) if txn.phase in (FILLED, ABORTING, UNCLEAR, FOUND) else txn
+            for txn in member.pipe
+        )
         after = member._replace(join=JOINED, generation=group.generation, pipe=pipe)
         steps.append((("join_response", instance, group.generation), remember(world, instance, after)))
     elif member.join == JOINED and known and not group.preparing:

@@ -277,7 +277,10 @@ def slot_steps(world: World, model: Model, instance: int, steps: Steps) -> None:
         if settled:
             now = after.members[instance]
             pipe = tuple(
-                txn._replace(phase=FILLED) if txn.slot == slot and txn.phase == ABORTING else txn for txn in now.pipe
+                txn._replace(phase=FILLED if index or not model.config.look_again else UNCLEAR)
+                if txn.slot == slot and txn.phase == ABORTING
+                else txn
+                for index, txn in enumerate(now.pipe)
             )
             after = remember(after, instance, now._replace(slots=put(now.slots, slot, READY), pipe=pipe))
         steps.append((("init_producer", instance, slot, "settled" if settled else "aborts"), after))

@@ -89,6 +89,8 @@ class Config(NamedTuple):
     members: int = 2
     lag: bool = False
     """The engine hears what the membership tells it later than the group does (its event loop is busy)."""
+    look_again: bool = False
+    """A remedy that is not in the protocol: look into the changelog before anything is sent again."""
     together: bool = False
     """All members are in the group from the start (else the others join)."""
 

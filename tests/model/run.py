@@ -15,9 +15,11 @@ from pathlib import Path
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from model.configs import DEEP, MISSED_IN, STANDARD
+from model.configs import DEEP, MISSED_IN, MISSED_LATE, STANDARD
 from model.rules import Model, Rule
 from model.search import search
+
+MISSED = {**MISSED_IN, **MISSED_LATE}
 
 
 def main() -> int:
@@ -27,13 +29,13 @@ def main() -> int:
     parser.add_argument("--deep", action="store_true", help="the larger configurations")
     parser.add_argument("--only", default="", help="configurations whose name contains this")
     parser.add_argument(
-        "--without", choices=[rule.name for rule in MISSED_IN], help="one rule out, in its own configuration"
+        "--without", choices=[rule.name for rule in MISSED], help="one rule out, in its own configuration"
     )
     parser.add_argument("--rules", action="store_true", help="every rule out in turn")
     asked = parser.parse_args()
     if asked.without:
         rule = Rule[asked.without]
-        print(search(Model(MISSED_IN[rule], frozenset({rule})), asked.states))
+        print(search(Model(MISSED[rule], frozenset({rule})), asked.states))
         return 0
     if asked.rules:
         return _rules(asked.states)
@@ -48,8 +50,8 @@ def main() -> int:
 
 def _rules(states: int) -> int:
     unmissed = 0
-    for rule in MISSED_IN:
-        verdict = search(Model(MISSED_IN[rule], frozenset({rule})), states)
+    for rule in MISSED:
+        verdict = search(Model(MISSED[rule], frozenset({rule})), states)
         unmissed += not verdict.problem
         told = f"{len(verdict.trace)} steps: {verdict.problem}" if verdict.problem else "NOT MISSED"
         print(
