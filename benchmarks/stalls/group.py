@@ -50,6 +50,7 @@ class Group:
         self._round = round_
         self._rate = rate
         self._standbys = int(options.get("config.num_standbys", "0"))
+        self._folder = folder
         self.traces = Traces(folder)
         self.members: dict[str, Child] = {}
         self._steps: list[tuple[str, Window, int, int, float]] = []
@@ -156,6 +157,7 @@ class Group:
             time.sleep(0.5)
             reader.send(signal.SIGTERM)
             seen = msgspec.json.decode(reader.result(40), type=list[Seen])
+        (self._folder / "seen.json").write_bytes(msgspec.json.encode(seen))
         fault = self._judge(sent)
         self.traces.refresh()
         found = [

@@ -123,7 +123,8 @@ def _tell(source: EventSource[Table[str, Account]], trace: Trace) -> None:
     while True:
         try:
             said = source.statistics()
-        except RuntimeError:  # a dictionary changed while it was read: it belongs to the loop
+        except (RuntimeError, AttributeError):  # the loop's own, looked at from outside: half built, or just changing
+            time.sleep(STATUS_SECONDS / 10)
             continue
         trace.write(
             Status(

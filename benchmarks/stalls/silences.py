@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import msgspec
 
+from benchmarks.stalls.member import Measured
 from benchmarks.stalls.traces import Traces
 from benchmarks.stalls.workload import Seen
 
@@ -37,14 +38,14 @@ def by_partition(seen: Sequence[Seen]) -> dict[int, list[Seen]]:
 
 
 def longest(outputs: Sequence[Seen], window: Window) -> tuple[Seen, Seen] | None:
-    """The neighbours with the longest silence between them that reaches into the window."""
-    within = [(a, b) for a, b in pairwise(outputs) if b.arrived >= window.since and a.arrived <= window.until]
+    """The neighbours with the longest silence between them that ended in the window."""
+    within = [(a, b) for a, b in pairwise(outputs) if window.since <= b.arrived <= window.until]
     return max(within, key=lambda pair: pair[1].arrived - pair[0].arrived, default=None)
 
 
 def changes(outputs: Sequence[Seen], window: Window) -> list[tuple[Seen, Seen]]:
     """The neighbours that were written by different processes."""
-    return [(a, b) for a, b in pairwise(outputs) if a.by != b.by and window.since <= b.arrived and a.arrived <= window.until]
+    return [(a, b) for a, b in pairwise(outputs) if a.by != b.by and window.since <= b.arrived <= window.until]
 
 
 def silences(seen: Sequence[Seen], window: Window, traces: Traces) -> list[Silence]:
@@ -62,37 +63,47 @@ def silences(seen: Sequence[Seen], window: Window, traces: Traces) -> list[Silen
 
 
 def chain_of(last: Seen, first: Seen, window: Window, traces: Traces) -> dict[str, float]:
-    """What happened between the old writer's last output and the new one's first, as milliseconds per step.
+    """What happened between the old writer's last event and the new one's first output, as milliseconds per step: for
+    a move from the end of the intake on, else from the action (or the last output) on.
 
     Times of different processes are of one machine's clock. A step that was not traced is left out.
     """
-    marks: list[tuple[str, float]] = []
     partition = last.partition
-    moved = traces.measured(last.by, "PartitionMoved", window.since, first.arrived)
-    out = [line for line in moved if line.fields["partition"] == partition and line.fields["direction"] == "out"]
-    if out:
-        marks.append(("until intake ends", out[-1].at - out[-1].fields["seconds"]))
-        marks.append(("marker committed", out[-1].at))
+    out = _latest(traces, last.by, "PartitionMoved", partition, window.since, first.arrived, direction="out")
+    taken = _latest(traces, first.by, "TakeOverDone", partition, window.since, first.arrived)
+    marks: list[tuple[str, float]] = []
+    if out is not None:
+        before = out.at - out.fields["seconds"]
+        marks.append(("marker committed", out.at))
     else:
-        marks.append(("until the action", max(window.since, last.arrived)))
-        taken = traces.measured(first.by, "TakeOverDone", window.since, first.arrived)
-        mine = [line for line in taken if line.fields["partition"] == partition]
-        if mine:
-            at, fields = mine[-1].at, mine[-1].fields
-            restored = at - fields["restore_seconds"]
-            barrier = restored - fields["barrier_seconds"]
-            marks.append(("plan heard", barrier - fields["fence_seconds"]))
-            marks += [("fenced", barrier), ("barrier", restored)]
+        before = max(window.since, last.arrived)
+    if taken is not None:
+        restored = taken.at - taken.fields["restore_seconds"]
+        barrier = restored - taken.fields["barrier_seconds"]
+        marks.append(("plan heard", barrier - taken.fields["fence_seconds"]))
+        marks += [("fenced", barrier), ("offsets known", restored)]
     for name, what in (("started", "activated"), ("first event", "first event")):
         times = traces.notes(first.by, what, partition, window.since, first.arrived)
         if times:
             marks.append((name, times[-1]))
     marks.append(("seen by the reader", first.arrived))
-    chain, before = {}, last.arrived
+    chain = {}
     for name, at in marks:
         chain[name] = _ms(at - before)
         before = at
     return chain
+
+
+def _latest(
+    traces: Traces, name: str, kind: str, partition: int, since: float, until: float, **fields: str
+) -> Measured | None:
+    wanted = {"partition": partition, **fields}
+    found = [
+        line
+        for line in traces.measured(name, kind, since, until)
+        if all(line.fields[field] == value for field, value in wanted.items())
+    ]
+    return found[-1] if found else None
 
 
 def _ms(seconds: float) -> float:
