@@ -156,8 +156,9 @@ class Membership(Protocol):
         """Join, and keep the membership. ``deliver`` is called on the membership's own thread and must not block."""
         ...
 
-    def released(self, partitions: Collection[int]) -> None:
-        """The last transaction on these revoked partitions is settled; nothing will be sent for them any more."""
+    def released(self, partitions: Collection[int], incarnation: int) -> None:
+        """The last transaction on these revoked partitions is settled; nothing will be sent for them any more.
+        ``incarnation``: of the ``Revoked`` that it answers; without effect in another one."""
         ...
 
     def handed_over(self, partition: int, order: Order) -> None:
@@ -165,8 +166,9 @@ class Membership(Protocol):
         withdrawn meanwhile has no effect: then it is ours again, to be taken over anew."""
         ...
 
-    def took(self, partition: int) -> None:
-        """The marker of an incoming partition was there: it is ours now."""
+    def took(self, partition: int, incarnation: int) -> None:
+        """The marker of an incoming partition was there: it is ours now. ``incarnation``: of the plan that told us to
+        expect it; without effect in another one."""
         ...
 
     def report(self, copies: Copies, *, announce: bool) -> None:

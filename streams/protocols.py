@@ -1,7 +1,7 @@
 """Every contract that a user may implement, on one page.
 
 Threads: all methods here are called on the event loop's thread, one at a time per partition, unless a method says
-otherwise. An object belongs to one partition; nothing needs a lock. Exceptions: anything raised by a store while an
+otherwise (``receive_change`` does). An object belongs to one partition; nothing needs a lock. Exceptions: anything raised by a store while an
 event runs fails that event (its error policy decides); anything raised while a store is restored, committed or revoked
 stops the event source, because the state can not be trusted any more.
 """
@@ -42,7 +42,11 @@ class StateStore(Protocol):
     """
 
     def receive_change(self, change: Change, /) -> None:
-        """Apply one record of the changelog (``value is None``: the key was deleted). Once per record, in order."""
+        """Apply one record of the changelog (``value is None``: the key was deleted). Once per record, in order.
+
+        Called on a thread of the toolkit's own, never at the same time as another method of the same store: what is
+        bound to the thread that made it (``sqlite3`` by default) must be told that it may be used here.
+        """
         ...
 
     def revoked(self) -> None:
@@ -56,6 +60,8 @@ class JournalledStore(StateStore, Protocol):
 
     Order per event: ``begin``, any number of reads and writes by the handler, ``end``; then either nothing, or
     ``undo`` of the same list (before the next ``begin``). Writes outside of ``begin`` … ``end`` raise ``StoreError``.
+    A store that stays as a warm copy when its partition moves away is given its last changes again by
+    ``receive_change``, in order.
     """
 
     def begin(self, journal: list[Change], /) -> None:

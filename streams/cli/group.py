@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
@@ -26,7 +26,7 @@ from streams.errors import BrokerUnavailable, ConfigError, TopicError
 app = typer.Typer()
 
 LAG_SECONDS: Final = 3.0
-"""Patience with offsets: a transaction that is open holds them up, and the members are worth seeing without."""
+"""Patience with the ends of topics: the members are worth seeing without."""
 SETTLE_SECONDS: Final = 3.0
 """For a rebalance to get through, before the members are shown without what they have."""
 
@@ -143,49 +143,45 @@ def _questions(servers: str, config: EventSourceConfig | None) -> Iterator[Group
 def _lags_of(config: EventSourceConfig | None, admin: TopicAdmin) -> Iterator[LagsOf]:
     """How far a group is in its topics. A source on another cluster has its ends there, and its offsets here."""
     if config is None or not config.source_is_elsewhere:
-        yield lambda view, seconds: lags_here(admin, view, seconds)
+        yield lambda view, seconds: lags_in(admin, view, {}, seconds)
         return
     settings = ClientSettings(config.source_bootstrap_servers, config.source_client_settings, client_id="kes-cli")
     elsewhere = TopicAdmin(settings)
     try:
-        yield lambda view, seconds: _lags_there(config, admin, elsewhere, seconds)
+        yield lambda view, seconds: lags_in(elsewhere, view, {config.offsets_topic: config.topic}, seconds)
     finally:
         elsewhere.close()
 
 
-def lags_here(admin: TopicAdmin, view: GroupView, seconds: float) -> tuple[Lags, tuple[str, ...]]:
-    """Of every topic that the group reads or has offsets in; and what could not be found out."""
+def lags_in(
+    admin: TopicAdmin, view: GroupView, stands_for: Mapping[str, str], seconds: float
+) -> tuple[Lags, tuple[str, ...]]:
+    """Of every topic that the group reads or has offsets in; and what could not be found out.
+
+    ``stands_for``: topics whose offsets are committed under another name, by that name; others are left out then.
+    """
     lags: dict[str, list[PartitionLag]] = {}
     notes = []
-    for topic in sorted({topic for member in view.members for topic in member.topics} | set(view.committed)):
+    topics = {topic for member in view.members for topic in member.topics} | view.committed.keys()
+    for topic in sorted(topics & stands_for.keys() if stands_for else topics):
         try:
-            lags[topic] = admin.lag(view.group, topic, seconds)
+            marks = admin.watermarks(stands_for.get(topic, topic), None, seconds)
         except (BrokerUnavailable, TopicError) as error:
             notes.append(f"lag in {topic}: {error}")
+            continue
+        committed = view.committed.get(topic, {})
+        lags[topic] = [
+            PartitionLag(
+                number,
+                committed.get(number),
+                mark.start,
+                mark.stable,
+                mark.end,
+                max(mark.end - committed.get(number, mark.start), 0),
+            )
+            for number, mark in sorted(marks.items())
+        ]
     return lags, tuple(notes)
-
-
-def _lags_there(
-    config: EventSourceConfig, here: TopicAdmin, there: TopicAdmin, seconds: float
-) -> tuple[Lags, tuple[str, ...]]:
-    name = config.offsets_topic
-    try:
-        committed = here.committed(config.group_id, name, seconds, range(config.num_partitions))
-        marks = there.watermarks(config.topic, range(config.num_partitions), seconds)
-    except (BrokerUnavailable, TopicError) as error:
-        return {}, (f"lag in {config.topic}: {error}",)
-    entries = [
-        PartitionLag(
-            number,
-            committed.get(number),
-            mark.start,
-            mark.stable,
-            mark.end,
-            max(mark.end - committed.get(number, mark.start), 0),
-        )
-        for number, mark in sorted(marks.items())
-    ]
-    return {name: entries}, ()
 
 
 Show = Callable[[Picture, str], None]

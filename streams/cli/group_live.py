@@ -66,7 +66,7 @@ def understood(notes: Mapping[Place, Note], now: float | None = None) -> LiveMem
                 statuses.append(_status_of.decode(note.text))
             else:
                 copies[partition] = _copy_of.decode(note.text)
-        except (msgspec.MsgspecError, ValueError):
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             continue
     if not statuses:
         return None

@@ -272,8 +272,7 @@ def shown(picture: Picture, now: float, clock: str = "") -> RenderableType:
     if rows:
         parts.append(partition_table(rows))
     for entry in rebalances(picture.live, names(picture.view)):
-        at = time.strftime("%H:%M:%S", time.localtime(entry.at_ms / 1000))
-        parts.append(_cell(f"generation {entry.generation} at {at}: {entry.cause}"))
+        parts.append(_cell(f"generation {entry.generation} at {_clock(entry.at_ms)}: {entry.cause}"))
     parts += [_cell(note, "yellow") for note in picture.notes]
     return Group(*parts)
 
@@ -418,6 +417,13 @@ def _owned(member: MemberView, live: Live, several: bool) -> str:
     if not several:
         return _ranges(frozenset().union(*member.owned.values()))
     return "; ".join(f"{topic} {ranges(partitions)}" for topic, partitions in sorted(member.owned.items())) or "-"
+
+
+def _clock(at_ms: int) -> str:
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(at_ms / 1000))
+    except (ValueError, OverflowError, OSError):  # a number that is no time; it is other people's
+        return "?"
 
 
 def _cell(text: str, style: str = "") -> Text:

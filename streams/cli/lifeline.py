@@ -91,5 +91,5 @@ class Line:
 def _understood(line: bytes) -> Word | None:
     try:
         return _decoder.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None

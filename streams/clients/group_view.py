@@ -38,6 +38,8 @@ _YEARS: Final = 20 * 365 * 86_400
 
 Places = dict[str, frozenset[int]]
 """Topic -> partitions."""
+Offsets = dict[str, dict[int, int]]
+"""Topic -> partition -> offset."""
 
 
 class MemberView(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +66,8 @@ class MemberView(msgspec.Struct, frozen=True, kw_only=True):
 class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     """A group at one moment. ``state`` as Kafka names it (``Stable``, ``PreparingRebalance``, ``Empty`` ...).
     ``protocol``: the strategy that the members share. ``epoch``: of a KIP-848 group, else -1.
-    ``committed``: the topics that the group has offsets in."""
+    ``committed``: the group's offsets by topic and partition; what a transaction has not committed yet is not in
+    them."""
 
     group: str
     kind: str
@@ -72,7 +75,7 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     protocol: str = ""
     epoch: int = -1
     members: tuple[MemberView, ...] = ()
-    committed: tuple[str, ...] = ()
+    committed: Offsets = {}
 
     @property
     def settled(self) -> bool:
@@ -123,19 +126,26 @@ class GroupQuestions:
         raise_for(described.error_code)
         return broker_view(group, described, committed)
 
-    async def _committed(self, group: str, node: int, deadline: float) -> tuple[str, ...]:
+    async def _committed(self, group: str, node: int, deadline: float) -> Offsets:
         group_of = OffsetFetchRequest.OffsetFetchRequestGroup
         request = OffsetFetchRequest(
             groups=[group_of(group_id=group, topics=None)], require_stable=False, min_version=8, max_version=8
         )
         answer = (await self._client.send(request, node, deadline)).groups[0]
         if answer.error_code == kafka_errors.GroupIdNotFoundError.errno:
-            return ()
+            return {}
         raise_for(answer.error_code)
-        return tuple(sorted(topic.name for topic in answer.topics))
+        return {
+            topic.name: {
+                entry.partition_index: entry.committed_offset
+                for entry in topic.partitions
+                if entry.error_code == 0 and entry.committed_offset >= 0
+            }
+            for topic in answer.topics
+        }
 
 
-def classic_view(group: str, found: Any, committed: tuple[str, ...] = ()) -> GroupView:
+def classic_view(group: str, found: Any, committed: Offsets | None = None) -> GroupView:
     """From a DescribeGroups answer. Nothing in it is trusted."""
     members = [_classic_member(entry, found.protocol_type, found.protocol_data) for entry in found.members]
     return GroupView(
@@ -144,11 +154,11 @@ def classic_view(group: str, found: Any, committed: tuple[str, ...] = ()) -> Gro
         state=found.group_state,
         protocol=found.protocol_data,
         members=tuple(sorted(members, key=_by_name)),
-        committed=committed,
+        committed=committed or {},
     )
 
 
-def broker_view(group: str, found: Any, committed: tuple[str, ...] = ()) -> GroupView:
+def broker_view(group: str, found: Any, committed: Offsets | None = None) -> GroupView:
     """From a ConsumerGroupDescribe answer."""
     members = [
         MemberView(
@@ -170,7 +180,7 @@ def broker_view(group: str, found: Any, committed: tuple[str, ...] = ()) -> Grou
         protocol=found.assignor_name,
         epoch=found.group_epoch,
         members=tuple(sorted(members, key=_by_name)),
-        committed=committed,
+        committed=committed or {},
     )
 
 

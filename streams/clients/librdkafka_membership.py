@@ -112,16 +112,17 @@ class LibrdkafkaMembership:
         self._client.start()
         self._thread.start()
 
-    def released(self, partitions: Collection[int]) -> None:
+    def released(self, partitions: Collection[int], incarnation: int) -> None:
         """The last transaction on these revoked partitions is settled. Others than the revoked ones are ignored."""
         with self._changed:
-            self._waiting_for.difference_update(partitions)
+            if incarnation == self._snapshot.incarnation:
+                self._waiting_for.difference_update(partitions)
             self._changed.notify_all()
 
     def handed_over(self, partition: int, order: Order) -> None:
         """Nothing: librdkafka's members order no moves."""
 
-    def took(self, partition: int) -> None:
+    def took(self, partition: int, incarnation: int) -> None:
         """Nothing: librdkafka's members order no moves."""
 
     def report(self, copies: Copies, *, announce: bool) -> None:

@@ -114,12 +114,12 @@ class KafkaPythonMembership:
         self._client.start()
         self._client.post(self._run)
 
-    def released(self, partitions: Collection[int]) -> None:
+    def released(self, partitions: Collection[int], incarnation: int) -> None:
         """The last transaction on these revoked partitions is settled. Others than the revoked ones are ignored."""
         given = frozenset(partitions)
 
         def note() -> None:
-            given_up = given & self._waiting_for
+            given_up = given & self._waiting_for if incarnation == self._snapshot.incarnation else frozenset()
             self._holdings.released(given_up)
             self._waiting_for -= given_up
             self._released.notify()
@@ -135,11 +135,12 @@ class KafkaPythonMembership:
 
         self._client.post(note)
 
-    def took(self, partition: int) -> None:
+    def took(self, partition: int, incarnation: int) -> None:
         """The marker of an incoming partition was there: it is ours now. Without effect if it is not expected."""
 
         def note() -> None:
-            self._holdings.took(partition)
+            if incarnation == self._snapshot.incarnation:
+                self._holdings.took(partition)
             if self._holdings.leaving:
                 self._say()  # it came while we are leaving: somebody else has to have it
 

@@ -220,7 +220,7 @@ class _Plan:
 
     def _go_on_preparing(self, donor: str, number: int, room: Room, budget: _Budget) -> int:
         """Stay with who is at it already, and is not late. Returns how many are still to be given away."""
-        for partition in sorted(self._draft.own[donor]) if number > 0 else ():
+        for partition in self._surplus(donor) if number > 0 else ():
             at_it = [
                 (left, member)
                 for left, member in self._at_it(partition)
@@ -237,9 +237,16 @@ class _Plan:
         ready = [(0, member) for member in self._copies.ready.get(partition, ())]
         return ready + self._copies.restoring.get(partition, [])
 
+    def _surplus(self, donor: str) -> list[int]:
+        """What a member with too many may give away: what it has, then what is on its way to it. That can be prepared
+        elsewhere, too; it is released once it has come and the copy is announced."""
+        own = {partition for partition in self._draft.own[donor] if self._future[partition] == donor}
+        coming = (partition for partition, member in self._future.items() if member == donor and partition not in own)
+        return [*sorted(own), *sorted(coming)]
+
     def _prepare(self, donor: str, number: int, room: Room, budget: _Budget) -> None:
         """Begin with new copies."""
-        for partition in sorted(self._draft.own[donor]) if number > 0 else ():
+        for partition in self._surplus(donor) if number > 0 else ():
             if number > 0 and self._future[partition] == donor:
                 passed_over = {member for _, member in self._copies.restoring.get(partition, ())}
                 member = room.roomiest(passed_over)

@@ -311,18 +311,18 @@ class StateCopies:
 
     def _news(self, partition: int) -> None:
         copy = self._copies.get(partition)
-        if copy is not None and copy.failure is not None and partition not in self._held:
+        if copy is not None and copy.failure is not None:
             self._lost_copy(copy)
         self._heard(partition)
         self.changed.notify()
 
     def _lost_copy(self, copy: StateCopy) -> None:
-        """A copy that nobody needs yet cannot be kept: begin anew if its place in the log is gone, else let it be. A
-        take-over meets the error again and stops the source."""
+        """A copy cannot be read on: begin anew if its place in the log is gone. Otherwise a take-over, or a marker that
+        is waited for, meets the error, and stops the source."""
         where = f"{self._engine.config.changelog}[{copy.partition}]"
         if isinstance(copy.failure, OffsetError) and copy.start != FROM_START:
             _log.warning("%s: its warm copy begins anew: %s", where, copy.failure)
             self._discard(copy.partition)
             self._follow(self._new(copy.partition), FROM_START)
-        else:
+        elif copy.partition not in self._held:
             _log.error("%s: no warm copy can be kept here: %s", where, copy.failure)

@@ -281,8 +281,8 @@ class Engine:
         async with anyio.create_task_group() as giving_up:
             for worker in workers:
                 giving_up.start_soon(self.partitions.give_up, worker)
-        if event.incarnation == self.incarnation and self.is_current:
-            self.membership.released(event.partitions)
+        if event.incarnation == self.incarnation:
+            self.membership.released(event.partitions, event.incarnation)
 
     # -- small services ------------------------------------------------------------------------------------------------
 

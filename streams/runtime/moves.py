@@ -80,7 +80,7 @@ class Moves:
         self.copies.keep(plan.standby | plan.preparing | event.incoming.keys() | missing)
         self._engine.partitions.bring_up(missing)
         if new:
-            self._engine.spawn(partial(self._hand_over, new, plan.standby))
+            self._engine.spawn(partial(self._hand_over, new, plan.standby | plan.preparing))
         for partition in sorted(event.incoming):
             self._copy_changed(partition)  # the marker may have been there before the plan
         self._report()
@@ -138,7 +138,8 @@ class Moves:
     def _was_handed_over(self, worker: PartitionWorker, order: Order, position: int | None) -> None:
         engine, partition = self._engine, worker.partition
         self._handed_over[partition] = order
-        if position is not None and not worker.scope.cancel_called:  # a cancelled event may have left its traces
+        # Only what keeps bytes by key may be given the last records again; a cancelled event may have left its traces.
+        if position is not None and worker.is_journalled and not worker.scope.cancel_called:
             self.copies.adopt(partition, worker.take_store(), worker.offset_record, position)
         else:
             worker.drop_store()
@@ -180,8 +181,7 @@ class Moves:
         assert copy.offset_record is not None
         engine.pool.source_id = engine.pool.source_id or copy.offset_record.source_id
         engine.partitions.start_from(copy)
-        if engine.is_current:  # else it is lost already, and we shall hear of it
-            engine.membership.took(partition)
+        engine.membership.took(partition, engine.incarnation)
         engine.measure(PartitionMoved(partition, "in", "", engine.now() - self._began.get(partition, engine.now())))
 
     # -- copies --------------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ class PartitionWorker:
         self.scope = anyio.CancelScope()
         self.finished = anyio.Event()  # the task has ended
         self.gone = anyio.Event()  # the partition is released or void
-        self._journalled = False
+        self.is_journalled = False
         self._timetable = Timetable(engine.schedules, engine.rng)
         self._closing = False
         self._slice_size = SLICE // 8
@@ -91,7 +91,7 @@ class PartitionWorker:
         """Work on the state of this copy from now on."""
         self.store = copy.store
         self.offset_record = copy.offset_record
-        self._journalled = isinstance(self.store, JournalledStore)
+        self.is_journalled = isinstance(self.store, JournalledStore)
 
     def take_store(self) -> Any:
         """The store, for somebody else."""
@@ -162,7 +162,7 @@ class PartitionWorker:
         is because its handler failed."""
         engine, partition, store, tp = self.engine, self.partition, self.store, self.topic_partition
         routes, limit, admit = engine.router.routes, engine.message_limit, engine.pool.admit
-        journalled = self._journalled
+        journalled = self.is_journalled
         if self.known_failures:
             return start, None
         for position in range(start, stop):
@@ -230,7 +230,7 @@ class PartitionWorker:
         soiled = failure is not None  # the store has seen an attempt that failed
         while True:
             if error is not None:
-                if soiled and not self._journalled:
+                if soiled and not self.is_journalled:
                     raise RestartNeeded(record.offset, attempts, error)
                 if attempts > route.policy.retries or isinstance(error, FINAL) or is_fatal(error):
                     await self._last_word(record, route, route.policy, error, attempts)
@@ -275,7 +275,7 @@ class PartitionWorker:
         outputs: list[Output] = []
         limit = self.engine.message_limit
         ctx = EventContext(self.store, self.topic_partition, record, outputs, journal, limit, attempt)
-        if self._journalled:
+        if self.is_journalled:
             self.store.begin(journal)
         try:
             answer: Any
@@ -297,7 +297,7 @@ class PartitionWorker:
             self._undo(journal)
             return error if isinstance(error, Exception) else cancelled_inside(error)
         ctx.close()
-        if self._journalled and self.store is not None:
+        if self.is_journalled and self.store is not None:
             self.store.end()
         if record is None and not outputs and not journal:
             self._nothing_to_commit(waiter)
@@ -335,7 +335,7 @@ class PartitionWorker:
 
     def _undo(self, journal: list[Change]) -> None:
         store = self.store
-        if self._journalled and store is not None:  # None: voided while the event ran, and dropped as a whole
+        if self.is_journalled and store is not None:  # None: voided while the event ran, and dropped as a whole
             store.end()
             store.undo(journal)
 
@@ -395,5 +395,5 @@ class PartitionWorker:
             if policy.then is ErrorResponse.FAIL_CONSUMER or is_fatal(error):
                 raise EventFailure(f"{text}; the source stops") from error
             _log.warning("%s; it runs again when it is due", text, exc_info=error)
-        if not self._journalled:
+        if not self.is_journalled:
             raise RestartNeeded(-1, 0, error)

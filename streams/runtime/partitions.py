@@ -208,12 +208,14 @@ class Partitions:
             self._void(worker)  # what it may still complete would leave a gap; the next owner meets the event again
             return
         if origin in worker.dead_lettered:
+            self._void(worker)  # or what comes next would be committed over the gap
             engine.fail(EventFailure(f"{worker.topic_partition}@{origin}: its dead letter is refused: {error}"))
             return
         known = worker.met_failures | worker.known_failures
         if origin >= 0:
             known[origin] = (1, error)
         elif engine.config.error_policy.then is ErrorResponse.FAIL_CONSUMER:
+            self._void(worker)
             engine.fail(EventFailure(f"{worker.topic_partition}: what an interjection sends is refused: {error}"))
             return
         else:

@@ -311,9 +311,9 @@ class _FaultyMembership:
     def start(self, deliver: Callable[[GroupEvent], None]) -> None:
         self._real.start(deliver)
 
-    def released(self, partitions: Collection[int]) -> None:
+    def released(self, partitions: Collection[int], incarnation: int) -> None:
         self._hit("revoke.before")
-        self._real.released(partitions)
+        self._real.released(partitions, incarnation)
         self._hit("revoke.after")
 
     def handed_over(self, partition: int, order: Order) -> None:
@@ -321,9 +321,9 @@ class _FaultyMembership:
         self._real.handed_over(partition, order)
         self._hit("handed_over.after")
 
-    def took(self, partition: int) -> None:
+    def took(self, partition: int, incarnation: int) -> None:
         self._hit("took.before")
-        self._real.took(partition)
+        self._real.took(partition, incarnation)
         self._hit("took.after")
 
     def report(self, copies: Copies, *, announce: bool) -> None:

@@ -37,7 +37,7 @@ class Seat:
 
     def _hear(self, event: GroupEvent) -> None:
         if isinstance(event, Revoked) and self.release:
-            self.membership.released(event.partitions)
+            self.membership.released(event.partitions, self.membership.snapshot.incarnation)
         with self.changed:
             self.heard.append((event, self.membership.snapshot))
             self.changed.notify_all()

@@ -205,7 +205,7 @@ class Engine(Seat):
             return
         if marker.to == self.membership.snapshot.member_id and marker.generation >= since:
             self._begin(number)
-            self._tell(lambda: self.membership.took(number))
+            self._tell(lambda: self.membership.took(number, self.membership.snapshot.incarnation))
 
     def listen(self) -> None:
         with self.ledger.lock:

@@ -56,8 +56,10 @@ class SimMembership:
         self._deliver = say
         self._tasks = [loop.create_task(self._run()), loop.create_task(self._beat())]
 
-    def released(self, partitions: Collection[int]) -> None:
+    def released(self, partitions: Collection[int], incarnation: int) -> None:
         def note() -> None:
+            if incarnation != self.snapshot.incarnation:
+                return
             given_up = frozenset(partitions) & self._waiting_for
             self.holdings.released(given_up)
             self._waiting_for -= given_up
@@ -75,9 +77,10 @@ class SimMembership:
         self._process.note("handing", partition)
         self._post(note)
 
-    def took(self, partition: int) -> None:
+    def took(self, partition: int, incarnation: int) -> None:
         def note() -> None:
-            self.holdings.took(partition)
+            if incarnation == self.snapshot.incarnation:
+                self.holdings.took(partition)
             if self.holdings.leaving:
                 self._must_join = True
                 self._wake.set()
