@@ -15,7 +15,7 @@ from streams.cli import group, group_tables
 from streams.cli.group_live import LiveMember
 from streams.cli.group_tables import Picture
 from streams.clients import group_wire
-from streams.clients.admin import PartitionLag
+from streams.clients.admin import PartitionLag, Watermarks
 from streams.clients.group_view import GroupView, classic_view
 from streams.clients.status_board import Note
 from streams.group import Assignment, Copies, MemberReport
@@ -88,7 +88,9 @@ class Cluster:
 
     def __init__(self, *views: GroupView | Exception) -> None:
         self.views = list(views)
-        self.lags: dict[str, list[PartitionLag] | Exception] = {"orders": lags(1, 2, 3, 4)}
+        self.marks: dict[str, dict[int, Watermarks] | Exception] = {
+            "orders": {number: Watermarks(0, 10_000, 10_000) for number in range(4)}
+        }
         self.asked: list[str] = []
         self.live: dict[str, LiveMember] = {}
         self.notes: dict[str, dict[tuple[str, int], Note]] = {}
@@ -103,8 +105,8 @@ class Cluster:
             raise view
         return view
 
-    def lag(self, name: str, topic: str, timeout: float) -> list[PartitionLag]:
-        answer = self.lags[topic]
+    def watermarks(self, topic: str, partitions: Collection[int] | None, timeout: float) -> dict[int, Watermarks]:
+        answer = self.marks[topic]
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -114,7 +116,7 @@ class Cluster:
         admin: Any = self
         return group.Looks(
             questions,
-            lambda view, seconds: group.lags_here(admin, view, seconds),
+            lambda view, seconds: group.lags_in(admin, view, {}, seconds),
             lambda view, seconds: (self.live, ()),
             "shop",
             5.0,

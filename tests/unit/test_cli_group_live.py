@@ -98,6 +98,12 @@ def test_why_the_group_was_rebalanced(moving: GroupView) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("at_ms", [-(2**63), -1, 2**63 - 1])
+def test_a_time_that_is_none_is_no_problem(moving: GroupView, at_ms: int) -> None:
+    live = told("a", rebalances=(RebalanceStatistics(9, at_ms, "joined: x"),))
+    assert "joined: a" in text_of(Picture(view=moving, live=live))
+
+
 def test_notes_are_read_as_far_as_they_can_be(moving: GroupView) -> None:
     def note(value: object) -> Note:
         return Note(7, msgspec.json.encode(value).decode())
@@ -109,6 +115,7 @@ def test_notes_are_read_as_far_as_they_can_be(moving: GroupView) -> None:
             ("log", 1): note(copy(1, "ready", 5)),
             ("log", 2): note(copy(2, "ready", 5)),  # of a copy that it does not have any more
             ("log", 3): Note(7, '{"partition": "three"}'),
+            ("log", 4): Note(7, '{"x":' + "[" * 3_900),
         },
         "b": {("orders", 0): note(status("b", member_id="b-its-predecessor"))},
         "c": {("orders", 0): Note(7, '{"at_ms": 1}')},
