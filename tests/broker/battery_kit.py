@@ -238,11 +238,13 @@ class Bank:
         wrong += [f"[{number}] is worked on {active[number]} times" for number in self._numbers if active[number] != 1]
         wrong += [f"[{number}] has {copies[number]} copies" for number in self._numbers if copies[number] < wanted]
         wrong += [f"{name} has [{store.partition}] {store.role}" for name, store in held if not _at_rest(store)]
+        if wrong:
+            return wrong
         changelog = self._changelog()
         for name, store in held:
             items, expected = dict(store.items), changelog[store.partition]
             differing = [key for key in items.keys() | expected.keys() if items.get(key) != expected.get(key)]
-            if differing and _at_rest(store):
+            if differing:
                 where = f"{name}, {store.role} [{store.partition}]"
                 wrong.append(f"{where}: {len(differing)} of {len(expected)} keys differ, as {min(differing)!r}")
         return wrong
@@ -262,11 +264,13 @@ class Bank:
             admin.close()
 
     def stop_all(self) -> None:
-        """Drain every worker that runs; each must end with exit code 0."""
-        for worker in self.workers:
-            if worker.running:
-                wait_until(lambda worker=worker: worker.said("generation"), f"{worker.instance} is in the group")  # type: ignore[misc]
-                assert worker.stop() == 0, worker.log.read_text()
+        """Drain every worker that runs, all at once; each must end with exit code 0."""
+        running = [worker for worker in self.workers if worker.running]
+        for worker in running:
+            wait_until(lambda worker=worker: worker.said("generation"), f"{worker.instance} is in the group")  # type: ignore[misc]
+            worker.signal(signal.SIGTERM)
+        for worker in running:
+            assert worker.process.wait(30) == 0, worker.log.read_text()
 
     def close(self) -> None:
         for worker in self.workers:

@@ -1,10 +1,12 @@
-"""Battery T2, numbers 3, 6 and 11: frozen members, handlers slower than a transaction may be, and stopping."""
+"""Battery T2, numbers 3, 6, 9 and 11: frozen members, handlers slower than a transaction may be, or than the producer,
+and stopping."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +75,39 @@ def test_handler_slower_than_the_transaction_timeout(bank_group: Bank, kind: str
     bank_group.stop_all()
     report = bank_group.check()
     assert not report.differences, report
+
+
+@pytest.mark.parametrize("seconds", [6, pytest.param(30, marks=pytest.mark.soak)])
+def test_producer_ten_times_faster_than_the_handler(bank_group: Bank, seconds: int) -> None:
+    """Number 9: what waits stays at the broker, and commits go on all the time."""
+    seed = seed_of()
+    print(f"SEED={seed}")
+    queue = 500
+    slow = {"BANK_HANDLER": "async", "BANK_SLOW_KEY": "*", "BANK_SLOW_MS": "10", "BANK_QUEUE": str(queue)}
+    worker = bank_group.start("slow", **slow)
+    load = bank_group.load(4_000 * seconds, KEYS, seed, 4_000)  # four partitions with 100 events/s each at most
+    bank_group.wait_handled(1)
+    process = psutil.Process(worker.process.pid)
+    before, most, longest, most_queued = process.memory_info().rss, 0, 0.0, 0
+    handled, since = bank_group.handled(), time.monotonic()
+    while load.runs:
+        seen = bank_group.handled()
+        if seen > handled:
+            handled, since = seen, time.monotonic()
+        longest = max(longest, time.monotonic() - since)
+        most = max(most, process.memory_info().rss - before)
+        if (dump := worker.dump()) is not None:
+            most_queued = max([most_queued, *(store.queued for store in dump.stores)])
+    backlog = bank_group.produced - bank_group.handled()
+    print(f"{backlog} of {bank_group.produced} wait; {most >> 20} MiB more; {longest:.2f} s without a commit")
+    assert backlog > bank_group.produced / 2, "the handler was not slower than the producer"
+    assert queue <= most_queued <= queue + 9 * 500, "what waits here is bounded: one pause, and what is on its way"
+    assert most < 64 << 20
+    assert longest < 4
+    assert worker.stop(30) == 0, worker.log.read_text()
+    bank_group.start("quick", BANK_QUEUE=str(queue))
+    bank_group.wait_handled()
+    bank_group.must_be_exact()
 
 
 def test_sigterm_drains_and_leaves(bank_group: Bank) -> None:

@@ -4,7 +4,6 @@ memory. Nothing lost, nothing doubled, at work again within a minute."""
 from __future__ import annotations
 
 import shutil
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,24 +32,10 @@ def bank_group(broker: KafkaBroker, topic_prefix: str, tmp_path: Path) -> Iterat
     bank.close()
 
 
-class Load:
-    """Deposits at a rate, while the test does its worst."""
-
-    def __init__(self, bank: Bank, seed: int) -> None:
-        self._bank = bank
-        self._thread = threading.Thread(
-            target=bank.deposit, args=(EVENTS, KEYS, seed), kwargs={"per_second": RATE}, daemon=True
-        )
-        self._thread.start()
-
-    def finish(self) -> None:
-        self._thread.join(120)
-        assert not self._thread.is_alive(), "the load could not be produced"
-
-
 def forget_the_group(broker: KafkaBroker) -> None:
     """What a coordinator does that loads nothing of its log: no members, no offsets, generations from the start."""
-    folders = [path for path in Path(broker.data_dir).rglob("__consumer_offsets-*") if path.is_dir()]
+    assert broker.data_dir is not None
+    folders = [path for path in broker.data_dir.rglob("__consumer_offsets-*") if path.is_dir()]
     assert folders, f"no offsets log in {broker.data_dir}"
     for folder in folders:
         shutil.rmtree(folder)
@@ -62,7 +47,7 @@ def test_broker_goes_away_and_comes_back(broker: KafkaBroker, bank_group: Bank, 
     seed = seed_of() + repetition
     print(f"SEED={seed - repetition}")
     workers = [bank_group.start(f"member-{number}") for number in range(2)]
-    load = Load(bank_group, seed)
+    load = bank_group.load(EVENTS, KEYS, seed, RATE)
     bank_group.wait_handled(EVENTS // 6)
     if how == "killed":
         broker.kill()
@@ -88,7 +73,7 @@ def test_coordinator_without_its_memory(broker: KafkaBroker, bank_group: Bank, m
     bank_group.start("member-0")
     bank_group.start("member-1")
     if moment == "under load":
-        load = Load(bank_group, seed)
+        load = bank_group.load(EVENTS, KEYS, seed, RATE)
         bank_group.wait_handled(EVENTS // 6)
         broker.kill()
         forget_the_group(broker)
