@@ -1,0 +1,128 @@
+"""What a stranger found in moves and copies: each of these was wrong once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from streams import Change, EventContext, TopicPartition
+from streams.errors import RecordRefused
+from streams.group import Assigned, Assignment, Order, Snapshot
+from streams.outcomes import DEAD_LETTER
+from streams.runtime.failures import EventFailure
+from tests.unit.runtime_kit import MISSING, OUT, Bench, Named, count
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+
+
+@pytest_asyncio.fixture
+async def bench() -> Bench:
+    return Bench()
+
+
+def counted(ctx: EventContext[Any], event: Named) -> None:
+    count(ctx, event.name)
+    ctx.forward(OUT, event)
+    if event.name == "bad":
+        raise ValueError("bad")
+
+
+async def feed(bench: Bench, task: asyncio.Task[None]) -> None:
+    """Input for as long as the source runs."""
+    number = 0
+    while not task.done():
+        bench.broker.send(*(f"event {number + more}" for more in range(20)))
+        number += 20
+        await asyncio.sleep(0)
+
+
+def events_below_the_offset(bench: Bench) -> list[str]:
+    """The names of all input records below the offset that the changelog tells, without the one that fails."""
+    log = bench.broker.logs["in", 0][: bench.broker.reached() or 0]
+    return [record.key.decode() for record in log if record.key and record.key != b"bad"]
+
+
+async def test_an_interjection_that_is_refused_takes_no_event_with_it(bench: Bench) -> None:
+    source = bench.make(counted)
+    task = bench.run()
+    await bench.until_active()
+    feeding = asyncio.create_task(feed(bench, task))
+    await bench.until(lambda: len(bench.broker.outputs()) > 100, "it works")
+    with pytest.raises(RecordRefused):
+        await source.interject(0, lambda ctx: ctx.forward(MISSING, Named("x")))
+    with pytest.raises(EventFailure):  # the default policy
+        await task
+    await feeding
+    assert bench.broker.outputs() == events_below_the_offset(bench)
+
+
+async def test_a_dead_letter_that_is_refused_takes_no_event_with_it(bench: Bench) -> None:
+    bench.make(counted, error_policy=DEAD_LETTER, dead_letter_topic=MISSING)
+    bench.broker.send(*(f"first {number}" for number in range(200)), "bad")
+    task = bench.run()
+    feeding = asyncio.create_task(feed(bench, task))
+    with pytest.raises(EventFailure):
+        await task
+    await feeding
+    assert bench.broker.outputs() == events_below_the_offset(bench)
+
+
+class Lines:
+    """A plain store that only appends: it relies on ``receive_change`` being called once per record."""
+
+    def __init__(self, _: TopicPartition) -> None:
+        self.lines: list[bytes | None] = []
+
+    def receive_change(self, change: Change, /) -> None:
+        self.lines.append(change.value)
+
+    def revoked(self) -> None: ...
+
+
+def append(ctx: EventContext[Lines], event: Named) -> None:
+    change = Change(b"%d" % len(ctx.store.lines), event.name.encode())
+    ctx.store.lines.append(change.value)
+    ctx.record_change(change)
+    ctx.forward(OUT, Named(b" ".join(line or b"" for line in ctx.store.lines).decode()))
+
+
+async def test_a_store_that_cannot_repeat_is_not_fed_twice(bench: Bench) -> None:
+    """Handed over, kept as a spare copy, and back again."""
+    source = bench.make(append, store=Lines)
+    task = bench.run()
+    await bench.until_active()
+    group = bench.connections.membership
+    bench.broker.send("a")
+    await bench.until(lambda: bench.broker.reached() == 1, "the first event")
+    asked, given = threading.Event(), threading.Event()
+    log_range, go_on = group.log_range, threading.Event()
+
+    def slowly(*question: Any) -> dict[int, tuple[int, int]]:  # more comes before the last transaction
+        answer = log_range(*question)
+        asked.set()
+        assert go_on.wait(10)
+        return answer
+
+    group.log_range = slowly  # type: ignore[method-assign, assignment]
+    group.handed_over = lambda *_: given.set()  # type: ignore[method-assign]
+    group.snapshot = Snapshot(0, 2, "m", b"metadata")
+    plan = Assignment(release={0: "other"}, standby=frozenset({0}), members=("me", "other"))
+    group._deliver(Assigned(0, 2, frozenset({0}), frozenset(), plan, {0: Order("other", 2)}))
+    await bench.until(asked.is_set, "it is asked where the copy begins")
+    bench.broker.send("b")
+    await bench.until(lambda: bench.broker.reached() == 2, "the second event")
+    go_on.set()
+    await bench.until(given.is_set, "handed over")
+    group.snapshot = Snapshot(0, 3, "m", b"metadata")
+    plan = Assignment(own=frozenset({0}), members=("me",))
+    group._deliver(Assigned(0, 3, frozenset({0}), frozenset({0}), plan))
+    await bench.until_active()
+    bench.broker.send("c")
+    await bench.until(lambda: bench.broker.reached() == 3, "the third event")
+    assert bench.broker.outputs() == ["a", "a b", "a b c"]
+    await source.stop()
+    await task
