@@ -6,7 +6,6 @@ import contextlib
 import platform
 import statistics
 import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -49,6 +48,9 @@ class SoakReport(msgspec.Struct, kw_only=True):
     faults: list[Fault] = []
     calm: dict[int, float] = {}
     """Partition -> the longest wait of a reader while nothing had been done to anybody."""
+
+    load: list[float] = []
+    """The machine's load average over the last minute, at each fault."""
 
     generations: int = 0
     inputs: int = 0
@@ -101,7 +103,8 @@ class SoakReport(msgspec.Struct, kw_only=True):
             "The longest time in which a `read_committed` reader of the outputs got nothing from a partition, from the "
             "fault until its end (a broker's: back and in sync; a member's fault may lie within that time, and counts "
             "for both). Waits of the *input* count too: while a partition of the source has no leader, there is "
-            "nothing to handle.",
+            "nothing to handle. Three brokers, four members, load and reader share the machine; where its load average "
+            "is far above its number of cores, so are these times above what they would be elsewhere.",
             "",
             "| what was done | times | median | longest | all partitions again after (median, longest) |",
             "|---|---|---|---|---|",
@@ -123,7 +126,8 @@ class SoakReport(msgspec.Struct, kw_only=True):
         if self.problems:
             lines += ["", "## Problems", "", *(f"* {problem}" for problem in self.problems)]
         lines += ["", "## With", "", *(f"* {name} {number}" for name, number in self.versions.items())]
-        return "\n".join([*lines, f"* {self.machine}", ""])
+        load = f"; load average {statistics.median(self.load):.0f}, up to {max(self.load):.0f}" if self.load else ""
+        return "\n".join([*lines, f"* {self.machine}{load}", ""])
 
 
 def versions() -> dict[str, str]:
@@ -140,7 +144,7 @@ def versions() -> dict[str, str]:
 def machine() -> str:
     """System, cores, memory; no names."""
     memory = psutil.virtual_memory().total / 2**30
-    return f"{platform.system()} {platform.machine()}, {psutil.cpu_count()} cores, {memory:.0f} GiB, {sys.platform}"
+    return f"{platform.system()} {platform.machine()}, {psutil.cpu_count()} cores, {memory:.0f} GiB"
 
 
 def _seconds(value: float) -> str:

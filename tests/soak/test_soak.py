@@ -164,6 +164,7 @@ class Soak:
     def _note(self, kind: str, target: str) -> Fault:
         fault = Fault(at=time.monotonic() - self.began, kind=kind, target=target)
         self.report.faults.append(fault)
+        self.report.load.append(os.getloadavg()[0])
         print(f"{fault.at:7.1f} s  {kind}: {target}", flush=True)
         return fault
 
