@@ -9,16 +9,21 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
+from rich.status import Status
 
 from benchmarks.cluster import Cluster
 from benchmarks.drain import drain
 from benchmarks.report import MIB, Run, machine_facts, show
+from benchmarks.restore.run import SHAPES, Log
+from benchmarks.restore.run import SYSTEMS as RESTORERS
+from benchmarks.stalls.report import in_short
+from benchmarks.stalls.scenarios import SCENARIOS, play
 from benchmarks.steady import steady
 from benchmarks.systems import DEFAULT, Failed, System
 from streams.broker import KafkaBroker
 from streams.errors import StreamsError
 
-MEASURES = ("drain", "latency", "memory")
+MEASURES = ("drain", "latency", "memory", "restore", "stalls")
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -36,6 +41,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--rates", type=int, nargs="+", default=[2_000, 20_000], help="events/s, for latency")
     parser.add_argument("--seconds", type=float, default=20, help="of a latency run (default: %(default)s)")
     parser.add_argument("--memory-seconds", type=float, default=60, help="of the memory run, at the first rate")
+    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), help="of stalls")
+    parser.add_argument("--stall-rate", type=int, default=1_000, help="events/s during stalls (default: %(default)s)")
+    parser.add_argument("--traces", type=Path, help="folder in which what members wrote during stalls is kept")
     parser.add_argument("--seed", type=int, default=20_130_101)
     parser.add_argument("--quick", action="store_true", help="one short round: does it work, and about how fast?")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for JSON (default: %(default)s)")
@@ -47,6 +55,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if parsed.quick:
         parsed.records, parsed.repeats, parsed.seconds, parsed.memory_seconds = 60_000, 1, 5, 10
         parsed.rates = parsed.rates[:1]
+    parsed.shapes = SHAPES[:2] if parsed.quick else SHAPES
     return parsed
 
 
@@ -65,33 +74,75 @@ def measure(options: argparse.Namespace, run: Run, console: Console) -> None:
     ):
         cluster = Cluster(kafka.bootstrap_servers)
         assert kafka.pid is not None
-        status.update(f"writing {options.records:,} records")
-        source = cluster.source("drain-in")
-        cluster.fill(source, options.seed, options.records)
-        for text in DEFAULT[1:]:  # a cold Java machine is the first run's handicap
-            status.update(f"warming the broker up, not counted: {text}")
-            drain(cluster, System.parse(text), source, options.seed, options.records, kafka.pid)
-        if "drain" in options.measures:
-            for turn in range(options.repeats):
-                for system in options.systems:
-                    status.update(f"drain {turn + 1}/{options.repeats}: {system.label}")
-                    found = drain(cluster, system, source, options.seed, options.records, kafka.pid)
-                    run.drains.append(found)
-                    console.print(
-                        f"drain {turn + 1}/{options.repeats} {system.label}: {found.per_second:,.0f}/s, "
-                        f"{found.cpu_us_per_record:.1f} us CPU/record, {found.fault or 'exactly once'}"
-                    )
-        for rate, seconds, repeats in _loads(options):
-            for turn in range(repeats):
-                for system in options.systems:
-                    status.update(f"{rate:,}/s for {seconds:g} s, {turn + 1}/{repeats}: {system.label}")
-                    late = steady(cluster, system, options.seed + turn, rate, seconds)
-                    run.steadies.append(late)
-                    console.print(
-                        f"{rate:,}/s {turn + 1}/{repeats} {system.label}: p50 {late.p50:.1f} p99 {late.p99:.1f} "
-                        f"max {late.highest:.1f} ms, RSS {late.memory.last_quarter / MIB:.0f} MiB, "
-                        f"{late.fault or 'exactly once'}"
-                    )
+        progress = Progress(console, status)
+        if {"drain", "latency", "memory"} & set(options.measures):
+            _speed(options, run, cluster, kafka.pid, progress)
+        if "restore" in options.measures:
+            _restore(options, run, cluster, progress)
+        if "stalls" in options.measures:
+            _stalls(options, run, cluster, progress)
+
+
+class Progress:
+    """Says what is being measured, and what came of it."""
+
+    def __init__(self, console: Console, status: Status) -> None:
+        self.say, self.now = console.print, status.update
+
+
+def _speed(options: argparse.Namespace, run: Run, cluster: Cluster, broker_pid: int, progress: Progress) -> None:
+    progress.now(f"writing {options.records:,} records")
+    source = cluster.source("drain-in")
+    cluster.fill(source, options.seed, options.records)
+    for text in DEFAULT[1:]:  # a cold Java machine is the first run's handicap
+        progress.now(f"warming the broker up, not counted: {text}")
+        drain(cluster, System.parse(text), source, options.seed, options.records, broker_pid)
+    if "drain" in options.measures:
+        for turn in range(options.repeats):
+            for system in options.systems:
+                progress.now(f"drain {turn + 1}/{options.repeats}: {system.label}")
+                found = drain(cluster, system, source, options.seed, options.records, broker_pid)
+                run.drains.append(found)
+                progress.say(
+                    f"drain {turn + 1}/{options.repeats} {system.label}: {found.per_second:,.0f}/s, "
+                    f"{found.cpu_us_per_record:.1f} us CPU/record, {found.fault or 'exactly once'}"
+                )
+    for rate, seconds, repeats in _loads(options):
+        for turn in range(repeats):
+            for system in options.systems:
+                progress.now(f"{rate:,}/s for {seconds:g} s, {turn + 1}/{repeats}: {system.label}")
+                late = steady(cluster, system, options.seed + turn, rate, seconds)
+                run.steadies.append(late)
+                progress.say(
+                    f"{rate:,}/s {turn + 1}/{repeats} {system.label}: p50 {late.p50:.1f} p99 {late.p99:.1f} "
+                    f"max {late.highest:.1f} ms, RSS {late.memory.last_quarter / MIB:.0f} MiB, "
+                    f"{late.fault or 'exactly once'}"
+                )
+
+
+def _restore(options: argparse.Namespace, run: Run, cluster: Cluster, progress: Progress) -> None:
+    for records, partitions in options.shapes:
+        progress.now(f"writing {records:,} changes")
+        log = Log(cluster, records, partitions, options.seed)
+        for turn in range(options.repeats):
+            for system in RESTORERS:
+                progress.now(f"restore of {records:,} from {partitions}, {turn + 1}/{options.repeats}: {system}")
+                found = log.restored(system, turn)
+                run.restores.append(found)
+                progress.say(
+                    f"restore of {records:,} from {partitions} {turn + 1}/{options.repeats} {system}: "
+                    f"{found.per_second:,.0f}/s, {found.megabytes_per_second:.0f} MB/s, {found.fault or 'right'}"
+                )
+        log.forget()
+
+
+def _stalls(options: argparse.Namespace, run: Run, cluster: Cluster, progress: Progress) -> None:
+    for turn in range(options.repeats):
+        for name in options.scenarios:
+            progress.now(f"stalls {turn + 1}/{options.repeats}: {name}")
+            for stall in play(cluster, name, turn, options.stall_rate, options.traces):
+                run.stalls.append(stall)
+                progress.say(f"{turn + 1}/{options.repeats} {in_short(stall)}")
 
 
 def _loads(options: argparse.Namespace) -> list[tuple[int, float, int]]:

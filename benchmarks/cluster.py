@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
@@ -47,9 +47,7 @@ class Cluster:
 
     def forget(self, job: Job, *, source: bool) -> None:
         """Delete what a run wrote (and its input)."""
-        names = [job.output, job.changelog] + ([job.source] if source else [])
-        for future in self._admin.delete_topics(names, operation_timeout=30).values():
-            future.result()
+        self.delete(job.output, job.changelog, *([job.source] if source else []))
 
     def fill(self, source: str, seed: int, events: int) -> None:
         """Write the first ``events`` deposits of the seed."""
@@ -92,6 +90,28 @@ class Cluster:
                         ended += 1
         finally:
             consumer.close()
+
+    def create(self, name: str, partitions: int, config: dict[str, str] | None = None) -> None:
+        """A topic of any shape."""
+        self._create(NewTopic(name, partitions, 1, config=config or {}))
+
+    def delete(self, *names: str) -> None:
+        """Delete topics."""
+        for future in self._admin.delete_topics(list(names), operation_timeout=30).values():
+            future.result()
+
+    def write(self, records: Iterable[tuple[str, bytes, bytes, int]]) -> None:
+        """Write records (topic, key, value, partition). Raises ``Failed``."""
+        producer = Producer(self._settings | {"linger.ms": 50, "enable.idempotence": True})
+        for topic, key, value, partition in records:
+            while True:
+                try:
+                    producer.produce(topic, value, key, partition)
+                    break
+                except BufferError:
+                    producer.poll(0.05)
+        if producer.flush(120):
+            raise Failed("records could not be written in two minutes")
 
     def _create(self, topic: NewTopic) -> None:
         for future in self._admin.create_topics([topic], operation_timeout=30).values():

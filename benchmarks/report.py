@@ -19,6 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.drain import DrainResult
+from benchmarks.restore.report import restore_table
+from benchmarks.restore.run import Restore
+from benchmarks.stalls.group import Stall
+from benchmarks.stalls.report import stall_table
 from benchmarks.steady import SteadyResult
 
 MIB = 1024 * 1024
@@ -30,15 +34,15 @@ class Run(msgspec.Struct):
     facts: dict[str, Any]
     drains: list[DrainResult] = []
     steadies: list[SteadyResult] = []
+    restores: list[Restore] = []
+    stalls: list[Stall] = []
 
     @property
     def faults(self) -> list[str]:
         """What was not exactly once."""
-        return _faults(self.drains) + _faults(self.steadies)
-
-
-def _faults(found: Sequence[DrainResult] | Sequence[SteadyResult]) -> list[str]:
-    return [f"{one.system}: {one.fault}" for one in found if one.fault]
+        of_systems: list[DrainResult | SteadyResult | Restore] = [*self.drains, *self.steadies, *self.restores]
+        found = [f"{one.system}: {one.fault}" for one in of_systems if one.fault]
+        return found + [f"{one.what}, round {one.round}: {one.fault}" for one in self.stalls if one.fault]
 
 
 def machine_facts(seed: int, arguments: Sequence[str]) -> dict[str, Any]:
@@ -102,6 +106,10 @@ def show(console: Console, run: Run) -> None:
         console.print(_drain_table(run.drains))
     for rate in dict.fromkeys(one.rate for one in run.steadies):
         console.print(_steady_table([one for one in run.steadies if one.rate == rate]))
+    if run.restores:
+        console.print(restore_table(run.restores))
+    if run.stalls:
+        console.print(stall_table(run.stalls))
     for fault in run.faults:
         console.print(f"[red]not exactly once:[/] {fault}")
 

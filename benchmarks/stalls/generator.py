@@ -61,9 +61,9 @@ def send(feed: Feed, stop: threading.Event) -> FeedResult:
     if left or failed:
         raise RuntimeError(f"{left + len(failed)} deposits were not delivered: {failed[:1]}")
     latencies.sort()
-    shares = [latencies[int(len(latencies) * share)] for share in (0.5, 0.99)] if latencies else [0.0, 0.0]
+    half, most = (latencies[int(len(latencies) * share)] if latencies else 0.0 for share in (0.5, 0.99))
     counts = [sent // PARTITIONS + (partition < sent % PARTITIONS) for partition in range(PARTITIONS)]
-    return FeedResult(counts, *shares, latencies[-1] if latencies else 0.0)
+    return FeedResult(counts, half, most, latencies[-1] if latencies else 0.0)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -88,9 +88,7 @@ SCENARIOS = {
 }
 
 
-def play(
-    cluster: Cluster, name: str, round_: int, rate: int, options: dict[str, str], keep: Path | None = None
-) -> list[Stall]:
+def play(cluster: Cluster, name: str, round_: int, rate: int, keep: Path | None = None) -> list[Stall]:
     """One run of one scenario. ``keep``: a folder in which the members' traces stay. Raises ``Failed``."""
     scenario = SCENARIOS[name]
     with tempfile.TemporaryDirectory() as temporary:
@@ -98,12 +96,5 @@ def play(
         if keep is not None:
             folder = keep / f"{name}-{round_}"
             folder.mkdir(parents=True, exist_ok=True)
-        with Group(cluster, folder, round_, rate, {**scenario.options, **options}) as group:
+        with Group(cluster, folder, round_, rate, scenario.options) as group:
             return group.run(scenario.prepare, scenario.happen)
-
-
-def all_of(names: list[str], rounds: int) -> Iterator[tuple[str, int]]:
-    """Scenarios in turn, round by round."""
-    for round_ in range(rounds):
-        for name in names:
-            yield name, round_

@@ -52,7 +52,10 @@ class Traces:
         return [
             line.at
             for line in self.lines.get(name, [])
-            if isinstance(line, Note) and line.what == what and line.partition == partition and since <= line.at <= until
+            if isinstance(line, Note)
+            and line.what == what
+            and line.partition == partition
+            and since <= line.at <= until
         ]
 
     def measured(self, name: str, kind: str, since: float, until: float) -> list[Measured]:

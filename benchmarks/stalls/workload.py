@@ -34,7 +34,7 @@ class Seen(NamedTuple):
 
     arrived: float
     partition: int
-    count: int
+    number: int
     sent: float
     handled: float
     by: str

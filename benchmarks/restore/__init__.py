@@ -1,0 +1,1 @@
+"""How fast state comes back from the changelog, against a loop that fills a dictionary: ``make bench ARGS=restore``."""

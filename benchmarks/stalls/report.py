@@ -1,0 +1,77 @@
+"""The table of silences."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from rich.table import Table
+
+from benchmarks.stalls.group import Stall
+from benchmarks.stalls.silences import Silence
+
+
+def in_short(stall: Stall) -> str:
+    """One line about one thing that happened."""
+    moved, kept = milliseconds([stall], _moved), milliseconds([stall], _kept)
+    told = [
+        f"{len(times)} {name} up to {max(times):,.0f} ms" for name, times in (("moved", moved), ("kept", kept)) if times
+    ]
+    return (
+        f"{stall.what}: {', '.join(told)}; {stall.generations} generations, {stall.refused} refused, "
+        f"load {stall.load_average:.1f}, {stall.fault or 'exactly once'}"
+    )
+
+
+def milliseconds(stalls: Sequence[Stall], which: Callable[[Silence], bool]) -> list[float]:
+    """The longest silence of each partition that counts, in order of size."""
+    return sorted(silence.milliseconds for stall in stalls for silence in stall.silences if which(silence))
+
+
+def chain_medians(stalls: Sequence[Stall]) -> dict[str, float]:
+    """The median of each step of all moves, in the order of the steps."""
+    steps: dict[str, list[float]] = {}
+    for stall in stalls:
+        for silence in stall.silences:
+            for name, took in silence.chain.items():
+                steps.setdefault(name, []).append(took)
+    return {name: statistics.median(times) for name, times in steps.items()}
+
+
+def stall_table(stalls: Sequence[Stall]) -> Table:
+    """By what happened: silences of partitions that moved and of those that did not, over all rounds."""
+    table = Table(title="Longest silence of an output partition for a reader, ms", title_justify="left")
+    table.add_column("what happened")
+    for name in ("moved", "median", "worst", "kept: median", "worst", "generations", "refused", "load", "rounds"):
+        table.add_column(name, justify="right")
+    for what in dict.fromkeys(stall.what for stall in stalls):
+        mine = [stall for stall in stalls if stall.what == what]
+        moved, kept = milliseconds(mine, _moved), milliseconds(mine, _kept)
+        table.add_row(
+            what,
+            _spread([sum(map(_moved, stall.silences)) for stall in mine]),
+            *_median_and_worst(moved),
+            *_median_and_worst(kept),
+            _spread([stall.generations for stall in mine]),
+            _spread([stall.refused for stall in mine]),
+            f"{statistics.median(stall.load_average for stall in mine):.0f}",
+            str(len(mine)),
+        )
+    return table
+
+
+def _moved(silence: Silence) -> bool:
+    return silence.moves > 0
+
+
+def _kept(silence: Silence) -> bool:
+    return silence.moves == 0
+
+
+def _median_and_worst(times: Sequence[float]) -> tuple[str, str]:
+    return (f"{statistics.median(times):,.0f}", f"{max(times):,.0f}") if times else ("-", "-")
+
+
+def _spread(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low}-{high}"
