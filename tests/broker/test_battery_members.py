@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from streams.testing.fixtures import BrokerAddress
+from tests.broker.bank import PARTITIONS
 from tests.broker.battery_kit import Bank, seed_of, wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
@@ -85,6 +86,7 @@ def test_producer_ten_times_faster_than_the_handler(bank_group: Bank, seconds: i
     queue = 500
     slow = {"BANK_HANDLER": "async", "BANK_SLOW_KEY": "*", "BANK_SLOW_MS": "10", "BANK_QUEUE": str(queue)}
     worker = bank_group.start("slow", **slow)
+    wait_until(lambda: worker.times("TakeOverDone") == PARTITIONS, "it has its partitions")
     load = bank_group.load(4_000 * seconds, KEYS, seed, 4_000)  # four partitions with 100 events/s each at most
     bank_group.wait_handled(1)
     process = psutil.Process(worker.process.pid)

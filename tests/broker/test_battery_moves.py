@@ -42,7 +42,7 @@ def bank_group(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -
 
 @pytest.fixture
 def broker(own_broker: OwnBroker) -> KafkaBroker:
-    return own_broker()
+    return own_broker(start_timeout=150.0)  # it is started anew while members are at work
 
 
 @pytest.fixture
