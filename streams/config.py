@@ -41,8 +41,19 @@ def _check_name(setting: str, value: str, allowed: re.Pattern[str]) -> None:
 
 
 def _at_least(setting: str, value: float, least: float) -> None:
-    if value < least:
+    if not value >= least:
         raise ConfigError(f"{setting} is {value}; it must be {least} or more")
+
+
+def _count(setting: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"{setting} is {value!r}; it must be a whole number")
+    _at_least(setting, value, least)
+
+
+def host_name() -> str:
+    """This machine's name, as a part of instance names: dots and the like become dashes."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64]
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,8 +75,10 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     batch_delay_seconds: float = 0.01
 
     def __post_init__(self) -> None:
-        _at_least("PoolConfig.pending_transactions", self.pending_transactions, 1)
-        _at_least("PoolConfig.target_batch_size", self.target_batch_size, 1)
+        _count("PoolConfig.pool_size", self.pool_size, 1)
+        _count("PoolConfig.max_batch_size", self.max_batch_size, 1)
+        _count("PoolConfig.pending_transactions", self.pending_transactions, 1)
+        _count("PoolConfig.target_batch_size", self.target_batch_size, 1)
         if self.pool_size < self.pending_transactions + 2:
             raise ConfigError(
                 f"PoolConfig.pool_size is {self.pool_size}; it must be at least pending_transactions + 2 "
@@ -76,7 +89,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"PoolConfig.max_batch_size is {self.max_batch_size}; it must be at least target_batch_size "
                 f"({self.target_batch_size})"
             )
-        _at_least("PoolConfig.max_batch_bytes", self.max_batch_bytes, 1)
+        _count("PoolConfig.max_batch_bytes", self.max_batch_bytes, 1)
         _at_least("PoolConfig.batch_delay_seconds", self.batch_delay_seconds, 0)
 
 
@@ -157,8 +170,8 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _check_name("group_id", self.group_id, _NAME)
         _check_name("topic", self.topic, _NAME)
-        _at_least("num_partitions", self.num_partitions, 1)
-        _at_least("replication_factor", self.replication_factor, 1)
+        _count("num_partitions", self.num_partitions, 1)
+        _count("replication_factor", self.replication_factor, 1)
         if not 1 <= self.min_insync_replicas <= self.replication_factor:
             raise ConfigError(
                 f"min_insync_replicas is {self.min_insync_replicas}; it must be between 1 and replication_factor "
@@ -172,7 +185,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.instance_id:
             _check_name("instance_id", self.instance_id, _INSTANCE)
         for name in ("max_queued_records", "max_queued_bytes", "max_poll_records"):
-            _at_least(name, getattr(self, name), 1)
+            _count(name, getattr(self, name), 1)
         self._check_times()
         self._check_group()
         if self.source_client_settings and not self.source_is_elsewhere:
@@ -226,10 +239,13 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def _check_group(self) -> None:
-        _at_least("num_standbys", self.num_standbys, 0)
-        _at_least("max_moves", self.max_moves, 1)
-        _at_least("max_move_bytes", self.max_move_bytes, 1)
-        _at_least("leave_timeout_seconds", self.leave_timeout_seconds, 0)
+        _count("num_standbys", self.num_standbys, 0)
+        _count("max_moves", self.max_moves, 1)
+        _count("max_move_bytes", self.max_move_bytes, 1)
+        if not 0 <= self.leave_timeout_seconds < 86_400:
+            raise ConfigError(
+                f"leave_timeout_seconds is {self.leave_timeout_seconds}; it must be 0 or more, and less than a day"
+            )
         if self.membership not in MEMBERSHIPS:
             raise ConfigError(f"membership is {self.membership!r}; use one of {', '.join(MEMBERSHIPS)}")
         for name in self.strategies:
@@ -277,6 +293,5 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"no broker is named: set bootstrap_servers or the variable {BOOTSTRAP_VARIABLE}")
         instance = self.instance_id or environment.get(INSTANCE_VARIABLE, "")
         if not instance:
-            host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64]
-            instance = f"{host}-{uuid.uuid4().hex[:8]}"
+            instance = f"{host_name()}-{uuid.uuid4().hex[:8]}"
         return msgspec.structs.replace(self, bootstrap_servers=servers, instance_id=instance)

@@ -1,9 +1,10 @@
 """Every contract that a user may implement, on one page.
 
 Threads: all methods here are called on the event loop's thread, one at a time per partition, unless a method says
-otherwise (``receive_change`` does). An object belongs to one partition; nothing needs a lock. Exceptions: anything raised by a store while an
-event runs fails that event (its error policy decides); anything raised while a store is restored, committed or revoked
-stops the event source, because the state can not be trusted any more.
+otherwise (``receive_change`` does). An object belongs to one partition; nothing needs a lock.
+
+Exceptions: anything raised by a store while an event runs fails that event (its error policy decides); anything raised
+while a store is restored, committed or revoked stops the event source, because the state can not be trusted any more.
 """
 
 from __future__ import annotations

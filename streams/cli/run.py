@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from typing import Annotated
 
@@ -12,6 +11,7 @@ from rich.text import Text
 
 from streams.cli.console import notices
 from streams.cli.supervisor import RestartPolicy, Status, Supervisor, worker_command
+from streams.config import host_name
 
 app = typer.Typer()
 
@@ -48,7 +48,7 @@ def run(
     supervisor = Supervisor(
         worker_command(source, verbosity),
         workers=workers,
-        instance_prefix=instance_prefix or socket.gethostname(),
+        instance_prefix=instance_prefix or host_name(),
         policy=RestartPolicy(max_crashes=max_crashes, window_seconds=window_seconds),
         drain_seconds=drain_seconds,
         status=_status_json if json else _StatusLines(quiet),

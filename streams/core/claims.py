@@ -128,7 +128,10 @@ def _owners(partitions: int, order: list[str], reports: Mapping[str, MemberRepor
     for partition in twice:
         claiming = [member for member in by_age if partition in reports[member].owned]
         gave = {member for member in claiming if _ordered_to(reports[member], partition) in claiming}
-        owner[partition] = [member for member in claiming if member not in gave or len(gave) == len(claiming)][-1]
+        left = [member for member in claiming if member not in gave or len(gave) == len(claiming)]
+        # Of one generation: who was not ordered to hand it over. The other one did, and has not heard of it yet.
+        left.sort(key=lambda member: (reports[member].generation, _ordered_to(reports[member], partition) is None))
+        owner[partition] = left[-1]
     return owner
 
 

@@ -270,7 +270,11 @@ class _Plan:
         most = -(-self._claims.partitions // len(self._claims.active))
         for member, late in self._copies.late.items():
             number = max(0, most - self._counts[member])
-            others = sorted(partition for partition in late if self._future.get(partition) != member)
+            others = sorted(
+                partition
+                for partition in late
+                if member not in (self._future.get(partition), self._owner.get(partition))
+            )
             self._draft.preparing[member].update(others[:number])
 
     def _keep_standbys(self) -> None:

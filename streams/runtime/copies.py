@@ -145,7 +145,9 @@ class StateCopies:
         """These are to be kept warm from now on; others are let go unless somebody takes them over. One that is worked
         on here gets its copy when that has ended (``adopt``, ``renew``)."""
         self._standing = frozenset(partitions)
-        for partition in list(self._copies):
+        for partition, copy in list(self._copies.items()):
+            if copy.failure is not None and partition not in self._held:
+                self._discard(partition)  # each plan is another try
             self._let_go(partition)
         for partition in sorted(self._standing - self._engine.partitions.workers.keys()):
             self.renew(partition)

@@ -229,6 +229,7 @@ class Engine:
         self._watchdog.stop()
         self.partitions.drop_stores()
         self.moves.close()
+        self.takeovers.close()
         self.status.close()
         self.handler_threads.close()
         self.control.abandon()

@@ -7,6 +7,7 @@ builds a new producer with the same id, which settles and fences whatever the ol
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
@@ -20,6 +21,7 @@ from streams.runtime.ports import Blocking, Connections, Producer, Refusal
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+DELIVER_SECONDS = 1.0
 GRACE_SECONDS = 2.0
 """What a call gets on top of the timeout it was given, before it counts as hung."""
 
@@ -124,6 +126,13 @@ class Slot:
             producer.commit(timeout)
 
         await self._call(send_and_commit, name="send_offsets_to_transaction or commit_transaction", patience=2.0)
+
+    async def deliver(self) -> None:
+        """Give what is on its way some time to arrive; failures are left to whoever needs it."""
+        producer = self._producer
+        if producer is not None:
+            with contextlib.suppress(TransactionFailed):
+                await self._call(producer.flush, DELIVER_SECONDS, name="flush")
 
     async def abort(self) -> None:
         """Abort the transaction. Raises ``TransactionFailed``; the slot has to be reopened either way (rule R8)."""

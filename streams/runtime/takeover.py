@@ -7,6 +7,7 @@ here.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Mapping
@@ -50,6 +51,7 @@ class TakeOvers:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._config = engine.config
+        self._source = engine.connections.worker("kes-source")
 
     async def take_over(self, workers: Collection[PartitionWorker]) -> None:
         """Bring these partitions to work; keeps trying while the broker does not answer. Partitions that are taken away
@@ -81,10 +83,14 @@ class TakeOvers:
         if fenced:
             _log.info("ended the open transactions of members that are gone: %s", ", ".join(fenced))
         fenced_at = now()
-        group_offsets = await ask(engine.takeover_client.stable_offsets, numbers, now() + STEP_SECONDS)
-        changelog = await ask(engine.takeover_client.log_range, config.changelog, numbers, now() + STEP_SECONDS)
-        source = await ask(engine.source_log.log_range, config.topic, numbers, now() + STEP_SECONDS)
-        source_id = await ask(engine.source_log.topic_id, config.topic, now() + STEP_SECONDS)
+        # Beside the barrier, not before the fence: until then somebody may still have read further.
+        about_source = asyncio.ensure_future(self._ask_source(numbers))
+        try:
+            group_offsets = await ask(engine.takeover_client.stable_offsets, numbers, now() + STEP_SECONDS)
+            changelog = await ask(engine.takeover_client.log_range, config.changelog, numbers, now() + STEP_SECONDS)
+            source, source_id = await about_source
+        finally:
+            about_source.cancel()
         engine.pool.source_id = source_id
         barrier_at = now()
         waiting = {worker.partition: worker for worker in workers}
@@ -111,6 +117,15 @@ class TakeOvers:
             ):  # somebody who is gone may have begun a transaction after the fence
                 raise BrokerUnavailable(f"restoring makes no progress: {self._stand(waiting, changelog)}")
             await engine.copies.changed.wait(STALLED_SECONDS)
+
+    async def _ask_source(self, numbers: list[int]) -> tuple[dict[int, Range], str]:
+        engine, topic, now = self._engine, self._config.topic, self._engine.now
+        ranges = await self._source.call(engine.source_log.log_range, topic, numbers, now() + STEP_SECONDS)
+        return ranges, await self._source.call(engine.source_log.topic_id, topic, now() + STEP_SECONDS)
+
+    def close(self) -> None:
+        """Ask nothing more."""
+        self._source.abandon()
 
     def _start(self, worker: PartitionWorker, group_offset: int | None, source: Range, source_id: str) -> StateCopy:
         """The copy is complete: work on it."""
