@@ -74,8 +74,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     post: tuple[float, ...] = (0.0, 0.0, 0.0001, 0.001, 0.02, 0.5)
     polls: tuple[float, ...] = (0.0, 0.0001, 0.001, 0.001, 0.001, 0.2)
     """How long a batch is on its way from a poll thread; now and then others are served before it."""
-    marker_strikes: float = 0.0
-    """The share of calls that are struck in transactions with a release marker."""
+    marker_strikes: Mapping[str, float] = {}
+    """The same as ``strikes``, for transactions with a release marker."""
     smooth: bool = False
     """Nothing goes wrong: moves have to be quick."""
 

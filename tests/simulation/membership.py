@@ -58,7 +58,7 @@ class SimMembership:
 
     def released(self, partitions: Collection[int], incarnation: int) -> None:
         def note() -> None:
-            if incarnation != self.snapshot.incarnation:
+            if not self._is_current(incarnation):
                 return
             given_up = frozenset(partitions) & self._waiting_for
             self.holdings.released(given_up)
@@ -79,8 +79,9 @@ class SimMembership:
 
     def took(self, partition: int, incarnation: int) -> None:
         def note() -> None:
-            if incarnation == self.snapshot.incarnation:
-                self.holdings.took(partition)
+            if not self._is_current(incarnation):
+                return
+            self.holdings.took(partition)
             if self.holdings.leaving:
                 self._must_join = True
                 self._wake.set()
@@ -111,6 +112,9 @@ class SimMembership:
         if self._member:
             self._group.leave(self._member)
         self.kill()
+
+    def _is_current(self, incarnation: int) -> bool:
+        return incarnation == self.snapshot.incarnation
 
     def _is_told(self) -> bool:
         now, told = self.holdings, self.holdings.told

@@ -8,16 +8,17 @@ from typing import Any
 from streams.core import claims
 from streams.core.holdings import Holdings
 from streams.core.partition import PartitionState
+from streams.core.transaction import Cut
 from streams.group import Order
-from streams.records import IncomingRecord
-from streams.runtime.changelog import RELEASE_KEY, OffsetRecord, ReleaseMarker, decode_release
+from streams.runtime.changelog import RELEASE_KEY, OffsetRecord, ReleaseMarker
 from streams.runtime.copies import StateCopies, StateCopy
 from streams.runtime.lifecycle import Engine
 from streams.runtime.moves import Moves
 from streams.runtime.partition_worker import PartitionWorker
 from streams.runtime.partitions import Partitions
+from streams.runtime.takeover import TakeOvers
 
-from . import producer
+from . import membership, producer
 from .safeguards import Patch, Safeguard
 
 Fits = Callable[[StateCopy], bool]
@@ -62,18 +63,6 @@ def markers_are_for_the_instance(patch: Patch) -> None:
 
 def old_markers_count_too(patch: Patch) -> None:
     _read_markers(patch, lambda copies, seen: ReleaseMarker(seen.to, 1 << 60))
-
-
-def a_marker_counts_whatever_follows(patch: Patch) -> None:
-    receive = StateCopy.receive
-
-    def keep(self: StateCopy, records: list[IncomingRecord]) -> None:
-        before = self.marker
-        receive(self, records)
-        markers = [decode_release(record) for record in records if record.key == RELEASE_KEY]
-        self.marker = markers[-1] if markers else before
-
-    patch.setattr(StateCopy, "receive", keep)
 
 
 def plans_forget_moves_under_way(patch: Patch) -> None:
@@ -223,6 +212,22 @@ def spare_copies_begin_where_the_receiver_is(patch: Patch) -> None:
     patch.setattr(StateCopies, "adopt", at_the_end)
 
 
+def foreign_records_answer_a_look_up(patch: Patch) -> None:
+    """The receiver's offsets are taken for a proof that the donor's last transaction is not there."""
+    look_up_once = TakeOvers._look_up_once
+
+    async def hasty(self: TakeOvers, partition: int, cut: Cut, serial: int) -> bool:
+        plain = Cut()
+        plain.offset = cut.offset
+        return await look_up_once(self, partition, plain, serial)
+
+    patch.setattr(TakeOvers, "_look_up_once", hasty)
+
+
+def calls_of_a_lost_membership_count(patch: Patch) -> None:
+    patch.setattr(membership.SimMembership, "_is_current", lambda self, incarnation: True)
+
+
 def copies_that_others_write_to_are_judged(patch: Patch) -> None:
     patch.setattr(StateCopies, "written_at", lambda self, partition: -1)
     patch.setattr(Engine, "is_current", property(lambda self: True))
@@ -234,7 +239,6 @@ MOVE_SAFEGUARDS: Mapping[str, Safeguard] = {
         Safeguard("marker: to", markers_are_for_everybody, ("moves", "struck_moves")),
         Safeguard("marker: a member id", markers_are_for_the_instance, ("evictions", "struck_moves")),
         Safeguard("marker: generation", old_markers_count_too, ("pendulum",)),
-        Safeguard("marker: the last record", a_marker_counts_whatever_follows, ("moves", "struck_moves", "evictions")),
         Safeguard("transit", plans_forget_moves_under_way, ("unclear_moves", "struck_moves")),
         Safeguard("transit", plans_forget_who_expects_what, ("moves", "struck_moves")),
         Safeguard("withdrawn", withdrawn_orders_count_when_carried_out, ("unclear_moves", "evictions")),
@@ -242,6 +246,8 @@ MOVE_SAFEGUARDS: Mapping[str, Safeguard] = {
         Safeguard("donor", donors_go_on_after_the_marker, ("moves", "unclear_moves")),
         Safeguard("donor", markers_are_not_part_of_the_transaction, ("unclear_moves",)),
         Safeguard("donor", handed_over_before_it_is_committed, ("unclear_moves", "struck_moves")),
+        Safeguard("donor", foreign_records_answer_a_look_up, ("overtaken",)),
+        Safeguard("R5", calls_of_a_lost_membership_count, ("laggards",)),
         Safeguard("copies", standbys_are_promoted_as_they_are, ("slow_restores", "evictions")),
         Safeguard("copies", the_tails_epoch_is_not_looked_at, ("storm", "refused_under_way", "everything")),
         Safeguard("copies", lost_stores_are_kept_as_copies, ("forgets", "evictions")),

@@ -174,8 +174,21 @@ def _unclear_moves(rng: random.Random) -> dict[str, object]:
         "actions": _merged(
             _actions(rng, ("start", "start", "stop", "compact"), 14), _traps(rng, ("crash", "freeze", "evict"), 2)
         ),
-        "marker_strikes": rng.choice((0.2, 0.4)),
+        "marker_strikes": dict.fromkeys(("flush", "send", "commit"), rng.choice((0.2, 0.4))),
         **rng.choice((LONG, {}, {})),
+        **INCREMENTAL,
+    }
+
+
+def _overtaken(rng: random.Random) -> dict[str, object]:
+    """While the donor does not know yet whether its marker is committed, the receiver writes much."""
+    return {
+        "actions": _actions(rng, ("start", "start", "stop", "compact"), 12),
+        "partitions": 2,
+        "records": 600,
+        "max_batch": 5,
+        "target_batch": rng.choice((1, 5)),
+        "marker_strikes": {"commit": 0.7},
         **INCREMENTAL,
     }
 
@@ -263,11 +276,12 @@ def _laggards(rng: random.Random) -> dict[str, object]:
         "actions": _merged(
             _actions(rng, ("start", "start", "stop", "evict", "crash", "compact"), 16),
             _traps(rng, ("evict", "stop", "start"), 3),
+            tuple((at, f"on {rng.choice(('taking', 'closed'))} evict target") for at in _times(rng, 4)),
         ),
         "members": rng.choice((2, 3)),
         "hear": (0.0, 0.02, 1.0, 4.0),
         "post": (0.0, 0.02, 1.0, 4.0),
-        "marker_strikes": rng.choice((0.0, 0.2)),
+        "marker_strikes": dict.fromkeys(("flush", "send", "commit"), rng.choice((0.0, 0.2))),
         **INCREMENTAL,
     }
 
@@ -309,6 +323,7 @@ PROFILES: tuple[Callable[[random.Random], dict[str, object]], ...] = (
     _smooth_moves,
     _struck_moves,
     _unclear_moves,
+    _overtaken,
     _slow_restores,
     _pendulum,
     _standbys,

@@ -141,7 +141,7 @@ class SimProducer:
 
     def flush(self, timeout_seconds: float) -> None:
         process, deadline = self._process, self._process.loop.time() + timeout_seconds
-        strike = self._faults.strike("flush", process.loop.time(), self._share())
+        strike = self._faults.strike("flush", process.loop.time(), self._share("flush"))
         if strike is not None:
             if strike is Strike.HANGS:
                 process.pause(FOREVER)
@@ -188,7 +188,8 @@ class SimProducer:
 
     def _request(self, call: str, timeout_seconds: float, effect: Callable[[], bool]) -> None:
         process, deadline = self._process, self._process.loop.time() + timeout_seconds
-        strike = self._faults.strike(call.split("_")[0], process.loop.time(), self._share())
+        kind = call.split("_")[0]
+        strike = self._faults.strike(kind, process.loop.time(), self._share(kind))
         if strike is Strike.REQUEST_LOST:
             self._no_answer(call, timeout_seconds)
         if strike is Strike.HANGS:
@@ -218,8 +219,8 @@ class SimProducer:
                 raise TransactionFailed(call, "_TIMED_OUT", "unknown")
             process.pause(0.02)
 
-    def _share(self) -> float:
-        return self._process.faults.plan.marker_strikes if self._releases else 0.0
+    def _share(self, call: str) -> float:
+        return self._faults.plan.marker_strikes.get(call, 0.0) if self._releases else 0.0
 
     def _no_answer(self, call: str, timeout_seconds: float) -> None:
         self._process.pause(timeout_seconds if self._faults.rng.random() < 0.5 else FOREVER)

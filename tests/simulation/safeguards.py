@@ -26,7 +26,7 @@ Patch = pytest.MonkeyPatch
 
 
 class Safeguard(NamedTuple):
-    """``rule``: of the protocol. ``out``: takes it out. ``profiles``: the kinds of worlds in which it is missed; ``seed``:
+    """``rule``: of the protocol. ``out``: takes it out. ``profiles``: kinds of worlds in which it is missed; ``seed``:
     of the first of them, one that was a miss once, and is tried first."""
 
     rule: str
@@ -63,14 +63,14 @@ def dropped_work_does_not_cost_the_store(patch: Patch) -> None:
 
 
 def unclear_is_taken_for_committed(patch: Patch) -> None:
-    async def look_up(self: TakeOvers, partition: int, serial: int) -> bool:
+    async def look_up(self: TakeOvers, txn: Transaction) -> bool:
         return True
 
     patch.setattr(TakeOvers, "look_up", look_up)
 
 
 def unclear_is_taken_for_aborted(patch: Patch) -> None:
-    async def look_up(self: TakeOvers, partition: int, serial: int) -> bool:
+    async def look_up(self: TakeOvers, txn: Transaction) -> bool:
         return False
 
     patch.setattr(TakeOvers, "look_up", look_up)

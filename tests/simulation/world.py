@@ -10,7 +10,7 @@ from typing import Any
 from streams import event_source
 from streams.errors import MembershipFatal
 from streams.event_source import EventSource
-from streams.runtime import lifecycle
+from streams.runtime import lifecycle, takeover
 from streams.runtime.event_context import EventContext
 from streams.runtime.lifecycle import Engine
 
@@ -295,9 +295,11 @@ def _seams(seed: int) -> Any:
         return Engine(*args, **kwargs, rng=random.Random(numbers.getrandbits(64)))
 
     watchdog, lifecycle.Watchdog = lifecycle.Watchdog, SimWatchdog  # type: ignore[assignment,misc]
+    records, takeover.LOOK_UP_RECORDS = takeover.LOOK_UP_RECORDS, 1  # there are not many in these worlds
     event_source.Engine = engine  # type: ignore[assignment,misc]
     try:
         yield
     finally:
         lifecycle.Watchdog = watchdog  # type: ignore[misc]
+        takeover.LOOK_UP_RECORDS = records
         event_source.Engine = Engine  # type: ignore[misc]
