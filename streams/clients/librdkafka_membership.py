@@ -115,8 +115,7 @@ class LibrdkafkaMembership:
     def released(self, partitions: Collection[int], incarnation: int) -> None:
         """The last transaction on these revoked partitions is settled. Others than the revoked ones are ignored."""
         with self._changed:
-            if incarnation == self._snapshot.incarnation:
-                self._waiting_for.difference_update(partitions)
+            self._waiting_for -= set(partitions if incarnation == self._snapshot.incarnation else ())
             self._changed.notify_all()
 
     def handed_over(self, partition: int, order: Order) -> None:

@@ -61,6 +61,21 @@ def test_a_new_generation_is_published_between_callbacks_and_within_a_barrier(st
     assert stage.membership.snapshot.incarnation == 0
 
 
+def test_a_release_of_an_incarnation_before_has_no_effect(stages: Stages) -> None:
+    stage = stages()
+    consumer = stage.joined(0, 1)
+    consumer.call_back("on_lost", 0, 1)
+    stage.wait(Lost)
+    consumer.call_back("on_assign", 0, 1)
+    stage.wait(Assigned, since=2)
+    consumer.call_back("on_revoke", 1)
+    stage.wait(Revoked)
+    stage.membership.released([1], 0)
+    stays(lambda: consumer.calls.count("incremental_unassign") == 1, 0.1, "the barrier ended")
+    stage.membership.released([1], 1)
+    until(lambda: consumer.calls.count("incremental_unassign") == 2, "the barrier does not end")
+
+
 def test_lost_replaces_the_snapshot_first(stages: Stages) -> None:
     stage = stages()
     consumer = stage.joined(0, 1)
