@@ -248,9 +248,9 @@ class EventSource(Generic[StoreT]):
 
     @property
     def member_id(self) -> str:
-        """The group's name for this member; empty while it is in no group. Any thread."""
+        """The group's name for this member, also while it is joining; empty while it has none. Any thread."""
         membership = getattr(self._engine, "membership", None)
-        return "" if membership is None else membership.snapshot.member_id
+        return "" if membership is None else getattr(membership, "joining_as", "") or membership.snapshot.member_id
 
     def remove_member(self, member_id: str, instance: str = "", timeout_seconds: float = 10.0) -> bool:
         """Take a member *that is known to be dead* out of the group, so that nobody waits for its session to end.

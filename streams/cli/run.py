@@ -70,7 +70,7 @@ class _StatusLines:
 
     def __call__(self, status: Status) -> None:
         event = status["event"]
-        if self._quiet and event in ("started", "joined", "exited", "removed", "stopping") and not status.get("code"):
+        if self._quiet and event in ("started", "joining", "exited", "removed", "stopping") and not status.get("code"):
             return
         details = ", ".join(
             f"{key.replace('_', ' ')} {value}" for key, value in status.items() if key not in ("event", "worker")

@@ -198,7 +198,7 @@ class Supervisor:
                     case Member():
                         worker.member = word
                         if word.member_id:
-                            self._tell("joined", worker, member_id=word.member_id)
+                            self._tell("joining", worker, member_id=word.member_id)
                     case Removed():
                         dead = self._dead.pop(word.member_id, None)
                         if dead is not None and word.found:

@@ -42,9 +42,9 @@ EXIT_FAILED = 70
 ORPHAN_DRAIN_SECONDS = 10.0
 LOOK_SECONDS = 0.2
 """Between two looks at the member id: what dies younger than that has its session waited out."""
-JOIN_FIRST_SECONDS = 0.2
-"""A member that is joining does that before it removes another one: brokers make the first member of an empty group
-wait for more (``group.initial.rebalance.delay.ms``, 3 s unless set)."""
+JOIN_FIRST_SECONDS = 1.0
+"""So long a member that has no name yet lets its own joining go first, before it removes another one: brokers make the
+first member of an empty group wait for more (``group.initial.rebalance.delay.ms``, 3 s unless set)."""
 REMOVE_PATIENCE_SECONDS = 60.0
 """For removing a dead member; its session is over by then."""
 _REMOVERS = (SourceState.RUNNING, SourceState.STOPPING)
@@ -110,15 +110,15 @@ class _Supervised:
         """Have the group forget a dead member, once we can: our source may only just be starting."""
         deadline = time.monotonic() + REMOVE_PATIENCE_SECONDS
         remove = getattr(self.source, "remove_member", None)
-        newcomer = not getattr(self.source, "member_id", "")
         while remove is None or getattr(self.source, "state", None) not in _REMOVERS:
             if time.monotonic() > deadline:
                 return
             time.sleep(0.02)
             remove = getattr(self.source, "remove_member", None)
-        if newcomer:
-            time.sleep(JOIN_FIRST_SECONDS)
-        if word.member_id == getattr(self.source, "member_id", ""):
+        join_first = time.monotonic() + JOIN_FIRST_SECONDS
+        while not (own := getattr(self.source, "member_id", "")) and time.monotonic() < join_first:
+            time.sleep(0.02)
+        if word.member_id == own:
             return
         try:
             found = remove(word.member_id, word.group_instance, deadline - time.monotonic())

@@ -7,7 +7,9 @@ The private names that are overridden are why ``kafka-python`` is pinned to one 
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import time
 from typing import Any, Protocol
 
 from streams.clients.kafka_python import UNKNOWN_MEMBER_ID, BaseCoordinator, LeaveGroupRequest
@@ -16,6 +18,8 @@ from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, raise_
 from streams.errors import ConfigError, MembershipFatal, StreamsError
 
 log = logging.getLogger(__name__)
+
+_LEAVE_SECONDS = 3.0
 
 FATAL = (
     kafka_errors.FencedInstanceIdError,
@@ -68,6 +72,7 @@ class GroupCoordinator(BaseCoordinator):
 
     def __init__(self, hooks: Hooks, client: KafkaPythonClient, **settings: Any) -> None:
         self._hooks = hooks
+        self._connections = client
         self._closing = False
         self._silent = False
         super().__init__(client.kafka, **settings)
@@ -90,15 +95,26 @@ class GroupCoordinator(BaseCoordinator):
     # ------------------------------------------------------------------ overridden: the moments that it keeps to itself
 
     def _process_join_group_response(self, response: Any, send_time: float) -> Any:
+        before = self._generation.generation_id
         answer = super()._process_join_group_response(response, send_time)
+        if 0 <= self._generation.generation_id < before:  # the coordinator went back in time, and so did its numbers
+            self.reset_generation(self._generation.member_id)
+            raise kafka_errors.UnknownMemberIdError()
         # Before SyncGroup: from this answer on the broker refuses the old generation and takes the new one.
         self._hooks.published(self._generation.generation_id, self._generation.member_id)
         return answer
 
     def reset_generation(self, member_id: str = UNKNOWN_MEMBER_ID) -> None:
         # Before anything else: what was owned is void, and no transaction may see a valid snapshot any more.
-        if self._generation.generation_id >= 0:
+        former = self._generation
+        if former.generation_id >= 0:
             self._hooks.voided("the group does not know this member any more")
+            if member_id and member_id == former.member_id:
+                # ILLEGAL_GENERATION: kafka-python joins again under the same id. Orders and markers name members by
+                # their ids, and a coordinator that lost its memory counts generations anew: old ones would fit again.
+                member_id = UNKNOWN_MEMBER_ID
+                if self.config["group_instance_id"] is None:
+                    self._manager.call_soon(self._leave_as, former.member_id)
         super().reset_generation(member_id)
         self._hooks.woken()
 
@@ -143,6 +159,11 @@ class GroupCoordinator(BaseCoordinator):
         super().coordinator_dead(error)
 
     # ------------------------------------------------------------------ ours
+
+    async def _leave_as(self, member_id: str) -> None:
+        """Or the others would wait for this id until its session is over."""
+        with contextlib.suppress(kafka_errors.KafkaError):
+            await leave_group(self._connections, self.group_id, member_id, None, time.monotonic() + _LEAVE_SECONDS)
 
     def _answers(self) -> None:
         if self._silent:

@@ -84,8 +84,7 @@ class KafkaPythonMembership:
         self._snapshot = Snapshot(incarnation=0, generation=-1, member_id="", metadata=None)
         self._deliver: Callable[[GroupEvent], None] | None = None
         self._coordinator: GroupCoordinator | None = None
-        self._wake = WakeupNotifier(client.net)
-        self._released = WakeupNotifier(client.net)
+        self._wake, self._released = WakeupNotifier(client.net), WakeupNotifier(client.net)
         # Also a predecessor's counter must not fit: a restarted static member is given the assignment made for it.
         self._holdings = Holdings(settings.instance, sequence=time.time_ns() // 1000)
         self._unsaid = False  # something to tell came after the last report was made
@@ -104,6 +103,11 @@ class KafkaPythonMembership:
     def snapshot(self) -> Snapshot:
         """The newest snapshot. Read it once, right before offsets are sent."""
         return self._snapshot
+
+    @property
+    def joining_as(self) -> str:
+        """The broker's name for this member, known from the first answer to a JoinGroup on; empty before."""
+        return "" if self._coordinator is None else self._coordinator.member_id
 
     def start(self, deliver: Callable[[GroupEvent], None]) -> None:
         """Join, and keep the membership. ``deliver`` is called on the IO thread and must not block. Once only."""
@@ -393,8 +397,7 @@ class KafkaPythonMembership:
     # ------------------------------------------------------------------ IO thread: small parts
 
     def _void_quietly(self) -> None:
-        incarnation = self._snapshot.incarnation + 1
-        self._snapshot = Snapshot(incarnation, generation=-1, member_id="", metadata=None)
+        self._snapshot = Snapshot(self._snapshot.incarnation + 1, generation=-1, member_id="", metadata=None)
         self._holdings.void()
         self._waiting_for = set()
         self._released.notify()
@@ -435,15 +438,13 @@ class KafkaPythonMembership:
     async def _depart(self, deadline: float) -> None:
         """Stop for good; a LeaveGroup tells the others at once."""
         self._stopped = True
-        coordinator, member_id = self._coordinator, ""
-        if coordinator is not None:
-            member_id = coordinator.member_id
-            coordinator.stop()
+        member_id = self.joining_as
+        if self._coordinator is not None:
+            self._coordinator.stop()
         self._void_quietly()
         self.woken()
-        if not member_id or (self._static_id is not None and not self._holdings.leaving):
-            return
-        await leave_group(self._client, self._group_id, member_id, self._static_id, deadline)
+        if member_id and (self._static_id is None or self._holdings.leaving):
+            await leave_group(self._client, self._group_id, member_id, self._static_id, deadline)
 
     def _crashed(self, error: BaseException) -> None:
         self._end(MembershipFatal(f"group {self._group_id}: the thread of the membership failed: {error!r}"))

@@ -98,6 +98,7 @@ class Moves:
         stay."""
         self.owned = frozenset()
         self._releasing, self._incoming, self._began, self._known = {}, {}, {}, {}
+        self._handed_over = {}  # another incarnation may get an order like one of these
 
     # -- the donor -----------------------------------------------------------------------------------------------------
 
