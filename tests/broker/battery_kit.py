@@ -82,7 +82,7 @@ class Worker:
 
     def dump(self) -> Dump | None:
         """All its stores, as they are now; ``None``: it does not say (not started yet, frozen, dead)."""
-        if not self.running or not self.said(": generation"):
+        if not self.running or not self.said("lifecycle generation"):
             return None
         self._dump.unlink(missing_ok=True)
         self.process.send_signal(signal.SIGUSR1)
@@ -211,7 +211,9 @@ class Bank:
 
     def generations(self) -> int:
         """The highest generation that any member has told of."""
-        found = (re.findall(r": generation (\d+)", worker.log.read_text(errors="replace")) for worker in self.workers)
+        found = (
+            re.findall(r"lifecycle generation (\d+)", worker.log.read_text(errors="replace")) for worker in self.workers
+        )
         return max((int(number) for numbers in found for number in numbers), default=0)
 
     def times(self, pattern: str) -> int:

@@ -233,11 +233,11 @@ def test_a_receiver_that_never_gets_ready(bank_group: Bank, tmp_path: Path) -> N
     print(f"SEED={seed}")
     gate = tmp_path / "gate"
     donor = bank_group.start("donor", **QUICK, BANK_LEAVE_SECONDS="2")
-    wait_until(lambda: donor.said(": generation"), "the donor is in the group")
+    wait_until(lambda: donor.said("lifecycle generation"), "the donor is in the group")
     bank_group.deposit(20_000, 4_000, seed, per_second=10_000)
     bank_group.wait_handled()
     receiver = bank_group.start("receiver", **QUICK, BANK_GATE=str(gate), BANK_GATE_MS="2")
-    wait_until(lambda: receiver.said(": generation"), "the receiver is in the group")
+    wait_until(lambda: receiver.said("lifecycle generation"), "the receiver is in the group")
     began = time.monotonic()
     assert donor.stop() == 0, donor.log.read_text()
     assert donor.said("were not handed over within leave_timeout_seconds"), donor.log.read_text()
@@ -256,7 +256,7 @@ def test_broker_dies_in_a_move(broker: KafkaBroker, fragile_group: Bank, tmp_pat
     print(f"SEED={seed}")
     gate = tmp_path / "gate"
     donor = fragile_group.start("donor")
-    wait_until(lambda: donor.said(": generation"), "the donor is in the group")
+    wait_until(lambda: donor.said("lifecycle generation"), "the donor is in the group")
     fragile_group.deposit(8_000, 2_000, seed, per_second=8_000)
     fragile_group.wait_handled()
     load = fragile_group.load(8_000, 2_000, seed + 1, 1_000)
@@ -266,7 +266,7 @@ def test_broker_dies_in_a_move(broker: KafkaBroker, fragile_group: Bank, tmp_pat
     if moment == "moving":
         wait_until(lambda: donor.said("handed over to"), "the first partition is handed over")
     else:
-        wait_until(lambda: receiver.said(": generation"), "the receiver prepares")
+        wait_until(lambda: receiver.said("lifecycle generation"), "the receiver prepares")
     broker.kill()
     broker.restart()
     gate.touch()
@@ -285,11 +285,11 @@ def test_broker_dies_while_a_standby_is_restored(broker: KafkaBroker, fragile_gr
     print(f"SEED={seed}")
     gate = tmp_path / "gate"
     owner = fragile_group.start("owner", BANK_STANDBYS="1")
-    wait_until(lambda: owner.said(": generation"), "the owner is in the group")
+    wait_until(lambda: owner.said("lifecycle generation"), "the owner is in the group")
     fragile_group.deposit(8_000, 2_000, seed, per_second=8_000)
     fragile_group.wait_handled()
     heir = fragile_group.start("heir", BANK_STANDBYS="1", BANK_GATE=str(gate), BANK_GATE_MS="1")
-    wait_until(lambda: heir.said(": generation"), "the heir restores")
+    wait_until(lambda: heir.said("lifecycle generation"), "the heir restores")
     broker.kill()
     broker.restart()
     gate.touch()
