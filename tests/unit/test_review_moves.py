@@ -10,6 +10,9 @@ import pytest
 import pytest_asyncio
 
 from streams import Change, EventContext, TopicPartition
+from streams.clients.group_coordinator import GroupCoordinator
+from streams.clients.membership import connect_group
+from streams.core.assignor import sticky_plan
 from streams.errors import RecordRefused
 from streams.group import Assigned, Assignment, Order, Snapshot
 from streams.outcomes import DEAD_LETTER
@@ -126,3 +129,21 @@ async def test_a_store_that_cannot_repeat_is_not_fed_twice(bench: Bench) -> None
     assert bench.broker.outputs() == ["a", "a b", "a b c"]
     await source.stop()
     await task
+
+
+async def test_who_was_lost_joins_under_another_id() -> None:
+    """Orders and markers name member ids: a coordinator that went back in time must not meet one of them again."""
+    membership, _ = connect_group("127.0.0.1:1", "g", "t", 4, "a", {"cooperative-sticky": sticky_plan})
+    try:
+        coordinator = GroupCoordinator(
+            membership, membership._client, api_version=(2, 8), **membership._settings.for_coordinator()
+        )
+        coordinator._generation = type(coordinator._generation)(20, "a-1", "p")
+        membership.published(20, "a-1")
+        coordinator.reset_generation("a-1")  # what kafka-python makes of ILLEGAL_GENERATION
+        assert (membership.snapshot.incarnation, membership.snapshot.generation) == (1, -1)
+        assert coordinator.member_id == ""
+        coordinator.reset_generation("a-2")  # and of MEMBER_ID_REQUIRED
+        assert coordinator.member_id == "a-2"
+    finally:
+        membership.close(1.0)
