@@ -13,6 +13,8 @@ from .configs import MISSED_IN, MISSED_LATE, NOT_MISSED, STANDARD
 from .rules import Config, Model, Rule
 from .search import Verdict, search
 
+pytestmark = pytest.mark.timeout(900)  # seconds of wall: a search needs the processor, however busy the machine
+
 AT_LEAST = 300_000
 """Distinct states in all standard configurations together."""
 
