@@ -56,7 +56,7 @@ class SimMembership:
         self._deliver = say
         self._tasks = [loop.create_task(self._run()), loop.create_task(self._beat())]
 
-    def released(self, partitions: Collection[int], incarnation: int) -> None:
+    def released(self, partitions: Collection[int], incarnation: int, generation: int) -> None:
         def note() -> None:
             if not self._is_current(incarnation):
                 return
@@ -246,12 +246,13 @@ class SimMembership:
         joins_again = self.holdings.has_to_join_again(assignment) and not (assignment.quit and self.holdings.leaving)
         while revoked := self.holdings.revoked_by(assignment):
             self._waiting_for = set(revoked)
-            self._deliver(Revoked(incarnation, revoked))
+            self._deliver(Revoked(incarnation, generation, revoked))
             while self._waiting_for & self.holdings.here and self.snapshot.incarnation == incarnation:
                 self._wake.clear()
                 await self._wake.wait()
             if self.snapshot.incarnation != incarnation:
                 return
+        self._waiting_for = set()
         self._must_join = self._must_join or joins_again
         added = self.holdings.apply(generation, assignment)
         self._deliver(

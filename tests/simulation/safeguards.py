@@ -176,7 +176,7 @@ def revoked_is_answered_at_once(patch: Patch) -> None:
     revoke = Engine._revoke
 
     async def answered(self: Engine, event: Revoked) -> None:
-        self.membership.released(event.partitions, event.incarnation)
+        self.membership.released(event.partitions, event.incarnation, event.generation)
         await revoke(self, event)
 
     patch.setattr(Engine, "_revoke", answered)
