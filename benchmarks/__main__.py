@@ -69,6 +69,7 @@ def measure(options: argparse.Namespace, run: Run, console: Console) -> None:
         KafkaBroker(
             durable=True,
             heap_mb=1024,
+            properties={"broker.session.timeout.ms": "30000"},  # a busy machine is no reason to give the only broker up
             progress=lambda what, done, total: status.update(f"{what}: {done // MIB} of {total // MIB} MiB"),
         ) as kafka,
     ):
