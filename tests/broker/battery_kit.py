@@ -95,11 +95,15 @@ class Worker:
 
 
 class Load:
-    """Deposits at a rate, while the test does its worst."""
+    """Deposits at a rate, while the test does its worst: ``count`` of them, or until ``stop``."""
 
     def __init__(self, group: Bank, count: int, keys: int, seed: int, per_second: float) -> None:
+        self._enough = threading.Event()
         self._thread = threading.Thread(
-            target=group.deposit, args=(count, keys, seed), kwargs={"per_second": per_second}, daemon=True
+            target=group.deposit,
+            args=(count, keys, seed),
+            kwargs={"per_second": per_second, "enough": self._enough},
+            daemon=True,
         )
         self._thread.start()
 
@@ -108,8 +112,14 @@ class Load:
         return self._thread.is_alive()
 
     def finish(self, seconds: float = 120.0) -> None:
+        """Wait until all are deposited."""
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "the load could not be produced"
+
+    def stop(self) -> None:
+        """These are enough."""
+        self._enough.set()
+        self.finish()
 
 
 class Bank:
@@ -130,8 +140,16 @@ class Bank:
         admin.create(specs, 30.0)
         admin.close()
 
-    def deposit(self, count: int, keys: int, seed: int, *, per_second: float | None = None) -> None:
-        """Produce deposits, all at once or at a rate."""
+    def deposit(
+        self,
+        count: int,
+        keys: int,
+        seed: int,
+        *,
+        per_second: float | None = None,
+        enough: threading.Event | None = None,
+    ) -> None:
+        """Produce deposits, all at once or at a rate; fewer if ``enough`` is set meanwhile."""
         producer = Producer(
             {
                 "bootstrap.servers": self.bootstrap,
@@ -145,6 +163,9 @@ class Bank:
         )
         began = time.monotonic()
         for number, event in enumerate(bank.events(count, keys, seed)):
+            if enough is not None and enough.is_set():
+                count = number
+                break
             producer.produce(
                 bank.topic_of(self.group),
                 msgspec.json.encode(event),

@@ -37,19 +37,19 @@ def test_frozen_past_its_session(bank_group: Bank, point: str) -> None:
     """Number 3: SIGSTOP until the others have taken over, SIGCONT; one by chance, three in the middle of a commit."""
     seed = seed_of()
     print(f"SEED={seed} point={point!r}")
-    load = threading.Thread(target=bank_group.deposit, args=(EVENTS, KEYS, seed), kwargs={"per_second": 1_500})
     zombie = bank_group.start("zombie", **QUICK, **({"KES_FAULT": point} if point else {}))
     wait_until(lambda: zombie.said("generation"), "the first member is in the group")
     other = bank_group.start("other", **QUICK)
     wait_until(lambda: other.said("new"), "the second member is in the group")
-    load.start()
+    load = bank_group.load(1_000_000, KEYS, seed, 1_000)  # as long as it takes
     bank_group.wait_handled(100)
     if not point:
         zombie.signal(signal.SIGSTOP)
     process = psutil.Process(zombie.process.pid)
     wait_until(lambda: process.status() == psutil.STATUS_STOPPED, "the member freezes")
-    load.join()
-    bank_group.wait_handled(EVENTS)  # the other one has taken over everything, also what the frozen one had begun
+    load.stop()
+    bank_group.deposit(EVENTS // 8, KEYS, seed + 2)
+    bank_group.wait_handled()  # the other one has taken over everything, also what the frozen one had begun
     zombie.signal(signal.SIGCONT)
     wait_until(lambda: not zombie.running or zombie.said("void, joining again"), "the zombie finds out, or ends", 30)
     bank_group.deposit(EVENTS // 4, KEYS, seed + 1)
