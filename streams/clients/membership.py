@@ -118,14 +118,15 @@ class KafkaPythonMembership:
         self._client.start()
         self._client.post(self._run)
 
-    def released(self, partitions: Collection[int], incarnation: int) -> None:
+    def released(self, partitions: Collection[int], incarnation: int, generation: int) -> None:
         """The last transaction on these revoked partitions is settled. Others than the revoked ones are ignored."""
         given = frozenset(partitions)
 
         def note() -> None:
-            given_up = given & self._waiting_for if incarnation == self._snapshot.incarnation else frozenset()
-            self._holdings.released(given_up)
-            self._waiting_for -= given_up
+            now = self._snapshot
+            if (incarnation, generation) == (now.incarnation, now.generation):
+                self._holdings.released(given & self._waiting_for)
+                self._waiting_for -= given
             self._released.notify()
 
         self._client.post(note)
@@ -368,11 +369,12 @@ class KafkaPythonMembership:
         """Wait until all is released (or turns out to be handed over), at most the rebalance timeout.
         ``False``: lost meanwhile."""
         self._waiting_for = set(revoked)
-        self._tell(Revoked(incarnation, revoked))
+        self._tell(Revoked(incarnation, self._snapshot.generation, revoked))
         while fine := self._snapshot.incarnation == incarnation and not self._stopped:
             if not self._waiting_for & self._holdings.here:
                 break
             await self._released(_IDLE_LOOK)
+        self._waiting_for = set()  # what comes late is no answer to another barrier
         return fine
 
     def voided(self, reason: str) -> None:

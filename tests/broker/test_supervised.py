@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -62,7 +63,7 @@ class Supervised:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "streams", "-v", "run", "supervised:make", "--workers", str(workers), "--json",
-                 "--instance-prefix", "w"],
+                 "--instance-prefix", "w", "--max-crashes", "100"],
                 cwd=group.folder,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -90,6 +91,12 @@ class Supervised:
 
     def pids(self) -> dict[str, int]:
         return {line["worker"]: line["pid"] for line in self.said("started")}
+
+    def running(self, worker: str) -> bool:
+        """Whether the last that was said of it is not its end."""
+        said = [line["event"] for line in self.lines if line.get("worker") == worker]
+        started = max((place for place, event in enumerate(said) if event == "started"), default=-1)
+        return started > max((place for place, event in enumerate(said) if event == "exited"), default=-1)
 
     def stop(self) -> int:
         self.process.terminate()
@@ -192,8 +199,8 @@ def under_load(
         target=group.deposit, args=(PER_SECOND * LOAD_SECONDS, KEYS, seed), kwargs={"per_second": PER_SECOND}
     )
     try:
-        wait_until(lambda: len(supervised.said("joined")) >= workers, "all workers are in the group")
-        wait_until(lambda: shares(group) == [bank.PARTITIONS // workers] * workers, "each has its share")
+        wait_until(lambda: len(supervised.said("joining")) >= workers, "all workers are in the group")
+        wait_until(lambda: len(shares(group)) == workers and min(shares(group)) > 0, "each has its share")
         depositing.start()
         wait_until(lambda: readers.flowing(0.0), "outputs of all partitions")
         settled = time.monotonic()
@@ -241,7 +248,27 @@ def test_a_killed_worker_is_not_waited_for(
         print(f"{membership}, {workers} workers, {victims} killed, {static=}, {standbys=}: {gap * 1000:.0f} ms at most")
         print("\n".join(map(str, supervised.said("removed"))))
         assert gap < SESSION_SECONDS, f"seed {seed}: it was waited for: {supervised.log.read_text()}"
-        wait_until(lambda: len(supervised.said("joined")) >= workers + victims, "the killed are back")
+        wait_until(lambda: len(supervised.said("joining")) >= workers + victims, "the killed are back")
+
+
+@pytest.mark.slow
+def test_workers_that_die_again_and_again(group: Bank, readers: Readers) -> None:
+    """Deaths at any moment of a take-over, a join, a move: each is removed, and nothing is lost or doubled."""
+    seed = seed_of()
+    print(f"SEED={seed}")
+    rng = random.Random(seed)
+    with under_load(group, readers, 3, seed, standbys=1) as supervised:
+        for number in range(10):
+            victim = f"w-{rng.randrange(3)}"
+            wait_until(lambda: supervised.running(victim), f"{victim} runs")  # noqa: B023
+            moment = time.monotonic() + rng.uniform(0.0, 1.5)
+            wait_until(lambda: time.monotonic() > moment, "the next kill")  # noqa: B023
+            os.kill(supervised.pids()[victim], signal.SIGKILL)
+            wait_until(lambda: len(supervised.said("exited")) > number, "the supervisor sees the dead")  # noqa: B023
+    removed, deaths = supervised.said("removed"), [line for line in supervised.said("exited") if line["code"]]
+    print(
+        f"{len(deaths)} deaths, {len(removed)} of members that were removed; longest gap {max(readers.gaps(0.0)):.1f} s"
+    )
 
 
 def test_a_frozen_worker_is_not_removed(group: Bank, readers: Readers) -> None:
@@ -258,4 +285,4 @@ def test_a_frozen_worker_is_not_removed(group: Bank, readers: Readers) -> None:
         os.kill(pid, signal.SIGCONT)
         wait_until(lambda: readers.flowing(frozen + 2.0), "the frozen one goes on")
         assert supervised.said("removed") == supervised.said("exited") == []
-        assert len(supervised.said("joined")) == 2, "and is who it was"
+        assert len(supervised.said("joining")) == 2, "and is who it was"

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 60.0
 
 DUMMY = '''
 import json, os, signal, sys, time
@@ -150,6 +150,11 @@ class Kes:
     def first(self, event: str) -> dict[str, Any]:
         """The first status line of this kind, seen already or to come."""
         return next((seen for seen in self.seen if seen["event"] == event), None) or self.until(event)
+
+    def times(self, event: str, worker: str, count: int) -> None:
+        """Wait until it was said so often of this worker, counted from the start."""
+        while sum(seen["event"] == event and seen.get("worker") == worker for seen in self.seen) < count:
+            self.until(event, worker)
 
     def until_ready(self, workers: int) -> dict[str, int]:
         """All workers run; their process ids by name."""

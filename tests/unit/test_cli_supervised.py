@@ -18,7 +18,7 @@ def joined(running: Kes, workers: int) -> dict[str, int]:
     """All workers are in the group, and the supervisor knows; their process ids by name."""
     pids: dict[str, int] = {}
     while len(pids) < workers:
-        seen = running._until(lambda seen: seen["event"] == "joined")
+        seen = running._until(lambda seen: seen["event"] == "joining")
         pids[seen["worker"]] = int(seen["member_id"].removeprefix("member-"))
     return pids
 
@@ -35,7 +35,7 @@ def test_the_survivors_remove_a_member_that_was_killed(kes: Callable[..., Kes], 
     assert removed["worker"] == "w-1"
     assert removed["by"] in ("w-0", "w-2")
     assert removed["after_seconds"] < DEADLINE_SECONDS
-    running.until("ready")
+    running.times("ready", "w-1", 2)
     running.process.terminate()
     assert running.ended() == 0
     assert {seen["member"] for seen in running.seen if seen["event"] == "asked"} == {f"member-{pids['w-1']}"}
@@ -69,7 +69,7 @@ def test_the_frozen_are_not_dead(kes: Callable[..., Kes]) -> None:
     os.kill(pids["w-1"], signal.SIGSTOP)
     os.kill(pids["w-2"], signal.SIGKILL)  # later: when the supervisor has seen this one, it has seen the other
     assert running.until("asked")["member"] == f"member-{pids['w-2']}"
-    running.until("joined", "w-2")
+    running.times("joining", "w-2", 2)
     os.kill(pids["w-1"], signal.SIGCONT)
     running.process.terminate()
     assert running.ended() == 0
@@ -79,9 +79,9 @@ def test_the_frozen_are_not_dead(kes: Callable[..., Kes]) -> None:
 def test_who_left_by_itself_needs_no_removal(kes: Callable[..., Kes]) -> None:
     running = kes("dummy:leaves", "--workers", "3")
     pids = joined(running, 3)
-    running.until("exited", "w-1")
+    running.times("exited", "w-1", 1)
     os.kill(pids["w-2"], signal.SIGKILL)
-    running.until("joined", "w-2")
+    running.times("joining", "w-2", 2)
     running.process.terminate()
     assert running.ended() == 0
     assert {seen["member"] for seen in running.seen if seen["event"] == "asked"} == {f"member-{pids['w-2']}"}
