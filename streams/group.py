@@ -123,6 +123,7 @@ class Revoked(msgspec.Struct, frozen=True):
     """Give these up by a barrier, then call ``Membership.released``. The rebalance waits for that; heartbeats go on."""
 
     incarnation: int
+    generation: int
     partitions: frozenset[int]
 
 
@@ -156,9 +157,10 @@ class Membership(Protocol):
         """Join, and keep the membership. ``deliver`` is called on the membership's own thread and must not block."""
         ...
 
-    def released(self, partitions: Collection[int], incarnation: int) -> None:
+    def released(self, partitions: Collection[int], incarnation: int, generation: int) -> None:
         """The last transaction on these revoked partitions is settled; nothing will be sent for them any more.
-        ``incarnation``: of the ``Revoked`` that it answers; without effect in another one."""
+        ``incarnation`` and ``generation`` are those of the ``Revoked`` that it answers: to another one it is no
+        answer."""
         ...
 
     def handed_over(self, partition: int, order: Order) -> None:

@@ -112,7 +112,7 @@ class LibrdkafkaMembership:
         self._client.start()
         self._thread.start()
 
-    def released(self, partitions: Collection[int], incarnation: int) -> None:
+    def released(self, partitions: Collection[int], incarnation: int, generation: int) -> None:
         """The last transaction on these revoked partitions is settled. Others than the revoked ones are ignored."""
         with self._changed:
             self._waiting_for -= set(partitions if incarnation == self._snapshot.incarnation else ())
@@ -377,7 +377,7 @@ class LibrdkafkaMembership:
         incarnation, deadline = self._snapshot.incarnation, time.monotonic() + self._rebalance_seconds
         with self._changed:
             self._waiting_for = set(revoked)
-        self._tell(Revoked(incarnation, revoked))
+        self._tell(Revoked(incarnation, self._snapshot.generation, revoked))
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or not self._waiting_for, _LOOK_SECONDS)

@@ -253,7 +253,7 @@ class Engine:
                     case Assigned() if event.incarnation >= self.incarnation:
                         self._on_assigned(event)
                     case Revoked() if event.incarnation == self.incarnation:
-                        self.spawn(partial(self._revoke, event))
+                        self._on_revoked(event)
                     case _:
                         _log.debug("said before the membership was lost, void now: %r", event)
             await self._heard.wait()
@@ -276,14 +276,19 @@ class Engine:
         self.partitions.void_all(event.reason)
         self.incarnation = event.incarnation
 
-    async def _revoke(self, event: Revoked) -> None:
+    def _on_revoked(self, event: Revoked) -> None:
         self.moves.revoked(event.partitions)
+        # These, and not those that a later plan may bring: it may be heard before the task begins.
         workers = [self.workers[partition] for partition in event.partitions if partition in self.workers]
+        self.spawn(partial(self._revoke, event, workers))
+
+    async def _revoke(self, event: Revoked, workers: list[PartitionWorker]) -> None:
         async with anyio.create_task_group() as giving_up:
             for worker in workers:
                 giving_up.start_soon(self.partitions.give_up, worker)
         if event.incarnation == self.incarnation:
-            self.membership.released(event.partitions, event.incarnation)
+            self.membership.released(event.partitions, event.incarnation, event.generation)
+            self.moves.look_again(event.partitions)
 
     # -- small services ------------------------------------------------------------------------------------------------
 

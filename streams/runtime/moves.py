@@ -75,8 +75,7 @@ class Moves:
         self._quit = plan.quit
         new = {partition: order for partition, order in event.releasing.items() if self._is_new(partition, order)}
         self._releasing = event.releasing
-        gone = {number for number, order in event.releasing.items() if self._handed_over.get(number) == order}
-        missing = self.owned - gone - self._engine.partitions.workers.keys()
+        missing = self.owned - self._gone() - self._engine.partitions.workers.keys()
         self.copies.keep(plan.standby | plan.preparing | event.incoming.keys() | missing)
         self._engine.partitions.bring_up(missing)
         if new:
@@ -85,6 +84,10 @@ class Moves:
             self._copy_changed(partition)  # the marker may have been there before the plan
         self._report()
 
+    def _gone(self) -> frozenset[int]:
+        """What was handed over, although the plan was made before that was known."""
+        return frozenset(n for n, order in self._releasing.items() if self._handed_over.get(n) == order)
+
     def _is_new(self, partition: int, order: Order) -> bool:
         return order not in (self._releasing.get(partition), self._handed_over.get(partition))
 
@@ -92,6 +95,13 @@ class Moves:
         """Not ours any more, and not awaited either."""
         self.owned -= frozenset(partitions)
         self._incoming = {number: since for number, since in self._incoming.items() if number not in partitions}
+
+    def look_again(self, partitions: Collection[int]) -> None:
+        """These are given up now. A later plan may have given some back while that was under way."""
+        if self._engine.accepting:
+            self._engine.partitions.bring_up(self.owned & frozenset(partitions) - self._gone())
+            for partition in partitions:
+                self._copy_changed(partition)
 
     def lost(self) -> None:
         """The membership is lost: nothing is ours, and nothing is under way. Copies hold what is committed: they

@@ -74,6 +74,7 @@ class PartitionWorker:
         self.watermark = -1
         self.inbox = Inbox(engine.config, engine.input, partition)
         self.started_at: int | None = None  # where it began without any committed offset
+        self.replaced_by: PartitionWorker | None = None  # after a restart
         self.known_failures: dict[int, tuple[int, BaseException]] = {}
         self.met_failures: dict[int, tuple[int, BaseException]] = {}  # known ones that were met, for the next restart
         self.dead_lettered: set[int] = set()

@@ -118,7 +118,8 @@ class Partitions:
 
     async def give_up(self, worker: PartitionWorker) -> None:
         """The barrier: let the running event end, commit what is complete, let the store go."""
-        worker = self.workers.get(worker.partition, worker)  # a restart may have put another one in its place meanwhile
+        while worker.replaced_by is not None:  # by a restart
+            worker = worker.replaced_by
         if worker.state is _S.DRAINING:  # by stop, and now by the group too
             await worker.gone.wait()
         if worker.state in (_S.RELEASED, _S.VOID):
@@ -250,7 +251,7 @@ class Partitions:
         worker.drop_store()
         fresh = self._new_worker(worker.partition)
         worker.state = worker.state.to(_S.VOID)
-        self.workers[worker.partition] = fresh
+        self.workers[worker.partition] = worker.replaced_by = fresh
         fresh.known_failures = known
         fresh.started_at = worker.started_at
         await self._engine.takeovers.take_over([fresh])

@@ -311,9 +311,9 @@ class _FaultyMembership:
     def start(self, deliver: Callable[[GroupEvent], None]) -> None:
         self._real.start(deliver)
 
-    def released(self, partitions: Collection[int], incarnation: int) -> None:
+    def released(self, partitions: Collection[int], incarnation: int, generation: int) -> None:
         self._hit("revoke.before")
-        self._real.released(partitions, incarnation)
+        self._real.released(partitions, incarnation, generation)
         self._hit("revoke.after")
 
     def handed_over(self, partition: int, order: Order) -> None:

@@ -37,7 +37,9 @@ class Seat:
 
     def _hear(self, event: GroupEvent) -> None:
         if isinstance(event, Revoked) and self.release:
-            self.membership.released(event.partitions, self.membership.snapshot.incarnation)
+            self.membership.released(
+                event.partitions, self.membership.snapshot.incarnation, self.membership.snapshot.generation
+            )
         with self.changed:
             self.heard.append((event, self.membership.snapshot))
             self.changed.notify_all()

@@ -264,7 +264,9 @@ def test_evicted_within_a_barrier_and_back_with_nothing_of_before(desk: Desk) ->
     assert other.take_over.remove_member(old.member_id, None, soon())
     assert commits.commit(old.metadata) == "UNKNOWN_MEMBER_ID"
     if desk.kind == "broker":  # which tells only after the callback
-        evicted.membership.released(revoked.partitions, evicted.membership.snapshot.incarnation)
+        evicted.membership.released(
+            revoked.partitions, evicted.membership.snapshot.incarnation, evicted.membership.snapshot.generation
+        )
     lost = evicted.lost()
     since = evicted.events.index(lost) + 1
     evicted.wait(lambda event: isinstance(event, Assigned) and bool(event.owned), since)

@@ -60,10 +60,12 @@ def test_what_is_revoked_is_assigned_only_after_its_release(table: Table) -> Non
     time.sleep(1.0)  # a time in which a wrong assignment could come
     assert not any(event.owned for event in second.assigned())
     some = frozenset(list(revoked.partitions)[:2])
-    first.membership.released(some, first.membership.snapshot.incarnation)
+    first.membership.released(some, first.membership.snapshot.incarnation, first.membership.snapshot.generation)
     time.sleep(0.5)
     assert not any(event.owned for event in second.assigned())
-    first.membership.released(revoked.partitions - some, first.membership.snapshot.incarnation)
+    first.membership.released(
+        revoked.partitions - some, first.membership.snapshot.incarnation, first.membership.snapshot.generation
+    )
     assert second.owning(PARTITIONS // 2).owned == revoked.partitions
 
 
@@ -105,7 +107,9 @@ def test_a_member_that_closes_while_it_joins_holds_up_nobody(table: Table) -> No
     third = table.seat("c")
     until(lambda: third.membership._coordinator is not None and third.membership._coordinator.member_id != "", "no id")
     third.membership.close(5.0)
-    busy.membership.released(revoked.partitions, busy.membership.snapshot.incarnation)
+    busy.membership.released(
+        revoked.partitions, busy.membership.snapshot.incarnation, busy.membership.snapshot.generation
+    )
     busy.wait(
         lambda event: isinstance(event, Assigned) and event.assignment.members == ("a", "b") and len(event.owned) == 5
     )
@@ -121,7 +125,7 @@ def test_nothing_is_left_of_a_closed_member(table: Table) -> None:
     assert seat.membership.snapshot.metadata is None
     heard = len(seat.events)
     seat.membership.leave()
-    seat.membership.released([1], seat.membership.snapshot.incarnation)
+    seat.membership.released([1], seat.membership.snapshot.incarnation, seat.membership.snapshot.generation)
     assert len(seat.events) == heard
 
 

@@ -101,9 +101,11 @@ def test_what_is_revoked_is_assigned_only_after_its_release(desk: Desk, transact
         time.sleep(0.1)
     assert not any(event.owned for event in second.assigned())
     some = frozenset(list(revoked.partitions)[:2])
-    first.membership.released(some, first.membership.snapshot.incarnation)
+    first.membership.released(some, first.membership.snapshot.incarnation, first.membership.snapshot.generation)
     stays(lambda: not any(event.owned for event in second.assigned()), 0.5, "assigned before all was released")
-    first.membership.released(revoked.partitions - some, first.membership.snapshot.incarnation)
+    first.membership.released(
+        revoked.partitions - some, first.membership.snapshot.incarnation, first.membership.snapshot.generation
+    )
     assert second.owning(PARTITIONS // 2).owned == revoked.partitions
     assert not first.heard_of(Lost)
 
@@ -134,7 +136,9 @@ def test_a_leaving_member_keeps_everything_until_its_release(desk: Desk) -> None
         lambda: not any(event.added for event in other.assigned() if event in other.events[before:]), 1.0, "too early"
     )
     assert isinstance(revoked, Revoked)
-    leaves.membership.released(revoked.partitions, leaves.membership.snapshot.incarnation)
+    leaves.membership.released(
+        revoked.partitions, leaves.membership.snapshot.incarnation, leaves.membership.snapshot.generation
+    )
     other.owning(PARTITIONS, before)
 
 
@@ -157,7 +161,7 @@ def test_nothing_is_left_of_a_closed_member(desk: Desk) -> None:
     assert seat.membership.snapshot.metadata is None
     heard = len(seat.events)
     seat.membership.leave()
-    seat.membership.released([1], seat.membership.snapshot.incarnation)
+    seat.membership.released([1], seat.membership.snapshot.incarnation, seat.membership.snapshot.generation)
     assert len(seat.events) == heard
 
 

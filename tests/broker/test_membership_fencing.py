@@ -81,7 +81,9 @@ def test_commits_go_on_during_the_barrier(table: Table, transactor: Transactor) 
     assert first.membership.snapshot.generation == generation + 1
     for _ in range(5):
         assert transactor.commit(metadata(first), partition=min(revoked.partitions)) == "ok"
-    first.membership.released(revoked.partitions, first.membership.snapshot.incarnation)
+    first.membership.released(
+        revoked.partitions, first.membership.snapshot.incarnation, first.membership.snapshot.generation
+    )
 
 
 def test_heartbeats_go_on_during_a_barrier_longer_than_the_session(table: Table, transactor: Transactor) -> None:
@@ -92,7 +94,9 @@ def test_heartbeats_go_on_during_a_barrier_longer_than_the_session(table: Table,
     assert isinstance(revoked, Revoked)
     time.sleep(3.0)
     assert transactor.commit(metadata(first)) == "ok"
-    first.membership.released(revoked.partitions, first.membership.snapshot.incarnation)
+    first.membership.released(
+        revoked.partitions, first.membership.snapshot.incarnation, first.membership.snapshot.generation
+    )
     second.owning(PARTITIONS // 2)
     assert not first.heard_of(Lost)
 

@@ -58,7 +58,7 @@ class SimMembership:
 
     def released(self, partitions: Collection[int], incarnation: int, generation: int) -> None:
         def note() -> None:
-            if not self._is_current(incarnation):
+            if not self._is_current(incarnation) or not self._is_answer(generation):
                 return
             given_up = frozenset(partitions) & self._waiting_for
             self.holdings.released(given_up)
@@ -115,6 +115,13 @@ class SimMembership:
 
     def _is_current(self, incarnation: int) -> bool:
         return incarnation == self.snapshot.incarnation
+
+    def _is_answer(self, generation: int) -> bool:
+        """Whether that is what we wait for: an answer may be late, and another barrier may have begun."""
+        return generation == self.snapshot.generation
+
+    def _waits_no_more(self) -> None:
+        self._waiting_for = set()
 
     def _is_told(self) -> bool:
         now, told = self.holdings, self.holdings.told
@@ -252,7 +259,7 @@ class SimMembership:
                 await self._wake.wait()
             if self.snapshot.incarnation != incarnation:
                 return
-        self._waiting_for = set()
+        self._waits_no_more()
         self._must_join = self._must_join or joins_again
         added = self.holdings.apply(generation, assignment)
         self._deliver(

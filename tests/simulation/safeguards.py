@@ -175,9 +175,9 @@ def released_while_another_drain_runs(patch: Patch) -> None:
 def revoked_is_answered_at_once(patch: Patch) -> None:
     revoke = Engine._revoke
 
-    async def answered(self: Engine, event: Revoked) -> None:
+    async def answered(self: Engine, event: Revoked, workers: list[PartitionWorker]) -> None:
         self.membership.released(event.partitions, event.incarnation, event.generation)
-        await revoke(self, event)
+        await revoke(self, event, workers)
 
     patch.setattr(Engine, "_revoke", answered)
 

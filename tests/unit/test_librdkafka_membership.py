@@ -56,7 +56,7 @@ def test_a_new_generation_is_published_between_callbacks_and_within_a_barrier(st
     consumer.is_at(3, "id-1")
     until(lambda: stage.membership.snapshot.generation == 3, "not published while the barrier waits")
     assert "incremental_unassign" not in consumer.calls
-    stage.membership.released([1, 7], stage.membership.snapshot.incarnation)
+    stage.membership.released([1, 7], stage.membership.snapshot.incarnation, stage.membership.snapshot.generation)
     until(lambda: "incremental_unassign" in consumer.calls, "the barrier does not end")
     assert stage.membership.snapshot.incarnation == 0
 
@@ -70,9 +70,9 @@ def test_a_release_of_an_incarnation_before_has_no_effect(stages: Stages) -> Non
     stage.wait(Assigned, since=2)
     consumer.call_back("on_revoke", 1)
     stage.wait(Revoked)
-    stage.membership.released([1], 0)
+    stage.membership.released([1], 0, stage.membership.snapshot.generation)
     stays(lambda: consumer.calls.count("incremental_unassign") == 1, 0.1, "the barrier ended")
-    stage.membership.released([1], 1)
+    stage.membership.released([1], 1, stage.membership.snapshot.generation)
     until(lambda: consumer.calls.count("incremental_unassign") == 2, "the barrier does not end")
 
 
@@ -143,7 +143,7 @@ def test_a_member_of_an_eager_strategy_gives_up_everything_and_takes_the_new_lis
     consumer = stage.joined(0, 1)
     consumer.call_back("on_revoke", 0, 1)
     assert stage.wait(Revoked).partitions == frozenset({0, 1})
-    stage.membership.released([0, 1], stage.membership.snapshot.incarnation)
+    stage.membership.released([0, 1], stage.membership.snapshot.incarnation, stage.membership.snapshot.generation)
     until(lambda: consumer.calls == ["assign", "unassign"], f"it calls {consumer.calls}")
     consumer.is_at(2, "id-1")
     consumer.call_back("on_assign", 1)
@@ -166,7 +166,7 @@ def test_leaving(stages: Stages) -> None:
     until(lambda: "unsubscribe" in consumer.calls, "it does not unsubscribe")
     consumer.call_back("on_revoke", 0, 1)
     stage.wait(Revoked)
-    stage.membership.released([0, 1], stage.membership.snapshot.incarnation)
+    stage.membership.released([0, 1], stage.membership.snapshot.incarnation, stage.membership.snapshot.generation)
     event = stage.wait(Assigned, since=1)
     assert (event.owned, event.assignment.quit) == (frozenset(), True)
     assert stage.membership.snapshot.metadata is None
