@@ -228,6 +228,11 @@ def calls_of_a_lost_membership_count(patch: Patch) -> None:
     patch.setattr(membership.SimMembership, "_is_current", lambda self, incarnation: True)
 
 
+def late_answers_end_other_barriers(patch: Patch) -> None:
+    patch.setattr(membership.SimMembership, "_is_answer", lambda self, generation: True)
+    patch.setattr(membership.SimMembership, "_waits_no_more", lambda self: None)
+
+
 def copies_that_others_write_to_are_judged(patch: Patch) -> None:
     patch.setattr(StateCopies, "written_at", lambda self, partition: -1)
     patch.setattr(Engine, "is_current", property(lambda self: True))
@@ -248,6 +253,7 @@ MOVE_SAFEGUARDS: Mapping[str, Safeguard] = {
         Safeguard("donor", handed_over_before_it_is_committed, ("unclear_moves", "struck_moves")),
         Safeguard("donor", foreign_records_answer_a_look_up, ("overtaken",)),
         Safeguard("R5", calls_of_a_lost_membership_count, ("laggards",)),
+        Safeguard("section 8", late_answers_end_other_barriers, ("laggards",)),
         Safeguard("copies", standbys_are_promoted_as_they_are, ("slow_restores", "evictions")),
         Safeguard("copies", the_tails_epoch_is_not_looked_at, ("storm", "refused_under_way", "everything")),
         Safeguard("copies", lost_stores_are_kept_as_copies, ("forgets", "evictions")),
