@@ -88,12 +88,14 @@ class Group:
         workers = psutil.Process(self.members["supervisor"].pid).children()
         names = {int(name.rpartition(".")[2]): name for name in self.traces.fresh()}
         victim = min((one for one in workers if one.pid in names), key=lambda one: names[one.pid])
+        self.traces.dead.add(names[victim.pid])
         os.kill(victim.pid, signal.SIGKILL)
 
     def kill(self, instance: str) -> None:
         """kill -9."""
-        self.members[instance].send(signal.SIGKILL)
-        del self.members[instance]
+        child = self.members.pop(instance)
+        self.traces.dead.add(f"{instance}.{child.pid}")
+        child.send(signal.SIGKILL)
 
     def signal(self, instance: str, number: signal.Signals) -> None:
         """Send a signal."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import tempfile
 import time
@@ -95,6 +96,7 @@ def play(cluster: Cluster, name: str, round_: int, rate: int, keep: Path | None 
         folder = Path(temporary)
         if keep is not None:
             folder = keep / f"{name}-{round_}"
-            folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
         with Group(cluster, folder, round_, rate, scenario.options) as group:
             return group.run(scenario.prepare, scenario.happen)

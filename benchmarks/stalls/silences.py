@@ -37,10 +37,11 @@ def by_partition(seen: Sequence[Seen]) -> dict[int, list[Seen]]:
     return found
 
 
-def longest(outputs: Sequence[Seen], window: Window) -> tuple[Seen, Seen] | None:
-    """The neighbours with the longest silence between them that ended in the window."""
-    within = [(a, b) for a, b in pairwise(outputs) if window.since <= b.arrived <= window.until]
-    return max(within, key=lambda pair: pair[1].arrived - pair[0].arrived, default=None)
+def longest(outputs: Sequence[Seen], window: Window) -> float | None:
+    """The longest silence in the window, in seconds; one that had begun before counts as a whole, one that goes on
+    afterwards up to the end of the window."""
+    within = [(a, b) for a, b in pairwise(outputs) if b.arrived >= window.since and a.arrived <= window.until]
+    return max((min(b.arrived, window.until) - a.arrived for a, b in within), default=None)
 
 
 def changes(outputs: Sequence[Seen], window: Window) -> list[tuple[Seen, Seen]]:
@@ -52,13 +53,13 @@ def silences(seen: Sequence[Seen], window: Window, traces: Traces) -> list[Silen
     """The longest silence of every partition in the window."""
     found = []
     for partition, outputs in sorted(by_partition(seen).items()):
-        pair = longest(outputs, window)
-        if pair is None:
+        seconds = longest(outputs, window)
+        if seconds is None:
             continue
         moved = changes(outputs, window)
         worst = max(moved, key=lambda pair: pair[1].arrived - pair[0].arrived, default=None)
         chain = {} if worst is None else chain_of(*worst, window, traces)
-        found.append(Silence(partition, _ms(pair[1].arrived - pair[0].arrived), len(moved), chain))
+        found.append(Silence(partition, _ms(seconds), len(moved), chain))
     return found
 
 

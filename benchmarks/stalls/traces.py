@@ -20,6 +20,8 @@ class Traces:
 
     def __init__(self, folder: Path) -> None:
         self.lines: dict[str, list[Line]] = {}
+        self.dead: set[str] = set()
+        """Processes that were killed: what they said last does not hold any more."""
         self._folder = folder
         self._read: dict[Path, int] = {}
         self._decode = msgspec.json.Decoder(Line).decode
@@ -39,7 +41,11 @@ class Traces:
         self.refresh()
         last = {name: _last_status(lines) for name, lines in self.lines.items()}
         since = time.time() - FRESH_SECONDS
-        return {name: status for name, status in last.items() if status is not None and status.at > since}
+        return {
+            name: status
+            for name, status in last.items()
+            if status is not None and status.at > since and name not in self.dead
+        }
 
     def generation(self) -> int:
         """The newest that any of them has heard of."""
@@ -84,4 +90,5 @@ def is_settled(standing: Collection[Status], members: int, standbys: int) -> boo
     active = {partition for status in standing for partition in status.active}
     if sum(owned) != PARTITIONS or len(active) != PARTITIONS or max(owned) - min(owned) > 1:
         return False
-    return sum(len(status.ready) for status in standing) == PARTITIONS * min(standbys, members - 1)
+    copies = [partition for status in standing for partition in status.ready]  # a move may leave one more behind
+    return all(copies.count(partition) >= min(standbys, members - 1) for partition in active)

@@ -167,13 +167,14 @@ def seen(times: list[tuple[float, str]], partition: int = 0) -> list[Seen]:
     return [Seen(at, partition, n + 1, at, at, by) for n, (at, by) in enumerate(times)]
 
 
-def test_a_silence_counts_where_it_ends_and_moves_are_changes_of_the_writer(tmp_path: Path) -> None:
+def test_a_silence_counts_as_far_as_it_was_watched_and_moves_are_changes_of_the_writer(tmp_path: Path) -> None:
     heard = seen([(0.0, "a.1"), (0.9, "a.1"), (1.1, "a.1"), (1.5, "b.2"), (1.7, "a.1"), (3.0, "a.1")])
     heard += seen([(1.0, "a.1"), (1.2, "a.1"), (1.3, "a.1")], partition=3)
     found = silences(heard, Window(1.0, 2.0), Traces(tmp_path))
     assert [(one.partition, one.milliseconds, one.moves) for one in found] == [(0, 400.0, 2), (3, 200.0, 0)]
     assert longest(heard[:6], Window(5.0, 6.0)) is None
     assert silences(heard, Window(2.5, 3.5), Traces(tmp_path))[0].milliseconds == 1300.0
+    assert silences(heard, Window(1.0, 2.5), Traces(tmp_path))[0].milliseconds == 800.0, "as far as it was watched"
 
 
 def write(folder: Path, name: str, *lines: Status | Measured | Note) -> None:
@@ -229,6 +230,7 @@ def test_a_group_has_settled_when_all_is_shared_and_warm() -> None:
     low, high = range(5), range(5, 10)
     assert is_settled([status(low), status(high)], 2, 0)
     assert is_settled([status(low, high), status(high, low)], 2, 1)
+    assert is_settled([status(low, range(4, 10)), status(high, low)], 2, 1), "one copy too many"
     assert is_settled([status(range(10))], 1, 1), "nobody is there to keep copies"
     assert not is_settled([status(low), status(high)], 2, 1), "no copies"
     assert not is_settled([status(low), status(high)], 3, 0), "one is missing"
