@@ -23,6 +23,11 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
     configs: dict[str, str] = {}
 
 
+def missing(name: str) -> str:
+    """How it is said that a topic is not there."""
+    return f"topic {name} does not exist"
+
+
 def changelog_name(group_id: str, topic: str) -> str:
     """The compacted topic of a source's state changes and input offsets."""
     return f"{group_id}.{topic}.changelog"

@@ -26,7 +26,7 @@ from streams.clients.connection import ConnectionLog
 from streams.clients.settings import ClientSettings, build
 from streams.clients.translate import NO_ANSWER, NO_SUCH_TOPIC, error_of, request_failed
 from streams.errors import TopicError
-from streams.topics import TopicSpec
+from streams.topics import TopicSpec, missing
 
 logger = logging.getLogger(__name__)
 
@@ -352,7 +352,7 @@ def all_led(topic: Any) -> bool:
 def differences(spec: TopicSpec, found: TopicDescription | None) -> list[str]:
     """How a topic differs from what it must be, one sentence each. Of its settings only ``spec.configs`` count."""
     if found is None:
-        return [f"topic {spec.name} does not exist"]
+        return [missing(spec.name)]
     sentences = []
     if found.partitions != spec.partitions:
         sentences.append(f"topic {spec.name} has {found.partitions} partitions, settings say {spec.partitions}")

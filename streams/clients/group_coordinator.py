@@ -97,7 +97,9 @@ class GroupCoordinator(BaseCoordinator):
     def _process_join_group_response(self, response: Any, send_time: float) -> Any:
         before = self._generation.generation_id
         answer = super()._process_join_group_response(response, send_time)
-        if 0 <= self._generation.generation_id < before:  # the coordinator went back in time, and so did its numbers
+        if (
+            0 <= self._generation.generation_id <= before
+        ):  # a coordinator that went back in time: each of our joins is new
             self.reset_generation(self._generation.member_id)
             raise kafka_errors.UnknownMemberIdError()
         # Before SyncGroup: from this answer on the broker refuses the old generation and takes the new one.

@@ -116,7 +116,7 @@ class KafkaPythonClient:
             "client_id": client_id,
             "proxy_url": "direct://",
             "reconnect_backoff_max_ms": 1000,  # the default of 30 s would outlast most outages
-            "socket_connection_setup_timeout_ms": 5000,
+            "socket_connection_setup_timeout_ms": 2000,  # a frozen broker in the list costs each new client as much
             "socket_connection_setup_timeout_max_ms": 5000,
             "request_timeout_ms": REQUEST_TIMEOUT_MS,
             "receive_message_max_bytes": 100_000_000,  # lists of transactions of large clusters

@@ -123,8 +123,7 @@ class KafkaPythonMembership:
         given = frozenset(partitions)
 
         def note() -> None:
-            now = self._snapshot
-            if (incarnation, generation) == (now.incarnation, now.generation):
+            if (incarnation, generation) == (self._snapshot.incarnation, self._snapshot.generation):
                 self._holdings.released(given & self._waiting_for)
                 self._waiting_for -= given
             self._released.notify()
@@ -366,8 +365,7 @@ class KafkaPythonMembership:
             self._end(group_coordinator.not_understood(self._group_id, error))
 
     async def _barrier(self, incarnation: int, revoked: frozenset[int]) -> bool:
-        """Wait until all is released (or turns out to be handed over), at most the rebalance timeout.
-        ``False``: lost meanwhile."""
+        """Wait until all is released, or handed over, at most the rebalance timeout. ``False``: lost meanwhile."""
         self._waiting_for = set(revoked)
         self._tell(Revoked(incarnation, self._snapshot.generation, revoked))
         while fine := self._snapshot.incarnation == incarnation and not self._stopped:

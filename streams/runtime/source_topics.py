@@ -12,7 +12,7 @@ import anyio
 from streams.config import EventSourceConfig
 from streams.errors import BrokerUnavailable, TopicError
 from streams.runtime.ports import Connections, Topics
-from streams.topics import TopicSpec
+from streams.topics import TopicSpec, missing
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +64,9 @@ async def create_and_verify(config: EventSourceConfig, connections: Connections)
     def work(topics: Topics, wanted: Sequence[TopicSpec]) -> list[str]:
         created = topics.create(wanted, REQUEST_SECONDS)
         differences = topics.differences(wanted)
+        unheard_of = {missing(spec.name) for spec in wanted}.intersection(differences)
+        if unheard_of:  # they are there since a moment ago, but the broker that was asked has not heard of it
+            raise BrokerUnavailable("; ".join(sorted(unheard_of)))
         if differences:
             raise TopicError("; ".join(differences))
         return created
