@@ -13,7 +13,7 @@ from benchmarks.stalls.silences import Silence
 
 def in_short(stall: Stall) -> str:
     """One line about one thing that happened."""
-    moved, kept = milliseconds([stall], _moved), milliseconds([stall], _kept)
+    moved, kept = at_moves([stall]), milliseconds([stall], _kept)
     told = [
         f"{len(times)} {name} up to {max(times):,.0f} ms" for name, times in (("moved", moved), ("kept", kept)) if times
     ]
@@ -28,6 +28,11 @@ def milliseconds(stalls: Sequence[Stall], which: Callable[[Silence], bool]) -> l
     return sorted(silence.milliseconds for stall in stalls for silence in stall.silences if which(silence))
 
 
+def at_moves(stalls: Sequence[Stall]) -> list[float]:
+    """The longest silence at a change of the writer, of each partition that moved, in order of size."""
+    return sorted(silence.at_move for stall in stalls for silence in stall.silences if silence.moves)
+
+
 def chain_medians(stalls: Sequence[Stall]) -> dict[str, float]:
     """The median of each step of all moves, in the order of the steps."""
     steps: dict[str, list[float]] = {}
@@ -39,10 +44,12 @@ def chain_medians(stalls: Sequence[Stall]) -> dict[str, float]:
 
 
 def stall_table(stalls: Sequence[Stall]) -> Table:
-    """By what happened: silences of partitions that moved and of those that did not, over all rounds."""
+    """By what happened: silences at the moves themselves, then the longest ones in the whole time that was watched, of
+    partitions that moved and of those that did not; over all rounds."""
     table = Table(title="Longest silence of an output partition for a reader, ms", title_justify="left")
     table.add_column("what happened")
-    for name in ("moved", "median", "worst", "kept: median", "worst", "generations", "refused", "load", "rounds"):
+    columns = ("moved", "at the move", "worst", "any time", "worst", "kept", "worst", "generations", "refused", "load")
+    for name in (*columns, "rounds"):
         table.add_column(name, justify="right")
     for what in dict.fromkeys(stall.what for stall in stalls):
         mine = [stall for stall in stalls if stall.what == what]
@@ -50,6 +57,7 @@ def stall_table(stalls: Sequence[Stall]) -> Table:
         table.add_row(
             what,
             _spread([sum(map(_moved, stall.silences)) for stall in mine]),
+            *_median_and_worst(at_moves(mine)),
             *_median_and_worst(moved),
             *_median_and_worst(kept),
             _spread([stall.generations for stall in mine]),

@@ -13,12 +13,13 @@ from benchmarks.stalls.workload import Seen
 
 
 class Silence(msgspec.Struct, frozen=True):
-    """The longest time without an output of one partition. ``moves``: how often its writer changed meanwhile.
-    ``chain``: where the milliseconds of its (longest) move went, in order; empty if it did not move."""
+    """The longest time without an output of one partition. ``moves``: how often its writer changed meanwhile;
+    ``at_move``: the longest silence at such a change, in milliseconds; ``chain``: where they went, in order."""
 
     partition: int
     milliseconds: float
     moves: int
+    at_move: float = 0.0
     chain: dict[str, float] = {}
 
 
@@ -58,8 +59,11 @@ def silences(seen: Sequence[Seen], window: Window, traces: Traces) -> list[Silen
             continue
         moved = changes(outputs, window)
         worst = max(moved, key=lambda pair: pair[1].arrived - pair[0].arrived, default=None)
-        chain = {} if worst is None else chain_of(*worst, window, traces)
-        found.append(Silence(partition, _ms(seconds), len(moved), chain))
+        if worst is None:
+            found.append(Silence(partition, _ms(seconds), 0))
+        else:
+            at_move = _ms(worst[1].arrived - worst[0].arrived)
+            found.append(Silence(partition, _ms(seconds), len(moved), at_move, chain_of(*worst, window, traces)))
     return found
 
 

@@ -190,6 +190,7 @@ def test_the_chain_of_a_move_adds_up_to_its_silence(tmp_path: Path) -> None:
     traces = Traces(tmp_path)
     traces.refresh()
     (move,) = silences(seen([(10.02, "a.1"), (10.2, "b.2")]), Window(9.0, 11.0), traces)
+    assert move.at_move == 180.0
     assert move.chain == {"marker committed": 50.0, "started": 20.0, "first event": 10.0, "seen by the reader": 70.0}
     assert sum(move.chain.values()) == pytest.approx(150)  # from the end of the intake, at 10.05
 
@@ -268,7 +269,10 @@ def test_the_ledger_sees_every_fault(fault: str) -> None:
 
 def test_stalls_are_summed_up_over_rounds() -> None:
     def stall(round_: int, *times: tuple[float, int], fault: str = "") -> Stall:
-        found = [Silence(n, ms, moves, {"started": ms} if moves else {}) for n, (ms, moves) in enumerate(times)]
+        found = [
+            Silence(n, ms, moves, ms - 1 if moves else 0, {"started": ms} if moves else {})
+            for n, (ms, moves) in enumerate(times)
+        ]
         return Stall("join", round_, Window(0, 1), 2 + round_, round_, found, 3.0, fault)
 
     stalls = [stall(0, (100, 1), (7, 0)), stall(1, (300, 1), (9, 0)), stall(2, (200, 2), (8, 0), fault="lost one")]
@@ -281,6 +285,8 @@ def test_stalls_are_summed_up_over_rounds() -> None:
     assert [cell.strip() for cell in row.strip("│").split("│")] == [
         "join",
         "1",
+        "199",
+        "299",
         "200",
         "300",
         "8",
@@ -290,7 +296,7 @@ def test_stalls_are_summed_up_over_rounds() -> None:
         "3",
         "3",
     ]
-    assert "1 moved up to 100 ms" in in_short(stalls[0])
+    assert "1 moved up to 99 ms" in in_short(stalls[0])
 
 
 def test_what_is_to_be_restored_is_the_same_for_a_seed() -> None:
