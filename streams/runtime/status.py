@@ -73,6 +73,7 @@ class Status:
                 try:
                     await self._worker.call(self._publish, notes)
                 except BrokerUnavailable as error:
+                    self._told.clear()  # all of it again, when somebody listens
                     _log.debug("the status is not told: %s", error)
                 except StreamsError as error:
                     _log.info("no status is published for `kes group`: %s", error)
@@ -119,6 +120,8 @@ class Status:
         assert self._board is not None
         try:
             self._board.remove(self._engine.config.instance_id, 1.0)
+        except StreamsError as error:
+            _log.debug("the status notes stay: %s", error)
         finally:
             self._board.close()
 

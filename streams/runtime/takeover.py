@@ -85,6 +85,7 @@ class TakeOvers:
         fenced_at = now()
         # Beside the barrier, not before the fence: until then somebody may still have read further.
         about_source = asyncio.ensure_future(self._ask_source(numbers))
+        about_source.add_done_callback(lambda done: done.cancelled() or done.exception())  # also when the barrier fails
         try:
             group_offsets = await ask(engine.takeover_client.stable_offsets, numbers, now() + STEP_SECONDS)
             changelog = await ask(engine.takeover_client.log_range, config.changelog, numbers, now() + STEP_SECONDS)
