@@ -158,6 +158,7 @@ def _member(described: Any, static_id: str | None) -> Member:
 _FATAL: Final = (
     KafkaError.FENCED_INSTANCE_ID,
     KafkaError.UNRELEASED_INSTANCE_ID,
+    KafkaError.GROUP_ID_NOT_FOUND,
     KafkaError.UNSUPPORTED_ASSIGNOR,
     KafkaError.UNSUPPORTED_VERSION,
     KafkaError._UNSUPPORTED_FEATURE,

@@ -274,20 +274,17 @@ class LibrdkafkaMembership:
 
     def _look_for_rivals(self, now: float) -> None:
         """Two processes of one name that joined at the same moment did not see each other before."""
-        self._rivals_at = float("inf")
+        self._rivals_at = now + _RIVAL_LOOK
         try:
             roster = self._take_over.roster(now + _RIVAL_LOOK)
         except StreamsError:
-            self._rivals_at = now + _RIVAL_LOOK
             return
         own = self._snapshot.member_id
         self._others = roster.instances - {self._instance}
         rivals = [] if self._static or not own else roster.rivals(self._instance, own)
         if not rivals:
-            self._rival_since = -1.0
-            return
-        self._rivals_at = now + _RIVAL_LOOK
-        if self._rival_for(now) > self._patience and own > min(rival.member_id for rival in rivals):
+            self._rival_since, self._rivals_at = -1.0, float("inf")
+        elif self._rival_for(now) > self._patience and own > min(rival.member_id for rival in rivals):
             raise self._taken()
 
     def _rival_for(self, now: float) -> float:
@@ -404,13 +401,16 @@ class LibrdkafkaMembership:
 
     def _on_fatal(self, term: Term, error: KafkaError) -> None:
         """librdkafka will not go on with this Consumer."""
-        unreleased = name_of(error) == "UNRELEASED_INSTANCE_ID"
-        if unreleased and self._rival_for(time.monotonic()) < self._patience:  # a killed predecessor expires
+        name = name_of(error)
+        if name == "GROUP_ID_NOT_FOUND":  # the coordinator lost its memory: a loss like any other, to be joined anew
+            self._void("the coordinator does not know the group any more")
+        unreleased = name == "UNRELEASED_INSTANCE_ID" and self._rival_for(time.monotonic()) < self._patience
+        if unreleased or name == "GROUP_ID_NOT_FOUND":  # a killed predecessor of our static name expires
             term.over = True
             self._pause(_PAUSE)
             return
-        failure = explained(name_of(error), error.str(), self._group_id, self._instance)
-        raise failure or MembershipFatal(f"group {self._group_id}: {name_of(error)}: {error.str()}")
+        failure = explained(name, error.str(), self._group_id, self._instance)
+        raise failure or MembershipFatal(f"group {self._group_id}: {name}: {error.str()}")
 
     # ------------------------------------------------------------------ the thread: small parts
 

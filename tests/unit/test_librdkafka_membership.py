@@ -225,6 +225,21 @@ def test_a_fatal_error_is_told_after_the_loss(stages: Stages) -> None:
     assert consumer.closed.wait(5.0)
 
 
+def test_a_coordinator_that_lost_its_memory_is_joined_anew(stages: Stages) -> None:
+    """librdkafka gives up for good when a KIP-848 group is not there any more."""
+    stage = stages(broker_side=True)
+    consumer = stage.joined(0)
+    text = KafkaError(KafkaError.GROUP_ID_NOT_FOUND).str()
+    stage.logs[0].on_error(KafkaError(KafkaError._FATAL, f"Fatal error: {text}", fatal=True))
+    assert stage.wait(Lost).incarnation == 1
+    assert consumer.closed.wait(5.0)
+    successor = stage.consumer(1)
+    successor.is_at(1, "id-2")
+    successor.call_back("on_assign", 0)
+    until(lambda: any(isinstance(event, Assigned) and event.added for event in stage.events[2:]), "it does not work")
+    assert Fatal not in [type(event) for event in stage.events]
+
+
 def test_a_killed_predecessor_with_our_static_name_is_waited_out(stages: Stages) -> None:
     stage = stages(static=True, broker_side=True)
     stage.start()
