@@ -88,7 +88,8 @@ def gated(factory: Callable[[TopicPartition], Any]) -> Callable[[TopicPartition]
         receive = store.receive_change
 
         def slowly(change: Change, /) -> None:
-            if not gate.exists():
+            until = time.monotonic() + seconds
+            while not gate.exists() and time.monotonic() < until:
                 time.sleep(seconds)  # what a slow disk does
             receive(change)
 
