@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import itertools
+import time
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Message, TopicPartition
 
-from streams.clients.consumer import InputConsumer
+from streams.clients.consumer import SILENCE_SECONDS, InputConsumer
 from streams.clients.settings import ClientSettings
 from streams.errors import OffsetError, TopicError
 
@@ -19,6 +20,10 @@ class Scripted:
         self.assigned: list[tuple[int, int]] = []
         self.unassigned: list[int] = []
         self.asked: list[str] = []
+        self.ends: dict[int, int] = {}
+
+    def get_watermark_offsets(self, partition: TopicPartition, _timeout: float) -> tuple[int, int]:
+        return 0, self.ends.get(partition.partition, 0)
 
     def list_topics(self, topic: str, _timeout: float) -> None:
         self.asked.append(topic)
@@ -83,6 +88,27 @@ def test_a_batch_is_sorted_by_partition_and_keeps_the_order(consumer: InputConsu
     assert (first.topic, first.key, first.value, first.headers, first.timestamp_ms) == (
         "t", b"k", b"10", [("h", b"x")], 1010,
     )  # fmt: skip
+
+
+def test_a_partition_that_is_silent_although_there_is_more_is_fetched_anew(
+    consumer: InputConsumer, script: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    consumer.add(0, 10)
+    consumer.add(1, 20)
+    script.ends = {0: 10, 1: 25}
+    consumer.poll_batch(0)
+    script.messages = [record(1, 20)]
+    now += SILENCE_SECONDS - 1
+    consumer.poll_batch(0)
+    assert script.assigned == [(0, 10), (1, 20)]
+    for _ in range(30):  # 0 is asked, and is at its end; 1 is not
+        now += 1
+        consumer.poll_batch(0)
+    assert (script.assigned[2:], script.unassigned) == ([(1, 21)], [1])
+    script.messages = [record(1, 21)]
+    assert offsets(consumer.poll_batch(0)) == {1: [21]}
 
 
 def test_left_overs_of_an_earlier_position_are_dropped(consumer: InputConsumer, script: Scripted) -> None:
