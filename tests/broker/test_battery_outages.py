@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(300)]
 
 EVENTS, KEYS, RATE = 30_000, 100, 1_500.0
 RECOVERY_SECONDS = 60.0
+FROZEN_SECONDS = 25.0
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def forget_the_group(broker: KafkaBroker) -> None:
 
 
 @pytest.mark.parametrize("repetition", [1, 2])
-@pytest.mark.parametrize("how", ["stopped", "killed"])
+@pytest.mark.parametrize("how", ["stopped", "killed", pytest.param("frozen", marks=pytest.mark.soak)])
 def test_broker_goes_away_and_comes_back(broker: KafkaBroker, bank_group: Bank, how: str, repetition: int) -> None:
     seed = seed_of() + repetition
     print(f"SEED={seed - repetition}")
@@ -51,7 +52,13 @@ def test_broker_goes_away_and_comes_back(broker: KafkaBroker, bank_group: Bank, 
     bank_group.wait_handled(EVENTS // 6)
     if how == "killed":
         broker.kill()
-    broker.restart()  # in good order if it still runs; data and port stay
+    if how == "frozen":  # it neither answers nor hangs up, for longer than clients wait
+        broker.freeze()
+        until = time.monotonic() + FROZEN_SECONDS
+        wait_until(lambda: time.monotonic() > until, "enough of that")
+        broker.thaw()
+    else:
+        broker.restart()  # in good order if it still runs; data and port stay
     back = time.monotonic()
     before = bank_group.handled()
     wait_until(lambda: bank_group.handled() > max(before, EVENTS // 6), "work goes on", RECOVERY_SECONDS)
