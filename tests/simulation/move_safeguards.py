@@ -65,18 +65,6 @@ def old_markers_count_too(patch: Patch) -> None:
     _read_markers(patch, lambda copies, seen: ReleaseMarker(seen.to, 1 << 60))
 
 
-def plans_forget_moves_under_way(patch: Patch) -> None:
-    place = claims._place
-
-    def forgetful(read: claims.Claims, partition: int, owner: str | None, expecting: str | None) -> None:
-        if owner is None:
-            place(read, partition, owner, expecting)
-        else:
-            read.settled[owner].add(partition)
-
-    patch.setattr(claims, "_place", forgetful)
-
-
 def plans_forget_who_expects_what(patch: Patch) -> None:
     place = claims._place
     patch.setattr(claims, "_place", lambda read, partition, owner, expecting: place(read, partition, owner, None))
@@ -88,18 +76,6 @@ def withdrawn_orders_count_when_carried_out(patch: Patch) -> None:
         self.releasing = {number: other for number, other in self.releasing.items() if number != partition}
 
     patch.setattr(Holdings, "handed_over", handed_over)
-
-
-def withdrawn_orders_are_not_made_good(patch: Patch) -> None:
-    was_handed_over = Moves._was_handed_over
-
-    def forget(self: Moves, worker: PartitionWorker, order: Order, position: int | None) -> None:
-        withdrawn = self._releasing.get(worker.partition) != order
-        was_handed_over(self, worker, order, position)
-        if withdrawn and (again := self._engine.workers.get(worker.partition)) is not None:
-            self._engine.partitions._void(again)
-
-    patch.setattr(Moves, "_was_handed_over", forget)
 
 
 def donors_go_on_after_the_marker(patch: Patch) -> None:
@@ -224,10 +200,6 @@ def foreign_records_answer_a_look_up(patch: Patch) -> None:
     patch.setattr(TakeOvers, "_look_up_once", hasty)
 
 
-def calls_of_a_lost_membership_count(patch: Patch) -> None:
-    patch.setattr(membership.SimMembership, "_is_current", lambda self, incarnation: True)
-
-
 def late_answers_end_other_barriers(patch: Patch) -> None:
     patch.setattr(membership.SimMembership, "_is_answer", lambda self, generation: True)
     patch.setattr(membership.SimMembership, "_waits_no_more", lambda self: None)
@@ -241,24 +213,21 @@ def copies_that_others_write_to_are_judged(patch: Patch) -> None:
 MOVE_SAFEGUARDS: Mapping[str, Safeguard] = {
     made.out.__name__: made
     for made in (
-        Safeguard("marker: to", markers_are_for_everybody, ("moves", "struck_moves")),
-        Safeguard("marker: a member id", markers_are_for_the_instance, ("evictions", "struck_moves")),
-        Safeguard("marker: generation", old_markers_count_too, ("pendulum",)),
-        Safeguard("transit", plans_forget_moves_under_way, ("unclear_moves", "struck_moves")),
-        Safeguard("transit", plans_forget_who_expects_what, ("moves", "struck_moves")),
-        Safeguard("withdrawn", withdrawn_orders_count_when_carried_out, ("unclear_moves", "evictions")),
-        Safeguard("withdrawn", withdrawn_orders_are_not_made_good, ("unclear_moves", "evictions")),
-        Safeguard("donor", donors_go_on_after_the_marker, ("moves", "unclear_moves")),
-        Safeguard("donor", markers_are_not_part_of_the_transaction, ("unclear_moves",)),
-        Safeguard("donor", handed_over_before_it_is_committed, ("unclear_moves", "struck_moves")),
-        Safeguard("donor", foreign_records_answer_a_look_up, ("overtaken",)),
-        Safeguard("R5", calls_of_a_lost_membership_count, ("laggards",)),
-        Safeguard("section 8", late_answers_end_other_barriers, ("laggards",)),
-        Safeguard("copies", standbys_are_promoted_as_they_are, ("slow_restores", "evictions")),
-        Safeguard("copies", the_tails_epoch_is_not_looked_at, ("storm", "refused_under_way", "everything")),
+        Safeguard("marker: to", markers_are_for_everybody, ("struck_moves", "moves")),
+        Safeguard("marker: a member id", markers_are_for_the_instance, ("struck_moves", "evictions"), 17),
+        Safeguard("marker: generation", old_markers_count_too, ("pendulum",), 5),
+        Safeguard("transit", plans_forget_who_expects_what, ("overtaken",), 27),
+        Safeguard("withdrawn", withdrawn_orders_count_when_carried_out, ("evictions", "unclear_moves"), 7),
+        Safeguard("donor", donors_go_on_after_the_marker, ("moves", "unclear_moves"), 1),
+        Safeguard("donor", markers_are_not_part_of_the_transaction, ("unclear_moves",), 18),
+        Safeguard("donor", handed_over_before_it_is_committed, ("struck_moves", "unclear_moves"), 8),
+        Safeguard("donor", foreign_records_answer_a_look_up, ("overtaken",), 9),
+        Safeguard("section 8", late_answers_end_other_barriers, ("laggards",), 2),
+        Safeguard("copies", standbys_are_promoted_as_they_are, ("slow_restores", "evictions"), 27),
+        Safeguard("copies", the_tails_epoch_is_not_looked_at, ("refused_under_way", "pendulum"), 72),
         Safeguard("copies", lost_stores_are_kept_as_copies, ("forgets", "evictions")),
-        Safeguard("copies", cancelled_events_leave_their_traces_in_copies, ("moves", "struck_moves")),
-        Safeguard("copies", spare_copies_begin_where_the_receiver_is, ("moves", "standbys", "rolling")),
-        Safeguard("take-over", copies_that_others_write_to_are_judged, ("evictions", "struck_moves", "forgets")),
+        Safeguard("copies", cancelled_events_leave_their_traces_in_copies, ("moves", "struck_moves"), 2),
+        Safeguard("copies", spare_copies_begin_where_the_receiver_is, ("standbys", "moves", "rolling"), 18),
+        Safeguard("take-over", copies_that_others_write_to_are_judged, ("evictions", "struck_moves", "forgets"), 3),
     )
 }

@@ -279,7 +279,7 @@ def _laggards(rng: random.Random) -> dict[str, object]:
             tuple((at, f"on {rng.choice(('taking', 'closed'))} evict target") for at in _times(rng, 4)),
         ),
         "members": rng.choice((2, 3)),
-        "hear": (0.0, 0.02, 1.0, 4.0),
+        "hear": rng.choice(((0.0, 0.02, 1.0, 4.0), (0.0, 0.001))),
         "post": (0.0, 0.02, 1.0, 4.0),
         "marker_strikes": dict.fromkeys(("flush", "send", "commit"), rng.choice((0.0, 0.2))),
         **INCREMENTAL,
