@@ -138,6 +138,9 @@ def _restore(options: argparse.Namespace, run: Run, cluster: Cluster, progress: 
 
 
 def _stalls(options: argparse.Namespace, run: Run, cluster: Cluster, progress: Progress) -> None:
+    warm_up = options.scenarios[0]
+    progress.now(f"warming the broker up, not counted: {warm_up}")
+    play(cluster, warm_up, 0, options.stall_rate)
     for turn in range(options.repeats):
         for name in options.scenarios:
             progress.now(f"stalls {turn + 1}/{options.repeats}: {name}")

@@ -47,7 +47,7 @@ def stall_table(stalls: Sequence[Stall]) -> Table:
     """By what happened: silences at the moves themselves, then the longest ones in the whole time that was watched, of
     partitions that moved and of those that did not; over all rounds."""
     table = Table(title="Longest silence of an output partition for a reader, ms", title_justify="left")
-    table.add_column("what happened")
+    table.add_column("what happened", min_width=24)
     columns = ("moved", "at the move", "worst", "any time", "worst", "kept", "worst", "generations", "refused", "load")
     for name in (*columns, "rounds"):
         table.add_column(name, justify="right")
