@@ -89,7 +89,7 @@ PARTITION = Machine(
     moves={
         ("restoring", "active"): "its store is complete: intake begins",
         ("active", "restarting"): "its state can not stand: a refused record, a store that can not be undone",
-        ("active", "releasing"): "it moves to another member: what runs may end, the last transaction carries the marker",
+        ("active", "releasing"): "it moves away: what runs may end, the last transaction carries the marker",
         ("releasing", "released"): "the marker is committed: the receiver has it; the store stays as a copy, or goes",
         ("releasing", "restarting"): "its state can not stand: it comes back to work, and is handed over then",
         ("releasing", "draining"): "revoked, or the source stops",

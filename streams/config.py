@@ -253,10 +253,10 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"strategy names {name!r}; use one or two of {', '.join(STRATEGIES)}")
         if not 1 <= len(set(self.strategies)) == len(self.strategies):
             raise ConfigError(f"strategy is {self.strategy!r}; name one strategy, or two different ones to migrate")
-        if self.membership == "librdkafka" and "incremental" in self.strategies:
+        if self.membership != "streams" and "incremental" in self.strategies:
             raise ConfigError(
-                "membership 'librdkafka' cannot run the strategy 'incremental' (its assignors cannot be replaced): "
-                "choose another strategy, or membership 'streams'"
+                f"membership {self.membership!r} cannot run the strategy 'incremental' (its assignors cannot be "
+                "replaced): choose another strategy, or membership 'streams'"
             )
 
     @property

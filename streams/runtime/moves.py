@@ -251,15 +251,8 @@ class Moves:
         """Hand everything over to others, as long as there are any, and time. What is left afterwards has to be given
         up."""
         engine, config = self._engine, self._engine.config
-        alone = len(engine.members) <= 1
-        if (
-            alone
-            or config.static_membership
-            or "incremental" not in config.strategies
-            or not config.leave_timeout_seconds
-        ):
-            return
-        if not engine.partitions.workers:
+        stays = config.static_membership or not self._is_incremental or not config.leave_timeout_seconds
+        if stays or len(engine.members) <= 1 or not engine.partitions.workers:
             return
         _log.info("handing over %d partitions", len(engine.partitions.workers))
         engine.membership.leave()

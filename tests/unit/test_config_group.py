@@ -42,6 +42,8 @@ def test_a_config_is_still_a_value() -> None:
         ({"strategy": ()}, "name one strategy"),
         ({"membership": "zookeeper"}, "membership is 'zookeeper'"),
         ({"membership": "librdkafka"}, "cannot run the strategy 'incremental'"),
+        ({"membership": "broker"}, "cannot run the strategy 'incremental'"),
+        ({"num_standbys": 1.5}, "whole number"),
         ({"num_standbys": -1}, "num_standbys is -1"),
         ({"max_moves": 0}, "max_moves is 0"),
         ({"max_move_bytes": 0}, "max_move_bytes is 0"),
