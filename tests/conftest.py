@@ -1,3 +1,18 @@
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+
+import pytest
+
 pytest_plugins = ["streams.testing.fixtures"]
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """The command line configures the package's logger; the test after it must not hear by it."""
+    logger = logging.getLogger("streams")
+    before = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.propagate = before[0], before[2]
+    logger.setLevel(before[1])

@@ -103,7 +103,7 @@ def test_a_partition_that_is_silent_although_there_is_more_is_fetched_anew(
     now += SILENCE_SECONDS - 1
     consumer.poll_batch(0)
     assert script.assigned == [(0, 10), (1, 20)]
-    for _ in range(30):  # 0 is asked, and is at its end; 1 is not
+    for _ in range(12):  # 0 is asked, and is at its end; 1 is not
         now += 1
         consumer.poll_batch(0)
     assert (script.assigned[2:], script.unassigned) == ([(1, 21)], [1])
