@@ -51,19 +51,21 @@ def test_killed_at_a_named_point(bank_group: Bank, point: str, repetition: int) 
         bank_group.wait_handled()
         assert first.stop() == 0
         fault = {"KES_FAULT": f"{point}:1"}
+    settings = dict(QUICK)
     if point in NEEDS_A_REVOCATION:
         fault = {"KES_FAULT": f"{point}:1"}
-    victim = bank_group.start("victim", **QUICK, **fault)
+        settings["BANK_STRATEGY"] = "cooperative-sticky"  # warm moves take nothing away
+    victim = bank_group.start("victim", **settings, **fault)
     if point in NEEDS_A_REVOCATION:
         bank_group.deposit(EVENTS, KEYS, seed)
         bank_group.wait_handled(1)
-        bank_group.start("other", **QUICK)  # its join takes partitions away from the victim
+        bank_group.start("other", **settings)  # its join takes partitions away from the victim
     else:
         wait_until(lambda: victim.said("generation"), "the victim is in the group")
         bank_group.deposit(EVENTS, KEYS, seed, per_second=2_000)  # two seconds: dozens of transactions
     wait_until(lambda: not victim.running, f"the victim dies at {point}")
     assert victim.process.returncode == -9, victim.log.read_text()
-    bank_group.start("victim", **QUICK)
+    bank_group.start("victim", **settings)
     bank_group.deposit(EVENTS // 4, KEYS, seed + 1)
     bank_group.wait_handled()
     bank_group.check_stores()
