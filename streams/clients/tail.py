@@ -30,8 +30,8 @@ _BOUNDS: Final[dict[str, object]] = {
     "queued.max.messages.kbytes": 16 * 1024,
     "queued.min.messages": 2_000,
     "fetch.message.max.bytes": 128 * 1024,
-    "fetch.max.bytes": 8 * 1024 * 1024,
 }
+_LARGEST_FETCH: Final = 8 * 1024 * 1024
 
 
 class Progress(NamedTuple):
@@ -59,7 +59,11 @@ class ChangelogTail:
         self.topic = topic
         self._connection = ConnectionLog(settings.bootstrap_servers, f"tail {topic}")
         config = settings.consumer(partition_eof=True, fetch_wait_ms=fetch_wait_ms, role="tail")
-        config.update({key: value for key, value in _BOUNDS.items() if key not in settings.overrides})
+        bounds = {
+            **_BOUNDS,
+            "fetch.max.bytes": max(_LARGEST_FETCH, int(settings.overrides.get("message.max.bytes", 0))),
+        }
+        config.update({key: value for key, value in bounds.items() if key not in settings.overrides})
         self._consumer = build(Consumer, config, self._connection)
         self._positions: dict[int, int] = {}
         """All below it was read; ``LOG_START``: nothing came so far."""

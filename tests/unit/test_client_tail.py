@@ -207,5 +207,6 @@ def test_overrides_of_the_user_win_over_the_bounds() -> None:
         ChangelogTail(settings, "t")
     assert seen["queued.max.messages.kbytes"] == 1234
     assert seen["fetch.max.bytes"] == 8 * 1024 * 1024
+    ChangelogTail(ClientSettings("127.0.0.1:1", {"message.max.bytes": 20_000_000}), "t").close()  # records as large
     assert seen["enable.partition.eof"] is True
     assert seen["isolation.level"] == "read_committed"
