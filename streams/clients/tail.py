@@ -59,10 +59,8 @@ class ChangelogTail:
         self.topic = topic
         self._connection = ConnectionLog(settings.bootstrap_servers, f"tail {topic}")
         config = settings.consumer(partition_eof=True, fetch_wait_ms=fetch_wait_ms, role="tail")
-        bounds = {
-            **_BOUNDS,
-            "fetch.max.bytes": max(_LARGEST_FETCH, int(settings.overrides.get("message.max.bytes", 0))),
-        }
+        largest = max(_LARGEST_FETCH, int(str(config.get("message.max.bytes") or 0)))  # or librdkafka refuses it
+        bounds = {**_BOUNDS, "fetch.max.bytes": largest}
         config.update({key: value for key, value in bounds.items() if key not in settings.overrides})
         self._consumer = build(Consumer, config, self._connection)
         self._positions: dict[int, int] = {}
