@@ -48,7 +48,7 @@ def test_what_a_dead_instance_left_open_is_ended_at_once(table: Table, seat: Sea
     dead = Transactor(table.servers, f"{table.group}.dead.0", table.topic)
     dead.open(metadata(seat), partition=3)
     with pytest.raises(BrokerUnavailable, match="UnstableOffsetCommit"):
-        seat.take_over.stable_offsets([3], soon(0.3))
+        seat.take_over.stable_offsets([3], soon(1.5))
     before = time.monotonic()
     assert seat.take_over.fence_departed(["alive"], soon()) == [f"{table.group}.dead.0"]
     assert seat.take_over.stable_offsets([3], soon()) == {3: None}
