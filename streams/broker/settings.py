@@ -58,8 +58,8 @@ _DEFAULTS = {
     "group.consumer.min.session.timeout.ms": "1000",
     "group.consumer.min.heartbeat.interval.ms": "100",
     "transaction.max.timeout.ms": "900000",
-    # The controller takes a killed broker back when its session is over: 4 s with these, 13 s by default. Shorter, and a
-    # node on a busy machine fences itself (seen at load averages above 40 with 1.5 s).
+    # The controller takes a killed broker back when its session is over: 4 s with these, 13 s by default. With 1.5 s a
+    # node on a busy machine fenced itself (load averages above 40).
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "300",
     "controlled.shutdown.enable": "true",  # a stop without it makes the next start take 12 s

@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 
 TELL_SECONDS: Final = 1.0
 ASK_SECONDS: Final = 5.0
+WITHDRAW_SECONDS: Final = 1.0
 REBALANCES: Final = 10
 """So many of the last ones are told."""
 
@@ -49,6 +50,7 @@ class Status:
         self._engine = engine
         self._worker = engine.connections.worker("kes-status")
         self._board: StatusBoard | None = None
+        self._over = False
         self._told: dict[tuple[str, int], str] = {}
         self.rebalances: deque[RebalanceStatistics] = deque(maxlen=REBALANCES)
 
@@ -67,7 +69,7 @@ class Status:
         """Tell what is new, until cancelled."""
         if not self._engine.config.publish_status:
             return
-        while True:
+        while not self._over:
             notes = self._news()
             if notes:
                 try:
@@ -80,10 +82,20 @@ class Status:
                     return
             await anyio.sleep(TELL_SECONDS)
 
-    def close(self) -> None:
-        """Take the notes away, soon: who stops in good order leaves none behind."""
+    def withdraw(self) -> None:
+        """Take the notes away: who stops in good order leaves none behind. Blocks for a moment; off the loop."""
+        self._over = True
         if self._board is not None:
-            self._worker.post(self._withdraw)
+            try:
+                self._board.remove(self._engine.config.instance_id, WITHDRAW_SECONDS)
+            except StreamsError as error:
+                _log.debug("the status notes stay: %s", error)
+            finally:
+                self._board.close()
+
+    def close(self) -> None:
+        """Nothing more is told."""
+        self._over = True
         self._worker.abandon()
 
     def _news(self) -> dict[tuple[str, int], tuple[int, str]]:
@@ -115,15 +127,6 @@ class Status:
         if self._board is None:
             self._board = self._engine.connections.status_board()
         self._board.publish(self._engine.config.instance_id, notes, ASK_SECONDS)
-
-    def _withdraw(self) -> None:
-        assert self._board is not None
-        try:
-            self._board.remove(self._engine.config.instance_id, 1.0)
-        except StreamsError as error:
-            _log.debug("the status notes stay: %s", error)
-        finally:
-            self._board.close()
 
 
 def _gist(copy: CopyStatistics) -> str:
