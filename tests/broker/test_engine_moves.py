@@ -130,7 +130,7 @@ async def test_who_stops_hands_over_first(lab: Lab) -> None:
             await feed(lab, 3)
             owned = second.active
             await second.source.stop()
-        assert second.moved("out") == owned
+        assert second.moved("out") >= owned
         await until(lambda: first.moved("in") >= owned, "the first has read the markers")
         await first.running.until(lambda: len(first.active) == PARTITIONS, "the first has everything again")
         await feed(lab, 3)
