@@ -224,8 +224,8 @@ class Bank:
         )
 
     def must_be_exact(self) -> Report:
-        """Stop everybody in good order; then nothing may be lost, doubled, or out of order. What somebody who was fenced
-        began and did not end is ended by the broker: by the transaction's timeout, which it looks for every 10 s."""
+        """Stop everybody in good order; then nothing may be lost, doubled, or out of order. What a fenced one began and
+        did not end is ended by the broker: by the transaction's timeout, which it looks for every 10 s."""
         self.stop_all()
         deadline = time.monotonic() + BROKER_ENDS_SECONDS
         report = self.check()
