@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -71,7 +72,10 @@ def consume(cluster: KafkaCluster, topic: str, count: int) -> list[str]:
 
 def test_three_nodes_that_copy_everything(cluster: KafkaCluster, topic_prefix: str) -> None:
     make_topic(cluster, topic_prefix + "t")
-    states = {place: state for place, state in cluster.partitions().items() if place[0] == topic_prefix + "t"}
+    deadline = time.monotonic() + 20  # the node that is asked may not have heard of it yet
+    states: dict[tuple[str, int], Any] = {}
+    while len(states) < 3 and time.monotonic() < deadline:
+        states = {place: state for place, state in cluster.partitions().items() if place[0] == topic_prefix + "t"}
     assert len(states) == 3
     assert {state.leader for state in states.values()} == {1, 2, 3}
     assert all(sorted(state.replicas) == [1, 2, 3] for state in states.values())
