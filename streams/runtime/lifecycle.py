@@ -212,7 +212,8 @@ class Engine:
         leaving = self.connections.worker("kes-leave")  # the control thread may be waiting for an answer
         with anyio.move_on_after(CLOSE_SECONDS + 1, shield=True):
             await leaving.call(self.membership.close, CLOSE_SECONDS)
-            await leaving.call(self.status.withdraw)
+            if self.status.is_told:
+                await leaving.call(self.status.withdraw)
             if self._elsewhere is not None:
                 await leaving.call(self._elsewhere.close)
         leaving.abandon()

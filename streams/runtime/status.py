@@ -82,6 +82,11 @@ class Status:
                     return
             await anyio.sleep(TELL_SECONDS)
 
+    @property
+    def is_told(self) -> bool:
+        """Whether anything was told, so that there is something to take away."""
+        return self._board is not None
+
     def withdraw(self) -> None:
         """Take the notes away: who stops in good order leaves none behind. Blocks for a moment; off the loop."""
         self._over = True
