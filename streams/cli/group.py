@@ -16,7 +16,7 @@ from streams.cli.console import answers, complain, emit
 from streams.cli.group_live import Live, live_status
 from streams.cli.group_tables import Lags, Picture, facts, remembered, shown
 from streams.clients import kafka_python_settings
-from streams.clients.admin import PartitionLag, TopicAdmin
+from streams.clients.admin import PartitionLag, TopicAdmin, standing
 from streams.clients.group_view import NONE, GroupQuestions, GroupView
 from streams.clients.settings import ClientSettings
 from streams.clients.status_board import StatusBoard
@@ -169,18 +169,7 @@ def lags_in(
         except (BrokerUnavailable, TopicError) as error:
             notes.append(f"lag in {topic}: {error}")
             continue
-        committed = view.committed.get(topic, {})
-        lags[topic] = [
-            PartitionLag(
-                number,
-                committed.get(number),
-                mark.start,
-                mark.stable,
-                mark.end,
-                max(mark.end - committed.get(number, mark.start), 0),
-            )
-            for number, mark in sorted(marks.items())
-        ]
+        lags[topic] = standing(view.committed.get(topic, {}), marks)
     return lags, tuple(notes)
 
 

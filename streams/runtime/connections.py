@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from streams.clients import kafka_python_settings
 from streams.clients.admin import TopicAdmin
@@ -81,7 +82,7 @@ class KafkaConnections:
         )
 
     def reader(self) -> PartitionReader:
-        """A reader for restoring and look-ups."""
+        """A reader for look-ups."""
         return PartitionReader(self._settings)
 
     def tail(self) -> Tail:
@@ -113,6 +114,14 @@ class KafkaConnections:
     def group(self, alive: Callable[[], bool]) -> tuple[Membership, TakeOver]:
         """The membership and the questions of a take-over, on one connection; ``Membership.close`` closes both."""
         config = self._config
+        common: dict[str, Any] = {
+            "session_timeout_ms": int(config.session_timeout_seconds * 1000),
+            "heartbeat_interval_ms": int(config.heartbeat_interval_seconds * 1000),
+            "rebalance_timeout_ms": int(config.rebalance_timeout_seconds * 1000),
+            "static": config.static_membership,
+            "security": self._security,
+            "alive": alive,
+        }
         if config.membership != "streams":
             return connect_librdkafka_group(
                 self._settings,
@@ -121,13 +130,8 @@ class KafkaConnections:
                 config.instance_id,
                 config.strategies,
                 broker_side=config.membership == "broker",
-                session_timeout_ms=int(config.session_timeout_seconds * 1000),
-                heartbeat_interval_ms=int(config.heartbeat_interval_seconds * 1000),
-                rebalance_timeout_ms=int(config.rebalance_timeout_seconds * 1000),
                 transaction_timeout_ms=int(config.transaction_timeout_seconds * 1000),
-                static=config.static_membership,
-                security=self._security,
-                alive=alive,
+                **common,
             )
         settings = PlanSettings(
             num_standbys=config.num_standbys, max_moves=config.max_moves, max_move_bytes=config.max_move_bytes
@@ -139,10 +143,5 @@ class KafkaConnections:
             config.num_partitions,
             config.instance_id,
             {name: assignor(name, settings) for name in config.strategies},
-            session_timeout_ms=int(config.session_timeout_seconds * 1000),
-            heartbeat_interval_ms=int(config.heartbeat_interval_seconds * 1000),
-            rebalance_timeout_ms=int(config.rebalance_timeout_seconds * 1000),
-            static=config.static_membership,
-            security=self._security,
-            alive=alive,
+            **common,
         )

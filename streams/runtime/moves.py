@@ -221,11 +221,11 @@ class Moves:
         announce = _PENDING not in stand.values() and stand != self._known
         if announce:
             self._known = stand
-        if self._incoming and now > self._nudge_at:
+        nudges = bool(self._incoming) and now > self._nudge_at
+        if nudges:
             _log.warning("the markers of %s do not come: joining again", sorted(self._incoming))
             self._nudge_at = math.inf  # the next plan knows who has what
-            report, announce = msgspec.structs.replace(report, asked=report.asked + 1), True
-        elif self._ask_again.is_due(now):
+        if nudges or self._ask_again.is_due(now):
             report, announce = msgspec.structs.replace(report, asked=report.asked + 1), True
         if announce or report != self._told:
             self._told = report

@@ -113,9 +113,7 @@ class TakeOvers:
             stand = [engine.copies.position(number) for number in waiting]
             if stand != last:
                 last, moved_at = stand, now()
-            elif (
-                now() - moved_at > STALLED_SECONDS
-            ):  # somebody who is gone may have begun a transaction after the fence
+            elif now() - moved_at > STALLED_SECONDS:  # who is gone may have begun a transaction after the fence
                 raise BrokerUnavailable(f"restoring makes no progress: {self._stand(waiting, changelog)}")
             await engine.copies.changed.wait(STALLED_SECONDS)
 
@@ -146,7 +144,7 @@ class TakeOvers:
         return ", ".join(stands[:5]) + (f" and {len(stands) - 5} more" if len(stands) > 5 else "")
 
     async def _read(self, ranges: Mapping[int, Range], receive: Receive, cancelled: Cancelled) -> None:
-        worker = self._engine.connections.worker("kes-restore")
+        worker = self._engine.connections.worker("kes-look-up")
         connections, topic = self._engine.connections, self._config.changelog
 
         def read() -> None:

@@ -28,7 +28,7 @@ from streams.group import Snapshot
 from streams.metrics import TransactionSettled
 from streams.records import TYPE_HEADER, Change, Headers, Output
 from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY, OffsetRecord, ReleaseMarker
-from streams.runtime.signal import Signal
+from streams.runtime.signal import Broadcast, Signal
 from streams.runtime.slot import Slot
 from streams.runtime.slots import Slots
 
@@ -61,7 +61,7 @@ class TransactionPool:
         self._urgent = False
         self._work = Signal()  # something to seal or send
         self._flushed = Signal()  # something to commit
-        self._progress = anyio.Event()  # replaced at each settlement: room, barriers
+        self._progress = Broadcast()  # at each settlement: room, barriers
         self._failure: TransactionFailed | None = None
         self._scope = anyio.CancelScope()  # the stages, or the recovery, whichever is running
         self.snapshot_used: Snapshot | None = None
@@ -147,7 +147,7 @@ class TransactionPool:
             self._settled(txn, False)
         self.unsettled.clear()
         self._open = None
-        self._announce()
+        self._progress.notify()
 
     def drop_partition(self, partition: int, reason: BaseException) -> None:
         """Take a partition's events out of everything unsettled. Only while none of it may still be committed."""
@@ -158,7 +158,7 @@ class TransactionPool:
                 self.unsettled.remove(txn)
                 txn.settle(reason)
                 self._open = None if txn is self._open else self._open
-        self._announce()
+        self._progress.notify()
 
     # -- running -------------------------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class TransactionPool:
                 with anyio.CancelScope() as self._scope:
                     await recover(self._failure)
                 self._failure = None
-                self._announce()
+                self._progress.notify()
 
     async def _guard(self, stage: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -257,7 +257,7 @@ class TransactionPool:
         txn.seal(self._now())
         self._open = None
         self._urgent = False
-        self._announce()  # there is room again
+        self._progress.notify()  # there is room again
 
     async def _settled_before(self, txn: Transaction) -> None:
         while self.unsettled and self.unsettled[0] is not txn:
@@ -342,7 +342,7 @@ class TransactionPool:
             self.slots.give_back(slot)
         txn.settle(None)
         self._settled(txn, True)
-        self._announce()
+        self._progress.notify()
         self._work.notify()
         self._flushed.notify()
 
@@ -375,10 +375,6 @@ class TransactionPool:
             open_seconds=txn.sealed_at - txn.opened_at,
             commit_seconds=now - txn.sealed_at,
         )
-
-    def _announce(self) -> None:
-        self._progress.set()
-        self._progress = anyio.Event()
 
 
 class Refused(TransactionFailed):

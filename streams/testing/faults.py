@@ -135,8 +135,8 @@ class FaultyConnections:
         )
 
     def reader(self) -> Reader:
-        """With a point in the middle of reading."""
-        return _FaultyReader(self._real.reader(), self._plan)
+        """Untouched: it only looks up."""
+        return self._real.reader()
 
     def tail(self) -> Tail:
         """With a point before what was read is given on."""
@@ -239,32 +239,6 @@ class _FaultyConsumer:
         if batch:
             self._hit("poll.after")
         return batch
-
-    def close(self) -> None:
-        self._real.close()
-
-
-class _FaultyReader:
-    def __init__(self, real: Reader, plan: FaultPlan) -> None:
-        self._real, self._hit = real, plan.hit
-
-    def read(
-        self,
-        topic: str,
-        ranges: Mapping[int, tuple[int, int]],
-        receive: Callable[[int, list[IncomingRecord]], None],
-        *,
-        stalled_after_seconds: float,
-        cancelled: Callable[[], bool],
-    ) -> None:
-        def received(partition: int, records: list[IncomingRecord]) -> None:
-            half = len(records) // 2
-            if half:
-                receive(partition, records[:half])
-            self._hit("restore.half")
-            receive(partition, records[half:])
-
-        self._real.read(topic, ranges, received, stalled_after_seconds=stalled_after_seconds, cancelled=cancelled)
 
     def close(self) -> None:
         self._real.close()
