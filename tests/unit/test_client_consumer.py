@@ -10,38 +10,18 @@ from confluent_kafka import KafkaError, Message, TopicPartition
 from streams.clients.consumer import SILENCE_SECONDS, InputConsumer
 from streams.clients.settings import ClientSettings
 from streams.errors import OffsetError, TopicError
+from tests.unit.scripted_consumer import ScriptedConsumer
 
 
-class Scripted:
-    """Stands in for confluent-kafka's consumer: returns what the test put into ``messages``."""
+class Scripted(ScriptedConsumer):
+    """Can be asked for the ends of logs."""
 
     def __init__(self) -> None:
-        self.messages: list[Any] = []
-        self.assigned: list[tuple[int, int]] = []
-        self.unassigned: list[int] = []
-        self.asked: list[str] = []
+        super().__init__()
         self.ends: dict[int, int] = {}
 
     def get_watermark_offsets(self, partition: TopicPartition, _timeout: float) -> tuple[int, int]:
         return 0, self.ends.get(partition.partition, 0)
-
-    def list_topics(self, topic: str, _timeout: float) -> None:
-        self.asked.append(topic)
-
-    def poll(self, _timeout: float) -> Any:
-        return self.messages.pop(0) if self.messages else None
-
-    def consume(self, limit: int, _timeout: float) -> list[Any]:
-        taken, self.messages = self.messages[:limit], self.messages[limit:]
-        return taken
-
-    def incremental_assign(self, positions: list[TopicPartition]) -> None:
-        self.assigned += [(position.partition, position.offset) for position in positions]
-
-    def incremental_unassign(self, positions: list[TopicPartition]) -> None:
-        self.unassigned += [position.partition for position in positions]
-
-    def close(self) -> None: ...
 
 
 @pytest.fixture

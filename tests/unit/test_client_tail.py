@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Message, TopicPartition
@@ -11,39 +10,17 @@ from confluent_kafka import KafkaError, Message, TopicPartition
 from streams.clients.settings import ClientSettings
 from streams.clients.tail import LOG_START, SILENCE_SECONDS, ChangelogTail
 from streams.errors import TopicError
+from tests.unit.scripted_consumer import ScriptedConsumer
 
 
-class Scripted:
-    """Stands in for confluent-kafka's consumer."""
+class Scripted(ScriptedConsumer):
+    """Knows the end of a log as the last fetch told it."""
 
-    def __init__(self) -> None:
-        self.messages: list[Any] = []
-        self.assigned: list[tuple[int, int]] = []
-        self.unassigned: list[int] = []
-        self.asked: list[str] = []
-        self.high = -1001
-
-    def list_topics(self, topic: str, _timeout: float) -> None:
-        self.asked.append(topic)
-
-    def poll(self, _timeout: float) -> Any:
-        return self.messages.pop(0) if self.messages else None
-
-    def consume(self, limit: int, _timeout: float) -> list[Any]:
-        taken, self.messages = self.messages[:limit], self.messages[limit:]
-        return taken
-
-    def incremental_assign(self, positions: list[TopicPartition]) -> None:
-        self.assigned += [(position.partition, position.offset) for position in positions]
-
-    def incremental_unassign(self, positions: list[TopicPartition]) -> None:
-        self.unassigned += [position.partition for position in positions]
+    high = -1001
 
     def get_watermark_offsets(self, _partition: TopicPartition, *, cached: bool) -> tuple[int, int]:
         assert cached
         return -1001, self.high
-
-    def close(self) -> None: ...
 
 
 def message(partition: int, offset: int) -> Message:
