@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import tracemalloc  # noqa: F401  # pytest asks it about warnings from finalizers, and one of those may run in its import
 from collections.abc import Iterator
 
 import pytest

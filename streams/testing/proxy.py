@@ -255,14 +255,18 @@ class KafkaProxy:
     def _accept(self, address: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(self._connect(address, reader, writer))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            writer.transport.abort()  # also when the task was cancelled before it began, or while it was connecting
+
+        task.add_done_callback(ended)
 
     async def _connect(self, address: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 broker = await asyncio.open_connection(*address, limit=_BUFFER)
         except OSError:  # also its subclass TimeoutError: the broker is not there
-            writer.transport.abort()
             return
         link = Link(address, (reader, writer), broker)
         self._links.add(link)

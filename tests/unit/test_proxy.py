@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import socket
 import struct
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -319,6 +321,25 @@ def test_broker_that_is_not_there(line: Line) -> None:
     with KafkaProxy(line.address) as proxy:
         host, _, port = proxy.bootstrap_servers.partition(":")
         with socket.create_connection((host, int(port)), 5) as client, contextlib.suppress(ConnectionError):
+            assert read(client) is None
+
+
+def test_stopped_while_it_connects() -> None:
+    """A client whose broker does not answer yet is hung up on, not forgotten."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as silent, contextlib.ExitStack() as waiting:
+        for _ in range(4):  # the queue of a server that accepts nothing is full now: the next connection hangs
+            full = waiting.enter_context(socket.socket())
+            full.setblocking(False)
+            full.connect_ex(silent.getsockname())
+        with KafkaProxy(f"127.0.0.1:{silent.getsockname()[1]}") as proxy:
+            host, _, port = proxy.bootstrap_servers.partition(":")
+            client = waiting.enter_context(socket.create_connection((host, int(port)), 5))
+            wait(lambda: bool(proxy._tasks))
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            gc.collect()
+        assert [str(each.message) for each in said] == []
+        with contextlib.suppress(ConnectionError):
             assert read(client) is None
 
 
