@@ -180,7 +180,7 @@ def produce(spark: SparkSession, csv: Path, servers: str, write_id: str) -> kes_
 
 def delays_by_hour(spark: SparkSession, servers: str) -> dict[tuple[str, int], tuple[int, int]]:
     """Read the departures back, typed: (airline, scheduled hour in New York) to (flights, minutes of delay)."""
-    departed = kes_spark.events(spark, FlightDeparted, topic=FLIGHTS_TOPIC, servers=servers, on_error="fail")
+    departed = kes_spark.read_events(spark, FlightDeparted, topic=FLIGHTS_TOPIC, servers=servers, on_error="fail")
     scheduled = F.timestamp_seconds(F.col("departed_at") - F.col("delay_minutes") * 60)
     rows = (
         departed.groupBy("carrier", F.hour(F.from_utc_timestamp(scheduled, "America/New_York")).alias("hour"))

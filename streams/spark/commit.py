@@ -30,7 +30,7 @@ from confluent_kafka.admin import AdminClient
 from streams.errors import RecordRefused, StreamsError, TransactionFailed
 from streams.records import TYPE_HEADER, VERSION_HEADER
 from streams.spark.kafka import TIMEOUT_SECONDS, client, partitions_of, translated
-from streams.spark.options import WriteOptions
+from streams.spark.write_options import WriteOptions
 
 _ROUNDS: Final = 3
 _FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)

@@ -14,9 +14,10 @@ from pyspark.sql import types as t
 from streams.errors import ConfigError, TransactionFailed
 from streams.spark import json_codec
 from streams.spark.commit import WriteResult, find_write
-from streams.spark.options import bootstrap_servers, write_options
+from streams.spark.options import bootstrap_servers
 from streams.spark.shapes import json_event, shape_of
 from streams.spark.sink import SINK_COLUMNS
+from streams.spark.write_options import write_options
 
 ERROR, META = "_error", "_meta"
 _META_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "type", "version")
@@ -72,7 +73,7 @@ def ordered(df: DataFrame, *by: str | Column, partitions: int) -> DataFrame:
     return df.repartition(partitions, "key").sortWithinPartitions(*by).drop(*extra)
 
 
-def decode(df: DataFrame, event_class: type, *, on_error: Literal["column", "fail"] = "column") -> DataFrame:
+def events(df: DataFrame, event_class: type, *, on_error: Literal["column", "fail"] = "column") -> DataFrame:
     """The records of one event class as typed columns, with ``_error`` and ``_meta``; records of other types are left
     out.
 
@@ -85,7 +86,7 @@ def decode(df: DataFrame, event_class: type, *, on_error: Literal["column", "fai
     event = json_event(event_class)
     shape = shape_of(event_class)
     if taken := {ERROR, META} & {field.name for field in shape.fields}:
-        raise ConfigError(f"{event_class.__name__} has a field called {taken.pop()}, which decode needs for itself")
+        raise ConfigError(f"{event_class.__name__} has a field called {taken.pop()}, which events needs for itself")
     # Three steps, not one expression: Spark does not merge them, so that each value is parsed once.
     parsed = df.where(f.col("type") == event.name).select(
         f.struct(*_META_COLUMNS).alias(META),
@@ -120,7 +121,7 @@ def decode(df: DataFrame, event_class: type, *, on_error: Literal["column", "fai
     return checked.select(*fields, ERROR, META)
 
 
-def events(
+def read_events(
     spark: SparkSession,
     event_class: type,
     *,
@@ -129,7 +130,7 @@ def events(
     options: Mapping[str, str] | None = None,
     on_error: Literal["column", "fail"] = "column",
 ) -> DataFrame:
-    """The committed events of one class in a topic, as ``decode`` gives them. Other types are skipped where they are
+    """The committed events of one class in a topic, as ``events`` gives them. Other types are skipped where they are
     read.
 
     ``servers``: ``host:port,...``, default ``KES_BOOTSTRAP_SERVERS``. ``options`` are those of ``format("grt")``.
@@ -138,13 +139,13 @@ def events(
     """
     reader = spark.read.format("grt").option("subscribe", topic).option("types", json_event(event_class).name)
     reader = reader.option("kafka.bootstrap.servers", bootstrap_servers(servers)).options(**(options or {}))
-    return decode(reader.load(), event_class, on_error=on_error)
+    return events(reader.load(), event_class, on_error=on_error)
 
 
 def split(df: DataFrame, event_classes: Iterable[type]) -> dict[type, DataFrame]:
-    """Several event types in one topic: a typed DataFrame for each class, as ``decode`` gives it. ``cache()`` ``df``
+    """Several event types in one topic: a typed DataFrame for each class, as ``events`` gives it. ``cache()`` ``df``
     to read once."""
-    return {cls: decode(df, cls) for cls in event_classes}
+    return {cls: events(df, cls) for cls in event_classes}
 
 
 def write(

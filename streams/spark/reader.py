@@ -18,7 +18,7 @@ from pyspark.sql.datasource import InputPartition
 from streams.errors import BrokerUnavailable, OffsetError
 from streams.records import TYPE_HEADER, VERSION_HEADER
 from streams.spark.kafka import client, translated
-from streams.spark.options import ReadOptions
+from streams.spark.read_options import ReadOptions
 
 _BATCH: Final = 5000
 _POLL_SECONDS: Final = 0.5

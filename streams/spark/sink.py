@@ -28,7 +28,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from streams.errors import ConfigError, StateDiskError, StreamsError
 from streams.spark.commit import commit_once, find_write
 from streams.spark.kafka import client, partitions_of
-from streams.spark.options import WriteOptions
+from streams.spark.write_options import WriteOptions
 
 HEADERS_TYPE: Final = t.ArrayType(
     t.StructType([t.StructField("key", t.StringType()), t.StructField("value", t.BinaryType())])

@@ -6,32 +6,17 @@ sends them to the tasks by pickle; they hold parsed options and nothing alive.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from collections.abc import Mapping
+from typing import NoReturn
 
-from confluent_kafka.admin import AdminClient
 from pyspark.sql import types as t
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter
 
-from streams.errors import ConfigError, OffsetError
-from streams.spark.kafka import bounds, client, partitions_of
-from streams.spark.options import EARLIEST, LATEST, Offsets, ReadOptions, read_options, write_options
-from streams.spark.reader import Range, batches
-from streams.spark.sink import HEADERS_TYPE, BatchWriter
-
-READ_SCHEMA: Final = t.StructType(
-    [
-        t.StructField("key", t.BinaryType()),
-        t.StructField("value", t.BinaryType()),
-        t.StructField("type", t.StringType()),
-        t.StructField("version", t.IntegerType()),
-        t.StructField("headers", HEADERS_TYPE),
-        t.StructField("topic", t.StringType()),
-        t.StructField("partition", t.IntegerType()),
-        t.StructField("offset", t.LongType()),
-        t.StructField("timestamp", t.TimestampType()),
-    ]
-)
+from streams.errors import ConfigError
+from streams.spark.batch_source import READ_SCHEMA, BatchReader
+from streams.spark.read_options import read_options
+from streams.spark.sink import BatchWriter
+from streams.spark.write_options import write_options
 
 
 class GrtDataSource(DataSource):
@@ -66,63 +51,6 @@ class LocalGrtDataSource(GrtDataSource):
     """The same in a session on one machine, where large writes may be staged in the temporary folder unasked."""
 
     one_machine = True
-
-
-class BatchReader(DataSourceReader):
-    """A bounded read: its ranges are fixed once, when Spark plans the query."""
-
-    def __init__(self, options: ReadOptions, schema: t.StructType) -> None:
-        if schema.simpleString() != READ_SCHEMA.simpleString():
-            raise ConfigError(
-                "format('grt') has columns of its own; leave out .schema(...) and use streams.spark.decode"
-            )
-        self._options = options
-
-    def partitions(self) -> Sequence[InputPartition]:
-        return list(planned(self._options))
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        if not isinstance(partition, Range):  # Spark's way of saying that there is nothing to read
-            return iter(())
-        return batches(partition, self._options)
-
-
-def planned(options: ReadOptions) -> list[Range]:
-    """One range for each partition that has something between start and end. Asks the cluster; blocks.
-
-    Raises ``TopicError``, ``BrokerUnavailable``, and ``OffsetError`` when the log does not hold the offsets asked for
-    (any more).
-    """
-    admin = client(AdminClient, options.kafka)
-    topics = partitions_of(admin, options.topics, options.kafka)
-    edges = bounds(admin, topics, committed_only=options.committed_only, kafka=options.kafka)
-    found = []
-    for (topic, partition), (first, end) in sorted(edges.items()):
-        start = _position("startingOffsets", options.starting, topic, partition, first, end)
-        stop = _position("endingOffsets", options.ending, topic, partition, first, end)
-        if start < stop:
-            found.append(Range(topic, partition, start, stop))
-    return found
-
-
-def _position(option: str, offsets: Offsets, topic: str, partition: int, first: int, end: int) -> int:
-    if offsets == "earliest":
-        return first
-    if offsets == "latest":
-        return end
-    assert isinstance(offsets, dict)
-    given = offsets[topic].get(partition)
-    if given is None:
-        raise ConfigError(f"option {option} says nothing about {topic}[{partition}]: name all partitions of the topic")
-    if given in (EARLIEST, LATEST):
-        return first if given == EARLIEST else end
-    if not first <= given <= end:
-        raise OffsetError(
-            f"option {option}: {topic}[{partition}] has the offsets {first} to {end} now, not {given}; records "
-            "before the "
-            "first are gone (retention), the end is that of committed records"
-        )
-    return given
 
 
 def _plain(options: Mapping[str, str]) -> dict[str, str]:

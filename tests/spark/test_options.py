@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from streams.errors import ConfigError
-from streams.spark.options import read_options, write_options
+from streams.spark.read_options import read_options
+from streams.spark.write_options import write_options
 
 pytestmark = pytest.mark.spark
 READ = {"kafka.bootstrap.servers": "b:1", "subscribe": "a, b"}

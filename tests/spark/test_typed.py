@@ -179,7 +179,7 @@ def test_what_an_event_source_writes_spark_reads(spark: SparkSession, cls: type)
     rng = random.Random(SEED)
     objects = [CASES[cls](rng) for _ in range(60)]
     values: list[bytes | None] = [event_type_of(cls).encode(each) for each in objects]
-    decoded = kes_spark.decode(records(spark, cls, values), cls)
+    decoded = kes_spark.events(records(spark, cls, values), cls)
     assert decoded.where("_error is not null").count() == 0
     columns = [name for name in decoded.columns if not name.startswith("_")]
     # Compared in the JVM's own form too: a DataFrame made of the objects has the same rows, field by field.
@@ -225,7 +225,7 @@ BROKEN: dict[str, tuple[bytes | None, str]] = {
 
 
 def test_what_cannot_be_read_says_why_and_shows_nothing(spark: SparkSession) -> None:
-    decoded = kes_spark.decode(records(spark, Small, [value for value, _ in BROKEN.values()]), Small)
+    decoded = kes_spark.events(records(spark, Small, [value for value, _ in BROKEN.values()]), Small)
     rows = decoded.orderBy("_meta.offset").collect()
     wrong = {
         case: row._error
@@ -241,7 +241,7 @@ def test_defaults_fill_in_what_older_writers_left_out(spark: SparkSession) -> No
         b'{"name":"a","count":1,"from_the_future":[1]}',
         b'{"name":"b","count":2,"price":1E-7}',
     ]
-    first, second = kes_spark.decode(records(spark, Small, values), Small).orderBy("_meta.offset").collect()
+    first, second = kes_spark.events(records(spark, Small, values), Small).orderBy("_meta.offset").collect()
     assert tuple(first[:7]) == ("a", 1, Decimal("1.5"), "red", [], None, None)
     assert (second.price, second._error) == (Decimal("1e-7"), None)
 
@@ -249,7 +249,7 @@ def test_defaults_fill_in_what_older_writers_left_out(spark: SparkSession) -> No
 def test_other_types_are_left_out_and_other_versions_are_errors(spark: SparkSession) -> None:
     good = event_type_of(Small).encode(Small("a", 1))
     both = records(spark, Small, [good]).union(records(spark, Plain, [b"{}"])).union(records(spark, Small, [good], 2))
-    assert [row._error for row in kes_spark.decode(both, Small).orderBy("_meta.version").collect()] == [
+    assert [row._error for row in kes_spark.events(both, Small).orderBy("_meta.version").collect()] == [
         None,
         "version 2, not 1",
     ]
@@ -258,7 +258,7 @@ def test_other_types_are_left_out_and_other_versions_are_errors(spark: SparkSess
 
 def test_on_error_fail_names_the_record(spark: SparkSession) -> None:
     with pytest.raises(Exception, match=r"cannot read Small at t\[0\]@0: missing field: name"):
-        kes_spark.decode(records(spark, Small, [b"{}"]), Small, on_error="fail").collect()
+        kes_spark.events(records(spark, Small, [b"{}"]), Small, on_error="fail").collect()
 
 
 @pytest.mark.parametrize(

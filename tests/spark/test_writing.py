@@ -43,12 +43,12 @@ def test_a_second_run_writes_nothing_and_says_so(
     again = kes_spark.write(rows.limit(5), topic=topic, write_id="w", servers=servers)
     assert (first.written, first.rows) == (True, ROWS)
     assert (again.written, again.rows, again.committed_at_ms) == (False, ROWS, first.committed_at_ms)
-    seen = kes_spark.events(spark, Row, topic=topic, servers=servers, on_error="fail")
+    seen = kes_spark.read_events(spark, Row, topic=topic, servers=servers, on_error="fail")
     assert sorted(row.id for row in seen.collect()) == list(range(ROWS))
     # Another name, or another topic, is another write.
     assert kes_spark.write(rows.limit(5), topic=topic, write_id="w2", servers=servers).written
     assert kes_spark.write(rows.limit(5), topic=other, write_id="w", servers=servers).written
-    counts = [kes_spark.events(spark, Row, topic=each, servers=servers).count() for each in (topic, other)]
+    counts = [kes_spark.read_events(spark, Row, topic=each, servers=servers).count() for each in (topic, other)]
     assert counts == [ROWS + 5, 5]
     assert seen.count() == ROWS  # a DataFrame keeps the ends of its first action
 
@@ -60,7 +60,7 @@ def test_order_per_key_is_the_order_asked_for(
     shuffled = encoded(spark).repartition(7).orderBy(f.rand(seed=1))
     rows = kes_spark.ordered(shuffled, f.desc("id"), partitions=3)
     kes_spark.write(rows, topic=topic, write_id="w", servers=kafka_broker.bootstrap_servers)
-    seen = kes_spark.events(spark, Row, topic=topic, servers=kafka_broker.bootstrap_servers)
+    seen = kes_spark.read_events(spark, Row, topic=topic, servers=kafka_broker.bootstrap_servers)
     by_key: dict[str, list[int]] = {}
     places = set()
     for row in seen.orderBy("_meta.partition", "_meta.offset").collect():
@@ -137,7 +137,7 @@ def test_a_task_that_fails_and_is_tried_again_writes_once(
         kes_spark.encode(df, Row, key="who"), topic=topic, write_id="w", servers=kafka_broker.bootstrap_servers
     )
     assert Path(mark).exists()
-    seen = kes_spark.events(spark, Row, topic=topic, servers=kafka_broker.bootstrap_servers)
+    seen = kes_spark.read_events(spark, Row, topic=topic, servers=kafka_broker.bootstrap_servers)
     assert Counter(row.id for row in seen.collect()) == Counter(range(ROWS))
 
 
@@ -210,6 +210,6 @@ def test_drivers_killed_in_their_commit(
     rows = encoded(spark, 20_000).drop("id")
     again = kes_spark.write(rows, topic=topic, write_id="crash", servers=servers)
     assert (again.written, again.rows) == (False, 20_000)
-    seen = kes_spark.events(spark, Row, topic=topic, servers=servers)
+    seen = kes_spark.read_events(spark, Row, topic=topic, servers=servers)
     assert Counter(row.id for row in seen.collect()) == Counter(range(20_000))
     assert read(topic, isolation="read_uncommitted").count() == 40_000
