@@ -1,0 +1,53 @@
+"""What the recipes share: their command line, the broker, and ends of topics as Spark's options want them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterable, Mapping
+
+from pyspark.sql import DataFrame, SparkSession
+
+from streams.clients.admin import TopicAdmin
+from streams.clients.settings import ClientSettings
+from streams.topics import TopicSpec
+
+
+def command_line(doc: str | None) -> argparse.ArgumentParser:
+    """A parser that shows the module's text, and knows ``--servers``."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    given = os.environ.get("KES_BOOTSTRAP_SERVERS")
+    parser.add_argument(
+        "--servers", default=given, required=given is None, help="host:port; default: KES_BOOTSTRAP_SERVERS"
+    )
+    return parser
+
+
+def read(spark: SparkSession, servers: str, topics: str, **options: str) -> DataFrame:
+    """What is in the topics now, as records."""
+    reader = spark.read.format("grt").option("kafka.bootstrap.servers", servers).option("subscribe", topics)
+    return reader.options(**options).load()
+
+
+def ends(servers: str, topics: Iterable[str]) -> str:
+    """Where each partition ends for readers of committed records, as JSON for ``endingOffsets``/``startingOffsets``."""
+    admin = TopicAdmin(ClientSettings(servers))
+    try:
+        found = {
+            topic: {str(number): mark.stable for number, mark in admin.watermarks(topic).items()} for topic in topics
+        }
+    finally:
+        admin.close()
+    return json.dumps(found)
+
+
+def create_topics(servers: str, partitions: Mapping[str, int]) -> None:
+    """Make topics of one replica each; those that exist stay as they are."""
+    admin = TopicAdmin(ClientSettings(servers))
+    try:
+        admin.create(
+            [TopicSpec(name=name, partitions=number, replication_factor=1) for name, number in partitions.items()]
+        )
+    finally:
+        admin.close()
