@@ -1,0 +1,145 @@
+"""A Spark job under test, as a process of its own: Kafka to Kafka through ``format("grt")``, exactly once.
+
+``python -m tests.spark.proof_job JSON``, with a ``JobSpec``. It must be the leader of a session, so that all of its
+processes can be found. It ends with exit code 0 when everything that was in the source when it began is written.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.query import StreamingQuery
+
+import streams.spark as kes_spark
+from tests.spark.proof_naive import NaiveSource
+from tests.spark.proof_points import FOLDER, JOB, ClusterProofSource, ProofSource
+
+TASK_FAULTS = ("", "raise", "exit", "slow", "kill-executor")
+ROWS_BEFORE_FAULT = 200
+
+
+class JobSpec(msgspec.Struct, kw_only=True):
+    """What a job does. ``task_fault``: what becomes of the first attempt of one task in every second batch, half way
+    through its rows. ``write``: ``stream``, ``naive`` (the control) or ``batch`` (one write with a ``writeId``)."""
+
+    servers: str
+    source: str
+    target: str
+    sink: str
+    checkpoint: str
+    rows_per_batch: int = 10_000
+    write: str = "stream"
+    task_fault: str = ""
+    slow_seconds: float = 12.0
+    settings: dict[str, str] = {}
+    read_options: dict[str, str] = {}
+    write_options: dict[str, str] = {}
+
+
+def session(spec: JobSpec) -> SparkSession:
+    """The job's session, with ``format("grt")`` that has points, and ``format("naive")``."""
+    settings = {"spark.master": "local[2,4]", "spark.sql.shuffle.partitions": "2", **spec.settings}
+    spark = kes_spark.local_session("proof", settings=settings, memory="768m")
+    spark.dataSource.register(ProofSource if settings["spark.master"].startswith("local") else ClusterProofSource)
+    spark.dataSource.register(NaiveSource)
+    return spark
+
+
+def copied(rows: DataFrame, spec: JobSpec) -> DataFrame:
+    """What is written: the same records under another type, through a task that may fail."""
+    if spec.task_fault:
+        rows = rows.mapInArrow(faulty(spec.task_fault, spec.slow_seconds, os.environ[FOLDER]), rows.schema)
+    return rows.select("key", "value", f.lit("Copied").alias("type"))
+
+
+def start(spark: SparkSession, spec: JobSpec) -> StreamingQuery:
+    """The query, on its way. It ends by itself, at the end that the source has now."""
+    reader = spark.readStream.format("grt").option("kafka.bootstrap.servers", spec.servers)
+    reader = reader.option("subscribe", spec.source).option("startingOffsets", "earliest")
+    reader = reader.option("maxOffsetsPerTrigger", str(spec.rows_per_batch)).options(**spec.read_options)
+    writer = copied(reader.load(), spec).writeStream.format("naive" if spec.write == "naive" else "grt")
+    writer = writer.option("kafka.bootstrap.servers", spec.servers).option("topic", spec.target)
+    writer = writer.option("sink", spec.sink).option("checkpointLocation", spec.checkpoint)
+    return writer.options(**spec.write_options).trigger(availableNow=True).start()
+
+
+def write_batch(spark: SparkSession, spec: JobSpec) -> None:
+    """Everything in one write."""
+    reader = spark.read.format("grt").option("kafka.bootstrap.servers", spec.servers).option("subscribe", spec.source)
+    rows = copied(reader.options(**spec.read_options).load(), spec)
+    kes_spark.write(rows, topic=spec.target, write_id=spec.sink, servers=spec.servers, options=spec.write_options)
+
+
+def faulty(kind: str, seconds: float, folder: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """A function for ``mapInArrow``."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        context = TaskContext.get()
+        assert context is not None
+        batch = int(context.getLocalProperty("streaming.sql.batchId") or 1)
+        struck = context.attemptNumber() > 0 or batch % 2 == 0 or context.partitionId() != 1
+        rows = 0
+        for each in batches:
+            yield each
+            rows += each.num_rows
+            if not struck and rows > ROWS_BEFORE_FAULT:
+                struck = True
+                strike(kind, seconds, Path(folder) / f"task-{kind}-{batch}-{context.taskAttemptId()}")
+
+    return run
+
+
+def strike(kind: str, seconds: float, mark: Path) -> None:
+    if kind == "kill-executor" and list(mark.parent.glob(f"{mark.name.rpartition('-')[0]}-*")):
+        return  # attempts are not counted where the executor was lost
+    mark.touch()
+    if kind == "raise":
+        raise RuntimeError("a fault of the proof in a task")
+    if kind == "exit":
+        os._exit(9)
+    if kind == "kill-executor":
+        kill_executor()
+    deadline = time.monotonic() + seconds
+    while kind == "slow" and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def kill_executor() -> None:
+    """SIGKILL to the Java process above this Python worker, which must be an executor."""
+    import psutil
+
+    for parent in psutil.Process().parents():
+        if any("CoarseGrainedExecutorBackend" in part for part in parent.cmdline()):
+            parent.kill()
+            return
+    raise AssertionError("this task runs in no executor of its own")
+
+
+def main(spec: JobSpec) -> None:
+    assert os.getsid(0) == os.getpid()
+    os.environ[JOB] = str(os.getpid())
+    spark = session(spec)
+    if spec.write == "batch":
+        write_batch(spark, spec)
+        print("DONE", flush=True)
+        return
+    query = start(spark, spec)
+    print("QUERY", query.id, flush=True)
+    query.awaitTermination()
+    print("DONE", sum(progress["numInputRows"] for progress in query.recentProgress), flush=True)
+
+
+if __name__ == "__main__":
+    # By its name, not as __main__: Spark would send functions and classes of __main__ by value.
+    from tests.spark import proof_job
+
+    proof_job.main(msgspec.json.decode(sys.argv[1], type=proof_job.JobSpec))

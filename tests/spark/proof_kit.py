@@ -1,0 +1,318 @@
+"""The proof of exactly once: a load, jobs that are attacked, and an oracle that tells every record that is lost,
+doubled, out of order or torn."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+import msgspec
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
+
+from streams.clients.admin import TopicAdmin
+from streams.clients.settings import ClientSettings
+from streams.topics import TopicSpec
+from tests.spark.proof_job import JobSpec
+from tests.spark.proof_points import Strike, environment, job_processes, signal_job
+
+ROOT = Path(__file__).parents[2]
+KEYS = 200
+PATIENCE = 240.0
+BROKER_ENDS_SECONDS = 30.0
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What the oracle has seen. ``aborted``: rows that only readers of uncommitted records see, which is how much the
+    attacks hit."""
+
+    events: int
+    rows: int
+    missing: int
+    duplicated: int
+    out_of_order: int
+    changed: int
+    aborted: int
+    hanging: tuple[str, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Every event once, in order, as it was, and no transaction open."""
+        return not (self.missing or self.duplicated or self.out_of_order or self.changed or self.hanging)
+
+
+def wait_until(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
+    """Wait for a condition, with a deadline; never for luck."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain: {what}"
+        time.sleep(0.02)
+
+
+def seed() -> int:
+    """``SEED`` if it is set, else by the clock; printed, so that a run can be had again."""
+    found = int(os.environ.get("SEED") or time.time_ns() % 1_000_000)
+    print(f"SEED={found}")
+    return found
+
+
+class Job:
+    """One run of a job, in a session of its own."""
+
+    def __init__(self, spec: JobSpec, folder: Path, strikes: list[Strike], number: int) -> None:
+        self.log = folder / f"job-{number}.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.spark.proof_job", msgspec.json.encode(spec).decode()],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT), **environment(folder, strikes)},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def said(self, text: str) -> bool:
+        return text in self.log.read_text(errors="replace")
+
+    def tail(self) -> str:
+        """The end of what it wrote."""
+        return self.log.read_text(errors="replace")[-3000:]
+
+    def wait(self, seconds: float = PATIENCE) -> int:
+        """Its exit code."""
+        return self.process.wait(seconds)
+
+    def must_finish(self, seconds: float = PATIENCE) -> None:
+        """To its good end."""
+        code = self.wait(seconds)
+        assert code == 0, f"exit code {code}: {self.tail()}"
+
+    def must_be_killed(self, seconds: float = PATIENCE) -> None:
+        """By the strike that waits for it, which takes all of its processes."""
+        code = self.wait(seconds)
+        assert code == -signal.SIGKILL, f"exit code {code}: {self.tail()}"
+        wait_until(lambda: not job_processes(self.process.pid), "all processes of the job have ended", 30)
+
+    def kill(self) -> None:
+        """SIGKILL to all of its processes, frozen or not; safe to repeat."""
+        signal_job(self.process.pid, signal.SIGKILL)
+        self.process.wait(30)
+
+    def freeze(self) -> None:
+        signal_job(self.process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        signal_job(self.process.pid, signal.SIGCONT)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the whole job stands still."""
+        stats = [Path(f"/proc/{pid}/stat") for pid in job_processes(self.process.pid)]
+        return bool(stats) and all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+
+class Trial:
+    """A source topic with events, a target topic, and the jobs that copy the one into the other under attack."""
+
+    def __init__(self, servers: str, folder: Path, prefix: str, events: int, *, partitions: int = 4) -> None:
+        self.servers, self.folder, self.events = servers, folder, events
+        self.source, self.target = prefix + "source", prefix + "target"
+        self.checkpoint = folder / "checkpoint"
+        self.jobs: list[Job] = []
+        self._sink = prefix + "copy"
+        self._admin = TopicAdmin(ClientSettings(servers, {}, client_id="proof"))
+        specs = [
+            TopicSpec(name=name, partitions=partitions, replication_factor=1) for name in (self.source, self.target)
+        ]
+        self._admin.create(specs, 60.0)
+        self._load()
+
+    def _load(self) -> None:
+        producer = Producer(
+            {
+                "bootstrap.servers": self.servers,
+                "partitioner": "murmur2_random",
+                "enable.idempotence": True,
+                "linger.ms": 20,
+                "log_level": 0,
+            }
+        )
+        for number in range(self.events):
+            while True:
+                try:
+                    producer.produce(self.source, value_of(number), key_of(number), headers=[("__grt__", b"Given")])
+                    break
+                except BufferError:
+                    producer.poll(0.05)
+        assert producer.flush(120) == 0
+
+    def spec(self, **changes: object) -> JobSpec:
+        """The job that copies all of it, in batches of a tenth."""
+        spec = JobSpec(
+            servers=self.servers,
+            source=self.source,
+            target=self.target,
+            sink=self._sink,
+            checkpoint=str(self.checkpoint),
+            rows_per_batch=max(self.events // 10, 1),
+        )
+        return msgspec.structs.replace(spec, **changes)
+
+    def start(self, *strikes: Strike, spec: JobSpec | None = None) -> Job:
+        """A run of the job."""
+        job = Job(spec or self.spec(), self.folder, list(strikes), len(self.jobs))
+        self.jobs.append(job)
+        return job
+
+    def struck(self, strike: Strike) -> bool:
+        return (self.folder / strike.mark).exists()
+
+    def wait_struck(self, strike: Strike) -> None:
+        """Until it has; the job that it is for must be running."""
+        job = self.jobs[-1]
+        wait_until(lambda: self.struck(strike) or not job.running, strike.mark)
+        assert self.struck(strike), job.tail()
+
+    def release(self) -> None:
+        """Whoever holds goes on."""
+        (self.folder / "go").touch()
+
+    @property
+    def batches_done(self) -> int:
+        """Batches in Spark's own commit log."""
+        return len([path for path in (self.checkpoint / "commits").glob("*") if path.name.isdigit()])
+
+    @property
+    def open_transaction(self) -> bool:
+        """Whether a transaction is open on the target, as the broker sees it."""
+        return any(mark.stable < mark.end for mark in self._admin.watermarks(self.target).values())
+
+    def committed_rows(self) -> int:
+        """Rows that readers of committed records see now."""
+        return sum(1 for _ in self._read("read_committed"))
+
+    def check(self) -> Report:
+        """The oracle's word. A transaction that is open is given the time that the broker needs to end it."""
+        deadline = time.monotonic() + BROKER_ENDS_SECONDS
+        while self.open_transaction and time.monotonic() < deadline:
+            time.sleep(0.5)
+        marks = self._admin.watermarks(self.target)
+        hanging = tuple(
+            f"{self.target}[{number}]: readers stop at {mark.stable} of {mark.end}"
+            for number, mark in marks.items()
+            if mark.stable != mark.end
+        )
+        seen: Counter[int] = Counter()
+        last: dict[bytes, int] = {}
+        out_of_order = changed = 0
+        for message in self._read("read_committed"):
+            number, key = int((message.value() or b"-1 ").split(b" ")[0]), message.key() or b""
+            seen[number] += 1
+            if (key, message.value()) != (key_of(number), value_of(number)) or dict(message.headers() or []) != _TYPE:
+                changed += 1
+            out_of_order += number <= last.get(key, -1)
+            last[key] = max(number, last.get(key, -1))
+        rows = seen.total()
+        return Report(
+            events=self.events,
+            rows=rows,
+            missing=len(set(range(self.events)) - seen.keys()),
+            duplicated=sum(times - 1 for times in seen.values()),
+            out_of_order=out_of_order,
+            changed=changed,
+            aborted=sum(1 for _ in self._read("read_uncommitted")) - rows,
+            hanging=hanging,
+        )
+
+    def must_be_exact(self) -> Report:
+        """Every event once, in order, and no transaction open."""
+        report = self.check()
+        assert report.exact, report
+        assert report.rows == self.events, report
+        print(report)
+        return report
+
+    def _read(self, isolation: str) -> Iterator[Message]:
+        """All records of the target, partition by partition in order, as one kind of reader sees them."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.servers,
+                "group.id": "the oracle",
+                "isolation.level": isolation,
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                "log_level": 0,
+            }
+        )
+        try:
+            left = set(self._admin.watermarks(self.target))
+            consumer.assign([TopicPartition(self.target, number, 0) for number in left])
+            deadline = time.monotonic() + PATIENCE
+            while left:
+                assert time.monotonic() < deadline, f"{self.target}{sorted(left)} cannot be read to the end"
+                for message in consumer.consume(5000, 0.2):
+                    if message.error() is None:
+                        yield message
+                    else:
+                        left.discard(message.partition() or 0)
+        finally:
+            consumer.close()
+
+    def close(self) -> None:
+        """End what is left running."""
+        for job in self.jobs:
+            job.kill()
+        self._admin.close()
+
+
+_TYPE = {"__grt__": b"Copied"}
+
+
+def key_of(number: int) -> bytes:
+    return b"key-%d" % (number % KEYS)
+
+
+def value_of(number: int) -> bytes:
+    return b"%d %s" % (number, b"." * (60 + number % 7))
+
+
+def kill_in_transactions(
+    trial: Trial, kills: int, draw: random.Random, spec: JobSpec | None = None, *, longest_ms: float = 60.0
+) -> int:
+    """Run the job until it is done, and kill it ``kills`` times when the broker sees a transaction open on the target,
+    a random moment later. Returns how many of the killed left it open: those have hit.
+
+    Not the clock aims, but the log: a job of ten seconds has its transaction open for a tenth of one.
+    """
+    hits = 0
+    for _ in range(kills):
+        job = trial.start(spec=spec)
+        before = trial.batches_done
+        batches = draw.randrange(3)
+        wait_until(lambda: trial.batches_done >= before + batches or not job.running, "batches", PATIENCE)  # noqa: B023
+        while job.running and not trial.open_transaction:
+            pass
+        moment = time.monotonic() + draw.uniform(0, longest_ms) / 1000
+        while time.monotonic() < moment:
+            pass
+        if not job.running:
+            break
+        job.kill()
+        hits += trial.open_transaction
+    return hits
+
+
+def all_points(points: Collection[str], batches: int) -> list[Strike]:
+    """A kill at each of the points, one batch after the other."""
+    return [Strike(point, number % batches) for number, point in enumerate(points)]

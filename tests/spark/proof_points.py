@@ -1,0 +1,264 @@
+"""Faults at named points of a Spark write, inside of the product's own code: nothing of that is replaced.
+
+``ProofSource`` is ``format("grt")`` with points around what the sink does in tasks and in Spark's commit, and around
+every call that the commit makes to Kafka. Which point strikes, in which batch, and how, is said by ``Strike``; each
+strikes once, over all runs of a job, because it leaves a file. Strikes travel in the environment, which Java hands on
+to Spark's Python processes.
+
+Points, in the order they are passed: ``stage.half`` and ``stage.after`` (in a task), ``init.before``, ``init.after``,
+``marker.after`` (it is read), ``begin.after``, ``produce.half`` (some rows are in the log), ``offsets.after``,
+``commit.before`` (every row is in the log, the transaction open), ``commit.after`` (Spark does not know yet),
+``returned`` (the sink's commit has ended, Spark's commit log is not written).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import confluent_kafka
+import msgspec
+import psutil
+from pyspark import TaskContext
+from pyspark.sql import types as t
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from streams.spark.source import GrtDataSource, LocalGrtDataSource
+
+POINTS: Final = (
+    "stage.half",
+    "stage.after",
+    "init.before",
+    "init.after",
+    "marker.after",
+    "begin.after",
+    "produce.half",
+    "offsets.after",
+    "commit.before",
+    "commit.after",
+    "returned",
+)
+ACTIONS: Final = ("kill", "kill-java", "freeze", "exit", "raise", "hold")
+BATCH_WRITE: Final = 0
+"""The number of the batch of a write that is no stream."""
+
+STRIKES, FOLDER, JOB = "KES_PROOF_STRIKES", "KES_PROOF_FOLDER", "KES_PROOF_JOB"
+HALF_ROWS: Final = 300
+_HOLD_SECONDS: Final = 240.0
+
+
+class Strike(msgspec.Struct, frozen=True):
+    """``action`` at ``point`` of ``batch``, the first time that it is passed. Once, whatever is started again.
+
+    ``kill``: SIGKILL to the whole job, driver, Java and Python workers. ``kill-java``: to Java alone; the Python
+    process that is at the point goes on as an orphan. ``freeze``: SIGSTOP to the whole job. ``exit``: only this process
+    ends. ``raise``: an exception. ``hold``: wait until the file ``go`` is in the folder.
+    """
+
+    point: str
+    batch: int
+    action: str = "kill"
+
+    def __post_init__(self) -> None:
+        assert self.point in POINTS, self.point
+        assert self.action in ACTIONS, self.action
+
+    @property
+    def mark(self) -> str:
+        """Name of the file it leaves."""
+        return f"struck-{self.point}-{self.batch}-{self.action}"
+
+
+def environment(folder: Path, strikes: list[Strike]) -> dict[str, str]:
+    """What Spark's Java must be started with."""
+    return {STRIKES: msgspec.json.encode(strikes).decode(), FOLDER: str(folder)}
+
+
+def job_processes(leader: int) -> list[int]:
+    """All processes of a job that was started as the leader of a session, however they group themselves."""
+    found = []
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(pid) == leader:
+                found.append(pid)
+    return found
+
+
+def signal_job(leader: int, number: int) -> None:
+    """Send it to all of them, to this process last."""
+    assert leader > 0, "not a job of its own: the test itself would be hit"
+    own = os.getpid()
+    members = job_processes(leader)
+    for pid in sorted(members, key=lambda pid: pid == own):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+class Plan:
+    """The strikes of this process's job."""
+
+    def __init__(self) -> None:
+        self._strikes = msgspec.json.decode(os.environ.get(STRIKES, "[]"), type=list[Strike])
+        self._folder = Path(os.environ.get(FOLDER, "."))
+        self._leader = int(os.environ.get(JOB, "0"))
+
+    def hit(self, point: str, batch: int, before: Callable[[], object] = lambda: None) -> None:
+        """Passing this point. ``before`` is called when it is about to strike."""
+        for strike in self._strikes:
+            if (strike.point, strike.batch) == (point, batch) and not (self._folder / strike.mark).exists():
+                before()
+                try:
+                    (self._folder / strike.mark).touch(exist_ok=False)
+                except FileExistsError:  # another task was quicker
+                    return
+                self._strike(strike.action)
+
+    def _strike(self, action: str) -> None:
+        if action == "kill":
+            signal_job(self._leader, signal.SIGKILL)
+        elif action == "kill-java":
+            for pid in job_processes(self._leader):
+                with contextlib.suppress(psutil.Error):
+                    if "java" in psutil.Process(pid).name():
+                        os.kill(pid, signal.SIGKILL)
+        elif action == "freeze":
+            signal_job(self._leader, signal.SIGSTOP)
+        elif action == "exit":
+            os._exit(9)
+        elif action == "raise":
+            raise RuntimeError("a strike of the proof")
+        else:
+            deadline = time.monotonic() + _HOLD_SECONDS
+            while not (self._folder / "go").exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+
+
+class _At:
+    """Where the process that commits is now."""
+
+    plan: Plan | None = None
+    batch = -1
+
+    @classmethod
+    def hit(cls, point: str, before: Callable[[], object] = lambda: None) -> None:
+        if cls.plan is not None:
+            cls.plan.hit(point, cls.batch, before)
+
+
+class _FaultyProducer(confluent_kafka.Producer):
+    def init_transactions(self, *args: Any, **kwargs: Any) -> Any:
+        _At.hit("init.before")
+        done = super().init_transactions(*args, **kwargs)
+        _At.hit("init.after")
+        self._rows = 0
+        return done
+
+    def begin_transaction(self, *args: Any, **kwargs: Any) -> None:
+        super().begin_transaction(*args, **kwargs)
+        _At.hit("begin.after")
+
+    def produce(self, *args: Any, **kwargs: Any) -> None:
+        super().produce(*args, **kwargs)
+        self._rows += 1
+        if self._rows == HALF_ROWS:
+            _At.hit("produce.half", lambda: self.flush(30))
+
+    def send_offsets_to_transaction(self, *args: Any, **kwargs: Any) -> None:
+        super().send_offsets_to_transaction(*args, **kwargs)
+        _At.hit("offsets.after")
+
+    def commit_transaction(self, *args: Any, **kwargs: Any) -> None:
+        _At.hit("commit.before", lambda: self.flush(30))
+        super().commit_transaction(*args, **kwargs)
+        _At.hit("commit.after")
+
+
+class _FaultyConsumer(confluent_kafka.Consumer):
+    def committed(self, *args: Any, **kwargs: Any) -> Any:
+        found = super().committed(*args, **kwargs)
+        _At.hit("marker.after")
+        return found
+
+
+def _put_points_into_clients() -> None:
+    """Wherever a module of the product has librdkafka's clients, it finds ours, in this process."""
+    ours = {confluent_kafka.Producer: _FaultyProducer, confluent_kafka.Consumer: _FaultyConsumer}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("streams.spark"):
+            for attribute, value in list(vars(module).items()):
+                if isinstance(value, type) and value in ours:
+                    setattr(module, attribute, ours[value])
+
+
+def _with_points(iterator: Iterator[Any], batch: int) -> Iterator[Any]:
+    plan = Plan()
+    for item in iterator:
+        yield item
+        plan.hit("stage.half", batch)
+
+
+class ProofStreamWriter(DataSourceStreamArrowWriter):
+    """The product's writer of a stream, with points around it."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        assert context is not None
+        batch = int(context.getLocalProperty("streaming.sql.batchId") or -1)
+        message: WriterCommitMessage = self._real.write(_with_points(iterator, batch))
+        Plan().hit("stage.after", batch)
+        return message
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        _At.plan, _At.batch = Plan(), batchId
+        _put_points_into_clients()
+        self._real.commit(messages, batchId)
+        _At.hit("returned")
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        self._real.abort(messages, batchId)
+
+
+class ProofBatchWriter(DataSourceArrowWriter):
+    """The same for a write that is no stream."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        message: WriterCommitMessage = self._real.write(_with_points(iterator, BATCH_WRITE))
+        Plan().hit("stage.after", BATCH_WRITE)
+        return message
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        _At.plan, _At.batch = Plan(), BATCH_WRITE
+        _put_points_into_clients()
+        self._real.commit(messages)
+        _At.hit("returned")
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._real.abort(messages)
+
+
+class ProofSource(LocalGrtDataSource):
+    """``format("grt")`` with points."""
+
+    def writer(self, schema: t.StructType, overwrite: bool) -> Any:
+        return ProofBatchWriter(super().writer(schema, overwrite))
+
+    def streamWriter(self, schema: t.StructType, overwrite: bool) -> Any:  # noqa: N802
+        return ProofStreamWriter(super().streamWriter(schema, overwrite))
+
+
+class ClusterProofSource(ProofSource):
+    """The same on a cluster, where nothing is staged in temporary folders."""
+
+    one_machine = GrtDataSource.one_machine
