@@ -13,10 +13,10 @@ from pyspark.sql import types as t
 
 from streams.errors import ConfigError, TransactionFailed
 from streams.spark import json_codec
+from streams.spark.columns import SINK_COLUMNS
 from streams.spark.commit import WriteResult, find_write
 from streams.spark.options import bootstrap_servers
 from streams.spark.shapes import json_event, shape_of
-from streams.spark.sink import SINK_COLUMNS
 from streams.spark.write_options import write_options
 
 ERROR, META = "_error", "_meta"

@@ -7,16 +7,23 @@ sends them to the tasks by pickle; they hold parsed options and nothing alive.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NoReturn
 
 from pyspark.sql import types as t
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    DataSourceWriter,
+)
 
 from streams.errors import ConfigError
 from streams.spark.batch_source import READ_SCHEMA, BatchReader
 from streams.spark.read_options import read_options
 from streams.spark.sink import BatchWriter
-from streams.spark.write_options import write_options
+from streams.spark.stream_sink import StreamWriter
+from streams.spark.stream_source import StreamReader
+from streams.spark.write_options import stream_write_options, write_options
 
 
 class GrtDataSource(DataSource):
@@ -40,11 +47,13 @@ class GrtDataSource(DataSource):
             raise ConfigError("format('grt') cannot overwrite: a topic is only ever appended to; use mode('append')")
         return BatchWriter(write_options(_plain(self.options)), schema, one_machine=self.one_machine)
 
-    def streamReader(self, schema: t.StructType) -> NoReturn:  # noqa: N802
-        raise ConfigError("readStream.format('grt') is not supported yet; read in batch with spark.read.format('grt')")
+    def streamReader(self, schema: t.StructType) -> DataSourceStreamReader:  # noqa: N802
+        return StreamReader(read_options(_plain(self.options), stream=True), schema)
 
-    def streamWriter(self, schema: t.StructType, overwrite: bool) -> NoReturn:  # noqa: N802
-        raise ConfigError("writeStream.format('grt') is not supported yet; write in batch with df.write.format('grt')")
+    def streamWriter(self, schema: t.StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        if overwrite:
+            raise ConfigError("format('grt') cannot replace what is in a topic: use outputMode('append') or 'update'")
+        return StreamWriter(stream_write_options(_plain(self.options)), schema, one_machine=self.one_machine)
 
 
 class LocalGrtDataSource(GrtDataSource):

@@ -4,53 +4,103 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from streams.errors import ConfigError
-from streams.spark.options import checked, kafka_settings, number
+from streams.spark.options import checked, flag, kafka_settings, number
 
-_WRITE: Final = ("topic", "writeId", "stagingDir", "stagingThreshold", "markerTopic", "runId")
+_COMMON: Final = ("topic", "markerTopic", "stagingDir", "stagingThreshold")
+_WRITE: Final = ("writeId", "runId")
+_STREAM: Final = ("sink", "adoptNewQuery", "lastWrittenBatch")
+_OF_SPARK: Final = ("path", "checkpointLocation", "queryName", "asyncProgressTrackingEnabled")
+"""Spark's own, which arrive in the same map as a streaming sink's."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriteOptions:
-    """What to write. ``topic=None``: every row names its own. ``kafka`` may hold secrets and stays out of ``repr``."""
+class SinkOptions:
+    """What every write needs. ``topic=None``: every row names its own. ``kafka`` may hold secrets and stays out of
+    ``repr``."""
 
     kafka: dict[str, str] = field(repr=False)
     topic: str | None
     marker_topic: str
-    write_id: str
-    run_id: str | None
     staging_dir: str | None
     staging_threshold: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions(SinkOptions):
+    """A batch write: ``df.write``."""
+
+    write_id: str
+    run_id: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamWriteOptions(SinkOptions):
+    """A streaming sink: ``df.writeStream``."""
+
+    sink: str
+    adopt_new_query: bool
+    last_written_batch: int | None
+
+
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """Raises ``ConfigError`` that names the option at fault."""
-    plain = checked(options, _WRITE, "writing")
-    write_id = plain.get("writeid", "")
-    if not write_id:
+    plain = checked(options, (*_COMMON, *_WRITE), "writing")
+    write_id = _name(
+        "writeId",
+        plain,
+        "name this write (for example 'flights-2013-01'). A second run with the same name writes nothing, which is "
+        "what makes a repeated or half-failed run exactly once; without a name it would write everything again",
+    )
+    return WriteOptions(**_common(plain, "writeId"), write_id=write_id, run_id=plain.get("runid"))
+
+
+def stream_write_options(options: Mapping[str, str]) -> StreamWriteOptions:
+    """Raises ``ConfigError`` that names the option at fault."""
+    plain = checked(options, (*_COMMON, *_STREAM, *_OF_SPARK), "streaming into")
+    if plain.get("asyncprogresstrackingenabled", "false").lower() == "true":
         raise ConfigError(
-            "option writeId is missing: name this write (for example 'flights-2013-01'). A second run with the "
-            "same name "
-            "writes nothing, which is what makes a repeated or half-failed run exactly once; without a name it would "
-            "write everything again"
+            "option asyncProgressTrackingEnabled cannot be true: Spark would then go on before it has noted what a "
+            "batch reads, and after a restart a batch could have other rows than the ones written: not exactly once"
         )
-    if len(write_id) > 200 or not write_id.isprintable():
-        raise ConfigError("option writeId must be at most 200 printable characters")
+    sink = _name(
+        "sink",
+        plain,
+        "name this sink (for example 'flights-enricher'), the same name for ever: under it the topic's markers are "
+        "kept, which tell a restarted query what it has written already",
+    )
+    last = plain.get("lastwrittenbatch")
+    return StreamWriteOptions(
+        **_common(plain, "sink"),
+        sink=sink,
+        adopt_new_query=flag("adoptNewQuery", plain.get("adoptnewquery", "false")),
+        last_written_batch=None if last is None else int(number("lastWrittenBatch", last, minimum=-1)),
+    )
+
+
+def _name(option: str, plain: Mapping[str, str], why: str) -> str:
+    name = plain.get(option.lower(), "")
+    if not name:
+        raise ConfigError(f"option {option} is missing: {why}")
+    if len(name) > 200 or not name.isprintable():
+        raise ConfigError(f"option {option} must be at most 200 printable characters")
+    return name
+
+
+def _common(plain: Mapping[str, str], identity: str) -> dict[str, Any]:
     topic = plain.get("topic") or None
     marker_topic = plain.get("markertopic") or topic
     if marker_topic is None:
         raise ConfigError(
             "option topic is missing. When each row names its topic in a column, give the option markerTopic "
-            "instead: one of the topics, always the same one for the same writeId"
+            f"instead: one of the topics, always the same one for the same {identity}"
         )
-    return WriteOptions(
-        kafka=kafka_settings(plain),
-        topic=topic,
-        marker_topic=marker_topic,
-        write_id=write_id,
-        run_id=plain.get("runid"),
-        staging_dir=plain.get("stagingdir"),
-        staging_threshold=int(number("stagingThreshold", plain.get("stagingthreshold", str(1 << 20)), minimum=0)),
-    )
+    return {
+        "kafka": kafka_settings(plain),
+        "topic": topic,
+        "marker_topic": marker_topic,
+        "staging_dir": plain.get("stagingdir"),
+        "staging_threshold": int(number("stagingThreshold", plain.get("stagingthreshold", str(1 << 20)), minimum=0)),
+    }

@@ -16,7 +16,7 @@ import msgspec
 from confluent_kafka import Producer
 
 import streams.spark as kes_spark
-from streams.spark import commit, source
+from streams.spark import lane, source
 from streams.spark.sink import BatchWriter
 
 
@@ -42,7 +42,7 @@ class DyingProducer(Producer):
 
 class DyingWriter(BatchWriter):
     def commit(self, messages: Any) -> None:
-        commit.Producer = DyingProducer  # type: ignore[misc]
+        lane.Producer = DyingProducer  # type: ignore[misc]
         super().commit(messages)
 
 

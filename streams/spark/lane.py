@@ -1,0 +1,196 @@
+"""The lane write: rows and a marker in one Kafka transaction, exactly once for what is asked.
+
+    1. a new producer, ``init_transactions``: whoever held the transactional id before is fenced from here on, and
+       what it left open is decided and settled;
+    2. only then read the marker (an offset of a group that exists for this lane alone);
+    3. the marker says that it is written, by this run or another one: done. It says no: refused (``markers.py``);
+    4. else send all rows, send the marker with them, commit. No clear answer: go to 1.
+
+Two attempts that both commit the same rows cannot be: the second one's step 1 waits until the first one's transaction
+is decided, and the marker, which was committed with the rows, is there in its step 2. An attempt that died leaves
+nothing visible, or rows and marker. Reading the marker before step 1, committing it in a transaction of its own, or
+keeping the producer from round to round, would break this.
+
+When ``write_lane`` returns, the transaction is committed. Readers of committed records see the rows in all partitions a
+few milliseconds later; ``settle`` waits for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from streams.errors import RecordRefused, StreamsError, TransactionFailed
+from streams.spark.kafka import TIMEOUT_SECONDS, client, translated
+from streams.spark.markers import Request, Stored, Written
+from streams.spark.sending import Sender
+
+_ROUNDS: Final = 3
+_FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
+_REFUSED = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+
+_UNDECIDED: Final = (
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane:
+    """Where to write: one transactional id and the marker of the same name (offset of partition 0 of
+    ``marker_topic``)."""
+
+    identity: str
+    marker_topic: str
+    topic: str | None
+    """The topic of all rows; ``None``: every row names its own."""
+    kafka: dict[str, str] = field(repr=False)
+
+
+def write_lane(
+    lane: Lane, request: Request, batches: Callable[[], Iterable[Any]], *, size: int
+) -> tuple[Written, bool]:
+    """Write ``batches()`` (Arrow; ``size`` bytes as staged) unless the marker says that they are written. Blocks.
+
+    Returns what is in the lane now, and whether this call wrote it. Raises what ``request`` refuses with, and
+    ``TopicError``, ``RecordRefused``, ``BrokerUnavailable``, or ``TransactionFailed`` (``"fenced"``: somebody else
+    took the lane over, or the transaction outlived its timeout). After an error nothing is visible, or all; ask again.
+    """
+    failure: StreamsError | None = None
+    for attempt in range(_ROUNDS + 1):
+        with _fenced_producer(lane, request, size) as producer:
+            if (found := request.written(read_marker(lane, request, wait=True))) is not None:
+                return found, attempt > 0
+            if attempt == _ROUNDS:
+                break
+            if attempt:
+                _log.warning("%s: trying again after: %s", request, failure)
+            try:
+                marker = request.marker(int(time.time() * 1000))
+                _transaction(producer, lane, request, marker, batches())
+                if (done := request.written(marker)) is not None:
+                    return done, True
+            except KafkaException as error:
+                failure = _translated(error, lane, request)
+                if not isinstance(failure, TransactionFailed) or failure.kind == "fenced":
+                    raise failure from error
+    raise failure or TransactionFailed(
+        "commit_transaction", "MARKER_MISSING", "unknown", "committed, but no marker is found"
+    )
+
+
+def settle(lane: Lane, request: Request) -> None:
+    """Wait until what was committed is visible to readers of committed records in every partition."""
+    with _fenced_producer(lane, request, 0):
+        pass
+
+
+@contextlib.contextmanager
+def _fenced_producer(lane: Lane, request: Request, size: int) -> Iterator[Producer]:
+    """A new producer after ``init_transactions``; what is open when the block ends is aborted."""
+    # An open transaction hides everything behind it from readers of committed records, until its timeout when nobody
+    # comes back for it. So: as short as the rows allow (a minute, and a second more for each MiB), a quarter hour at
+    # most.
+    timeout_ms = min(60_000 + 1000 * (size >> 20), 900_000)
+    settings: dict[str, Any] = {
+        "transaction.timeout.ms": timeout_ms,
+        "linger.ms": 20,
+        "compression.type": "lz4",
+        "queue.buffering.max.messages": 100_000,
+        "queue.buffering.max.kbytes": 131_072,
+        **lane.kafka,
+        "transactional.id": lane.identity,
+        "partitioner": "murmur2_random",
+    }
+    producer: Producer = client(Producer, settings)
+    try:
+        producer.init_transactions(TIMEOUT_SECONDS * 2)
+    except KafkaException as error:
+        raise translated(error, f"init_transactions for {request}", lane.kafka) from error
+    try:
+        yield producer
+    finally:
+        with contextlib.suppress(KafkaException):
+            producer.purge()
+        with contextlib.suppress(KafkaException):
+            producer.abort_transaction(TIMEOUT_SECONDS)
+
+
+def _transaction(producer: Producer, lane: Lane, request: Request, marker: Stored, batches: Iterable[Any]) -> None:
+    sender = Sender(producer, lane.topic, lane.kafka, str(request))
+    sender.check_topic(lane.marker_topic)
+    producer.begin_transaction()
+    sent = sum(sender.send(batch) for batch in batches)
+    if sent != request.rows:
+        raise StreamsError(f"{request}: {request.rows} rows were staged, {sent} were found; nothing was written")
+    # A group nobody is a member of; confluent-kafka makes its metadata through a consumer only.
+    consumer = client(Consumer, lane.kafka, {"group.id": lane.identity, "enable.auto.commit": False})
+    try:
+        offset = TopicPartition(lane.marker_topic, 0, marker.offset, marker.metadata)
+        producer.send_offsets_to_transaction([offset], consumer.consumer_group_metadata(), TIMEOUT_SECONDS)
+        producer.commit_transaction(max(TIMEOUT_SECONDS, 60.0))
+    finally:
+        consumer.close()
+
+
+def read_marker(lane: Lane, doing: object, *, wait: bool) -> Stored | None:
+    """The marker, when it is committed; with ``wait``, not before one that is being decided is decided.
+
+    Without ``wait`` a killed run's open transaction is passed over: it would be undecided until its timeout, or until
+    this run comes to its fence.
+
+    By a consumer, not by the admin client: its request for a group's offsets takes the process down (librdkafka 2.16)
+    when the group's coordinator is only just coming up.
+    """
+    isolation = "read_committed" if wait else "read_uncommitted"  # for offsets: only stable ones, or the last committed
+    settings = {"group.id": lane.identity, "enable.auto.commit": False, "isolation.level": isolation}
+    consumer = client(Consumer, lane.kafka, settings)
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    try:
+        while True:
+            found, error = _committed(consumer, TopicPartition(lane.marker_topic, 0))
+            if error is None:
+                return found
+            if error.code() == KafkaError.GROUP_ID_NOT_FOUND:
+                return None
+            if error.code() not in _UNDECIDED or time.monotonic() > deadline:
+                raise translated(KafkaException(error), f"{doing}: reading the marker", lane.kafka)
+            time.sleep(0.05)
+    finally:
+        consumer.close()
+
+
+def _committed(consumer: Consumer, place: TopicPartition) -> tuple[Stored | None, KafkaError | None]:
+    """The offset committed there, if any, or what the broker said instead."""
+    try:
+        (found,) = consumer.committed([place], timeout=TIMEOUT_SECONDS)
+    except KafkaException as error:
+        return None, error.args[0]
+    if found.error is not None:
+        return None, found.error
+    return (Stored(found.offset, found.metadata or "") if found.offset >= 0 else None), None
+
+
+def _translated(error: KafkaException, lane: Lane, request: Request) -> StreamsError:
+    reason: KafkaError = error.args[0]
+    if reason.code() in _FENCED:
+        return TransactionFailed(
+            "commit_transaction", reason.name(), "fenced",
+            f"{request}: another run under this name took over, or the transaction outlived "
+            "kafka.transaction.timeout.ms; run it again",
+        )  # fmt: skip
+    if reason.code() in _REFUSED:
+        return RecordRefused(
+            f"{request}: the broker refuses a record ({reason.name()}: {reason.str()}); nothing was written"
+        )
+    return translated(error, str(request), lane.kafka)

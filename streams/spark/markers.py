@@ -1,0 +1,194 @@
+"""What the marker of a lane says, and what follows from it. Pure: no clock, no broker.
+
+A lane is one transactional id and one consumer group of the same name, in which nobody is a member. The group's
+committed offset is the *marker*: it is committed in the same transaction as the rows, so it says what has been written.
+Whoever wants to write asks: is it written (``Written``)? may I (``None``)? Anything else is refused by an error.
+
+                      marker of ...
+    asked             nobody                      the same query           another query
+    ----------------  --------------------------  -----------------------  -------------------------------------
+    write W           write                       -                        - (a marker of W means: written)
+    batch 0           write                       batch 0: written         write with adoptNewQuery, else refuse
+    batch b > 0       refuse, unless              b: written               refuse
+                      lastWrittenBatch says b     b-1: write
+                      (written) or b-1 (write)    else: refuse
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from streams.errors import ConfigError, StreamsError
+
+_M = TypeVar("_M", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A committed offset and its metadata, as the broker keeps them."""
+
+    offset: int
+    metadata: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What is asked for is there: how many rows, when they were committed, and by which run, if that is known."""
+
+    rows: int
+    at_ms: int
+    run: str | None = None
+
+
+class Request(Protocol):
+    """What somebody wants to write into a lane."""
+
+    def written(self, stored: Stored | None) -> Written | None:
+        """What the marker says: it is written, or (``None``) go on. Raises ``StreamsError`` to refuse."""
+        ...
+
+    def marker(self, at_ms: int) -> Stored:
+        """What to commit together with the rows."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are to write."""
+        ...
+
+    def __str__(self) -> str:
+        """What it is called in messages."""
+        ...
+
+
+class _WriteMetadata(msgspec.Struct):
+    run: str
+    rows: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteRequest:
+    """A batch write: once for each ``writeId``."""
+
+    write_id: str
+    run: str
+    rows: int
+
+    def __str__(self) -> str:
+        return f"write {self.write_id!r}"
+
+    def written(self, stored: Stored | None) -> Written | None:
+        return written_by(stored)
+
+    def marker(self, at_ms: int) -> Stored:
+        return Stored(1, msgspec.json.encode(_WriteMetadata(self.run, self.rows, at_ms)).decode())
+
+
+def written_by(stored: Stored | None) -> Written | None:
+    """The marker of a batch write, read."""
+    if stored is None:
+        return None
+    metadata = _read(stored, _WriteMetadata)
+    return Written(rows=metadata.rows, at_ms=metadata.at_ms, run=metadata.run)
+
+
+class _BatchMetadata(msgspec.Struct):
+    query: str
+    batch: int
+    rows: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRequest:
+    """One micro-batch of a streaming query: once for each query and batch, one batch after the other.
+
+    ``lane`` is its identity. ``last_written`` is what an operator says (``lastWrittenBatch``) where the marker is gone.
+    """
+
+    sink: str
+    lane: str
+    query: str
+    batch: int
+    rows: int
+    adopt_new_query: bool = False
+    last_written: int | None = None
+
+    def __str__(self) -> str:
+        return f"sink {self.sink!r}, batch {self.batch}"
+
+    def written(self, stored: Stored | None) -> Written | None:
+        if stored is None:
+            return self._without_marker()
+        last = _read(stored, _BatchMetadata)
+        if last.query != self.query:
+            self._check_another_query(last)
+            return None
+        if last.batch == self.batch:
+            return Written(rows=last.rows, at_ms=last.at_ms)
+        if last.batch == self.batch - 1:
+            return None
+        if last.batch > self.batch:
+            raise StreamsError(
+                f"{self}: this query has written up to batch {last.batch} already. Either another run of it is ahead "
+                "(then this one is the old one: leave it stopped), or the checkpoint is an older copy; its next "
+                "batches would not be the ones that were written. Nothing was written"
+            )
+        raise StreamsError(
+            f"{self}: the last batch written is {last.batch}, so batches in between are missing: the marker (group "
+            f"{self.lane}) was set back. Nothing was written"
+        )
+
+    def _without_marker(self) -> Written | None:
+        if self.batch == 0:
+            if self.last_written is None:
+                return None
+            raise ConfigError(
+                f"{self}: option lastWrittenBatch={self.last_written} is for a query that goes on, and this one has "
+                "just begun (a new checkpoint): remove the option. Nothing was written"
+            )
+        if self.last_written == self.batch:
+            return Written(rows=self.rows, at_ms=0)
+        if self.last_written == self.batch - 1:
+            return None
+        said = "" if self.last_written is None else f" (option lastWrittenBatch says {self.last_written})"
+        raise ConfigError(
+            f"{self}: the marker of what was written before is missing{said}. It expires when a query rests for longer "
+            "than the broker's offsets.retention.minutes (7 days by default), goes when its group "
+            f"{self.lane} or its topic is deleted, and is not found when the option topic "
+            f"(or markerTopic) was changed. Find out whether batch {self.batch} is in the topic, then start once with "
+            f"option lastWrittenBatch={self.batch} (it is) or {self.batch - 1} (it is not). Nothing was written"
+        )
+
+    def _check_another_query(self, last: _BatchMetadata) -> None:
+        if self.batch == 0 and self.adopt_new_query:
+            return
+        if self.batch == 0:
+            raise ConfigError(
+                f"{self}: query {last.query} has written to this sink before (up to batch {last.batch}), and this is a "
+                f"new one, {self.query} (a new checkpoint): it would write again what it reads again. If that is "
+                "meant, give option adoptNewQuery=true; if not, go on with the old checkpoint, or give this sink a "
+                "name of its own. Nothing was written"
+            )
+        raise StreamsError(
+            f"{self}: query {last.query} writes to this sink now (up to batch {last.batch}); this is {self.query}. Two "
+            "queries need two sink names. Nothing was written"
+        )
+
+    def marker(self, at_ms: int) -> Stored:
+        metadata = _BatchMetadata(self.query, self.batch, self.rows, at_ms)
+        return Stored(self.batch + 1, msgspec.json.encode(metadata).decode())
+
+
+def _read(stored: Stored, kind: type[_M]) -> _M:
+    try:
+        return msgspec.json.decode(stored.metadata, type=kind)
+    except msgspec.MsgspecError as error:
+        raise StreamsError(
+            f"the marker (offset {stored.offset}) is not one of this library: the offsets of its group were set by "
+            f"other means ({error}). Delete the group to start without a marker. Nothing was written"
+        ) from None

@@ -1,0 +1,189 @@
+"""Rows on their way from a task to the driver: in the message of the task while they are few, else in a file it names.
+
+Nothing of this is visible to anybody. A staged file that nobody comes back for (its task was killed, its run died) lies
+in a folder that the next run of the same write or query removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import WriterCommitMessage
+
+from streams.errors import ConfigError, StateDiskError
+from streams.spark.columns import SINK_COLUMNS
+
+_LARGEST_MESSAGE: Final = 256 << 20
+_FOLDER_ATTEMPTS: Final = 10
+
+
+class Staged(WriterCommitMessage):
+    """What one task leaves for the driver: Arrow IPC (lz4) in ``data``, or in the file ``path``.
+
+    ``query`` and ``batch`` are those that Spark told the task, ``None`` outside of a streaming query.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        size: int,
+        data: bytes | None,
+        path: str | None,
+        *,
+        query: str | None = None,
+        batch: int | None = None,
+    ) -> None:
+        self.rows = rows
+        self.size = size
+        self.data = data
+        self.path = path
+        self.query = query
+        self.batch = batch
+
+
+def staging_folder(given: str | None, identity: str, *, one_machine: bool) -> Path | None:
+    """Where a write may keep files; ``None`` when there is no place that its tasks and the driver share."""
+    root = given or (tempfile.gettempdir() if one_machine else None)
+    if root is None:
+        return None
+    return Path(root) / f"kes-spark-{os.getuid()}" / hashlib.sha256(identity.encode()).hexdigest()[:24]
+
+
+def stage(iterator: Iterable[Any], *, threshold: int, folder: Path | None) -> Staged:
+    """Stage the rows of one task. Talks to no broker. More than ``threshold`` bytes go into a file in ``folder``."""
+    target = _Stage(threshold, folder)
+    writer, rows = None, 0
+    try:
+        for batch in iterator:
+            kept = batch.select([name for name in batch.schema.names if name in SINK_COLUMNS])
+            if writer is None:
+                options = pa.ipc.IpcWriteOptions(compression="lz4")
+                writer = pa.ipc.new_stream(pa.PythonFile(target, mode="w"), kept.schema, options=options)
+            writer.write_batch(kept)
+            rows += kept.num_rows
+        if writer is not None:
+            writer.close()
+    except BaseException:
+        target.discard()
+        raise
+    data, path = target.finish()
+    return Staged(rows, target.size, data, path)
+
+
+def staged_batches(messages: Iterable[Staged]) -> Iterator[Any]:
+    """The rows again, task after task, as ``pyarrow.RecordBatch``es; raises ``StateDiskError`` if some are missing."""
+    for message in messages:
+        if not message.rows:
+            continue
+        found = 0
+        try:
+            source = pa.memory_map(message.path) if message.path else pa.py_buffer(message.data)
+            for batch in pa.ipc.open_stream(source):
+                found += batch.num_rows
+                yield batch
+        except OSError as error:
+            raise StateDiskError(
+                f"staged rows in {message.path} cannot be read: the option stagingDir must be a folder that driver "
+                f"and executors share ({error})"
+            ) from error
+        if found != message.rows:
+            place = message.path or "a commit message"
+            raise StateDiskError(f"staged rows in {place}: {message.rows} written, {found} found")
+
+
+def remove(folder: Path, *, up_to: Path) -> None:
+    """Remove a folder and the empty ones above it, those in ``up_to`` last. Never raises."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for parent in folder.parents:
+        if parent == up_to or not parent.is_relative_to(up_to):
+            return
+        with contextlib.suppress(OSError):
+            parent.rmdir()  # fails while somebody else has something in it
+
+
+def remove_files(messages: Iterable[Staged]) -> None:
+    """Remove what these messages name. Never raises."""
+    for message in messages:
+        if message.path:
+            with contextlib.suppress(OSError):
+                os.unlink(message.path)
+
+
+class _Stage(io.RawIOBase):
+    """A sink of bytes that begins in memory and moves to a file when it has grown past a threshold."""
+
+    def __init__(self, threshold: int, folder: Path | None) -> None:
+        self._threshold = threshold
+        self._folder = folder
+        self._target: IO[bytes] = io.BytesIO()
+        self._path: Path | None = None
+        self.size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        length = self._target.write(data)
+        self.size += length
+        if self._path is None and self.size > self._threshold:
+            self._overflow()
+        return length
+
+    def _overflow(self) -> None:
+        if self._folder is None:
+            if self.size > _LARGEST_MESSAGE:
+                raise ConfigError(
+                    f"a task has more than {_LARGEST_MESSAGE >> 20} MiB to write: give the option stagingDir (a "
+                    "folder that driver and executors share), or split the rows into more partitions"
+                )
+            return
+        memory = self._target
+        assert isinstance(memory, io.BytesIO)
+        try:
+            self._path, self._target = _new_file(self._folder)
+            self._target.write(memory.getbuffer())
+        except OSError as error:
+            raise StateDiskError(
+                f"cannot stage rows under {self._folder} (option stagingDir): {error.strerror}"
+            ) from error
+
+    def finish(self) -> tuple[bytes | None, str | None]:
+        """The bytes, or the path of the file that has them; both ``None`` when there are none."""
+        if self._path is None:
+            assert isinstance(self._target, io.BytesIO)
+            return (self._target.getvalue() if self.size else None), None
+        try:
+            self._target.close()
+        except OSError as error:
+            raise StateDiskError(f"cannot stage rows in {self._path} (option stagingDir): {error.strerror}") from error
+        return None, str(self._path)
+
+    def discard(self) -> None:
+        """Remove what was staged; never raises."""
+        with contextlib.suppress(OSError):
+            self._target.close()
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+
+
+def _new_file(folder: Path) -> tuple[Path, IO[bytes]]:
+    for attempt in range(_FOLDER_ATTEMPTS):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = folder / f"{uuid.uuid4().hex}.arrow"
+        try:
+            return path, open(path, "xb", buffering=1 << 20)
+        except FileNotFoundError:  # another run has just tidied up the empty folder
+            if attempt == _FOLDER_ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
