@@ -1,74 +1,241 @@
-"""Options of a read: ``spark.read`` and ``spark.readStream`` of ``format("grt")``."""
+"""Options of a read: ``spark.read`` and ``spark.readStream`` of ``format("grt")``. The Kafka connector's, and some
+more."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, cast
+from typing import Any, Final, Literal
 
 from streams.errors import ConfigError
-from streams.spark.options import checked, kafka_settings, number
-
-Position = Literal["earliest", "latest"]
-Offsets = Position | dict[str, dict[int, int]]
-"""Where a range begins or ends: a word, or offsets by topic and partition (-2 earliest, -1 latest)."""
+from streams.spark.options import checked, flag, kafka_settings, number
 
 EARLIEST, LATEST = -2, -1
 
-_READ: Final = ("subscribe", "startingOffsets", "endingOffsets", "isolation", "types", "stallSeconds")
+ByPartition = dict[str, dict[int, int]]
+"""A number for each partition, by topic."""
+
+
+@dataclass(frozen=True)
+class Topics:
+    """What to read: exactly one of names, a pattern for whole names, and partitions by topic."""
+
+    names: tuple[str, ...] = ()
+    pattern: str | None = None
+    assigned: Mapping[str, tuple[int, ...]] | None = None
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Where a read begins or ends: offsets, or the first record at or after a time in milliseconds.
+
+    ``option`` is the one it was given by. ``at`` is a word, one time for all, or a number for each partition; as
+    offsets, -2 means earliest and -1 latest.
+    """
+
+    option: str
+    at: Literal["earliest", "latest"] | int | ByPartition
+    is_time: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """What to read. ``kafka`` may hold secrets and stays out of ``repr``."""
+    """What to read. ``kafka`` may hold secrets and stays out of ``repr``. Sizes are in offsets."""
 
     kafka: dict[str, str] = field(repr=False)
-    topics: tuple[str, ...]
-    starting: Offsets
-    ending: Offsets
+    topics: Topics
+    starting: Edge
+    ending: Edge
+    latest_if_no_such_time: bool
     committed_only: bool
     types: frozenset[str] | None
     stall_seconds: float
+    fail_on_data_loss: bool
+    include_headers: bool
+    min_partitions: int | None
+    max_records_per_partition: int | None
+    max_offsets_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay_seconds: float
+    commit_offsets_to: str | None
 
 
-def read_options(options: Mapping[str, str]) -> ReadOptions:
+_BOTH: Final = (
+    "subscribe", "subscribePattern", "assign", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy", "isolation", "types", "stallSeconds", "failOnDataLoss", "includeHeaders",
+    "minPartitions", "maxRecordsPerPartition",
+)  # fmt: skip
+_ONLY_BATCH: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_ONLY_STREAM: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "commitOffsetsTo")
+_REFUSED: Final = {
+    "groupidprefix": "reading joins no group; commitOffsetsTo names one that lag tools can look at",
+    "kafkaconsumer.polltimeoutms": "use stallSeconds",
+    "fetchoffset.numretries": "it asks again until stallSeconds are over",
+    "fetchoffset.retryintervalms": "it asks again until stallSeconds are over",
+}
+
+
+def read_options(options: Mapping[str, str], *, stream: bool = False) -> ReadOptions:
     """Raises ``ConfigError`` that names the option at fault."""
-    plain = checked(options, _READ, "reading")
-    topics = tuple(name.strip() for name in plain.get("subscribe", "").split(",") if name.strip())
-    if not topics:
-        raise ConfigError("option subscribe is missing: name the topic, or several with commas between them")
+    _refuse(options, stream)
+    plain = checked(options, (*_BOTH, *(_ONLY_STREAM if stream else _ONLY_BATCH)), "reading")
+    topics = _topics(plain)
     isolation = plain.get("isolation", "read_committed")
     if isolation not in ("read_committed", "read_uncommitted"):
         raise ConfigError(f"option isolation must be read_committed or read_uncommitted, not {isolation!r}")
+    strategy = plain.get("startingoffsetsbytimestampstrategy", "error").lower()
+    if strategy not in ("error", "latest"):
+        raise ConfigError(f"option startingOffsetsByTimestampStrategy must be error or latest, not {strategy!r}")
+    most = _count("maxOffsetsPerTrigger", plain)
+    least = _count("minOffsetsPerTrigger", plain)
+    if most is not None and least is not None and least > most:
+        raise ConfigError(f"option minOffsetsPerTrigger ({least}) is larger than maxOffsetsPerTrigger ({most})")
     types = frozenset(name.strip() for name in plain.get("types", "").split(",") if name.strip())
     return ReadOptions(
         kafka=kafka_settings(plain),
         topics=topics,
-        starting=_offsets("startingOffsets", plain.get("startingoffsets", "earliest"), topics),
-        ending=_offsets("endingOffsets", plain.get("endingoffsets", "latest"), topics),
+        starting=_edge("starting", plain, topics, "latest" if stream else "earliest"),
+        ending=_edge("ending", plain, topics, "latest"),
+        latest_if_no_such_time=strategy == "latest",
         committed_only=isolation == "read_committed",
         types=types or None,
         stall_seconds=number("stallSeconds", plain.get("stallseconds", "60"), minimum=1.0),
+        fail_on_data_loss=flag("failOnDataLoss", plain.get("failondataloss", "true")),
+        include_headers=flag("includeHeaders", plain.get("includeheaders", "true")),
+        min_partitions=_count("minPartitions", plain),
+        max_records_per_partition=_count("maxRecordsPerPartition", plain),
+        max_offsets_per_trigger=most,
+        min_offsets_per_trigger=least,
+        max_trigger_delay_seconds=_seconds("maxTriggerDelay", plain.get("maxtriggerdelay", "15m")),
+        commit_offsets_to=plain.get("commitoffsetsto") or None,
     )
 
 
-def _offsets(name: str, text: str, topics: Iterable[str]) -> Offsets:
-    text = text.strip()
-    if text.lower() in ("earliest", "latest"):
-        return cast(Position, text.lower())
+def _refuse(options: Mapping[str, str], stream: bool) -> None:
+    for name in options:
+        lower = name.lower()
+        if lower in _REFUSED:
+            raise ConfigError(f"option {name} is the Kafka connector's and means nothing here: {_REFUSED[lower]}")
+        if stream and lower in {known.lower() for known in _ONLY_BATCH}:
+            raise ConfigError(f"option {name} is for batch reads: a stream has no end")
+        if not stream and lower in {known.lower() for known in _ONLY_STREAM}:
+            raise ConfigError(f"option {name} is for streams: a batch read is planned once, for all of its range")
+
+
+def _topics(plain: Mapping[str, str]) -> Topics:
+    given = [name for name in ("subscribe", "subscribePattern", "assign") if plain.get(name.lower(), "").strip()]
+    if not given:
+        raise ConfigError(
+            "option subscribe is missing: name the topic, or several with commas between them (or give "
+            "subscribePattern or assign)"
+        )
+    if len(given) > 1:
+        raise ConfigError(f"options {' and '.join(given)} cannot go together: give one of them")
+    (option,) = given
+    text = plain[option.lower()].strip()
+    if option == "subscribe":
+        names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+        if not names:
+            raise ConfigError("option subscribe is missing: name the topic, or several with commas between them")
+        return Topics(names=names)
+    if option == "subscribePattern":
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise ConfigError(f"option subscribePattern is no regular expression: {text!r} ({error})") from None
+        return Topics(pattern=text)
+    return Topics(assigned=_assigned(text))
+
+
+def _assigned(text: str) -> dict[str, tuple[int, ...]]:
     try:
         raw = json.loads(text)
-        offsets = {str(t): {int(p): int(o) for p, o in partitions.items()} for t, partitions in raw.items()}
+        found = {str(topic): tuple(sorted({_whole(p) for p in partitions})) for topic, partitions in raw.items()}
+        if not found or not all(found.values()) or min(min(partitions) for partitions in found.values()) < 0:
+            raise ValueError
     except (ValueError, AttributeError, TypeError):
+        raise ConfigError(f'option assign must be JSON like {{"topic": [0, 1]}}, not {text!r}') from None
+    return found
+
+
+def _edge(which: str, plain: Mapping[str, str], topics: Topics, default: str) -> Edge:
+    """The connector's precedence: one time for all, then times by partition, then offsets."""
+    option = f"{which}Timestamp"
+    if option.lower() in plain:
+        return Edge(option, int(number(option, plain[option.lower()], minimum=0)), is_time=True)
+    option = f"{which}OffsetsByTimestamp"
+    if option.lower() in plain:
+        text = plain[option.lower()]
+        times = _by_partition(option, text, topics, f'JSON like {{"topic": {{"0": 1735689600000}}}}, not {text!r}')
+        _no_less(option, times, 0, "time")
+        return Edge(option, times, is_time=True)
+    option = f"{which}Offsets"
+    text = plain.get(option.lower(), default).strip()
+    if text.lower() == "earliest" and which == "starting":
+        return Edge(option, "earliest")
+    if text.lower() == "latest":
+        return Edge(option, "latest")
+    words = "earliest, latest" if which == "starting" else "latest"
+    expected = f'{words} or JSON like {{"topic": {{"0": 42}}}} (-2 earliest, -1 latest), not {text!r}'
+    offsets = _by_partition(option, text, topics, expected)
+    _no_less(option, offsets, EARLIEST, "offset")
+    return Edge(option, offsets)
+
+
+def _by_partition(option: str, text: str, topics: Topics, expected: str) -> ByPartition:
+    try:
+        raw = json.loads(text)
+        found = {str(t): {int(p): _whole(o) for p, o in partitions.items()} for t, partitions in raw.items()}
+    except (ValueError, AttributeError, TypeError):
+        raise ConfigError(f"option {option} must be {expected}") from None
+    if topics.pattern is not None:
+        return found  # which topics there are is known when the cluster has been asked
+    chosen = set(topics.names or topics.assigned or ())
+    if set(found) != chosen:
         raise ConfigError(
-            f'option {name} must be earliest, latest or JSON like {{"topic": {{"0": 42}}}} '
-            f"(-2 earliest, -1 latest), not {text!r}"
-        ) from None
-    if set(offsets) != set(topics):
-        raise ConfigError(f"option {name} names the topics {sorted(offsets)}, but subscribe names {sorted(topics)}")
-    for topic, partitions in offsets.items():
-        for partition, offset in partitions.items():
-            if offset < EARLIEST:
-                raise ConfigError(f"option {name}: {topic}[{partition}] has the impossible offset {offset}")
-    return offsets
+            f"option {option} names the topics {sorted(found)}, but "
+            f"{'subscribe' if topics.names else 'assign'} names {sorted(chosen)}"
+        )
+    for topic, partitions in (topics.assigned or {}).items():
+        if set(found[topic]) != set(partitions):
+            raise ConfigError(
+                f"option {option} names the partitions {sorted(found[topic])} of {topic}, but assign names "
+                f"{sorted(partitions)}"
+            )
+    return found
+
+
+def _no_less(option: str, numbers: ByPartition, least: int, what: str) -> None:
+    for topic, partitions in numbers.items():
+        for partition, value in partitions.items():
+            if value < least:
+                raise ConfigError(f"option {option}: {topic}[{partition}] has the impossible {what} {value}")
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _count(name: str, plain: Mapping[str, str]) -> int | None:
+    text = plain.get(name.lower())
+    if text is None:
+        return None
+    found = number(name, text, minimum=1)
+    if found != int(found):
+        raise ConfigError(f"option {name} must be a whole number, not {text}")
+    return int(found)
+
+
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "": 0.001}
+
+
+def _seconds(name: str, text: str) -> float:
+    """The connector's form of a length of time: ``15m``, ``30s``, ``500ms``; a bare number is milliseconds."""
+    match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower())
+    if match is None or match[2] not in _UNITS:
+        raise ConfigError(f"option {name} must be a length of time like 15m, 30s or 500ms, not {text!r}")
+    return int(match[1]) * _UNITS[match[2]]

@@ -7,16 +7,19 @@ partition (as a reader of committed records sees it) ends at or past it.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any, Final
 
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from pyspark.sql import types as t
 from pyspark.sql.datasource import InputPartition
 
-from streams.errors import BrokerUnavailable, OffsetError
+from streams.errors import BrokerUnavailable, ConfigError, OffsetError
 from streams.records import TYPE_HEADER, VERSION_HEADER
+from streams.spark.columns import HEADERS_TYPE
 from streams.spark.kafka import client, translated
 from streams.spark.read_options import ReadOptions
 
@@ -34,8 +37,31 @@ _SCHEMA: Final = pa.schema(
         ("partition", pa.int32()),
         ("offset", pa.int64()),
         ("timestamp", pa.timestamp("us", "UTC")),
+        ("timestampType", pa.int32()),
     ]
 )
+
+
+READ_SCHEMA: Final = t.StructType(
+    [
+        t.StructField("key", t.BinaryType()),
+        t.StructField("value", t.BinaryType()),
+        t.StructField("type", t.StringType()),
+        t.StructField("version", t.IntegerType()),
+        t.StructField("headers", HEADERS_TYPE),
+        t.StructField("topic", t.StringType()),
+        t.StructField("partition", t.IntegerType()),
+        t.StructField("offset", t.LongType()),
+        t.StructField("timestamp", t.TimestampType()),
+        t.StructField("timestampType", t.IntegerType()),
+    ]
+)
+
+
+def check_schema(schema: t.StructType) -> None:
+    """Raises ``ConfigError`` for a schema of the user's own."""
+    if schema.simpleString() != READ_SCHEMA.simpleString():
+        raise ConfigError("format('grt') has columns of its own; leave out .schema(...) and use streams.spark.events")
 
 
 class Range(InputPartition):
@@ -66,10 +92,14 @@ def _messages(span: Range, options: ReadOptions) -> Iterator[list[Message]]:
         "auto.offset.reset": "error",
         "isolation.level": "read_committed" if options.committed_only else "read_uncommitted",
         "queued.max.messages.kbytes": 32768,
+        "fetch.queue.backoff.ms": 10,  # 1,000 by default: a full queue would stay unfilled for a second
     }
     consumer = client(Consumer, options.kafka, settings)
     try:
         consumer.assign([TopicPartition(span.topic, span.partition, span.start)])
+        # The partition's leader would be looked for by a timer of up to a second; asking finds it now.
+        with contextlib.suppress(KafkaException):
+            consumer.list_topics(span.topic, timeout=5)
         progress = time.monotonic()
         while True:
             # `consume(n, timeout)` waits the whole timeout when fewer than n are there: wait for one, then take the
@@ -176,6 +206,7 @@ def _arrow(rows: list[tuple[Message, str | None, int | None]], span: Range) -> A
             pa.array([span.partition] * len(rows), pa.int32()),
             pa.array([message.offset() for message, _, _ in rows], pa.int64()),
             pa.array([stamp * 1000 if kind else None for kind, stamp in stamps], pa.timestamp("us", "UTC")),
+            pa.array([kind - 1 for kind, _ in stamps], pa.int32()),
         ],
         schema=_SCHEMA,
     )

@@ -1,0 +1,136 @@
+"""What decides how much of which partition is read, and by how many tasks: plain functions over numbers.
+
+Positions are offsets between records: a range holds ``begin`` and everything up to, without, ``end``. Offsets without
+a record (transaction markers, aborted and compacted records) count like the others, as they do for Spark's own Kafka
+connector: nobody knows what they hold without reading them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from streams.records import TopicPartition
+
+K = TypeVar("K")
+
+
+class Bounds(NamedTuple):
+    """The offsets that one partition's log has now.
+
+    ``end`` is where this reader ends: the last stable offset for a reader of committed records. ``high`` is the high
+    watermark; between the two are records of transactions that are still open.
+    """
+
+    first: int
+    end: int
+    high: int
+
+
+@dataclass(frozen=True)
+class TopicLog:
+    """One topic as it is now. ``id`` differs between a topic and another of the same name made after it."""
+
+    id: str
+    partitions: Mapping[int, Bounds]
+
+
+Logs = Mapping[str, TopicLog]
+"""The topics that are there, by name."""
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Where a reader stands in each partition, and the ids of the topics that this was said about."""
+
+    ids: Mapping[str, str]
+    at: Mapping[TopicPartition, int]
+
+
+@dataclass
+class Advance:
+    """What a reader may read next: ``begin`` and ``end`` of each partition; ``losses``: what it should have, but
+    cannot."""
+
+    begin: dict[TopicPartition, int] = field(default_factory=dict)
+    end: dict[TopicPartition, int] = field(default_factory=dict)
+    losses: list[str] = field(default_factory=list)
+
+
+def advance(start: Positions, logs: Logs) -> Advance:
+    """From ``start`` to what the logs hold now.
+
+    A partition or topic that ``start`` does not know is new: it is read from its beginning, which is offset 0. Where
+    records are gone the range begins at the next one there is, and ``losses`` tells.
+    """
+    found = Advance()
+    for topic, log in sorted(logs.items()):
+        known = start.ids.get(topic)
+        made_again = bool(known) and known != log.id
+        if made_again:
+            found.losses.append(f"{topic} was deleted and made again: {_stood(start, topic)}, which is gone")
+        for partition, bounds in sorted(log.partitions.items()):
+            place = TopicPartition(topic, partition)
+            at = 0 if made_again else start.at.get(place, 0)
+            if at < bounds.first:
+                if not made_again:
+                    found.losses.append(f"{place}: offsets {at} to {bounds.first - 1} are gone (retention)")
+                at = bounds.first
+            elif at > bounds.high:
+                found.losses.append(
+                    f"{place}: the log ends at {bounds.high}, but had been read up to {at} (truncated or restored)"
+                )
+                at = bounds.end
+            found.begin[place] = at
+            found.end[place] = max(at, bounds.end)  # at > end: an open transaction in what was read before
+    for topic in sorted({place.topic for place in start.at} - set(logs)):
+        found.losses.append(f"{topic} was deleted: {_stood(start, topic)}")
+    return found
+
+
+def _stood(start: Positions, topic: str) -> str:
+    places = sorted((place, at) for place, at in start.at.items() if place.topic == topic)
+    return "it had been read up to " + ", ".join(f"{place} offset {at}" for place, at in places)
+
+
+def share(waiting: Mapping[K, int], limit: int) -> dict[K, int]:
+    """Divide ``limit`` among those that wait, in proportion to what waits for each.
+
+    Nobody who waits gets nothing: with more of them than ``limit``, each gets 1. Otherwise exactly ``limit`` is given,
+    or all there is. Keys that wait for 0 get 0.
+    """
+    hungry = {key: size for key, size in waiting.items() if size > 0}
+    total = sum(hungry.values())
+    if total <= limit:
+        return dict(waiting)
+    extra = max(0, limit - len(hungry))
+    rest = total - len(hungry)
+    given = dict.fromkeys(waiting, 0)
+    remainders = []
+    for order, (key, size) in enumerate(hungry.items()):
+        whole, remainder = divmod(extra * (size - 1), rest)
+        given[key] = 1 + whole
+        remainders.append((-remainder, order, key))
+    left = len(hungry) + extra - sum(given.values())
+    for _, _, key in sorted(remainders, key=lambda entry: entry[:2])[:left]:
+        given[key] += 1
+    return given
+
+
+def split(
+    spans: Mapping[K, tuple[int, int]], *, min_partitions: int | None, max_records: int | None
+) -> list[tuple[K, int, int]]:
+    """Cut ranges into pieces of about the same size: at least ``min_partitions`` pieces where there are that many
+    offsets, none larger than ``max_records`` offsets. Empty ranges vanish. The pieces are in order."""
+    sizes = {key: end - begin for key, (begin, end) in spans.items() if end > begin}
+    pieces = share(sizes, min_partitions or 0)
+    found = []
+    for key, size in sizes.items():
+        count = pieces[key] if min_partitions else 1
+        if max_records is not None:
+            count = max(count, -(-size // max_records))
+        begin = spans[key][0]
+        edges = [begin + size * number // count for number in range(count + 1)]
+        found += [(key, edges[number], edges[number + 1]) for number in range(count)]
+    return found

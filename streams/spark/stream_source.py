@@ -1,0 +1,183 @@
+"""``spark.readStream.format("grt")``: a stream's positions, batch after batch.
+
+One object plans: it lives in a Python process beside the driver as long as the query runs, and is asked where to begin,
+how far the next batch may go, and which ranges that makes. Copies of it, sent to the tasks by pickle, only read ranges.
+Positions are in Spark's checkpoint and nowhere else. When the planner fails the query fails: whatever passes by itself
+(a broker that restarts) is waited for here.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import types as t
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from streams.errors import OffsetError
+from streams.records import TopicPartition
+from streams.spark.planning import Advance, Logs, Positions, advance, share, split
+from streams.spark.read_options import ReadOptions
+from streams.spark.reader import Range, batches, check_schema
+from streams.spark.stream_offsets import from_json, to_json
+from streams.spark.topic_logs import LogView, require
+
+_log = logging.getLogger(__name__)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream over topics. Method names are Spark's. One thread."""
+
+    def __init__(self, options: ReadOptions, schema: t.StructType) -> None:
+        check_schema(schema)
+        self._options = options
+        self._view = LogView(options)
+        self._ends: Logs | None = None  # the ends of trigger(availableNow=True): pinned once
+        self._latest: dict[str, Any] | None = None
+        self._planned: tuple[Positions, Positions] | None = None  # start and end that were looked at just now
+        self._last_batch: float | None = None
+        self._told: Mapping[TopicPartition, int] | None = None  # committed for lag tools
+
+    def __reduce__(self) -> Any:
+        return _ReaderOfTasks, (self._options,)
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        logs = self._ends or self._view.logs()
+        require(logs, self._options)
+        return to_json(self._view.resolve(self._options.starting, logs))
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._ends = self._view.logs()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        # Spark's own limits come one at a time. The other one is applied where this one comes back.
+        if self._options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(self._options.max_offsets_per_trigger)
+        if self._options.min_offsets_per_trigger is not None:
+            return ReadMinRows(self._options.min_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Where the next batch ends: ``start`` itself when there is nothing to do, or not enough yet."""
+        begun = from_json(start)
+        self._tell_lag_tools(begun)
+        logs = self._view.logs()
+        found = self._checked(advance(begun, logs))
+        ids = {topic: log.id for topic, log in logs.items()}
+        if self._ends is not None:
+            found = _up_to(found, ids, self._ends, begun)
+        self._latest = to_json(Positions(ids, found.end))
+        waiting = {place: found.end[place] - begin for place, begin in found.begin.items()}
+        if not isinstance(limit, ReadAllAvailable):
+            if self._waits_for_more(sum(waiting.values())):
+                return start
+            if isinstance(limit, ReadMaxRows):
+                waiting = share(waiting, limit.max_rows)
+        end = Positions(ids, {place: begin + waiting[place] for place, begin in found.begin.items()})
+        if end.at == begun.at and set(begun.ids.items()) <= set(ids.items()):
+            return start
+        self._last_batch = time.monotonic()
+        self._planned = begun, end
+        return to_json(end)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """The ends as they were when the last batch was planned, so that a query's progress shows its lag."""
+        return self._latest
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        begun, ended = from_json(start), from_json(end)
+        if self._planned != (begun, ended):  # a batch of an earlier run is done again
+            self._check_again(begun, ended)
+        spans = {}
+        for place, stop in sorted(ended.at.items()):
+            same = begun.ids.get(place.topic, "") in ("", ended.ids.get(place.topic, ""))
+            spans[place] = (begun.at.get(place, 0) if same else 0, stop)
+        return [
+            Range(place.topic, place.partition, begin, stop)
+            for place, begin, stop in split(
+                spans,
+                min_partitions=self._options.min_partitions,
+                max_records=self._options.max_records_per_partition,
+            )
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, Range)
+        return batches(partition, self._options)
+
+    def stop(self) -> None:
+        self._view.close()
+
+    def _tell_lag_tools(self, finished: Positions) -> None:
+        # Not in `commit`: Spark calls that one batch late, and never for the last one of a run. When it asks where the
+        # next batch ends, everything before is finished.
+        if finished.at != self._told:
+            self._view.commit(finished.at)
+            self._told = finished.at
+
+    def _waits_for_more(self, waiting: int) -> bool:
+        """Whether a batch is put off because of minOffsetsPerTrigger. Never at the end of availableNow."""
+        least = self._options.min_offsets_per_trigger
+        if least is None or waiting >= least or self._ends is not None:
+            return False
+        if self._last_batch is None:  # as the connector does: the first batch of a run does not wait
+            return False
+        return time.monotonic() - self._last_batch < self._options.max_trigger_delay_seconds
+
+    def _check_again(self, begun: Positions, ended: Positions) -> None:
+        logs = self._view.logs()
+        found = advance(begun, logs)
+        for place, stop in ended.at.items():
+            log = logs.get(place.topic)
+            if log is None or place.partition not in log.partitions:
+                if place not in begun.at:
+                    found.losses.append(f"{place} was deleted before it was read up to {stop}")
+            elif ended.ids.get(place.topic, log.id) != log.id and begun.ids.get(place.topic) != ended.ids[place.topic]:
+                found.losses.append(f"{place.topic} was deleted and made again before it was read up to {stop}")
+        self._checked(found)
+
+    def _checked(self, found: Advance) -> Advance:
+        if found.losses:
+            told = "; ".join(found.losses)
+            if self._options.fail_on_data_loss:
+                raise OffsetError(
+                    f"records that this query has not read are gone: {told}. Nothing was skipped. Set "
+                    "failOnDataLoss=false to go on with what is there (the gap is then logged), or begin anew with "
+                    "another checkpointLocation"
+                )
+            _log.warning("failOnDataLoss=false: goes on although records are gone: %s", told)
+        return found
+
+
+class _ReaderOfTasks(DataSourceStreamReader):
+    """What a task gets of the reader: enough to read a range."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, Range)
+        return batches(partition, self._options)
+
+
+def _up_to(found: Advance, ids: dict[str, str], pinned: Logs, begun: Positions) -> Advance:
+    """Never beyond the pinned ends; what is newer than them is as if it were not there."""
+    kept = Advance(losses=found.losses)
+    for place, begin in found.begin.items():
+        log = pinned.get(place.topic)
+        bounds = log.partitions.get(place.partition) if log is not None and log.id == ids[place.topic] else None
+        if bounds is not None:
+            kept.begin[place] = begin
+            kept.end[place] = max(begin, min(found.end[place], bounds.end))
+        elif place in begun.at:
+            kept.begin[place] = kept.end[place] = begin
+    return kept

@@ -1,0 +1,262 @@
+"""The planner's view of the cluster: which topics and partitions a read is about, and what their logs hold now.
+
+Lives in the driver's planning process, for one query (batch) or for as long as a query runs (stream), on one thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+)
+from confluent_kafka import TopicPartition as _TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import OffsetSpec as _OffsetSpec  # type: ignore[attr-defined]
+
+from streams.errors import BrokerUnavailable, ConfigError, OffsetError, TopicError
+from streams.records import TopicPartition
+from streams.spark.kafka import client, translated
+from streams.spark.planning import Bounds, Logs, Positions, TopicLog
+from streams.spark.read_options import EARLIEST, LATEST, ByPartition, Edge, ReadOptions
+
+_ASK_SECONDS: Final = 10.0
+_AGAIN_SECONDS: Final = 0.2
+_COMMIT_SECONDS: Final = 5.0
+_PASSING: Final = frozenset(
+    {
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._RESOLVE,
+        KafkaError._WAIT_COORD,
+    }
+)
+"""What a restart of a broker or a change of leaders looks like while it lasts."""
+
+_spec: Any = _OffsetSpec
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class LogView:
+    """Asks the cluster on behalf of one read. What passes by itself is asked again for up to ``stallSeconds``."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._admin: AdminClient | None = None
+        self._committer: Consumer | None = None
+        self._answer: str | None = None  # to the last commit: what went wrong, or nothing
+
+    def close(self) -> None:
+        """Close the clients; the next question makes others."""
+        self._admin = None
+        if self._committer is not None:
+            self._committer.close()
+            self._committer = None
+
+    def logs(self) -> Logs:
+        """The topics chosen by the options, those of them that exist. Raises ``BrokerUnavailable``, ``ConfigError``."""
+        return self._patiently(self._logs, "asking for topics and offsets")
+
+    def resolve(self, edge: Edge, logs: Logs) -> Positions:
+        """Where a read begins or ends, in numbers.
+
+        Raises ``ConfigError`` when the option says nothing about a partition or too much, ``OffsetError`` when the log
+        does not hold the offset (any more), or no record of the time.
+        """
+        ids = {topic: log.id for topic, log in logs.items()}
+        bounds = {TopicPartition(t, p): found for t, log in logs.items() for p, found in log.partitions.items()}
+        if edge.at == "earliest":
+            return Positions(ids, {place: found.first for place, found in bounds.items()})
+        if edge.at == "latest":
+            return Positions(ids, {place: found.end for place, found in bounds.items()})
+        if isinstance(edge.at, int):
+            given = dict.fromkeys(bounds, edge.at)
+        else:
+            given = _for_each(edge.option, edge.at, bounds)
+        if edge.is_time:
+            return Positions(ids, self._at_times(edge, given, bounds))
+        return Positions(ids, {place: _offset(edge.option, place, at, bounds[place]) for place, at in given.items()})
+
+    def commit(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Set a group's committed offsets, for tools that show lag. Whatever goes wrong is logged, nothing more.
+
+        Waits for the answer, up to five seconds: Spark may end this process right after. By a consumer that never
+        joins: the admin client's requests about groups take the process down (librdkafka 2.16) when the group's
+        coordinator is only just coming up.
+        """
+        group = self._options.commit_offsets_to
+        if group is None or not positions:
+            return
+        if self._committer is None:
+            settings = {"group.id": group, "enable.auto.commit": False, "on_commit": self._answered}
+            self._committer = client(Consumer, self._options.kafka, settings)
+        places = [_TopicPartition(place.topic, place.partition, at) for place, at in positions.items()]
+        self._answer = None
+        problem = "no answer"
+        try:
+            self._committer.commit(offsets=places, asynchronous=True)
+            deadline = time.monotonic() + _COMMIT_SECONDS
+            while self._answer is None and time.monotonic() < deadline:
+                self._committer.poll(0.1)
+            problem = "no answer" if self._answer is None else self._answer
+        except KafkaException as error:
+            problem = error.args[0].str()
+        if problem:
+            _log.warning("positions could not be committed to group %s (option commitOffsetsTo): %s", group, problem)
+
+    def _answered(self, error: KafkaError | None, places: list[_TopicPartition]) -> None:
+        problems = [error, *(place.error for place in places)]
+        self._answer = next((problem.str() for problem in problems if problem is not None), "")
+
+    def _client(self) -> AdminClient:
+        if self._admin is None:
+            self._admin = client(
+                AdminClient, self._options.kafka, {"reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 1000}
+            )
+        return self._admin
+
+    def _patiently(self, ask: Callable[[], T], doing: str) -> T:
+        deadline = time.monotonic() + self._options.stall_seconds
+        while True:
+            try:
+                return ask()
+            except KafkaException as error:
+                if error.args[0].code() not in _PASSING:
+                    raise translated(error, doing, self._options.kafka) from error
+                if time.monotonic() > deadline:
+                    raise BrokerUnavailable(
+                        f"{doing}: no answer from {self._options.kafka['bootstrap.servers']} for "
+                        f"{self._options.stall_seconds:g} s (option stallSeconds): {error.args[0].name()}; is the "
+                        "broker up, the address right?"
+                    ) from error
+            time.sleep(_AGAIN_SECONDS)
+
+    def _logs(self) -> Logs:
+        partitions: dict[str, tuple[str, list[int]]] = {}
+        names = self._names()
+        asked = self._client().describe_topics(TopicCollection(names), request_timeout=_ASK_SECONDS) if names else {}
+        for name, future in asked.items():
+            try:
+                topic = future.result()
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    continue
+                raise
+            if self._options.topics.pattern is not None and topic.is_internal:
+                continue
+            partitions[name] = str(topic.topic_id), self._chosen(name, [found.id for found in topic.partitions])
+        bounds = self._bounds([TopicPartition(name, p) for name, (_, ids) in partitions.items() for p in ids])
+        return {
+            name: TopicLog(topic_id, {p: bounds[TopicPartition(name, p)] for p in ids})
+            for name, (topic_id, ids) in partitions.items()
+        }
+
+    def _names(self) -> list[str]:
+        topics = self._options.topics
+        if topics.pattern is None:
+            return sorted(topics.names or topics.assigned or ())
+        there = self._client().list_topics(timeout=_ASK_SECONDS).topics
+        return sorted(name for name in there if re.fullmatch(topics.pattern, name))
+
+    def _chosen(self, topic: str, there: list[int]) -> list[int]:
+        if self._options.topics.assigned is None:
+            return sorted(there)
+        chosen = self._options.topics.assigned[topic]
+        if missing := set(chosen) - set(there):
+            raise TopicError(f"option assign: topic {topic!r} has no partition {min(missing)}, it has {len(there)}")
+        return list(chosen)
+
+    def _bounds(self, places: list[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        if not places:
+            return {}
+        ends = IsolationLevel.READ_COMMITTED if self._options.committed_only else IsolationLevel.READ_UNCOMMITTED
+        asked = [
+            self._ask_offsets(places, _spec.earliest(), ends),
+            self._ask_offsets(places, _spec.latest(), ends),
+            self._ask_offsets(places, _spec.latest(), IsolationLevel.READ_UNCOMMITTED),
+        ]
+        first, end, high = ({place: future.result().offset for place, future in answer.items()} for answer in asked)
+        return {place: Bounds(first[place], end[place], max(high[place], end[place])) for place in places}
+
+    def _at_times(
+        self, edge: Edge, times: Mapping[TopicPartition, int], bounds: Mapping[TopicPartition, Bounds]
+    ) -> dict[TopicPartition, int]:
+        level = IsolationLevel.READ_UNCOMMITTED
+
+        def ask() -> dict[TopicPartition, int]:
+            asked = {place: _spec.for_timestamp(at) for place, at in times.items()}
+            return {place: f.result().offset for place, f in self._ask_offsets(list(asked), asked, level).items()}
+
+        found = {}
+        for place, offset in self._patiently(ask, "asking for the offsets of a time").items():
+            if offset >= 0:
+                found[place] = min(offset, bounds[place].end)
+            elif edge.option.startswith("ending") or self._options.latest_if_no_such_time:
+                found[place] = bounds[place].end
+            else:
+                raise OffsetError(
+                    f"option {edge.option}: {place} has no record at or after {times[place]} ms; give an earlier time, "
+                    "or startingOffsetsByTimestampStrategy=latest"
+                )
+        return found
+
+    def _ask_offsets(self, places: list[TopicPartition], spec: Any, level: Any) -> dict[TopicPartition, Any]:
+        wanted: Any = {_TopicPartition(*place): spec[place] if isinstance(spec, dict) else spec for place in places}
+        if not wanted:
+            return {}
+        asked = self._client().list_offsets(wanted, isolation_level=level, request_timeout=_ASK_SECONDS)
+        return {TopicPartition(found.topic, found.partition): future for found, future in asked.items()}
+
+
+def require(logs: Logs, options: ReadOptions) -> None:
+    """Raises ``TopicError`` for a topic that was named and does not exist."""
+    for name in options.topics.names or options.topics.assigned or ():
+        if name not in logs:
+            raise TopicError(
+                f"topic {name!r} does not exist at {options.kafka['bootstrap.servers']}: create it first (kes topics "
+                "apply), or correct the option"
+            )
+
+
+def _for_each(option: str, given: ByPartition, bounds: Mapping[TopicPartition, Bounds]) -> dict[TopicPartition, int]:
+    flat = {TopicPartition(topic, p): value for topic, partitions in given.items() for p, value in partitions.items()}
+    for place in sorted(bounds):
+        if place not in flat:
+            raise ConfigError(f"option {option} says nothing about {place}: name all partitions of the topic")
+    for place in sorted(flat):
+        if place not in bounds:
+            raise ConfigError(f"option {option} names {place}, which does not exist or is not chosen")
+    return flat
+
+
+def _offset(option: str, place: TopicPartition, given: int, bounds: Bounds) -> int:
+    if given in (EARLIEST, LATEST):
+        return bounds.first if given == EARLIEST else bounds.end
+    if not bounds.first <= given <= bounds.end:
+        raise OffsetError(
+            f"option {option}: {place} has the offsets {bounds.first} to {bounds.end} now, not {given}; records before "
+            "the first are gone (retention), the end is that of committed records"
+        )
+    return given
