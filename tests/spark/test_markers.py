@@ -1,0 +1,84 @@
+"""What a marker says, and what follows from it: one table, no broker."""
+
+from __future__ import annotations
+
+import pytest
+
+from streams.errors import ConfigError, StreamsError
+from streams.spark.markers import BatchRequest, Stored, WriteRequest, Written, written_by
+
+pytestmark = pytest.mark.spark
+QUERY, OTHER = "q-1", "q-2"
+
+
+def asked(batch: int, *, query: str = QUERY, adopt: bool = False, last: int | None = None) -> BatchRequest:
+    return BatchRequest(
+        sink="s", lane="kes.spark.stream.s", query=query, batch=batch, rows=7, adopt_new_query=adopt, last_written=last
+    )
+
+
+def marker(batch: int, query: str = QUERY) -> Stored:
+    return asked(batch, query=query).marker(at_ms=1000)
+
+
+THERE = Written(rows=7, at_ms=1000)
+WRITE = None
+TABLE = [
+    # asked, marker, what follows (None: write it; a text: refused with it)
+    (asked(0), None, WRITE),
+    (asked(0), marker(0), THERE),
+    (asked(5), marker(4), WRITE),
+    (asked(5), marker(5), THERE),
+    (asked(5), marker(3), "the last batch written is 3, so batches in between are missing"),
+    (asked(5), marker(6), "has written up to batch 6 already"),
+    (asked(0), marker(6), "has written up to batch 6 already"),
+    (asked(5), None, "the marker of what was written before is missing.*lastWrittenBatch=5 .it is. or 4"),
+    (asked(5, last=5), None, Written(rows=7, at_ms=0)),
+    (asked(5, last=4), None, WRITE),
+    (asked(5, last=3), None, r"is missing \(option lastWrittenBatch says 3\)"),
+    (asked(5, last=6), None, r"is missing \(option lastWrittenBatch says 6\)"),
+    (asked(0, last=-1), None, "remove the option"),
+    (asked(0, last=0), None, "remove the option"),
+    (asked(5, last=5), marker(4), WRITE),  # where there is a marker, it alone counts
+    (asked(5, last=4), marker(5), THERE),
+    (asked(0, adopt=True), None, WRITE),
+    (asked(5, adopt=True), None, "the marker of what was written before is missing"),
+    (asked(0), marker(0, OTHER), "query q-2 has written to this sink before .up to batch 0..*adoptNewQuery=true"),
+    (asked(0), marker(9, OTHER), "query q-2 has written to this sink before"),
+    (asked(0, adopt=True), marker(9, OTHER), WRITE),
+    (asked(1, adopt=True), marker(0, OTHER), "query q-2 writes to this sink now"),
+    (asked(1), marker(0, OTHER), "query q-2 writes to this sink now"),
+    (asked(1), marker(1, OTHER), "query q-2 writes to this sink now"),
+    (asked(1), Stored(2, ""), "were set by other means"),
+    (asked(1), Stored(2, '{"run":"r","rows":1,"at_ms":1}'), "were set by other means"),
+]
+
+
+@pytest.mark.parametrize(("request_", "stored", "follows"), TABLE)
+def test_what_follows_for_a_batch(request_: BatchRequest, stored: Stored | None, follows: Written | str | None) -> None:
+    if isinstance(follows, str):
+        with pytest.raises(StreamsError, match=follows) as refused:
+            request_.written(stored)
+        assert "sink 's', batch" in str(refused.value) or "group" in str(refused.value)
+        assert "Nothing was written" in str(refused.value)
+    else:
+        assert request_.written(stored) == follows
+
+
+def test_what_an_operator_can_change_is_a_config_error() -> None:
+    for request_, stored in [(asked(5), None), (asked(0), marker(3, OTHER)), (asked(0, last=0), None)]:
+        with pytest.raises(ConfigError):
+            request_.written(stored)
+
+
+def test_the_markers_offset_is_one_past_the_batch() -> None:
+    assert [marker(batch).offset for batch in (0, 1, 41)] == [1, 2, 42]
+
+
+def test_a_named_write_is_written_whoever_did_it() -> None:
+    mine, other = (WriteRequest(write_id="w", run=run, rows=3) for run in ("a", "b"))
+    assert mine.written(None) is None
+    assert mine.written(other.marker(5)) == Written(rows=3, at_ms=5, run="b")
+    assert written_by(mine.marker(5)) == Written(rows=3, at_ms=5, run="a")
+    with pytest.raises(StreamsError, match="were set by other means"):
+        mine.written(Stored(1, "x"))
