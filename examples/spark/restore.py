@@ -1,4 +1,4 @@
-"""A topic as Parquet, and back into a topic: same partitions, order, keys, headers and times; a second run does nothing.
+"""A topic as Parquet, and back into a topic: same partitions, order, keys, headers, times; a second run does nothing.
 
     python -m examples.spark.restore save --topic bank-events --out out/backup
     python -m examples.spark.restore load --topic bank-events-restored --out out/backup

@@ -1,4 +1,4 @@
-"""A bank that has been at work: its broker, its topics, and what was paid in; and the recipes as processes of their own."""
+"""A bank that has been at work: its broker, its topics, what was paid in; and recipes as processes of their own."""
 
 from __future__ import annotations
 
