@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from streams.spark.lane import Lane, read_marker, settle, write_lane
+from streams.spark.lane import Lane, look, settle, write_lane
 from streams.spark.markers import WriteRequest, Written, written_by
 from streams.spark.write_options import WriteOptions
 
@@ -35,7 +35,7 @@ def lane_of(options: WriteOptions) -> Lane:
 
 def find_write(options: WriteOptions) -> WriteResult | None:
     """The committed write of this id, or ``None``. Only a look: a run that is about to commit may not show yet."""
-    found = written_by(read_marker(lane_of(options), f"writeId {options.write_id!r}", wait=False))
+    found = written_by(look(lane_of(options), f"write {options.write_id!r}"))
     return None if found is None else _result(options, found, options.run_id)
 
 

@@ -68,16 +68,17 @@ def write_lane(
     """
     failure: StreamsError | None = None
     for attempt in range(_ROUNDS + 1):
-        with _fenced_producer(lane, request, size) as producer:
-            if (found := request.written(read_marker(lane, request, wait=True))) is not None:
+        with _group_of(lane) as group, _fenced_producer(lane, request, size) as producer:
+            stored = _read_marker(group, lane, request)
+            if (found := request.written(stored)) is not None:
                 return found, attempt > 0
             if attempt == _ROUNDS:
                 break
             if attempt:
                 _log.warning("%s: trying again after: %s", request, failure)
             try:
-                marker = request.marker(int(time.time() * 1000))
-                _transaction(producer, lane, request, marker, batches())
+                marker = request.marker(stored, int(time.time() * 1000))
+                _transaction(producer, group, lane, request, marker, batches())
                 if (done := request.written(marker)) is not None:
                     return done, True
             except KafkaException as error:
@@ -126,48 +127,55 @@ def _fenced_producer(lane: Lane, request: Request, size: int) -> Iterator[Produc
             producer.abort_transaction(TIMEOUT_SECONDS)
 
 
-def _transaction(producer: Producer, lane: Lane, request: Request, marker: Stored, batches: Iterable[Any]) -> None:
-    sender = Sender(producer, lane.topic, lane.kafka, str(request))
-    sender.check_topic(lane.marker_topic)
+def _transaction(
+    producer: Producer, group: Consumer, lane: Lane, request: Request, marker: Stored, batches: Iterable[Any]
+) -> None:
+    sender = Sender(producer, group, lane.topic, lane.kafka, str(request))
+    sender.partitions_of(lane.marker_topic)
     producer.begin_transaction()
     sent = sum(sender.send(batch) for batch in batches)
     if sent != request.rows:
         raise StreamsError(f"{request}: {request.rows} rows were staged, {sent} were found; nothing was written")
-    # A group nobody is a member of; confluent-kafka makes its metadata through a consumer only.
-    consumer = client(Consumer, lane.kafka, {"group.id": lane.identity, "enable.auto.commit": False})
-    try:
-        offset = TopicPartition(lane.marker_topic, 0, marker.offset, marker.metadata)
-        producer.send_offsets_to_transaction([offset], consumer.consumer_group_metadata(), TIMEOUT_SECONDS)
-        producer.commit_transaction(max(TIMEOUT_SECONDS, 60.0))
-    finally:
-        consumer.close()
+    offset = TopicPartition(lane.marker_topic, 0, marker.offset, marker.metadata)
+    producer.send_offsets_to_transaction([offset], group.consumer_group_metadata(), TIMEOUT_SECONDS)
+    producer.commit_transaction(max(TIMEOUT_SECONDS, 60.0))
 
 
-def read_marker(lane: Lane, doing: object, *, wait: bool) -> Stored | None:
-    """The marker, when it is committed; with ``wait``, not before one that is being decided is decided.
+def look(lane: Lane, doing: object) -> Stored | None:
+    """The marker as it is now. Only a look, which disturbs nobody: a run that is about to commit may not show yet, and
+    a killed run's open transaction is passed over (it would be undecided until its timeout)."""
+    with _group_of(lane, isolation="read_uncommitted") as group:
+        return _read_marker(group, lane, doing)
 
-    Without ``wait`` a killed run's open transaction is passed over: it would be undecided until its timeout, or until
-    this run comes to its fence.
+
+@contextlib.contextmanager
+def _group_of(lane: Lane, isolation: str = "read_committed") -> Iterator[Consumer]:
+    """A consumer for the offsets of the lane's group. It never joins: nobody is a member.
+
+    ``read_committed``, for offsets, means that one that is being decided is waited for.
 
     By a consumer, not by the admin client: its request for a group's offsets takes the process down (librdkafka 2.16)
     when the group's coordinator is only just coming up.
     """
-    isolation = "read_committed" if wait else "read_uncommitted"  # for offsets: only stable ones, or the last committed
     settings = {"group.id": lane.identity, "enable.auto.commit": False, "isolation.level": isolation}
-    consumer = client(Consumer, lane.kafka, settings)
-    deadline = time.monotonic() + TIMEOUT_SECONDS
+    consumer: Consumer = client(Consumer, lane.kafka, settings)
     try:
-        while True:
-            found, error = _committed(consumer, TopicPartition(lane.marker_topic, 0))
-            if error is None:
-                return found
-            if error.code() == KafkaError.GROUP_ID_NOT_FOUND:
-                return None
-            if error.code() not in _UNDECIDED or time.monotonic() > deadline:
-                raise translated(KafkaException(error), f"{doing}: reading the marker", lane.kafka)
-            time.sleep(0.05)
+        yield consumer
     finally:
         consumer.close()
+
+
+def _read_marker(group: Consumer, lane: Lane, doing: object) -> Stored | None:
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while True:
+        found, error = _committed(group, TopicPartition(lane.marker_topic, 0))
+        if error is None:
+            return found
+        if error.code() == KafkaError.GROUP_ID_NOT_FOUND:
+            return None
+        if error.code() not in _UNDECIDED or time.monotonic() > deadline:
+            raise translated(KafkaException(error), f"{doing}: reading the marker", lane.kafka)
+        time.sleep(0.05)
 
 
 def _committed(consumer: Consumer, place: TopicPartition) -> tuple[Stored | None, KafkaError | None]:

@@ -8,22 +8,27 @@ Whoever wants to write asks: is it written (``Written``)? may I (``None``)? Anyt
     asked             nobody                      the same query           another query
     ----------------  --------------------------  -----------------------  -------------------------------------
     write W           write                       -                        - (a marker of W means: written)
-    batch 0           write                       batch 0: written         write with adoptNewQuery, else refuse
-    batch b > 0       refuse, unless              b: written               refuse
-                      lastWrittenBatch says b     b-1: write
-                      (written) or b-1 (write)    else: refuse
+    batch 0           write                       batch 0: written         replaceQuery names it: write, else refuse
+    batch b > 0       refuse                      b: written               refuse
+                                                  b-1: write
+                                                  else: refuse
+
+``lastWrittenBatch`` of this query, where there is no marker, stands for one: b means written, b-1 write. A query that
+was replaced is refused for ever: the markers after it remember it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
 from streams.errors import ConfigError, StreamsError
 
 _M = TypeVar("_M", bound=msgspec.Struct)
+
+_MOST_REPLACED: Final = 64  # 37 bytes each; the broker takes 4096 bytes of metadata (offset.metadata.max.bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +55,8 @@ class Request(Protocol):
         """What the marker says: it is written, or (``None``) go on. Raises ``StreamsError`` to refuse."""
         ...
 
-    def marker(self, at_ms: int) -> Stored:
-        """What to commit together with the rows."""
+    def marker(self, stored: Stored | None, at_ms: int) -> Stored:
+        """What to commit together with the rows, in place of ``stored``."""
         ...
 
     @property
@@ -84,7 +89,7 @@ class WriteRequest:
     def written(self, stored: Stored | None) -> Written | None:
         return written_by(stored)
 
-    def marker(self, at_ms: int) -> Stored:
+    def marker(self, stored: Stored | None, at_ms: int) -> Stored:
         return Stored(1, msgspec.json.encode(_WriteMetadata(self.run, self.rows, at_ms)).decode())
 
 
@@ -96,18 +101,21 @@ def written_by(stored: Stored | None) -> Written | None:
     return Written(rows=metadata.rows, at_ms=metadata.at_ms, run=metadata.run)
 
 
-class _BatchMetadata(msgspec.Struct):
+class _BatchMetadata(msgspec.Struct, omit_defaults=True):
     query: str
     batch: int
     rows: int
     at_ms: int
+    replaced: tuple[str, ...] = ()
+    """Queries that wrote here before and must not again, the last one last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRequest:
     """One micro-batch of a streaming query: once for each query and batch, one batch after the other.
 
-    ``lane`` is its identity. ``last_written`` is what an operator says (``lastWrittenBatch``) where the marker is gone.
+    ``lane`` is the identity of the lane. ``replaces`` is the query whose place this one is to take, ``last_written``
+    what an operator says (query, batch) where the marker is gone.
     """
 
     sink: str
@@ -115,8 +123,8 @@ class BatchRequest:
     query: str
     batch: int
     rows: int
-    adopt_new_query: bool = False
-    last_written: int | None = None
+    replaces: str | None = None
+    last_written: tuple[str, int] | None = None
 
     def __str__(self) -> str:
         return f"sink {self.sink!r}, batch {self.batch}"
@@ -126,7 +134,7 @@ class BatchRequest:
             return self._without_marker()
         last = _read(stored, _BatchMetadata)
         if last.query != self.query:
-            self._check_another_query(last)
+            self._check_other(last)
             return None
         if last.batch == self.batch:
             return Written(rows=last.rows, at_ms=last.at_ms)
@@ -144,43 +152,51 @@ class BatchRequest:
         )
 
     def _without_marker(self) -> Written | None:
-        if self.batch == 0:
-            if self.last_written is None:
-                return None
-            raise ConfigError(
-                f"{self}: option lastWrittenBatch={self.last_written} is for a query that goes on, and this one has "
-                "just begun (a new checkpoint): remove the option. Nothing was written"
-            )
-        if self.last_written == self.batch:
+        said = self.last_written[1] if self.last_written and self.last_written[0] == self.query else None
+        if said == self.batch:
             return Written(rows=self.rows, at_ms=0)
-        if self.last_written == self.batch - 1:
+        if said == self.batch - 1 or (said is None and self.batch == 0):
             return None
-        said = "" if self.last_written is None else f" (option lastWrittenBatch says {self.last_written})"
+        given = "" if self.last_written is None else " (option lastWrittenBatch={}:{})".format(*self.last_written)
         raise ConfigError(
-            f"{self}: the marker of what was written before is missing{said}. It expires when a query rests for longer "
-            "than the broker's offsets.retention.minutes (7 days by default), goes when its group "
-            f"{self.lane} or its topic is deleted, and is not found when the option topic "
-            f"(or markerTopic) was changed. Find out whether batch {self.batch} is in the topic, then start once with "
-            f"option lastWrittenBatch={self.batch} (it is) or {self.batch - 1} (it is not). Nothing was written"
+            f"{self}: the marker of what was written before is missing{given}. It expires when nothing is written for "
+            "longer than the broker's offsets.retention.minutes (7 days by default), goes when its group "
+            f"{self.lane} or its topic is deleted, and is not found when the option topic or markerTopic was changed. "
+            f"Find out whether batch {self.batch} is in the topic, then start once with option "
+            f"lastWrittenBatch={self.query}:{self.batch} (it is) or {self.query}:{self.batch - 1} (it is not). "
+            "Nothing was written"
         )
 
-    def _check_another_query(self, last: _BatchMetadata) -> None:
-        if self.batch == 0 and self.adopt_new_query:
-            return
-        if self.batch == 0:
+    def _check_other(self, last: _BatchMetadata) -> None:
+        if self.query in last.replaced:
+            raise StreamsError(
+                f"{self}: query {last.query} has replaced this one ({self.query}) and goes on under this name; this "
+                "one must not write here again. Nothing was written"
+            )
+        if self.batch > 0:
+            raise StreamsError(
+                f"{self}: query {last.query} writes to this sink now (up to batch {last.batch}); this is {self.query}. "
+                "Two queries need two sink names. Nothing was written"
+            )
+        if self.replaces != last.query:
             raise ConfigError(
                 f"{self}: query {last.query} has written to this sink before (up to batch {last.batch}), and this is a "
                 f"new one, {self.query} (a new checkpoint): it would write again what it reads again. If that is "
-                "meant, give option adoptNewQuery=true; if not, go on with the old checkpoint, or give this sink a "
-                "name of its own. Nothing was written"
+                f"meant, give option replaceQuery={last.query}; if not, go on with the old checkpoint, or give this "
+                "sink a name of its own. Nothing was written"
             )
-        raise StreamsError(
-            f"{self}: query {last.query} writes to this sink now (up to batch {last.batch}); this is {self.query}. Two "
-            "queries need two sink names. Nothing was written"
-        )
+        if len(last.replaced) >= _MOST_REPLACED:
+            raise ConfigError(
+                f"{self}: {len(last.replaced)} queries were replaced under this name, and no more can be remembered: "
+                "give the sink a new name. Nothing was written"
+            )
 
-    def marker(self, at_ms: int) -> Stored:
-        metadata = _BatchMetadata(self.query, self.batch, self.rows, at_ms)
+    def marker(self, stored: Stored | None, at_ms: int) -> Stored:
+        replaced: tuple[str, ...] = ()
+        if stored is not None:
+            last = _read(stored, _BatchMetadata)
+            replaced = last.replaced if last.query == self.query else (*last.replaced, last.query)
+        metadata = _BatchMetadata(self.query, self.batch, self.rows, at_ms, replaced)
         return Stored(self.batch + 1, msgspec.json.encode(metadata).decode())
 
 

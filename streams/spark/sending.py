@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaException, Producer
 
 from streams.errors import RecordRefused
 from streams.records import TYPE_HEADER, VERSION_HEADER
-from streams.spark.kafka import client, partitions_of
+from streams.spark.kafka import TIMEOUT_SECONDS, translated
 
 _NAMES = ("topic", "key", "value", "type", "version", "headers", "partition")
 
@@ -21,22 +20,29 @@ class Sender:
     ``topic``: of all rows, else each names its own. ``doing`` is for messages.
     """
 
-    def __init__(self, producer: Producer, topic: str | None, kafka: dict[str, str], doing: str) -> None:
+    def __init__(
+        self, producer: Producer, metadata: Consumer, topic: str | None, kafka: dict[str, str], doing: str
+    ) -> None:
         self._producer = producer
+        self._metadata = metadata
         self._topic = topic
         self._kafka = kafka
         self._doing = doing
         self._partitions: dict[str, int] = {}
         self._headers: dict[tuple[str | None, int | None], list[tuple[str, bytes]]] = {}
 
-    def check_topic(self, topic: str) -> int:
-        """The number of partitions. Asked for once: a produce to a missing topic would wait for its whole timeout.
-        Raises ``TopicError``."""
-        count = self._partitions.get(topic)
-        if count is None:
-            count = self._partitions[topic] = partitions_of(client(AdminClient, self._kafka), [topic], self._kafka)[
-                topic
-            ]
+    def partitions_of(self, topic: str) -> int:
+        """The number of partitions. Raises ``TopicError``: a produce to a missing topic would wait for its whole
+        timeout. Asked for once, by a consumer, because its question does not create the topic."""
+        if (count := self._partitions.get(topic)) is not None:
+            return count
+        try:
+            found = self._metadata.list_topics(topic, TIMEOUT_SECONDS).topics[topic]
+        except KafkaException as error:
+            raise translated(error, f"{self._doing}: asking for topic {topic!r}", self._kafka) from error
+        if found.error is not None:
+            raise translated(KafkaException(found.error), f"{self._doing}: topic {topic!r}", self._kafka)
+        count = self._partitions[topic] = len(found.partitions)
         return count
 
     def send(self, batch: Any) -> int:
@@ -50,7 +56,7 @@ class Sender:
             topic = self._topic or topic
             if topic is None:
                 raise RecordRefused(f"{self._doing}: a row has null in its column topic; nothing was written")
-            count = self._partitions.get(topic) or self.check_topic(topic)
+            count = self._partitions.get(topic) or self.partitions_of(topic)
             ours = self._headers.get((kind, version))
             if ours is None:
                 ours = self._headers[kind, version] = _type_headers(kind, version)

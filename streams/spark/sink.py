@@ -82,5 +82,8 @@ def all_staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
     """The messages of a commit, in the order of the tasks; raises ``StreamsError`` when one is missing."""
     staged = [message for message in messages if isinstance(message, Staged)]
     if len(staged) != len(messages):
-        raise StreamsError("Spark handed over a write with messages missing; nothing was written")
+        raise StreamsError(
+            "Spark calls commit without the tasks' messages; nothing was written. It does so with "
+            "trigger(continuous=...), which never calls a Python sink with rows: use trigger(processingTime=...)"
+        )
     return staged

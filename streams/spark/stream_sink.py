@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 
 from streams.errors import ConfigError, StreamsError
 from streams.spark.columns import check_columns
-from streams.spark.lane import Lane, write_lane
+from streams.spark.lane import Lane, look, write_lane
 from streams.spark.markers import BatchRequest
 from streams.spark.sink import all_staged, root_of
 from streams.spark.staging import Staged, remove, remove_files, stage, staged_batches, staging_folder
@@ -58,9 +58,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
             query=query,
             batch=batchId,
             rows=sum(message.rows for message in staged),
-            adopt_new_query=self._options.adopt_new_query,
+            replaces=self._options.replace_query,
             last_written=self._options.last_written_batch,
         )
+        if batchId == 0:  # so that a query that is refused does not fence the rightful one
+            request.written(look(lane, request))
         found, written = write_lane(
             lane,
             request,
@@ -116,6 +118,7 @@ def _task_of_query() -> tuple[str, int]:
 
 
 def _query_of(staged: list[Staged], batch: int) -> str:
+    # Spark gives an empty DataFrame one task, so there is always one to ask.
     found = {(message.query, message.batch) for message in staged}
     if len(found) != 1:
         raise StreamsError(f"batch {batch}: its tasks do not agree which query and batch they are of: {sorted(found)}")

@@ -7,12 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from streams.errors import ConfigError
-from streams.spark.options import checked, flag, kafka_settings, number
+from streams.spark.options import checked, kafka_settings, number
 
 _COMMON: Final = ("topic", "markerTopic", "stagingDir", "stagingThreshold")
 _WRITE: Final = ("writeId", "runId")
-_STREAM: Final = ("sink", "adoptNewQuery", "lastWrittenBatch")
-_OF_SPARK: Final = ("path", "checkpointLocation", "queryName", "asyncProgressTrackingEnabled")
+_STREAM: Final = ("sink", "replaceQuery", "lastWrittenBatch")
+_OF_SPARK: Final = (
+    "path",
+    "checkpointLocation",
+    "queryName",
+    "asyncProgressTrackingEnabled",
+    "asyncProgressTrackingCheckpointIntervalMs",
+    "_asyncProgressTrackingOverrideSinkSupportCheck",
+)
 """Spark's own, which arrive in the same map as a streaming sink's."""
 
 
@@ -41,8 +48,9 @@ class StreamWriteOptions(SinkOptions):
     """A streaming sink: ``df.writeStream``."""
 
     sink: str
-    adopt_new_query: bool
-    last_written_batch: int | None
+    replace_query: str | None
+    last_written_batch: tuple[str, int] | None
+    """Query and batch."""
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
@@ -71,13 +79,24 @@ def stream_write_options(options: Mapping[str, str]) -> StreamWriteOptions:
         "name this sink (for example 'flights-enricher'), the same name for ever: under it the topic's markers are "
         "kept, which tell a restarted query what it has written already",
     )
-    last = plain.get("lastwrittenbatch")
     return StreamWriteOptions(
         **_common(plain, "sink"),
         sink=sink,
-        adopt_new_query=flag("adoptNewQuery", plain.get("adoptnewquery", "false")),
-        last_written_batch=None if last is None else int(number("lastWrittenBatch", last, minimum=-1)),
+        replace_query=plain.get("replacequery") or None,
+        last_written_batch=_last_written(plain.get("lastwrittenbatch")),
     )
+
+
+def _last_written(text: str | None) -> tuple[str, int] | None:
+    if not text:
+        return None
+    query, _, batch = text.rpartition(":")
+    if not query or not batch.removeprefix("-").isdecimal() or int(batch) < -1:
+        raise ConfigError(
+            f"option lastWrittenBatch must be a query's id, a colon and the number of a batch, as the error that asks "
+            f"for it says, not {text!r}"
+        )
+    return query, int(batch)
 
 
 def _name(option: str, plain: Mapping[str, str], why: str) -> str:

@@ -11,14 +11,16 @@ pytestmark = pytest.mark.spark
 QUERY, OTHER = "q-1", "q-2"
 
 
-def asked(batch: int, *, query: str = QUERY, adopt: bool = False, last: int | None = None) -> BatchRequest:
+def asked(
+    batch: int, *, query: str = QUERY, replaces: str | None = None, last: tuple[str, int] | None = None
+) -> BatchRequest:
     return BatchRequest(
-        sink="s", lane="kes.spark.stream.s", query=query, batch=batch, rows=7, adopt_new_query=adopt, last_written=last
+        sink="s", lane="kes.spark.stream.s", query=query, batch=batch, rows=7, replaces=replaces, last_written=last
     )
 
 
-def marker(batch: int, query: str = QUERY) -> Stored:
-    return asked(batch, query=query).marker(at_ms=1000)
+def marker(batch: int, query: str = QUERY, before: Stored | None = None) -> Stored:
+    return asked(batch, query=query).marker(before, at_ms=1000)
 
 
 THERE = Written(rows=7, at_ms=1000)
@@ -32,23 +34,30 @@ TABLE = [
     (asked(5), marker(3), "the last batch written is 3, so batches in between are missing"),
     (asked(5), marker(6), "has written up to batch 6 already"),
     (asked(0), marker(6), "has written up to batch 6 already"),
-    (asked(5), None, "the marker of what was written before is missing.*lastWrittenBatch=5 .it is. or 4"),
-    (asked(5, last=5), None, Written(rows=7, at_ms=0)),
-    (asked(5, last=4), None, WRITE),
-    (asked(5, last=3), None, r"is missing \(option lastWrittenBatch says 3\)"),
-    (asked(5, last=6), None, r"is missing \(option lastWrittenBatch says 6\)"),
-    (asked(0, last=-1), None, "remove the option"),
-    (asked(0, last=0), None, "remove the option"),
-    (asked(5, last=5), marker(4), WRITE),  # where there is a marker, it alone counts
-    (asked(5, last=4), marker(5), THERE),
-    (asked(0, adopt=True), None, WRITE),
-    (asked(5, adopt=True), None, "the marker of what was written before is missing"),
-    (asked(0), marker(0, OTHER), "query q-2 has written to this sink before .up to batch 0..*adoptNewQuery=true"),
+    (asked(5), None, "the marker of what was written before is missing.*lastWrittenBatch=q-1:5 .it is. or q-1:4"),
+    (asked(5, last=(QUERY, 5)), None, Written(rows=7, at_ms=0)),
+    (asked(5, last=(QUERY, 4)), None, WRITE),
+    (asked(5, last=(QUERY, 3)), None, r"is missing \(option lastWrittenBatch=q-1:3\)"),
+    (asked(5, last=(QUERY, 6)), None, r"is missing \(option lastWrittenBatch=q-1:6\)"),
+    (asked(5, last=(OTHER, 5)), None, r"is missing \(option lastWrittenBatch=q-2:5\)"),
+    (asked(0, last=(QUERY, -1)), None, WRITE),
+    (asked(0, last=(QUERY, 0)), None, Written(rows=7, at_ms=0)),
+    (asked(0, last=(QUERY, 5)), None, "is missing"),
+    (asked(0, last=(OTHER, 0)), None, WRITE),  # left over in the code from the query before
+    (asked(5, last=(QUERY, 5)), marker(4), WRITE),  # where there is a marker, it alone counts
+    (asked(5, last=(QUERY, 4)), marker(5), THERE),
+    (asked(0, replaces=OTHER), None, WRITE),
+    (asked(5, replaces=OTHER), None, "the marker of what was written before is missing"),
+    (asked(0), marker(0, OTHER), "query q-2 has written to this sink before .up to batch 0..*replaceQuery=q-2;"),
     (asked(0), marker(9, OTHER), "query q-2 has written to this sink before"),
-    (asked(0, adopt=True), marker(9, OTHER), WRITE),
-    (asked(1, adopt=True), marker(0, OTHER), "query q-2 writes to this sink now"),
+    (asked(0, replaces=OTHER), marker(9, OTHER), WRITE),
+    (asked(0, replaces="q-3"), marker(9, OTHER), "query q-2 has written to this sink before"),
+    (asked(1, replaces=OTHER), marker(0, OTHER), "query q-2 writes to this sink now"),
     (asked(1), marker(0, OTHER), "query q-2 writes to this sink now"),
     (asked(1), marker(1, OTHER), "query q-2 writes to this sink now"),
+    (asked(0), marker(0, OTHER, marker(0)), "query q-2 has replaced this one"),
+    (asked(0, replaces=OTHER), marker(0, OTHER, marker(0)), "query q-2 has replaced this one"),
+    (asked(1, replaces=OTHER), marker(3, OTHER, marker(0)), "query q-2 has replaced this one"),
     (asked(1), Stored(2, ""), "were set by other means"),
     (asked(1), Stored(2, '{"run":"r","rows":1,"at_ms":1}'), "were set by other means"),
 ]
@@ -66,7 +75,7 @@ def test_what_follows_for_a_batch(request_: BatchRequest, stored: Stored | None,
 
 
 def test_what_an_operator_can_change_is_a_config_error() -> None:
-    for request_, stored in [(asked(5), None), (asked(0), marker(3, OTHER)), (asked(0, last=0), None)]:
+    for request_, stored in [(asked(5), None), (asked(0), marker(3, OTHER)), (asked(0, last=(QUERY, 3)), None)]:
         with pytest.raises(ConfigError):
             request_.written(stored)
 
@@ -78,7 +87,22 @@ def test_the_markers_offset_is_one_past_the_batch() -> None:
 def test_a_named_write_is_written_whoever_did_it() -> None:
     mine, other = (WriteRequest(write_id="w", run=run, rows=3) for run in ("a", "b"))
     assert mine.written(None) is None
-    assert mine.written(other.marker(5)) == Written(rows=3, at_ms=5, run="b")
-    assert written_by(mine.marker(5)) == Written(rows=3, at_ms=5, run="a")
+    assert mine.written(other.marker(None, 5)) == Written(rows=3, at_ms=5, run="b")
+    assert written_by(mine.marker(None, 5)) == Written(rows=3, at_ms=5, run="a")
     with pytest.raises(StreamsError, match="were set by other means"):
         mine.written(Stored(1, "x"))
+
+
+def test_markers_remember_who_was_replaced_and_fit_into_the_brokers_limit() -> None:
+    """Else a query that was replaced, restarted in its first batch with the option left on, would take over again."""
+    stored = None
+    ids = [f"{number:08d}-0000-0000-0000-000000000000" for number in range(65)]
+    for query in ids:
+        before, stored = stored, marker(0, query, stored)
+        stored = marker(1, query, stored)  # its later markers remember too
+        for old in ids[: ids.index(query)]:
+            with pytest.raises(StreamsError, match=f"query {query} has replaced this one"):
+                asked(0, query=old, replaces=query).written(stored)
+        assert len(stored.metadata) < 4096, before
+    with pytest.raises(ConfigError, match="64 queries were replaced under this name"):
+        asked(0, query="one-more", replaces=ids[-1]).written(stored)
