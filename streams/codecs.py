@@ -205,8 +205,13 @@ class _TypedCodec(Generic[T]):
     _decode_plain: Callable[[bytes], dict[str, Any]]
 
     def __init__(self, type_: type[T]) -> None:
+        self._type = type_
         self._name = getattr(type_, "__name__", str(type_))
         self._class = type_ if _is_class_of_ours(type_) else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process makes its own: what msgspec and pydantic build does not travel."""
+        return type(self), (self._type,)
 
     def encode(self, value: T, /) -> bytes:
         expected = self._class

@@ -10,9 +10,11 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, Generic, TypeVar, overload
 
 import anyio
+import msgspec
 
 from streams.config import EventSourceConfig
 from streams.core.router import Route, Router
@@ -20,14 +22,15 @@ from streams.core.schedule import Schedule
 from streams.errors import NotOwned, RegistrationError, Stopped
 from streams.events import event_type_of
 from streams.outcomes import ErrorPolicy, ExecutionState
-from streams.protocols import StateStore
 from streams.records import TopicPartition
 from streams.runtime import source_topics
-from streams.runtime.connections import KafkaConnections
+from streams.runtime.connections import DEFAULT_MESSAGE_LIMIT, KafkaConnections
+from streams.runtime.copies import make_store
 from streams.runtime.event_context import EventContext
 from streams.runtime.interjections import Interjection
 from streams.runtime.lifecycle import Engine
 from streams.runtime.ports import Connections
+from streams.runtime.replay import Program
 from streams.statistics import PartitionStatistics, SourceState, SourceStatistics
 from streams.stores.stateless import Stateless
 from streams.topics import TopicSpec
@@ -314,7 +317,7 @@ class EventSource(Generic[StoreT]):
             config,
             self._router,
             self._schedules,
-            self._checked_store,
+            partial(make_store, self._store_factory),
             connections,
             message_limit=limit,
             now=asyncio.get_running_loop().time,
@@ -326,15 +329,6 @@ class EventSource(Generic[StoreT]):
 
     def _started(self) -> None:
         self._state = SourceState.RUNNING
-
-    def _checked_store(self, topic_partition: TopicPartition) -> Any:
-        store = self._store_factory(topic_partition)
-        if not isinstance(store, StateStore):
-            raise RegistrationError(
-                f"the store factory made a {type(store).__name__} for {topic_partition}; a store needs the methods "
-                "receive_change and revoked (streams.protocols.StateStore)"
-            )
-        return store
 
     def _ask_to_stop(self, *, drain: bool) -> None:
         if self._state in (SourceState.STARTING, SourceState.RUNNING, SourceState.STOPPING):
@@ -353,6 +347,25 @@ class EventSource(Generic[StoreT]):
         if self._engine is None:
             raise Stopped("the event source is not running")
         return self._engine
+
+    def program(self) -> Program:
+        """What is registered here, for those who run it elsewhere (``streams.spark.replay``). Without addresses,
+        credentials and callbacks: they stay where they are."""
+        config, router = self.config, self._router
+        limit = int(config.client_settings.get("message.max.bytes", DEFAULT_MESSAGE_LIMIT))
+        bare = msgspec.structs.replace(
+            config,
+            bootstrap_servers="",
+            client_settings={},
+            source_bootstrap_servers="",
+            source_client_settings={},
+            on_partition_activated=None,
+            on_partition_revoked=None,
+            metrics_handler=None,
+        )
+        interjections = tuple(route.name for _, route in self._schedules)
+        routes = tuple(router.routes.values())
+        return Program(bare, routes, router.default, self._store_factory, interjections, limit)
 
     # -- topics --------------------------------------------------------------------------------------------------------
 

@@ -58,6 +58,10 @@ class EventType(Generic[T]):
     def __repr__(self) -> str:
         return f"EventType({self.name!r}, version={self.version})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process looks its class up, and has what was declared with it there."""
+        return event_type_of, (self.cls,)
+
     def decode(self, value: bytes | None, version: int = 1) -> T:
         """The event in these bytes, brought up to the present version. Raises ``DecodeError``, and nothing else."""
         if version != self.version or value is None:

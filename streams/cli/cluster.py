@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import typer
 
-from streams.cli.worker import load
 from streams.clients.admin import TopicAdmin
 from streams.clients.settings import ClientSettings
 from streams.config import BOOTSTRAP_VARIABLE, EventSourceConfig
 from streams.errors import ConfigError
 from streams.event_source import EventSource
+from streams.loading import load
 
 
 def named_source(text: str) -> EventSource[object]:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from streams.codecs import RESERVED_KEY_PREFIX
-from streams.errors import OffsetError, StreamsError
+from streams.errors import OffsetError, RegistrationError, StreamsError
+from streams.protocols import StateStore
 from streams.records import TYPE_HEADER, Change, IncomingRecord, TopicPartition
 from streams.runtime.bridge import Inlet
 from streams.runtime.changelog import (
@@ -35,6 +36,17 @@ _log = logging.getLogger(__name__)
 FROM_START = -1
 READY_WITHIN = 100_000
 """Records behind the end of the changelog at which a copy is not warm any more: fewer are read in about a second."""
+
+
+def make_store(factory: Callable[[TopicPartition], Any], where: TopicPartition) -> Any:
+    """An empty store from the user's factory. Raises ``RegistrationError`` for what is none."""
+    store = factory(where)
+    if not isinstance(store, StateStore):
+        raise RegistrationError(
+            f"the store factory made a {type(store).__name__} for {where}; a store needs the methods "
+            "receive_change and revoked (streams.protocols.StateStore)"
+        )
+    return store
 
 
 class StateCopy:

@@ -14,7 +14,7 @@ import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 from anyio.abc import TaskGroup
@@ -137,7 +137,7 @@ class Engine:
             _log.error("the event source of group %s stops: %s", self.config.group_id, error)
         self.stop(drain=drain)
 
-    def exit_now(self, text: str) -> None:
+    def exit_now(self, text: str) -> NoReturn:
         """The user's policy asked for the process to end on the spot."""
         _log.critical("%s", text)
         logging.shutdown()

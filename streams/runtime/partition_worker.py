@@ -48,7 +48,7 @@ from streams.runtime.inbox import Inbox
 from streams.runtime.interjections import Interjection, Timetable
 
 if TYPE_CHECKING:
-    from streams.runtime.lifecycle import Engine
+    from streams.runtime.host import Host
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ meanwhile."""
 class PartitionWorker:
     """Everything this member keeps for one partition. ``watermark`` is the first offset that is not handled yet."""
 
-    def __init__(self, engine: Engine, partition: int, epoch: int) -> None:
+    def __init__(self, engine: Host, partition: int, epoch: int) -> None:
         self.engine = engine
         self.partition = partition
         self.epoch = epoch
@@ -128,9 +128,11 @@ class PartitionWorker:
                 if isinstance(item, Interjection):
                     await self._interjection(item)
                 else:
-                    await self._records(item)
+                    await self.handle(item)
 
-    async def _records(self, records: list[IncomingRecord]) -> None:
+    async def handle(self, records: list[IncomingRecord]) -> None:
+        """Handle what the inbox gave, in order, or as much of it as there is before the intake is closed. Raises as
+        ``run``."""
         pool, now = self.engine.pool, self.engine.now
         position = 0
         while position < len(records) and not self._closing:

@@ -12,8 +12,8 @@ import threading
 
 import msgspec
 
-from streams.cli.worker import load
 from streams.event_source import EventSource
+from streams.loading import load
 
 
 def moved(source: EventSource[object], servers: str) -> EventSource[object]:

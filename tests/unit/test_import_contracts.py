@@ -70,6 +70,7 @@ def test_the_contracts_hold() -> None:
         ("broker", "import streams.testing", "Layers"),
         ("runtime", "import streams.stores", "The runtime knows stores"),
         ("spark", "import streams.runtime", "Spark and the embedded broker"),
+        ("spark", "import streams.event_source", "Spark and the embedded broker"),
         ("broker", "import streams.core", "Spark and the embedded broker"),
         ("runtime", "import confluent_kafka", "Only clients talk to Kafka"),
         ("event_source", "import confluent_kafka", "Only clients talk to Kafka"),

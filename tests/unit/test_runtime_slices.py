@@ -76,7 +76,7 @@ class Bench:
             for number, takes in enumerate(seconds)
         ]
         self.handled, handled = [], self.handled
-        await self.worker._records(records)
+        await self.worker.handle(records)
         assert self.handled == [record.offset for record in records]
         self.handled = handled + self.handled
         return self.slices

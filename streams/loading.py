@@ -1,0 +1,60 @@
+"""``module:name`` to the event source of that name, for whoever starts in a process of its own (workers, executors)."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from streams.errors import ConfigError, StreamsError
+
+
+def load(source: str) -> Any:
+    """``module:name`` (``name`` may be dotted; ``source`` if left out) -> an object with a method ``run``.
+
+    A callable without a ``run`` is a factory and is called. Raises ``ConfigError``, with the place in the user's file.
+    """
+    module_name, _, path = source.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = import_module(module_name)
+    except StreamsError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"cannot import {module_name!r} of {source!r}: {described(error)}") from error
+    for name in (path or "source").split("."):
+        if not hasattr(found, name):
+            raise ConfigError(f"{module_name!r} has no {path or 'source'!r}: name the event source as module:name")
+        found = getattr(found, name)
+    if not hasattr(found, "run") and callable(found):
+        found = _made_by(found, source)
+    if not callable(getattr(found, "run", None)):
+        raise ConfigError(f"{source!r} is {type(found).__name__}, which is neither an event source nor makes one")
+    return found
+
+
+def described(error: BaseException) -> str:
+    """The error in one line, with the last line of the user's code that it came through."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_machinery(frame.filename)]
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def _made_by(factory: Callable[..., Any], source: str) -> Any:
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise ConfigError(f"the factory {source!r} cannot be called without arguments: {error}") from None
+    except ValueError:
+        pass  # no signature to be had: it will be seen when it is called
+    return factory()
+
+
+def _is_machinery(filename: str) -> bool:
+    return filename.startswith("<frozen") or filename == __file__ or Path(filename).parent.name == "importlib"

@@ -1,0 +1,276 @@
+"""Handlers over records that are not Kafka's: one partition's worker as in the engine, its host without a broker.
+
+Decoding, upcasters, retries, error policies, the journalled undo and the restart of stores that cannot be undone are
+the worker's own. What differs is outside of it: what completes is kept here instead of being sent; a store that has to
+be restored is filled from what completed so far, which is what its changelog would hold; retries do not wait, and no
+interjection is ever due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import msgspec
+
+from streams.config import EventSourceConfig
+from streams.core.partition import PartitionState
+from streams.core.router import Route, Router
+from streams.core.schedule import Schedule
+from streams.core.transaction import Transaction, Waiter
+from streams.errors import StreamsError
+from streams.metrics import EventFailed, Measurement
+from streams.outcomes import ErrorPolicy, ErrorResponse
+from streams.records import Change, IncomingRecord, Output, TopicPartition
+from streams.runtime.bridge import Worker
+from streams.runtime.copies import StateCopy, make_store
+from streams.runtime.failures import EventFailure, RestartNeeded
+from streams.runtime.handler_threads import HandlerThreads
+from streams.runtime.partition_worker import PartitionWorker
+
+_workers_log = logging.getLogger("streams.runtime.partition_worker")
+
+
+class Program(msgspec.Struct, frozen=True):
+    """What an event source does, apart from where it runs. ``interjections``: names of those that are scheduled."""
+
+    config: EventSourceConfig
+    routes: tuple[Route, ...]
+    default: Route | None
+    store_factory: Callable[[TopicPartition], Any]
+    interjections: tuple[str, ...]
+    message_limit: int
+
+    @property
+    def fingerprint(self) -> tuple[tuple[str, ...], ...]:
+        """What two copies of one source have in common, as far as it can be seen from outside."""
+        config = self.config
+        where = ("config", config.group_id, config.topic, str(config.num_partitions), str(config.decode_policy))
+        routes = [*self.routes, *([self.default] if self.default is not None else [])]
+        return (where, *(_described(route) for route in routes), ("interjections", *self.interjections))
+
+
+class Completed(msgspec.Struct, frozen=True):
+    """What a slice of records led to, in order. ``dead``: offsets whose (only) output is their dead letter."""
+
+    outputs: list[Output]
+    dead: set[int]
+    failed: list[EventFailed]
+
+
+class PartitionReplay:
+    """One partition from a state and an offset on. Used on one event loop, by one task; ``close`` at the end.
+
+    ``stopped`` tells why it handles nothing any more: a record's policy said to stop, and the ``watermark`` stays at
+    that record. ``wall_ms`` is the time that dead letters get.
+    """
+
+    def __init__(self, program: Program, partition: int, *, wall_ms: int) -> None:
+        self.config = program.config
+        self.router = _without_waiting(program)
+        self.schedules: Sequence[tuple[Schedule, Route]] = ()
+        self.rng = random.Random(0)
+        self.now = asyncio.get_running_loop().time
+        self.message_limit = program.message_limit
+        self.handler_threads = HandlerThreads(Worker)
+        self.input = _NoInput()
+        self.pool = _Kept(self)
+        self.partition = partition
+        self.records = 0
+        self.stopped: EventFailure | None = None
+        self._wall_ms = wall_ms
+        self._store_factory = program.store_factory
+        self._state: dict[bytes, bytes] = {}
+        self._types: dict[bytes, str] = {}  # of keys whose changes have one
+        self._last_offset = -1
+        self._completed = Completed([], set(), [])
+        self._known: dict[int, tuple[int, BaseException]] = {}  # failures that a new worker must not try again
+        self._worker: PartitionWorker | None = None
+        self._watermark = 0
+
+    # -- before, and after ---------------------------------------------------------------------------------------------
+
+    def restore(self, changes: Iterable[Change]) -> None:
+        """State to begin with: the last change of each key, as a changelog has them. Before anything is handled."""
+        for change in changes:
+            self._keep(change)
+
+    def begin(self, offset: int = 0) -> None:
+        """Records below this offset are in the state already; they are passed over."""
+        self._watermark = offset
+
+    @property
+    def watermark(self) -> int:
+        """The first offset that is not handled yet."""
+        return self._watermark if self._worker is None else self._worker.watermark
+
+    def contents(self) -> Iterator[Change]:
+        """The state: the last change of each key that is there."""
+        for key, value in self._state.items():
+            yield Change(key, value, None, self._types.get(key, ""))
+
+    def close(self) -> None:
+        """Let store and threads go."""
+        self.handler_threads.close()
+        if self._worker is not None:
+            self._worker.drop_store()
+
+    # -- work ----------------------------------------------------------------------------------------------------------
+
+    async def handle(self, records: list[IncomingRecord]) -> Completed:
+        """Handle records, in the order of their offsets; nothing once ``stopped``. Raises ``StreamsError`` when the
+        offsets do not rise: the same record twice, or out of order."""
+        self._completed = Completed([], set(), [])
+        self._check_order(records)
+        records = [record for record in records if record.offset >= self.watermark]
+        await self._all(records)
+        return self._completed
+
+    async def _all(self, records: list[IncomingRecord]) -> None:
+        while records and self.stopped is None:
+            worker = self._at_work()
+            worker.inbox.add(records)
+            batch = worker.inbox.take()
+            assert isinstance(batch, list)
+            level = _workers_log.level
+            _workers_log.setLevel(logging.CRITICAL)  # every failure is in the results
+            try:
+                await worker.handle(batch)
+            except RestartNeeded as need:
+                self._restart(worker, need)
+            except EventFailure as failure:
+                self.stopped = failure
+            finally:
+                _workers_log.setLevel(level)
+            self._watermark = worker.watermark
+            left = [record for record in records if record.offset >= self._watermark]
+            self.records += len(records) - len(left)
+            if left and self._worker is worker and self.stopped is None:
+                raise StreamsError(f"{left[0].where}: the replay does not get past it")
+            records = left
+
+    def _check_order(self, records: list[IncomingRecord]) -> None:
+        for record in records:
+            if record.offset <= self._last_offset:
+                raise StreamsError(f"{record.where} comes after offset {self._last_offset}: is it in the data twice?")
+            self._last_offset = record.offset
+
+    def _at_work(self) -> PartitionWorker:
+        if self._worker is None:
+            store = make_store(self._store_factory, TopicPartition(self.config.topic, self.partition))
+            for change in self.contents():
+                store.receive_change(change)
+            worker = self._worker = PartitionWorker(self, self.partition, 1)
+            worker.adopt(StateCopy(self.partition, 1, store, 0.0))
+            worker.state = worker.state.to(PartitionState.ACTIVE)
+            worker.watermark = self._watermark
+            worker.known_failures = self._known
+        return self._worker
+
+    def _restart(self, worker: PartitionWorker, need: RestartNeeded) -> None:
+        """The store cannot be undone: another one, filled from what is complete."""
+        known = worker.met_failures | worker.known_failures
+        if need.attempts:
+            known[need.offset] = (need.attempts, need.error)
+        self._known = known
+        worker.drop_store()
+        self._worker = None
+
+    def _keep(self, change: Change) -> None:
+        self._state.pop(change.key, None)  # so that the order is that of a compacted changelog
+        self._types.pop(change.key, None)
+        if change.value is not None:
+            self._state[change.key] = change.value  # not the change, which holds the value before it, too
+            if change.type:
+                self._types[change.key] = change.type
+
+    # -- the worker's host ---------------------------------------------------------------------------------------------
+
+    def admit(self, outputs: list[Output], changes: list[Change]) -> None:
+        """An event is complete."""
+        self._completed.outputs.extend(outputs)
+        for change in changes:
+            self._keep(change)
+
+    def measure(self, measurement: Measurement) -> None:
+        """Failed events are told of here, before their dead letter is admitted."""
+        if isinstance(measurement, EventFailed):
+            self._completed.failed.append(measurement)
+            if measurement.response == ErrorResponse.DEAD_LETTER.value:
+                self._completed.dead.add(measurement.offset)
+
+    def exit_now(self, text: str) -> NoReturn:
+        """The policy asks for the end of the process; here it is the end of the partition."""
+        raise EventFailure(text)
+
+    def wall_ms(self) -> int:
+        """The time that dead letters tell."""
+        return self._wall_ms
+
+    def revoke_store(self, store: Any, partition: int) -> None:
+        """Let a store go."""
+        store.revoked()
+
+
+class _Kept:
+    """``host.Admission``: there is always room, and everything is settled at once."""
+
+    is_full = False
+
+    def __init__(self, replay: PartitionReplay) -> None:
+        self._replay = replay
+
+    async def wait_room(self) -> None: ...
+
+    def admit(
+        self,
+        partition: int,
+        offset: int,
+        origin: int,
+        outputs: list[Output],
+        changes: list[Change],
+        waiter: Waiter | None = None,
+    ) -> None:
+        self._replay.admit(outputs, changes)
+
+    def pump(self) -> None: ...
+
+    def last_with(self, partition: int) -> Transaction | None:
+        return None
+
+
+class _NoInput:
+    """``ports.Input``: records are handed in by the caller."""
+
+    def start(self, deliver: Callable[..., None], fail: Callable[[Exception], None]) -> None: ...
+    def add(self, partition: int, offset: int, epoch: int) -> None: ...
+    def remove(self, partitions: Any) -> None: ...
+    def pause(self, partition: int) -> None: ...
+    def resume(self, partition: int) -> None: ...
+    def handled(self, records: int, size: int) -> None: ...
+    def close(self) -> None: ...
+
+
+def _described(route: Route) -> tuple[str, ...]:
+    handler = route.handler
+    name = f"{getattr(handler, '__module__', '')}.{getattr(handler, '__qualname__', type(handler).__qualname__)}"
+    return route.name, name, str(route.version), str(route.is_blocking), str(route.policy)
+
+
+def _without_waiting(program: Program) -> Router:
+    """The same routes, with as many attempts, and no time between them."""
+    router = Router()
+    for route in program.routes:
+        router.add(_copy(route))
+    if program.default is not None:
+        router.set_default(_copy(program.default))
+    router.freeze()
+    return router
+
+
+def _copy(route: Route) -> Route:
+    policy: ErrorPolicy = msgspec.structs.replace(route.policy, backoff_seconds=0.0, max_backoff_seconds=0.0)
+    return Route(route.name, route.event_type, route.handler, blocking=route.is_blocking, policy=policy)

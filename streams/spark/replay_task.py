@@ -1,0 +1,262 @@
+"""The executor's side of a replay: rows in, in order; rows out. One task, the partitions that are its, one by one.
+
+Arrow batches come and go as the JVM sends and takes them, so what a task holds is one batch, the state of one
+partition, and the outputs of a thousand records; never a partition's records.
+
+When something upstream fails, or a task is killed, the iterator that Spark hands to Python ends cleanly, with part of
+the rows. So the driver puts a row behind each task's last one, and a task that has not seen it fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+
+from streams.errors import StreamsError
+from streams.records import TYPE_HEADER, VERSION_HEADER, Change, Headers, IncomingRecord, Output
+from streams.runtime.replay import PartitionReplay, Program
+from streams.spark.replay_source import Travelling
+
+POSITION, STATE, RECORD, END = range(4)
+"""What a row is that a task gets; sorted so within a partition."""
+
+_SLICE: Final = 1_000
+"""Records handled before what they led to is handed on."""
+_BATCH_ROWS: Final = 10_000
+_BATCH_BYTES: Final = 16 << 20
+
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+RESULT: Final = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("input_partition", pa.int32()),
+        ("input_offset", pa.int64()),
+        ("number", pa.int64()),
+        ("topic", pa.string()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("type", pa.string()),
+        ("version", pa.int32()),
+        ("headers", _HEADERS),
+        ("partition", pa.int32()),
+        ("timestamp_ms", pa.int64()),
+        ("text", pa.string()),
+    ]
+)
+"""What a task gives: rows of all kinds in one schema, told apart by ``kind``."""
+
+
+def replayer(source: Travelling, *, wall_ms: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """The function for ``mapInArrow``."""
+
+    def replayed(batches: Iterator[Any]) -> Iterator[Any]:
+        task = _Task(source.arrive(), wall_ms)
+        with asyncio.Runner() as runner:
+            try:
+                for batch in batches:
+                    for partition, kind, rows in _runs(batch):
+                        yield from task.take(runner, partition, kind, rows)
+                yield from task.finish()
+            finally:
+                task.close()
+
+    return replayed
+
+
+class _Task:
+    def __init__(self, program: Program, wall_ms: int) -> None:
+        self._program = program
+        self._wall_ms = wall_ms
+        self._rows = _Rows()
+        self._current: PartitionReplay | None = None
+        self._is_whole = False
+        self._failed = False
+        self._first = -1
+
+    def take(self, runner: asyncio.Runner, partition: int, kind: int, rows: Any) -> Iterator[Any]:
+        if kind == END:
+            self._is_whole = True
+            return
+        if self._current is None or self._current.partition != partition:
+            yield from self._end_partition()
+            self.close()
+            self._current = runner.run(self._begin(partition))
+            self._failed = False
+            self._first = -1
+        replay = self._current
+        if self._failed:
+            return
+        try:
+            if kind == POSITION:
+                replay.begin(rows.column("offset")[0].as_py())
+            elif kind == STATE:
+                replay.restore(_changes(rows))
+            else:
+                for start in range(0, rows.num_rows, _SLICE):
+                    records = _records(rows.slice(start, _SLICE), self._program.config.topic, partition)
+                    yield from self._handle(runner, replay, records)
+        except StreamsError as error:
+            self._failed = True
+            self._rows.add("error", partition, replay.watermark, type=type(error).__name__, text=str(error))
+
+    async def _begin(self, partition: int) -> PartitionReplay:
+        return PartitionReplay(self._program, partition, wall_ms=self._wall_ms)
+
+    def _handle(self, runner: asyncio.Runner, replay: PartitionReplay, records: list[IncomingRecord]) -> Iterator[Any]:
+        was_stopped = replay.stopped is not None
+        completed = runner.run(replay.handle(records))
+        origin, number = -1, 0
+        for output in completed.outputs:
+            number = number + 1 if output.origin == origin else 0
+            origin = output.origin
+            self._rows.add_output("dead_letter" if origin in completed.dead else "output", output, number)
+        for failed in completed.failed:
+            self._rows.add("failure", failed.partition, failed.offset, type=failed.response, text=failed.error)
+        if replay.stopped is not None and not was_stopped:
+            self._rows.add("stop", replay.partition, replay.watermark, text=str(replay.stopped))
+        yield from self._rows.ready()
+
+    def _end_partition(self) -> Iterator[Any]:
+        replay = self._current
+        if replay is None or self._failed:
+            return
+        for change in replay.contents():
+            self._rows.add("store", replay.partition, None, key=change.key, value=change.value, type=change.type)
+            yield from self._rows.ready()
+        self._rows.add("position", replay.partition, replay.watermark, number=replay.records)
+
+    def finish(self) -> Iterator[Any]:
+        if not self._is_whole:
+            raise RuntimeError("the rows of this task were cut off: something before it failed, or it was stopped")
+        yield from self._end_partition()
+        yield from self._rows.ready(at_all_costs=True)
+
+    def close(self) -> None:
+        if self._current is not None:
+            self._current.close()
+
+
+def _runs(batch: Any) -> Iterator[tuple[int, int, Any]]:
+    """The batch in pieces of one partition and one kind."""
+    partitions, kinds = batch.column("partition").to_pylist(), batch.column("kind").to_pylist()
+    start = 0
+    for end in range(1, batch.num_rows + 1):
+        if end == batch.num_rows or partitions[end] != partitions[start] or kinds[end] != kinds[start]:
+            yield partitions[start], kinds[start], batch.slice(start, end - start)
+            start = end
+
+
+def _changes(rows: Any) -> Iterator[Change]:
+    columns = (rows.column(name).to_pylist() for name in ("key", "value", "type"))
+    for key, value, kind in zip(*columns, strict=True):
+        if key is None:
+            raise StreamsError("a row of the state has a null key")
+        yield Change(key, value, None, kind or "")
+
+
+def _records(rows: Any, topic: str, partition: int) -> list[IncomingRecord]:
+    columns = [rows.column(name).to_pylist() for name in ("offset", "key", "value", "type", "version", "timestamp_ms")]
+    return [
+        IncomingRecord(topic, partition, offset, key, value, _with_type(headers, kind, version), stamp)
+        for offset, key, value, kind, version, stamp, headers in zip(*columns, _headers(rows), strict=True)
+    ]
+
+
+def _headers(rows: Any) -> Iterator[Headers | None]:
+    column = rows.column("headers")
+    ends = column.offsets.to_pylist()
+    names, values = (column.values.field(name).to_pylist() for name in (0, 1))
+    known = column.is_valid().to_pylist()
+    for number, is_known in enumerate(known):
+        start, end = ends[number], ends[number + 1]
+        yield list(zip(names[start:end], values[start:end], strict=True)) if is_known else None
+
+
+def _with_type(headers: Headers | None, kind: str | None, version: int | None) -> Headers | None:
+    """The headers as they were; or made from the columns, where rows have those only."""
+    if kind is None or (headers and any(name == TYPE_HEADER for name, _ in headers)):
+        return headers or None
+    made: Headers = [(TYPE_HEADER, kind.encode())]
+    if version is not None and version > 1:
+        made.append((VERSION_HEADER, b"%d" % version))
+    return made + [header for header in headers or () if header[0] != VERSION_HEADER]
+
+
+class _Rows:
+    """Result rows on their way to Arrow."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, list[Any]] = {name: [] for name in RESULT.names}
+        self._size = 0
+
+    def add_output(self, kind: str, output: Output, number: int) -> None:
+        headers = [(name, _bytes(value, output)) for name, value in output.headers or ()]
+        name = version = None
+        for header, content in headers:
+            if header == TYPE_HEADER and name is None:
+                name = content
+            elif header == VERSION_HEADER and version is None:
+                version = content
+        self.add(
+            kind,
+            output.origin_partition,
+            output.origin,
+            number=number,
+            topic=output.topic,
+            key=_bytes(output.key, output),
+            value=_bytes(output.value, output),
+            type=None if name is None else name.decode(errors="replace"),
+            version=int(version) if version is not None and version.isdigit() and len(version) <= 9 else 1,
+            headers=headers,
+            partition=None if output.partition < 0 else output.partition,
+            timestamp_ms=output.timestamp_ms or None,
+        )
+
+    def add(self, kind: str, input_partition: int, input_offset: int | None, **more: Any) -> None:
+        row = {"kind": kind, "input_partition": input_partition, "input_offset": input_offset, **more}
+        for name, column in self._columns.items():
+            column.append(row.get(name))
+        self._size += len(row.get("value") or b"") + len(row.get("key") or b"")
+
+    def ready(self, *, at_all_costs: bool = False) -> Iterator[Any]:
+        count = len(self._columns["kind"])
+        if not count or not (at_all_costs or count >= _BATCH_ROWS or self._size >= _BATCH_BYTES):
+            return
+        columns, self._columns = self._columns, {name: [] for name in RESULT.names}
+        self._size = 0
+        yield pa.RecordBatch.from_arrays(
+            [_column(field, columns[field.name]) for field in RESULT],
+            schema=RESULT,
+        )
+
+
+def _column(field: Any, values: list[Any]) -> Any:
+    return _header_column(values) if field.name == "headers" else pa.array(values, field.type)
+
+
+def _header_column(rows: list[list[tuple[str, bytes | None]] | None]) -> Any:
+    names: list[str] = []
+    values: list[bytes | None] = []
+    ends = [0]
+    for headers in rows:
+        for name, value in headers or ():
+            names.append(name)
+            values.append(value)
+        ends.append(len(names))
+    pairs = pa.StructArray.from_arrays(
+        [pa.array(names, pa.string()), pa.array(values, pa.binary())], fields=list(_HEADERS.value_type)
+    )
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pairs)
+
+
+def _bytes(value: object, output: Output) -> bytes | None:
+    """As a producer takes it: bytes, or text as UTF-8."""
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    where = f"partition {output.origin_partition}, offset {output.origin}"
+    raise StreamsError(f"{where}: a record for topic {output.topic!r} has a {type(value).__name__} in it, not bytes")

@@ -1,0 +1,249 @@
+"""The handlers of an event source over a DataFrame: what they send and what they store, without Kafka.
+
+    with kes_spark.replay("bank:source", df) as replayed:
+        replayed.outputs.show()
+        replayed.stores.write.parquet(...)
+
+``mapInArrow`` over rows that are brought together by Kafka partition and sorted by offset. The other ways were turned
+down: ``applyInPandas`` and ``applyInArrow`` have no order inside of a group (and hold all of it as one frame, if not
+used with iterators); ``transformWithState`` keeps Spark's state per key and has no order between the keys of a
+partition, while a handler may read and write any key of its partition's store, in offset order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql import types as t
+
+from streams.errors import ConfigError, StreamsError
+from streams.event_source import EventSource
+from streams.runtime.failures import EventFailure
+from streams.runtime.replay import Program
+from streams.spark.columns import HEADERS_TYPE
+from streams.spark.replay_source import travelling
+from streams.spark.replay_task import END, POSITION, RECORD, STATE, replayer
+
+_AFTER_ALL: Final = 2**31 - 1  # sorts behind every partition
+
+_INPUT: Final[Mapping[str, t.DataType]] = {
+    "key": t.BinaryType(),
+    "value": t.BinaryType(),
+    "type": t.StringType(),
+    "headers": HEADERS_TYPE,
+    "timestamp": t.TimestampType(),
+}
+_TASK_SCHEMA: Final = t.StructType(
+    [
+        t.StructField("task", t.IntegerType()),
+        t.StructField("partition", t.IntegerType()),
+        t.StructField("kind", t.IntegerType()),
+        t.StructField("offset", t.LongType()),
+        t.StructField("key", t.BinaryType()),
+        t.StructField("value", t.BinaryType()),
+        t.StructField("type", t.StringType()),
+        t.StructField("version", t.IntegerType()),
+        t.StructField("headers", HEADERS_TYPE),
+        t.StructField("timestamp_ms", t.LongType()),
+    ]
+)
+_RESULT_SCHEMA: Final = t.StructType(
+    [
+        t.StructField("kind", t.StringType()),
+        t.StructField("input_partition", t.IntegerType()),
+        t.StructField("input_offset", t.LongType()),
+        t.StructField("number", t.LongType()),
+        t.StructField("topic", t.StringType()),
+        t.StructField("key", t.BinaryType()),
+        t.StructField("value", t.BinaryType()),
+        t.StructField("type", t.StringType()),
+        t.StructField("version", t.IntegerType()),
+        t.StructField("headers", HEADERS_TYPE),
+        t.StructField("partition", t.IntegerType()),
+        t.StructField("timestamp_ms", t.LongType()),
+        t.StructField("text", t.StringType()),
+    ]
+)
+
+
+class State:
+    """The state of an event source at one point: ``stores`` (partition, key, value, type) and ``positions``
+    (partition, offset: the next one to handle)."""
+
+    def __init__(self, stores: DataFrame, positions: DataFrame) -> None:
+        self.stores = stores
+        self.positions = positions
+
+
+class Replay(State):
+    """What a replay led to. Its DataFrames are views of one result, which is kept until ``unpersist``.
+
+    ``outputs``, ``dead_letters``: rows as ``format("grt")`` writes them, and ``cause`` (partition, offset, number: the
+    input record, and which of its outputs this is; drop it before writing), in order within a partition.
+    ``stores``, ``positions``: see ``State``. ``failures``: every event that failed for good (partition, offset,
+    response, error), those that were skipped included. ``offsets``: ``positions`` as a dict. ``records``: how many
+    were handled. ``stopped``: per partition that did not come to its end, why (only with ``on_stop="keep"``).
+    """
+
+    def __init__(
+        self, rows: DataFrame, program: Program, offsets: Mapping[int, int], records: int, stopped: Mapping[int, str]
+    ) -> None:
+        stores = rows.where("kind = 'store'").select(
+            f.col("input_partition").alias("partition"), "key", "value", "type"
+        )
+        positions = rows.where("kind = 'position'").select(
+            f.col("input_partition").alias("partition"), f.col("input_offset").alias("offset")
+        )
+        super().__init__(stores, positions)
+        self._rows = rows
+        self.program = program
+        self.offsets = dict(offsets)
+        self.records = records
+        self.stopped = dict(stopped)
+
+    @property
+    def outputs(self) -> DataFrame:
+        """What the handlers sent, in order within an input partition."""
+        return _writable(self._rows.where("kind = 'output'"))
+
+    @property
+    def dead_letters(self) -> DataFrame:
+        """What the source would write to its dead-letter topic."""
+        return _writable(self._rows.where("kind = 'dead_letter'"))
+
+    @property
+    def failures(self) -> DataFrame:
+        """Events that failed for good: partition, offset, response (what was done about it), error."""
+        return self._rows.where("kind = 'failure'").select(
+            f.col("input_partition").alias("partition"),
+            f.col("input_offset").alias("offset"),
+            f.col("type").alias("response"),
+            f.col("text").alias("error"),
+        )
+
+    def unpersist(self) -> None:
+        """Free the result: from now on its DataFrames compute everything anew. The end of a ``with`` does it too."""
+        self._rows.unpersist()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.unpersist()
+
+
+def replay(
+    source: EventSource[Any] | str,
+    df: DataFrame,
+    *,
+    state: State | None = None,
+    interjections: Literal["refuse", "ignore"] = "refuse",
+    on_stop: Literal["raise", "keep"] = "raise",
+    storage: StorageLevel = StorageLevel.MEMORY_AND_DISK,
+) -> Replay:
+    """Run the handlers of an event source over records, each partition in the order of its offsets. Sends nothing.
+
+    ``df`` is what ``format("grt")`` reads of the source's topic, or the same from files: ``partition``, ``offset``,
+    ``key``, ``value``, and ``headers`` or ``type`` (with ``version``, where there are several); ``timestamp`` and
+    ``topic`` if handlers look at them. ``state``: where to go on from, an earlier replay or ``changelog_state``;
+    records below its positions are passed over. Runs one job, at once, with one task for each partition of the topic,
+    and keeps its result (``storage``).
+
+    The decode policy, retries (without their pauses) and error policies are the source's. A record whose policy stops
+    the source raises ``EventFailure``, with ``on_stop="keep"`` its partition ends there: see ``Replay.stopped``.
+    Scheduled interjections cannot be replayed: a source that has some is refused unless they are to be ignored.
+    Raises ``ConfigError`` for a source that cannot travel, missing columns, and partitions that the source has not.
+    """
+    there, program = travelling(source)
+    if program.interjections and interjections != "ignore":
+        raise ConfigError(
+            f"the source has scheduled interjections ({', '.join(program.interjections)}), which a replay does not run:"
+            " what they store and send would be missing. If that is nothing, say interjections='ignore'"
+        )
+    count = program.config.num_partitions
+    rows = _records(df, program)
+    if state is not None:
+        rows = rows.unionByName(_positions(state.positions)).unionByName(_contents(state.stores))
+    end = {"task": f.col("id").cast("int"), "partition": f.lit(_AFTER_ALL), "kind": f.lit(END)}
+    rows = rows.unionByName(_task_rows(df.sparkSession.range(count), end))
+    results = (
+        rows.repartitionById(count, "task")
+        .sortWithinPartitions("partition", "kind", "offset")
+        .drop("task")
+        .mapInArrow(replayer(there, wall_ms=int(time.time() * 1000)), _RESULT_SCHEMA)
+        .persist(storage)
+    )
+    try:
+        ended = results.where("kind in ('position', 'stop', 'error')").orderBy("input_partition").collect()
+        stopped = {row.input_partition: row.text for row in ended if row.kind == "stop"}
+        for row in ended:
+            if row.kind == "error":
+                raise StreamsError(f"replay of {program.config.topic}[{row.input_partition}]: {row.text}")
+        if stopped and on_stop == "raise":
+            raise EventFailure("; ".join(stopped.values()))
+    except BaseException:
+        results.unpersist()
+        raise
+    done = [row for row in ended if row.kind == "position"]
+    offsets = {row.input_partition: row.input_offset for row in done}
+    return Replay(results, program, offsets, sum(row.number for row in done), stopped)
+
+
+def _task_rows(df: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
+    nothing = f.lit(None)
+    return df.select(
+        *(columns.get(field.name, nothing).cast(field.dataType).alias(field.name) for field in _TASK_SCHEMA)
+    )
+
+
+def _records(df: DataFrame, program: Program) -> DataFrame:
+    """The rows of a topic as tasks want them."""
+    topic, count = program.config.topic, program.config.num_partitions
+    have = {field.name: field.dataType for field in df.schema}
+    if missing := {"partition", "offset", "key", "value"} - have.keys():
+        raise ConfigError(f"replay needs the columns {', '.join(sorted(missing))}; the DataFrame has {', '.join(have)}")
+    if not {"headers", "type"} & have.keys():
+        raise ConfigError("replay needs the column headers or type: handlers are found by an event's type")
+    for name, expected in _INPUT.items():
+        if name in have and have[name].simpleString() != expected.simpleString():
+            raise ConfigError(f"column {name} must be {expected.simpleString()}, not {have[name].simpleString()}")
+    partition = f.col("partition")
+    wrong = partition.isNull() | (partition < 0) | (partition >= count)
+    where = f.concat(f.lit("replay: a row has partition "), f.coalesce(partition.cast("string"), f.lit("null")),
+                     f.lit(f", but the source {topic!r} has {count}"))  # fmt: skip
+    partition = f.when(wrong, f.raise_error(where).cast("int")).otherwise(partition)
+    if "topic" in have:
+        other = f.concat(f.lit("replay: a row is of topic "), f.col("topic"), f.lit(f", not of {topic!r}"))
+        partition = f.when(f.col("topic") != topic, f.raise_error(other).cast("int")).otherwise(partition)
+    columns: dict[str, Column] = {
+        name: f.col(name) for name in ("offset", "key", "value", "type", "version", "headers") if name in have
+    }
+    stamp = f.unix_millis("timestamp") if "timestamp" in have else f.lit(None)
+    columns["timestamp_ms"] = f.coalesce(stamp, f.lit(-1))
+    return _task_rows(df, columns | {"task": partition, "partition": f.col("partition"), "kind": f.lit(RECORD)})
+
+
+def _positions(df: DataFrame) -> DataFrame:
+    columns = {name: f.col(name) for name in ("partition", "offset")}
+    return _task_rows(df, columns | {"task": f.col("partition"), "kind": f.lit(POSITION)})
+
+
+def _contents(df: DataFrame) -> DataFrame:
+    columns = {name: f.col(name) for name in ("partition", "key", "value", "type") if name in df.columns}
+    return _task_rows(df, columns | {"task": f.col("partition"), "kind": f.lit(STATE)})
+
+
+def _writable(rows: DataFrame) -> DataFrame:
+    cause = f.struct(
+        f.col("input_partition").alias("partition"), f.col("input_offset").alias("offset"), f.col("number")
+    )
+    stamp = f.timestamp_millis(f.col("timestamp_ms")).alias("timestamp")
+    return rows.select("topic", "key", "value", "type", "version", "headers", "partition", stamp, cause.alias("cause"))
