@@ -12,22 +12,50 @@ Needs the extra ``spark``. The guide is ``docs/guides/spark.md``.
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from streams.spark.commit import WriteResult
-from streams.spark.frames import encode, events, ordered, read_events, split, write
+from streams.spark.frames import encode, write
+from streams.spark.ordering import ordered
 from streams.spark.schemas import schema_of
 from streams.spark.session import local_session, register
 from streams.spark.source import GrtDataSource
+from streams.spark.tables import as_of, sequence, table
+from streams.spark.typed import dead_letters, events, read_events, split
+
+if TYPE_CHECKING:
+    from streams.spark.replays import Replay, State, replay
 
 __all__ = [
     "GrtDataSource",
+    "Replay",
+    "State",
     "WriteResult",
+    "as_of",
+    "dead_letters",
     "encode",
     "events",
     "local_session",
     "ordered",
     "read_events",
     "register",
+    "replay",
     "schema_of",
+    "sequence",
     "split",
+    "table",
     "write",
 ]
+
+_ENGINE = {"Replay": "replays", "State": "replays", "replay": "replays"}
+"""Names that need the engine, by module: imported when they are first used, so that tasks that only read or write do
+not pay for it."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ENGINE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"streams.spark.{_ENGINE[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,26 +1,24 @@
-"""Typed DataFrames: event classes to rows of a topic, rows of a topic to columns of an event class."""
+"""Typed writing: rows as events of a class, in the order that is meant, once."""
 
 from __future__ import annotations
 
 import logging
 import uuid
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
+from streams.codecs import JsonCodec, PydanticCodec
 from streams.errors import ConfigError, TransactionFailed
-from streams.spark import json_codec
-from streams.spark.columns import SINK_COLUMNS
+from streams.events import EventType, event_type_of
+from streams.spark import json_encoding, python_codec
 from streams.spark.commit import WriteResult, find_write
 from streams.spark.options import bootstrap_servers
-from streams.spark.shapes import json_event, shape_of
+from streams.spark.shapes import Structure, shape_of
 from streams.spark.write_options import write_options
-
-ERROR, META = "_error", "_meta"
-_META_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "type", "version")
 
 _log = logging.getLogger(__name__)
 
@@ -46,10 +44,10 @@ def encode(
     Order and partitions of the rows stay as they are; nothing passes through Python. Raises ``ConfigError`` for missing
     columns and wrong types; rows that the class could not read back fail the job.
     """
-    event = json_event(event_class)
+    event: EventType[Any] = event_type_of(event_class)
     columns = [
         _bytes_of(df, key, "key").alias("key"),
-        json_codec.to_json(shape_of(event_class), df.schema).alias("value"),
+        _value_of(event, shape_of(event_class), df).alias("value"),
         f.lit(event.name).alias("type"),
         f.lit(event.version).cast("int").alias("version"),
     ]
@@ -60,92 +58,6 @@ def encode(
             (f.col(timestamp) if isinstance(timestamp, str) else timestamp).cast("timestamp").alias("timestamp")
         )
     return df.select(*columns, *keep)
-
-
-def ordered(df: DataFrame, *by: str | Column, partitions: int) -> DataFrame:
-    """Encoded events, all of one key in one of ``partitions`` tasks, sorted by ``by`` there: the order they are
-    written in.
-
-    Kafka keeps what is written in order per key; this makes the order of the rows the one that is meant. Columns that
-    are no record's (those kept by ``encode(keep=...)``) are dropped after sorting.
-    """
-    extra = [name for name in df.columns if name not in SINK_COLUMNS]
-    return df.repartition(partitions, "key").sortWithinPartitions(*by).drop(*extra)
-
-
-def events(df: DataFrame, event_class: type, *, on_error: Literal["column", "fail"] = "column") -> DataFrame:
-    """The records of one event class as typed columns, with ``_error`` and ``_meta``; records of other types are left
-    out.
-
-    ``df`` is what ``format("grt")`` reads. A record that the class cannot be made of has null in all its columns and
-    the reason in ``_error`` (``corrupt``, ``missing field: x``, a null value, another version); with
-    ``on_error="fail"`` it fails the job. ``_meta`` is a struct of topic, partition, offset, timestamp, key, type,
-    version. Two loosenesses of the JVM's JSON parser remain: a number where text belongs arrives as its text, and a
-    second object after the first is not seen. Raises ``ConfigError`` for classes without a schema.
-    """
-    event = json_event(event_class)
-    shape = shape_of(event_class)
-    if taken := {ERROR, META} & {field.name for field in shape.fields}:
-        raise ConfigError(f"{event_class.__name__} has a field called {taken.pop()}, which events needs for itself")
-    # Three steps, not one expression: Spark does not merge them, so that each value is parsed once.
-    parsed = df.where(f.col("type") == event.name).select(
-        f.struct(*_META_COLUMNS).alias(META),
-        f.col("value"),
-        json_codec.from_json(f.col("value").cast("string"), shape).alias("parsed"),
-    )
-    version = f.col(f"{META}.version")
-    error = f.coalesce(
-        f.when(f.col("value").isNull(), f.lit("null value")),
-        f.when(
-            version.isNull() | (version != event.version),
-            f.concat(
-                f.lit("version "), f.coalesce(version.cast("string"), f.lit("?")), f.lit(f", not {event.version}")
-            ),
-        ),
-        f.when(f.length("value") == 0, f.lit("empty value")),
-        f.when(
-            ~f.rtrim(f.col("value").cast("string"), f.lit(" \t\r\n")).endswith("}"), f.lit("corrupt: no JSON object")
-        ),
-        f.when(~f.is_valid_utf8(f.col("value").cast("string")), f.lit("corrupt: not UTF-8")),
-        json_codec.unreadable(f.col("parsed"), shape),
-    )
-    if on_error == "fail":
-        where = f.concat_ws(
-            "", f.lit(f"cannot read {event.name} at "), f"{META}.topic", f.lit("["), f"{META}.partition", f.lit("]@"),
-            f"{META}.offset", f.lit(": "), error,
-        )  # fmt: skip
-        error = f.when(error.isNotNull(), f.raise_error(where).cast("string"))
-    checked = parsed.select(META, error.alias(ERROR), json_codec.decoded(f.col("parsed"), shape).alias("event"))
-    good = f.col(ERROR).isNull()
-    fields = [f.when(good, f.col("event")[field.name]).alias(field.name) for field in shape.fields]
-    return checked.select(*fields, ERROR, META)
-
-
-def read_events(
-    spark: SparkSession,
-    event_class: type,
-    *,
-    topic: str,
-    servers: str | None = None,
-    options: Mapping[str, str] | None = None,
-    on_error: Literal["column", "fail"] = "column",
-) -> DataFrame:
-    """The committed events of one class in a topic, as ``events`` gives them. Other types are skipped where they are
-    read.
-
-    ``servers``: ``host:port,...``, default ``KES_BOOTSTRAP_SERVERS``. ``options`` are those of ``format("grt")``.
-    Each action on the DataFrame reads up to the end as it is then; give ``endingOffsets`` as JSON (or ``cache()``)
-    for two actions that must agree.
-    """
-    reader = spark.read.format("grt").option("subscribe", topic).option("types", json_event(event_class).name)
-    reader = reader.option("kafka.bootstrap.servers", bootstrap_servers(servers)).options(**(options or {}))
-    return events(reader.load(), event_class, on_error=on_error)
-
-
-def split(df: DataFrame, event_classes: Iterable[type]) -> dict[type, DataFrame]:
-    """Several event types in one topic: a typed DataFrame for each class, as ``events`` gives it. ``cache()`` ``df``
-    to read once."""
-    return {cls: events(df, cls) for cls in event_classes}
 
 
 def write(
@@ -182,6 +94,15 @@ def write(
     if not found.written:
         _log.info("write %r was done before (%d rows); nothing was written", write_id, found.rows)
     return found
+
+
+def _value_of(event: EventType[Any], shape: Structure, df: DataFrame) -> Column:
+    if isinstance(event._codec, JsonCodec | PydanticCodec):
+        return json_encoding.to_json(shape, df.schema)
+    present = json_encoding.fitted(shape, df.schema, shape.name)
+    fields = [json_encoding.encoded(f.col(f"`{field.name}`"), field.shape) for field in present.fields]
+    named = [value.alias(field.wire) for value, field in zip(fields, present.fields, strict=True)]
+    return python_codec.encode_event(event, f.struct(*named))
 
 
 def _bytes_of(df: DataFrame, column: str | Column | None, name: str) -> Column:

@@ -54,10 +54,12 @@ def column_type(shape: Shape) -> t.DataType:
 
 
 def wire_type(shape: Shape) -> t.DataType:
-    """The Spark type that JSON of a shape is parsed into: names of the wire, all nullable, decimals still text."""
+    """The Spark type that JSON of a shape is parsed into: names of the wire, all nullable. Times and decimals are still
+    text: the JVM's parser reads more as a time than ISO 8601 has, and cannot say what it rounded."""
     match shape:
         case Scalar():
-            return t.StringType() if shape.kind == "decimal" else _COLUMN[shape.kind]
+            as_text = shape.kind in ("decimal", "datetime", "local_datetime", "date")
+            return t.StringType() if as_text else _COLUMN[shape.kind]
         case Sequence():
             return t.ArrayType(wire_type(shape.item), True)
         case Mapping():

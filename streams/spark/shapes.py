@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import inspect
 
-from streams.codecs import JsonCodec, PydanticCodec, is_pydantic
+from streams.codecs import is_pydantic
 from streams.errors import ConfigError
-from streams.events import EventType, event_type_of
 
 ScalarKind = Literal["str", "int", "float", "bool", "bytes", "datetime", "local_datetime", "date", "decimal", "uuid"]
 
@@ -94,15 +93,19 @@ def shape_of(cls: type) -> Structure:
     return shape
 
 
-def json_event(cls: type) -> EventType[Any]:
-    """The event type of a class whose codec is the JSON one; raises ``ConfigError`` when it has a codec of its own."""
-    event: EventType[Any] = event_type_of(cls)
-    if not isinstance(event._codec, JsonCodec | PydanticCodec):
-        raise ConfigError(
-            f"{cls.__name__} has a codec of its own ({type(event._codec).__name__}); Spark writes and reads JSON "
-            "events only"
+def value_shape(type_: Any) -> Shape:
+    """The shape of a key or value of a store: any type, and tuples of ``str``, ``bytes`` and ``int`` as structures with
+    fields ``_1``, ``_2`` ... Raises ``ConfigError``."""
+    elements = get_args(type_)
+    if get_origin(type_) is tuple and all(element in (str, bytes, int) for element in elements):
+        kinds: dict[Any, ScalarKind] = {str: "str", bytes: "bytes", int: "int"}
+        fields = tuple(
+            Field(name=f"_{at}", wire=f"_{at}", shape=Scalar(kind=kinds[element]), required=True, default=None)
+            for at, element in enumerate(elements, 1)
         )
-    return event
+        return Structure(name="tuple", fields=fields)
+    name = getattr(type_, "__name__", str(type_))
+    return _structure(type_, name, ()) if is_pydantic(type_) else _shape(inspect.type_info(type_), name, ())
 
 
 def _structure(cls: type, path: str, above: tuple[type, ...]) -> Structure:

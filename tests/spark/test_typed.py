@@ -220,7 +220,7 @@ BROKEN: dict[str, tuple[bytes | None, str]] = {
     "huge decimal": (b'{"name":"a","count":1,"price":"1e40"}', "price: not a decimal"),
     "no such colour": (b'{"name":"a","count":1,"colour":"green"}', "colour: not one of red, blue"),
     "null in a list": (b'{"name":"a","count":1,"tags":["x",null]}', "null in tags[]"),
-    "no date": (b'{"name":"a","count":1,"day":"yesterday"}', "corrupt"),
+    "no date": (b'{"name":"a","count":1,"day":"yesterday"}', "day: not a date in ISO 8601"),
 }
 
 
@@ -251,7 +251,7 @@ def test_other_types_are_left_out_and_other_versions_are_errors(spark: SparkSess
     both = records(spark, Small, [good]).union(records(spark, Plain, [b"{}"])).union(records(spark, Small, [good], 2))
     assert [row._error for row in kes_spark.events(both, Small).orderBy("_meta.version").collect()] == [
         None,
-        "version 2, not 1",
+        "version 2 is newer than 1, the newest known here: update this program",
     ]
     assert set(kes_spark.split(both, [Small, Plain])) == {Small, Plain}
 

@@ -1,0 +1,173 @@
+"""Changelogs and compacted topics as tables: the latest value of each key, as it is or as it was.
+
+A key's records stand in one partition, in the order of their offsets; so the latest is the one with the highest offset.
+That is no longer true of a topic that was given more partitions: a key may be in two of them then. Offsets of two
+partitions cannot be compared, so such keys fail the job, unless the caller takes the record time as the order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as f
+
+from streams.codecs import RESERVED_KEY_PREFIX
+from streams.errors import ConfigError
+from streams.protocols import Codec
+from streams.spark import records
+from streams.spark.value_columns import ValueColumns
+
+ERROR, META = "_error", "_meta"
+MovedKeys = Literal["fail", "newest"]
+
+_META_COLUMNS: Final = ("topic", "partition", "offset", "timestamp")
+
+_log = logging.getLogger(__name__)
+
+
+def table(
+    df: DataFrame,
+    *,
+    key: Any,
+    value: Any,
+    key_codec: Codec[Any] | None = None,
+    value_codec: Codec[Any] | None = None,
+    moved_keys: MovedKeys = "fail",
+) -> DataFrame:
+    """The latest value of each key in a changelog, or any compacted topic: columns ``key``, ``value``, ``_error``,
+    ``_meta``. Deleted keys (tombstones) are not in it, nor what the toolkit itself writes into a changelog.
+
+    ``key`` and ``value`` are the types that the store was made with (``Table.factory(key=str, value=Balance)``; keys of
+    a ``SimpleStore`` are ``str``), and so are the codecs. A class is a struct column: ``select("key", "value.*")``.
+    Where bytes cannot be read ``_error`` says why, and key or value is null. ``_meta`` is the place of the latest
+    record: topic, partition, offset, timestamp.
+
+    A key in two partitions fails the job; ``moved_keys="newest"`` takes the record with the highest (timestamp,
+    offset) instead, which is right as far as the clocks of its writers are. Batch DataFrames of one topic only. One
+    shuffle; no row passes through Python, except for tuple keys and codecs that the JVM does not know. Raises
+    ``ConfigError``.
+    """
+    records.check(df)
+    _check(df, moved_keys)
+    keys = ValueColumns(key, key_codec, "key")
+    values = ValueColumns(value, value_codec, "value")
+    latest = _latest(df, moved_keys).where(f.col("value").isNotNull())
+    rows = latest.select("*", *keys.converted(), *values.converted())
+    rows = rows.select("*", *keys.parsed(), *values.parsed())
+    wrong = [
+        f.when(part.problem().isNotNull(), f.concat(f.lit(f"{name}: "), part.problem()))
+        for name, part in (("key", keys), ("value", values))
+    ]
+    checked = rows.select(
+        f.when(keys.problem().isNull(), keys.value()).alias("key"),
+        f.when(values.problem().isNull(), values.value()).alias("value"),
+        f.coalesce(*wrong).alias(ERROR),
+        META,
+    )
+    return checked
+
+
+def as_of(
+    df: DataFrame,
+    *,
+    timestamp: datetime | None = None,
+    offsets: Mapping[str, Mapping[int, int]] | None = None,
+) -> DataFrame:
+    """The records up to a point: those with a record time up to ``timestamp``, or those below the ``offsets``
+    (by topic and partition, as ``endingOffsets`` has them; a partition that is not named has none).
+
+    ``table(as_of(df, ...), ...)`` is the table as it was then, as far as the topic still has it: compaction removes
+    what was replaced. ``timestamp`` needs a zone. Offsets are exact; record times are those of the writers' clocks.
+    Works on streams too. Raises ``ConfigError``.
+    """
+    records.check(df)
+    if (timestamp is None) == (offsets is None):
+        raise ConfigError("as_of needs one of timestamp and offsets")
+    if timestamp is not None:
+        if timestamp.tzinfo is None:
+            raise ConfigError(f"as_of(timestamp={timestamp!r}) has no zone: give datetime(..., tzinfo=UTC)")
+        return df.where(f.col("timestamp") <= f.lit(timestamp))
+    below = f.lit(False)
+    for topic, ends in (offsets or {}).items():
+        for partition, end in ends.items():
+            if type(end) is not int or end < 0:
+                raise ConfigError(f"as_of: {topic}[{partition}] has the offset {end!r}; give a number from 0")
+            place = (f.col("topic") == topic) & (f.col("partition") == int(partition))
+            below = below | (place & (f.col("offset") < end))
+    return df.where(below)
+
+
+def sequence(df: DataFrame, *, moved_keys: MovedKeys = "fail") -> DataFrame:
+    """``df`` with a column ``sequence``: 1 for the first record of a key that is in it, 2 for the next, and so on, by
+    offset. Null for records without key.
+
+    Takes records, and what ``events`` gives. Keys in two partitions are treated as ``table`` treats them. Batch only.
+    Raises ``ConfigError``.
+    """
+    prefix = "" if "offset" in df.columns else f"{META}."
+    if not prefix:
+        records.check(df)
+    elif META not in df.columns:
+        raise ConfigError(f"the rows have neither records' columns nor {META}: give records, or what events() gives")
+    if "sequence" in df.columns:
+        raise ConfigError("the rows have a column sequence already: rename it")
+    _check(df, moved_keys)
+    place = {name: f.col(prefix + name) for name in ("topic", "partition", "offset", "timestamp", "key")}
+    of_key = Window.partitionBy(place["topic"], place["key"])
+    order = [place["timestamp"], place["offset"]] if moved_keys == "newest" else [place["offset"]]
+    number = f.row_number().over(of_key.orderBy(*order))
+    if moved_keys == "fail":
+        low, high = f.min(place["partition"]).over(of_key), f.max(place["partition"]).over(of_key)
+        number = f.when(low == high, number).otherwise(_two_partitions(place["topic"], low, high).cast("int"))
+    return df.withColumn("sequence", f.when(place["key"].isNotNull(), number))
+
+
+def _latest(df: DataFrame, moved_keys: MovedKeys) -> DataFrame:
+    """The last record of each key: ``key``, ``value``, ``_meta``."""
+    records_only = df.where(f.col("key").isNotNull() & ~_is_ours(f.col("key")))
+    record = f.struct(f.col("value"), f.struct(*_META_COLUMNS).alias(META))
+    order: Column = f.col("offset")
+    if moved_keys == "newest":
+        order = f.struct("timestamp", "offset")
+    grouped = records_only.groupBy("key").agg(
+        f.max_by(record, order).alias("last"),
+        f.min("topic").alias("first_topic"), f.max("topic").alias("last_topic"),
+        f.min("partition").alias("low"), f.max("partition").alias("high"),
+    )  # fmt: skip
+    topics = f.raise_error(
+        f.concat(f.lit("table: records of one topic only, not of "), "first_topic", f.lit(" and "), "last_topic")
+    )
+    value = f.when(f.col("first_topic") != f.col("last_topic"), topics.cast("binary"))
+    if moved_keys == "fail":
+        moved = _two_partitions(f.col("last_topic"), f.col("low"), f.col("high"))
+        value = value.when(f.col("low") != f.col("high"), moved.cast("binary"))
+    return grouped.select("key", value.otherwise(f.col("last.value")).alias("value"), f.col(f"last.{META}").alias(META))
+
+
+def _is_ours(key: Column) -> Column:
+    """Whether a key is one of the toolkit's own in a changelog (offset records, release markers)."""
+    prefix = f.lit(RESERVED_KEY_PREFIX)
+    return f.substring(key, 1, len(RESERVED_KEY_PREFIX)) == prefix
+
+
+def _two_partitions(topic: Column, low: Column, high: Column) -> Column:
+    return f.raise_error(
+        f.concat(
+            topic, f.lit(": a key has records in the partitions "), low, f.lit(" and "), high,
+            f.lit(", whose offsets cannot be compared (the topic was given more partitions?); moved_keys='newest' "
+                  "takes the record time as the order"),
+        )
+    )  # fmt: skip
+
+
+def _check(df: DataFrame, moved_keys: str) -> None:
+    if df.isStreaming:
+        raise ConfigError("a table or a sequence needs all records of a key: read in batch, or keep state in a store")
+    if moved_keys not in ("fail", "newest"):
+        raise ConfigError(f"moved_keys must be fail or newest, not {moved_keys!r}")
+    if moved_keys == "newest":
+        _log.warning("keys in two partitions are put in order by record time, which clocks may have wrong")

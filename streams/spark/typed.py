@@ -1,0 +1,184 @@
+"""Typed reading: records of a topic as columns of event classes, each with the reason why it is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from streams.errors import ConfigError
+from streams.events import event_type_of
+from streams.spark import records
+from streams.spark.event_columns import EventColumns
+from streams.spark.options import bootstrap_servers
+
+ERROR, META = "_error", "_meta"
+OnError = Literal["null", "fail", "deadletter"]
+
+_META_COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "type", "version")
+_DEAD_LETTER = "__kes_dlq_"
+"""The prefix of a dead letter's headers, as the event source writes them."""
+_LONGEST_TEXT: Final = 2_000
+_LONGEST_NAME: Final = 64
+
+
+def events(df: DataFrame, classes: type | Iterable[type], *, on_error: OnError = "null") -> DataFrame:
+    """Records as typed columns, with ``_error`` and ``_meta``. For batch and streaming DataFrames, of ``format("grt")``
+    or of Spark's Kafka connector (with ``includeHeaders``).
+
+    One class: a column for each of its fields; records of other types are left out. A list of classes: a struct column
+    for each class, named like its event, and null unless the record is one; no record is left out, and one of another
+    type, or of none, has an ``_error``.
+
+    ``_error`` is null, or why the record is no such event: all its fields are null then. ``_meta`` is a struct of
+    topic, partition, offset, timestamp, key, type, version. ``on_error="fail"`` fails the job at the first such record
+    (named) that an action looks at; ``"deadletter"`` leaves these records out, for ``dead_letters`` to give them.
+
+    Older versions go through the class's upcasters, as in the event source. These, and codecs of a class's own, run in
+    Python on the workers, which must be able to import the class; all else is expressions in the JVM. Raises
+    ``ConfigError`` for classes without a schema, and for rows that are no records.
+    """
+    if on_error not in ("null", "fail", "deadletter"):
+        raise ConfigError(f"on_error must be null, fail or deadletter, not {on_error!r}")
+    single = isinstance(classes, type)
+    readers = _readers(classes)
+    checked = _checked(df, readers, single=single, fail=on_error == "fail", keep=())
+    if on_error == "deadletter":
+        checked = checked.where(f.col(ERROR).isNull())
+    good = f.col(ERROR).isNull()
+    if single:
+        fields = readers[0].shape.fields
+        value = f.col(readers[0].column)
+        columns = [f.when(good, value[field.name]).alias(field.name) for field in fields]
+    else:
+        columns = [f.when(good, f.col(reader.column)).alias(reader.event.name) for reader in readers]
+    return checked.select(*columns, ERROR, META)
+
+
+def dead_letters(df: DataFrame, classes: type | Iterable[type], *, topic: str) -> DataFrame:
+    """The records that ``events(df, classes, on_error="deadletter")`` leaves out, as dead letters for ``topic``.
+
+    They look as the event source's: the record's key, value, headers and partition number, and where it came from and
+    why it failed in headers ``__kes_dlq_*``. Columns ``topic``, ``partition``, ``key``, ``value``, ``headers``, for
+    ``format("grt")``; ``unionByName(..., allowMissingColumns=True)`` with the outputs writes both at one instant. The
+    topic needs as many partitions as the one that was read.
+    """
+    single = isinstance(classes, type)
+    records.check(df, headers=True)
+    checked = _checked(df, _readers(classes), single=single, fail=False, keep=("key", "value", "headers"))
+    facts = {
+        "topic": f.col(f"{META}.topic"),
+        "partition": f.col(f"{META}.partition"),
+        "offset": f.col(f"{META}.offset"),
+        "timestamp_ms": f.coalesce(f.unix_millis(f.col(f"{META}.timestamp")), f.lit(-1)),
+        "error": f.lit("DecodeError"),
+        "message": f.substring(f.concat(_where(), f.lit(": "), f.col(ERROR)), 1, _LONGEST_TEXT),
+        "attempts": f.lit(1),
+        "failed_at_ms": f.unix_millis(f.current_timestamp()),
+    }
+    added = [
+        f.struct(f.lit(_DEAD_LETTER + name).alias("key"), fact.cast("string").cast("binary").alias("value"))
+        for name, fact in facts.items()
+    ]
+    return checked.where(f.col(ERROR).isNotNull()).select(
+        f.lit(topic).alias("topic"),
+        f.col(f"{META}.partition").alias("partition"),
+        "key",
+        "value",
+        f.concat(f.coalesce(f.col("headers"), f.array().cast(df.schema["headers"].dataType)), f.array(*added)).alias(
+            "headers"
+        ),
+    )
+
+
+def read_events(
+    spark: SparkSession,
+    classes: type | Iterable[type],
+    *,
+    topic: str,
+    servers: str | None = None,
+    options: Mapping[str, str] | None = None,
+    on_error: OnError = "null",
+) -> DataFrame:
+    """The committed events in a topic, as ``events`` gives them. For one class, other types are skipped where they are
+    read.
+
+    ``servers``: ``host:port,...``, default ``KES_BOOTSTRAP_SERVERS``. ``options`` are those of ``format("grt")``.
+    Each action on the DataFrame reads up to the end as it is then; give ``endingOffsets`` as JSON (or ``cache()``)
+    for two actions that must agree.
+    """
+    given = {"includeHeaders": "false"}
+    if isinstance(classes, type):
+        given["types"] = event_type_of(classes).name
+    reader = spark.read.format("grt").option("subscribe", topic).options(**given)
+    reader = reader.option("kafka.bootstrap.servers", bootstrap_servers(servers)).options(**(options or {}))
+    return events(reader.load(), classes, on_error=on_error)
+
+
+def split(df: DataFrame, event_classes: Iterable[type]) -> dict[type, DataFrame]:
+    """Several event types in one topic: a typed DataFrame for each class, as ``events`` gives it. ``cache()`` ``df``
+    to read once."""
+    return {cls: events(df, cls) for cls in event_classes}
+
+
+def _readers(classes: type | Iterable[type]) -> list[EventColumns]:
+    found = [EventColumns(cls, f"__event_{at}__") for at, cls in enumerate(_listed(classes))]
+    if not found:
+        raise ConfigError("events of no class: name at least one event class")
+    taken = {ERROR, META}
+    for reader in found:
+        names = [field.name for field in reader.shape.fields] if isinstance(classes, type) else [reader.event.name]
+        for name in names:
+            if name.lower() in taken:
+                raise ConfigError(
+                    f"{reader.event.cls.__name__}: two columns would be called {name} (Spark does not tell case apart, "
+                    f"and {ERROR} and {META} are for events itself)"
+                )
+            if not isinstance(classes, type):
+                taken.add(name.lower())
+    return found
+
+
+def _listed(classes: type | Iterable[type]) -> list[type]:
+    return [classes] if isinstance(classes, type) else list(classes)
+
+
+def _checked(
+    df: DataFrame, readers: list[EventColumns], *, single: bool, fail: bool, keep: tuple[str, ...]
+) -> DataFrame:
+    """Columns ``_meta``, ``_error``, those kept, and the event of each reader. Several steps, not one expression:
+    Spark does not merge them, so that each value is parsed once."""
+    found = records.described(df)
+    if single:
+        found = found.where(f.col("type") == readers[0].event.name)
+    rows = found.select(f.struct(*_META_COLUMNS).alias(META), "value", *(name for name in keep if name != "value"))
+    converted = [step for reader in readers for step in reader.converted()]
+    if converted:
+        rows = rows.select("*", *converted)
+    rows = rows.select("*", *(step for reader in readers for step in reader.parsed()))
+    if single:
+        error = readers[0].problem()
+    else:
+        error = f.when(f.col(f"{META}.type").isNull(), f.lit("no event type: no header __grt__ that is text"))
+        for reader in readers:
+            error = error.when(reader.is_mine(), reader.problem())
+        name = f.substring(f.col(f"{META}.type"), 1, _LONGEST_NAME)
+        error = error.otherwise(f.concat(f.lit("unknown type "), name))
+    if fail:
+        told = f.concat(
+            f.lit("cannot read "),
+            f.coalesce(f.col(f"{META}.type"), f.lit("a record")),
+            f.lit(" at "),
+            _where(),
+            f.lit(": "),
+            error,
+        )
+        error = f.when(error.isNotNull(), f.raise_error(told).cast("string"))
+    return rows.select(META, error.alias(ERROR), *keep, *(reader.value().alias(reader.column) for reader in readers))
+
+
+def _where() -> Column:
+    meta = f.col(META)
+    return f.concat(meta["topic"], f.lit("["), meta["partition"], f.lit("]@"), meta["offset"])

@@ -1,0 +1,318 @@
+"""Several classes at once, older versions, codecs of one's own, dead letters, the connector's columns, streams."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import uuid
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+import streams.spark as kes_spark
+from streams.codecs import MsgpackCodec
+from streams.errors import ConfigError, DecodeError
+from streams.events import event_type, event_type_of, upcaster
+from streams.records import Headers, IncomingRecord
+from streams.runtime.dead_letters import dead_letter
+from tests.spark.typed_events import Deposited, Level, Opened, Packed, Point, Reversed, Withdrawn
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+RAW = (
+    "key binary, value binary, headers array<struct<key: string, value: binary>>, topic string, partition int, "
+    "offset bigint, timestamp timestamp, timestampType int"
+)
+AT = dt.datetime(2026, 1, 2, 3, 4, 5, 678000)
+
+
+def connector(spark: SparkSession, rows: list[tuple[bytes | None, Headers | None]]) -> DataFrame:
+    """A DataFrame as Spark's Kafka connector reads it: no ``type``, no ``version``."""
+    return spark.createDataFrame(
+        [(b"k%d" % at, value, headers, "t", 3, at, AT, 0) for at, (value, headers) in enumerate(rows)], RAW
+    )
+
+
+def headers(name: bytes | None, version: bytes | None = None) -> Headers:
+    return [("__grt__", name)] + ([("__grv__", version)] if version is not None else [])
+
+
+def good(value: Any) -> tuple[bytes, Headers]:
+    event = event_type_of(type(value))
+    return event.encode(value), event.headers
+
+
+MIXED: list[tuple[bytes | None, Headers | None]] = [
+    good(Deposited("a", 5, "USD")),
+    good(Withdrawn("a", 3)),
+    (b'{"account":"a","cents":3}', headers(b"Deposited", b"2")),
+    (b'{"account":"a","euros":0.07}', headers(b"Deposited")),
+    (b"{}", headers(b"Closed")),
+    (b"{}", headers(b"x" * 70_000)),
+    (b"{}", None),
+    (b"{}", [("other", b"1")]),
+    (b"{}", headers(None)),
+    (b"{}", headers(b"\xff")),
+    (b"{}", headers(b"")),
+    (b"{}", [("__grt__", b"Withdrawn"), ("__grt__", b"Deposited")]),
+    (b"{}", headers(b"../../etc/passwd")),
+    (None, headers(b"Withdrawn")),
+    (b"{", headers(b"Deposited", b"1")),
+    (b"{}", headers(b"Deposited", b"2")),
+    (b'{"account":"a list, please"}', headers(b"Deposited", b"2")),
+    (b"{}", headers(b"Deposited", b"4")),
+    (b"{}", headers(b"Deposited", b"x")),
+    (b"{}", headers(b"Deposited", b"0")),
+    (b"{}", headers(b"opened.v2")),
+]
+REASONS = [
+    None,
+    None,
+    None,
+    None,
+    "unknown type Closed",
+    "unknown type " + "x" * 64,
+    "no event type: no header __grt__ that is text",
+    "no event type: no header __grt__ that is text",
+    "no event type: no header __grt__ that is text",
+    "no event type: no header __grt__ that is text",
+    "unknown type ",
+    "missing field: account",
+    "unknown type ../../etc/passwd",
+    "null value",
+    "not an older Deposited: DecodeError: Input data was truncated",
+    "Deposited: the upcaster from version 2 failed: KeyError: 'account'",
+    "Deposited: the upcaster from version 2 returned list, not a dict",
+    "version 4 is newer than 3, the newest known here: update this program",
+    "the version header is no number",
+    "versions start at 1",
+    "version 1 is older than 2, and the class has no upcaster for it",
+]
+CLASSES = [Deposited, Withdrawn, Opened]
+
+
+def test_several_classes_are_struct_columns_and_every_record_is_accounted_for(spark: SparkSession) -> None:
+    found = kes_spark.events(connector(spark, MIXED), CLASSES)
+    assert found.columns == ["Deposited", "Withdrawn", "opened.v2", "_error", "_meta"]
+    rows = found.orderBy("_meta.offset").collect()
+    assert [row._error for row in rows] == REASONS
+    first, second, upcast, twice = rows[:4]
+    assert tuple(first.Deposited) == ("a", 5, "USD")
+    assert first.Withdrawn is None
+    assert tuple(second.Withdrawn) == ("a", 3)
+    assert second.Deposited is None
+    assert tuple(upcast.Deposited) == ("a", 3, "EUR")
+    assert tuple(twice.Deposited) == ("a", 7, "EUR"), "two steps, and the version of a record without the header is 1"
+    assert all(row[0] is None and row[1] is None and row[2] is None for row in rows[4:])
+    assert first._meta.asDict() == {
+        "topic": "t", "partition": 3, "offset": 0, "timestamp": AT, "key": b"k0", "type": "Deposited", "version": 3,
+    }  # fmt: skip
+
+
+def test_what_python_says_of_these_records_is_the_same(spark: SparkSession) -> None:
+    """The event source refuses exactly the records that have an ``_error``."""
+    by_name = {event_type_of(cls).name: event_type_of(cls) for cls in CLASSES}
+    for (value, with_headers), reason in zip(MIXED, REASONS, strict=True):
+        record = IncomingRecord("t", 3, 0, None, value, with_headers)
+        event = by_name.get(record.record_type or "")
+        number = record.header("__grv__")
+        refused = event is None
+        if event is not None:
+            try:
+                event.decode(value, int(number) if number else 1)
+            except (DecodeError, ValueError):
+                refused = True
+        assert refused == (reason is not None), (value, with_headers)
+
+
+def test_one_class_has_its_fields_as_columns_and_leaves_other_types_out(spark: SparkSession) -> None:
+    found = kes_spark.events(connector(spark, MIXED), Deposited)
+    assert found.columns == ["account", "cents", "currency", "_error", "_meta"]
+    rows = found.orderBy("_meta.offset").collect()
+    mine = [at for at, (_, given) in enumerate(MIXED) if (given or [("", b"")])[0] == ("__grt__", b"Deposited")]
+    assert [row._meta.offset for row in rows] == mine
+    assert [row.cents for row in rows] == [5, 3, 7, None, None, None, None, None, None]
+
+
+def test_dead_letters_are_the_other_half_and_look_like_the_event_sources(spark: SparkSession) -> None:
+    df = connector(spark, MIXED)
+    kept = kes_spark.events(df, CLASSES, on_error="deadletter")
+    letters = kes_spark.dead_letters(df, CLASSES, topic="dlq")
+    assert [row._meta.offset for row in kept.orderBy("_meta.offset").collect()] == [0, 1, 2, 3]
+    rows = letters.collect()
+    assert len(rows) == len(MIXED) - 4
+    for row in rows:
+        sent: dict[str, bytes] = {h.key: bytes(h.value) for h in row.headers if h.key.startswith("__kes_dlq_")}
+        at = int(sent["__kes_dlq_offset"])
+        record = IncomingRecord("t", 3, at, b"k%d" % at, *MIXED[at], int(AT.replace(tzinfo=dt.UTC).timestamp() * 1000))
+        failed_at = int(sent["__kes_dlq_failed_at_ms"])
+        expected = dead_letter("dlq", record, DecodeError(f"{record.where}: {REASONS[at]}"), 1, failed_at)
+        assert (row.topic, row.partition, row.key, row.value) == (
+            expected.topic, expected.partition, expected.key, expected.value,
+        )  # fmt: skip
+        assert [(h.key, h.value) for h in row.headers] == expected.headers
+        assert failed_at > 1_700_000_000_000
+
+
+def test_dead_letters_can_be_written_beside_the_outputs(
+    spark: SparkSession, make_topic: Callable[..., str], read: Callable[..., DataFrame], kafka_broker: Any
+) -> None:
+    topic, dead = make_topic("in", 4), make_topic("dead", 4)
+    df = connector(spark, MIXED)
+    kept = kes_spark.events(df, Withdrawn, on_error="deadletter")
+    outputs = kes_spark.encode(kept, Withdrawn, key="account", topic=topic)
+    both = outputs.unionByName(kes_spark.dead_letters(df, Withdrawn, topic=dead), allowMissingColumns=True)
+    kes_spark.write(both, write_id="w", servers=kafka_broker.bootstrap_servers, options={"markerTopic": topic})
+    assert [row.value for row in read(topic).collect()] == [b'{"account":"a","cents":3}']
+    letters = read(dead).orderBy("offset").collect()
+    assert {(row.partition, row.type, row.value) for row in letters} == {
+        (3, "Withdrawn", b"{}"),
+        (3, "Withdrawn", None),
+    }
+    assert {h.key for h in letters[0].headers} >= {"__grt__", "__kes_dlq_message", "__kes_dlq_error"}
+
+
+def test_rows_without_headers_are_refused_by_the_name_of_the_option(spark: SparkSession) -> None:
+    df = connector(spark, MIXED).drop("headers")
+    with pytest.raises(ConfigError, match=r"no column type and no column version.*includeHeaders"):
+        kes_spark.events(df, Deposited)
+    typed = df.selectExpr("*", "'Deposited' type", "1 version")
+    assert kes_spark.events(typed, Deposited).columns[-1] == "_meta"
+    with pytest.raises(ConfigError, match=r"no column headers, and a dead letter carries.*includeHeaders"):
+        kes_spark.dead_letters(typed, Deposited, topic="dlq")
+    with pytest.raises(ConfigError, match="the rows have no column offset"):
+        kes_spark.events(typed.drop("offset"), Deposited)
+    with pytest.raises(ConfigError, match="column value must be binary, not string"):
+        kes_spark.events(typed.withColumn("value", f.lit("x")), Deposited)
+
+
+class Meta(msgspec.Struct):
+    _meta: int
+
+
+@event_type("withdrawn")
+class Shouted(msgspec.Struct):
+    cents: int
+
+
+@pytest.mark.parametrize(
+    ("classes", "problem"),
+    [
+        ([], "events of no class"),
+        (Meta, "Meta: two columns would be called _meta"),
+        ([Withdrawn, Shouted], "Shouted: two columns would be called withdrawn"),
+        ([Withdrawn, Withdrawn], "two columns would be called Withdrawn"),
+    ],
+)
+def test_columns_that_would_clash_are_named(spark: SparkSession, classes: Any, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        kes_spark.events(connector(spark, []), classes)
+    with pytest.raises(ConfigError, match="on_error must be null, fail or deadletter, not 'column'"):
+        kes_spark.events(connector(spark, []), Withdrawn, on_error="column")  # type: ignore[arg-type]
+
+
+def plans(df: DataFrame) -> str:
+    return str(df._jdf.queryExecution().executedPlan().toString())  # type: ignore[operator]
+
+
+def test_python_is_only_asked_where_it_is_needed(spark: SparkSession) -> None:
+    df = connector(spark, MIXED)
+    assert "ArrowEvalPython" not in plans(kes_spark.events(df, [Withdrawn, Opened]))
+    assert plans(kes_spark.events(df, CLASSES)).count("ArrowEvalPython") == 1
+
+
+@pytest.mark.parametrize("on_error", ["null", "fail", "deadletter"])
+def test_each_value_is_parsed_once(spark: SparkSession, on_error: Any) -> None:
+    optimized = kes_spark.events(connector(spark, MIXED), Withdrawn, on_error=on_error)._jdf.queryExecution()
+    assert str(optimized.optimizedPlan().toString()).count("from_json(") == 1  # type: ignore[operator]
+
+
+PACKED = Packed(
+    uuid.UUID(int=7), b"\x00\xff", dt.datetime(2020, 1, 2, tzinfo=dt.timezone(dt.timedelta(hours=2))),
+    dt.date(1970, 1, 1), Decimal("1E+3"), Level.HIGH, [Point(-0.0, {"a": 1}), Point(1.5)], None, 3,
+)  # fmt: skip
+
+
+def test_classes_with_a_codec_of_their_own_are_read_and_written_in_python(spark: SparkSession) -> None:
+    reversed_ = Reversed("é", Point(2.0, {"b": 2}))
+    old = {name: getattr(PACKED, name) for name in PACKED.__struct_fields__ if name != "count"}
+    older = msgspec.msgpack.encode(msgspec.to_builtins(old | {"points": []}, builtin_types=(bytes,)))
+    too_big = MsgpackCodec(Packed).encode(msgspec.structs.replace(PACKED, count=2**63))
+    too_fine = MsgpackCodec(Packed).encode(msgspec.structs.replace(PACKED, price=Decimal("0.0000000001")))
+    df = connector(spark, [
+        good(PACKED), good(reversed_), (older, headers(b"Packed")), (b"\xc1", headers(b"Packed", b"2")),
+        (too_big, headers(b"Packed", b"2")), (too_fine, headers(b"Packed", b"2")),
+        (b"", headers(b"Packed", b"3")), (None, headers(b"Packed")),
+    ])  # fmt: skip
+    rows = kes_spark.events(df, [Packed, Reversed]).orderBy("_meta.offset").collect()
+    assert [(row._error or "")[:42] for row in rows] == [
+        "", "", "", "not a Packed: DecodeError: MessagePack dat"[:42], "count: integer of more than 64 bits",
+        "price: not a decimal of at most 29 digits "[:42],
+        "Packed version 3 is newer than version 2, "[:42], "null value",
+    ]  # fmt: skip
+    packed = rows[0].Packed
+    assert (packed.ident, packed.raw, packed.at) == (str(PACKED.ident), PACKED.raw, dt.datetime(2020, 1, 1, 22))
+    assert (packed.day, packed.price, packed.level) == (PACKED.day, Decimal(1000), "high")
+    assert ([tuple(point) for point in packed.points], packed.first) == ([(-0.0, {"a": 1}), (1.5, {})], None)
+    assert (rows[1].Reversed.text, tuple(rows[1].Reversed.inner)) == ("é", (2.0, {"b": 2}))
+    assert (rows[2].Packed["count"], rows[2].Packed.points) == (41, [])
+
+    typed = kes_spark.events(df.where("offset = 0"), Packed)
+    written = kes_spark.encode(typed, Packed, key="ident").collect()[0]
+    again = event_type_of(Packed).decode(bytes(written.value), written.version)
+    assert again == msgspec.structs.replace(PACKED, at=PACKED.at.astimezone(dt.UTC))
+    typed = kes_spark.events(df.where("offset = 1"), Reversed)
+    assert kes_spark.encode(typed, Reversed, key="text").collect()[0].value == event_type_of(Reversed).encode(reversed_)
+
+
+def test_a_row_that_a_codec_cannot_take_fails_the_job(spark: SparkSession) -> None:
+    df = spark.sql("select cast(null as string) text, named_struct('x_pos', 1D) inner")
+    with pytest.raises(Exception, match=r"cannot write Reversed: ValidationError: Expected `str`, got `null`"):
+        kes_spark.encode(df, Reversed, key=None).collect()
+
+
+def test_classes_that_workers_cannot_import_are_refused_by_name(spark: SparkSession) -> None:
+    @event_type("Local", version=2)
+    @dataclasses.dataclass
+    class Local:
+        text: str
+
+    df = connector(spark, [])
+    assert kes_spark.events(df, Local).columns[0] == "text", "the JVM needs no class"
+
+    @upcaster(Local, from_version=1)
+    def step(old: dict[str, Any]) -> dict[str, Any]:
+        return old
+
+    with pytest.raises(ConfigError, match=r"Local: upcasters run in Python on the workers.*move it to the top"):
+        kes_spark.events(df, Local)
+
+
+def test_streams_are_typed_like_batches(spark: SparkSession, tmp_path: Path) -> None:
+    df = connector(spark, MIXED)
+    df.coalesce(1).write.parquet(str(tmp_path / "in"))
+    stream = spark.readStream.schema(df.schema).parquet(str(tmp_path / "in"))
+    frames = {
+        "events": kes_spark.events(stream, CLASSES, on_error="deadletter"),
+        "letters": kes_spark.dead_letters(stream, CLASSES, topic="dlq"),
+        "nulls": kes_spark.events(stream, Deposited),
+    }
+    for name, each in frames.items():
+        query = (
+            each.writeStream.format("memory").queryName(name).trigger(availableNow=True)
+            .option("checkpointLocation", str(tmp_path / name)).start()
+        )  # fmt: skip
+        assert query.awaitTermination(120)
+    found = {name: spark.table(name).collect() for name in frames}
+    assert [row._meta.offset for row in found["events"]] == [0, 1, 2, 3]
+    assert [bytes(row.key) for row in found["letters"]] == [b"k%d" % at for at in range(4, len(MIXED))]
+    assert [row._error for row in found["nulls"]] == [
+        reason
+        for reason, (_, given) in zip(REASONS, MIXED, strict=True)
+        if given and given[0] == ("__grt__", b"Deposited")
+    ]
