@@ -58,13 +58,21 @@ class Lane:
 
 
 def write_lane(
-    lane: Lane, request: Request, batches: Callable[[], Iterable[Any]], *, size: int
+    lane: Lane,
+    request: Request,
+    batches: Callable[[], Iterable[Any]],
+    *,
+    size: int,
+    last_step: Callable[[Producer], None] = lambda _: None,
 ) -> tuple[Written, bool]:
     """Write ``batches()`` (Arrow; ``size`` bytes as staged) unless the marker says that they are written. Blocks.
 
     Returns what is in the lane now, and whether this call wrote it. Raises what ``request`` refuses with, and
     ``TopicError``, ``RecordRefused``, ``BrokerUnavailable``, or ``TransactionFailed`` (``"fenced"``: somebody else
     took the lane over, or the transaction outlived its timeout). After an error nothing is visible, or all; ask again.
+
+    ``last_step`` is called before each commit, in the open transaction, with its producer: for offsets of other groups,
+    and last looks. What it raises ends the transaction, and nothing is written.
     """
     failure: StreamsError | None = None
     for attempt in range(_ROUNDS + 1):
@@ -78,7 +86,7 @@ def write_lane(
                 _log.warning("%s: trying again after: %s", request, failure)
             try:
                 marker = request.marker(stored, int(time.time() * 1000))
-                _transaction(producer, group, lane, request, marker, batches())
+                _transaction(producer, group, lane, request, marker, batches(), last_step)
                 if (done := request.written(marker)) is not None:
                     return done, True
             except KafkaException as error:
@@ -128,7 +136,13 @@ def _fenced_producer(lane: Lane, request: Request, size: int) -> Iterator[Produc
 
 
 def _transaction(
-    producer: Producer, group: Consumer, lane: Lane, request: Request, marker: Stored, batches: Iterable[Any]
+    producer: Producer,
+    group: Consumer,
+    lane: Lane,
+    request: Request,
+    marker: Stored,
+    batches: Iterable[Any],
+    last_step: Callable[[Producer], None],
 ) -> None:
     sender = Sender(producer, group, lane.topic, lane.kafka, str(request))
     sender.partitions_of(lane.marker_topic)
@@ -138,6 +152,7 @@ def _transaction(
         raise StreamsError(f"{request}: {request.rows} rows were staged, {sent} were found; nothing was written")
     offset = TopicPartition(lane.marker_topic, 0, marker.offset, marker.metadata)
     producer.send_offsets_to_transaction([offset], group.consumer_group_metadata(), TIMEOUT_SECONDS)
+    last_step(producer)
     producer.commit_transaction(max(TIMEOUT_SECONDS, 60.0))
 
 
