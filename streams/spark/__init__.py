@@ -25,14 +25,22 @@ from streams.spark.tables import as_of, sequence, table
 from streams.spark.typed import dead_letters, events, read_events, split
 
 if TYPE_CHECKING:
+    from streams.spark.bootstrapping import Bootstrapped, bootstrap
+    from streams.spark.changelogs import changelog_state
+    from streams.spark.comparison import Comparison, compare
     from streams.spark.replays import Replay, State, replay
 
 __all__ = [
+    "Bootstrapped",
+    "Comparison",
     "GrtDataSource",
     "Replay",
     "State",
     "WriteResult",
     "as_of",
+    "bootstrap",
+    "changelog_state",
+    "compare",
     "dead_letters",
     "encode",
     "events",
@@ -48,7 +56,16 @@ __all__ = [
     "write",
 ]
 
-_ENGINE = {"Replay": "replays", "State": "replays", "replay": "replays"}
+_ENGINE = {
+    "Bootstrapped": "bootstrapping",
+    "Comparison": "comparison",
+    "Replay": "replays",
+    "State": "replays",
+    "bootstrap": "bootstrapping",
+    "changelog_state": "changelogs",
+    "compare": "comparison",
+    "replay": "replays",
+}
 """Names that need the engine, by module: imported when they are first used, so that tasks that only read or write do
 not pay for it."""
 

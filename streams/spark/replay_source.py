@@ -35,7 +35,7 @@ class Travelling(msgspec.Struct, frozen=True):
         """The program, on the executor. Raises ``ConfigError`` when it is not the one that the driver has."""
         if self.program is not None:
             return self.program
-        program = _loaded(self.name).program()
+        program = loaded(self.name).program()
         found = program.fingerprint
         if found != self.fingerprint:
             differing = sorted({str(each[0]) for each in set(found) ^ set(self.fingerprint)})
@@ -50,7 +50,7 @@ class Travelling(msgspec.Struct, frozen=True):
 def travelling(source: EventSource[Any] | str) -> tuple[Travelling, Program]:
     """What the executors get, and the program as it is here. Raises ``ConfigError`` for what cannot travel."""
     if isinstance(source, str):
-        program = _loaded(source).program()
+        program = loaded(source).program()
         return Travelling(source, None, program.fingerprint), program
     if not isinstance(source, EventSource):
         raise ConfigError(f"source is {type(source).__name__}; give an EventSource, or its name as 'module:attribute'")
@@ -70,7 +70,8 @@ def travelling(source: EventSource[Any] | str) -> tuple[Travelling, Program]:
     return there, program
 
 
-def _loaded(name: str) -> EventSource[Any]:
+def loaded(name: str) -> EventSource[Any]:
+    """The event source of this name. Raises ``ConfigError``."""
     found = load(name)
     if not isinstance(found, EventSource):
         raise ConfigError(f"{name!r} is {type(found).__name__}, not an EventSource")

@@ -24,11 +24,13 @@ from pyspark.sql import types as t
 
 from streams.errors import ConfigError, StreamsError
 from streams.event_source import EventSource
+from streams.protocols import Codec
 from streams.runtime.failures import EventFailure
 from streams.runtime.replay import Program
 from streams.spark.columns import HEADERS_TYPE
 from streams.spark.replay_source import travelling
 from streams.spark.replay_task import END, POSITION, RECORD, STATE, replayer
+from streams.spark.value_columns import ValueColumns
 
 _AFTER_ALL: Final = 2**31 - 1  # sorts behind every partition
 
@@ -74,11 +76,45 @@ _RESULT_SCHEMA: Final = t.StructType(
 
 class State:
     """The state of an event source at one point: ``stores`` (partition, key, value, type) and ``positions``
-    (partition, offset: the next one to handle)."""
+    (partition, offset: the next one to handle). Both are views of ``kept``, if that is given: a DataFrame that is
+    persisted until ``unpersist``, or the end of a ``with``."""
 
-    def __init__(self, stores: DataFrame, positions: DataFrame) -> None:
+    def __init__(self, stores: DataFrame, positions: DataFrame, kept: DataFrame | None = None) -> None:
         self.stores = stores
         self.positions = positions
+        self._kept = kept
+
+    def unpersist(self) -> None:
+        """Free what is kept: from now on the DataFrames compute everything anew."""
+        if self._kept is not None:
+            self._kept.unpersist()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.unpersist()
+
+    def table(
+        self, *, key: Any, value: Any, key_codec: Codec[Any] | None = None, value_codec: Codec[Any] | None = None
+    ) -> DataFrame:
+        """The stores, read: columns ``partition``, ``key``, ``value``, ``_error``. Types and codecs are those that the
+        store was made with, as for ``streams.spark.table``; where bytes cannot be read ``_error`` says why."""
+        keys, values = ValueColumns(key, key_codec, "key"), ValueColumns(value, value_codec, "value")
+        rows = self.stores.select("*", *keys.converted(), *values.converted())
+        rows = rows.select("*", *keys.parsed(), *values.parsed())
+        wrong = [
+            f.when(part.problem().isNotNull(), f.concat(f.lit(f"{name}: "), part.problem()))
+            for name, part in (("key", keys), ("value", values))
+        ]
+        return rows.select(
+            "partition",
+            f.when(keys.problem().isNull(), keys.value()).alias("key"),
+            f.when(values.problem().isNull(), values.value()).alias("value"),
+            f.coalesce(*wrong).alias("_error"),
+        )
 
 
 class Replay(State):
@@ -100,7 +136,7 @@ class Replay(State):
         positions = rows.where("kind = 'position'").select(
             f.col("input_partition").alias("partition"), f.col("input_offset").alias("offset")
         )
-        super().__init__(stores, positions)
+        super().__init__(stores, positions, rows)
         self._rows = rows
         self.program = program
         self.offsets = dict(offsets)
@@ -126,18 +162,6 @@ class Replay(State):
             f.col("type").alias("response"),
             f.col("text").alias("error"),
         )
-
-    def unpersist(self) -> None:
-        """Free the result: from now on its DataFrames compute everything anew. The end of a ``with`` does it too."""
-        self._rows.unpersist()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.unpersist()
 
 
 def replay(
