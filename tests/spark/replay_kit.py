@@ -1,0 +1,107 @@
+"""What tests of replays need: records in the bank's topic, the real source run over them, and what it left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from typing import Any
+
+import msgspec
+from confluent_kafka import Producer
+from pyspark.sql import DataFrame, Row
+
+from streams import EventSource
+from streams.events import event_type_of
+from streams.records import TYPE_HEADER, VERSION_HEADER, Headers
+from tests.broker.engine_kit import Lab, Running
+from tests.spark.replay_sources import Closed, Failing, Heavy, Moved, Slow
+
+Sent = tuple[int, bytes | None, bytes | None, Headers]
+"""An input record: partition, key, value, headers."""
+
+
+def encoded(event: Any) -> tuple[bytes, Headers]:
+    kind = event_type_of(type(event))
+    return kind.encode(event), list(kind.headers)
+
+
+def moves(count: int, *, partitions: int, seed: int, failing: bool = True) -> list[Sent]:
+    """Events of all kinds, older versions, unknown types and bytes that cannot be read among them."""
+    rng = random.Random(seed)
+    found: list[Sent] = []
+    for number in range(count):
+        partition = rng.randrange(partitions)
+        account = f"a{partition}" if rng.random() < 0.1 else f"b{partition}.{rng.randrange(20)}"
+        dice = rng.random()
+        value: bytes | None
+        if dice < 0.6:
+            value, headers = encoded(Moved(account, rng.randrange(-100, 100), "EUR"))
+        elif dice < 0.7:
+            value, headers = msgspec.json.encode({"account": account, "cents": number}), [(TYPE_HEADER, b"Moved")]
+        elif dice < 0.75:
+            value, headers = encoded(Closed(account))
+        elif dice < 0.8:
+            value, headers = encoded(Slow(account))
+        elif dice < 0.85:
+            value, headers = encoded(Heavy(account))
+        elif dice < 0.9 and failing:
+            value, headers = encoded(Failing(account, rng.randrange(1, 5)))
+        elif dice < 0.95:
+            value, headers = b"x" * rng.randrange(5), [(TYPE_HEADER, b"Unknown"), ("trace", None)]
+        else:
+            value, headers = (
+                rng.choice([None, b"", b"{"]),
+                [(TYPE_HEADER, b"Moved"), (VERSION_HEADER, b"2"), ("k", b"v")],
+            )
+        found.append((partition, account.encode(), value, headers))
+    return found
+
+
+def produce(servers: str, topic: str, records: list[Sent]) -> None:
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": 5})
+    for partition, key, value, headers in records:
+        producer.produce(topic, value, key, partition, headers=headers)  # type: ignore[arg-type]
+    assert producer.flush(30) == 0
+
+
+def ran(source: EventSource[Any], lab: Lab) -> None:
+    """Run the real source until everything in its topic is handled and committed."""
+
+    async def run() -> None:
+        ends = {number: mark.end for number, mark in (await lab.watermarks(source.config.topic)).items()}
+        async with Running(source) as running:
+            await running.until_handled(*(ends[number] for number in sorted(ends)))
+
+    asyncio.run(run())
+
+
+def state_of(lab: Lab, topic: str, partition: int) -> dict[bytes, bytes]:
+    """The last value per key in a changelog partition."""
+    from streams.codecs import RESERVED_KEY_PREFIX
+
+    found: dict[bytes, bytes] = {}
+    for record in lab._records(topic, partition):
+        if record.key is not None and not record.key.startswith(RESERVED_KEY_PREFIX):
+            found.pop(record.key, None)
+            if record.value is not None:
+                found[record.key] = record.value
+    return found
+
+
+def stores_of(df: DataFrame, partition: int) -> dict[bytes, bytes]:
+    return {bytes(row.key): bytes(row.value) for row in df.where(df.partition == partition).collect()}
+
+
+def by_key(rows: list[Any]) -> dict[tuple[str, bytes | None], list[tuple[bytes | None, Headers]]]:
+    """Records or rows of outputs: what each key got, in order, with headers."""
+    found: dict[tuple[str, bytes | None], list[tuple[bytes | None, Headers]]] = defaultdict(list)
+    for row in rows:
+        headers = [tuple(header) for header in row.headers or ()]
+        if isinstance(row, Row):
+            headers = [(name, None if value is None else bytes(value)) for name, value in headers]
+            key, value = (None if each is None else bytes(each) for each in (row.key, row.value))
+        else:
+            key, value = row.key, row.value
+        found[row.topic, key].append((value, headers))
+    return dict(found)

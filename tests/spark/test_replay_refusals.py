@@ -1,0 +1,254 @@
+"""Replays without a broker: what stops one, what is refused, and how a source comes to the executors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+import streams.spark as kes_spark
+from streams import (
+    DEAD_LETTER,
+    SKIP,
+    STOP,
+    ErrorPolicy,
+    ErrorResponse,
+    EventContext,
+    EventSource,
+    EventSourceConfig,
+    Table,
+)
+from streams.errors import ConfigError, StreamsError
+from streams.runtime.failures import EventFailure
+from streams.spark import replay_source, replay_task
+from tests.spark.replay_kit import encoded, moves
+from tests.spark.replay_sources import PARTITIONS, Failing, Moved, bank, named
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+ROOT = Path(__file__).resolve().parents[2]
+HEADERS = "headers array<struct<key: string, value: binary>>"
+COLUMNS = f"topic string, partition int, offset long, key binary, value binary, {HEADERS}"
+
+
+def rows(spark: SparkSession, *events: Any, topic: str = "moves", partition: int = 0) -> DataFrame:
+    data = []
+    for offset, event in enumerate(events):
+        value, headers = encoded(event)
+        data.append((topic, partition, offset, event.account.encode(), value, headers))
+    return spark.createDataFrame(data, COLUMNS)
+
+
+def balances(found: kes_spark.Replay) -> dict[bytes, int]:
+    return {bytes(row.key): msgspec.json.decode(bytes(row.value))["cents"] for row in found.stores.collect()}
+
+
+# ------------------------------------------------------------------------------------------------- policies
+
+
+@pytest.mark.parametrize(
+    ("policy", "failed", "left"),
+    [(SKIP, "continue", {b"a": 2}), (DEAD_LETTER, "dead_letter", {b"a": 2})],
+    ids=["skip", "dead letter"],
+)
+def test_a_record_that_fails_is_passed(
+    spark: SparkSession, policy: ErrorPolicy, failed: str, left: dict[bytes, int]
+) -> None:
+    one = Moved("a", 1, "EUR")
+    with kes_spark.replay(bank(on_error=policy), rows(spark, one, Failing("a", 1), one)) as found:
+        assert [(row.offset, row.response) for row in found.failures.collect()] == [(1, failed)]
+        assert "attempt 1 of a" in found.failures.collect()[0].error
+        assert balances(found) == left
+        assert [row.cause.offset for row in found.outputs.collect()] == [0, 2]
+        assert [row.cause.offset for row in found.dead_letters.collect()] == ([1] if failed == "dead_letter" else [])
+        assert found.offsets == {0: 3}
+
+
+def test_retries_count_and_do_not_wait(spark: SparkSession) -> None:
+    policy = ErrorPolicy(retries=2, backoff_seconds=3600, max_backoff_seconds=3600)
+    with kes_spark.replay(bank(on_error=policy), rows(spark, Failing("a", 2))) as found:
+        assert balances(found) == {b"a": 1_000_000}
+        assert found.failures.count() == 0
+
+
+@pytest.mark.parametrize("policy", [STOP, ErrorPolicy(then=ErrorResponse.FATALLY_EXIT)], ids=["stop", "exit"])
+def test_a_record_that_stops_the_source_stops_its_partition(spark: SparkSession, policy: ErrorPolicy) -> None:
+    one = Moved("a", 1, "EUR")
+    source = bank(on_error=policy)
+    both = rows(spark, one, Failing("a", 1), one).unionAll(rows(spark, one, one, partition=2))
+    with pytest.raises(EventFailure, match=r"moves\[0\]@1 \(Failing\) failed after 1 attempt.*attempt 1 of a"):
+        kes_spark.replay(source, both)
+    with kes_spark.replay(source, both, on_stop="keep") as found:
+        assert list(found.stopped) == [0]
+        assert found.offsets == {0: 1, 2: 2}  # the record will be met again
+        assert [(row.cause.partition, row.cause.offset) for row in found.outputs.collect()] == [(0, 0), (2, 0), (2, 1)]
+        assert found.records == 3
+
+
+def test_an_answer_of_fatal_stops_also_where_failures_are_skipped(spark: SparkSession) -> None:
+    with pytest.raises(EventFailure, match=r"moves\[0\]@0"):
+        kes_spark.replay(bank(on_error=SKIP), rows(spark, Failing("a", 1, fatal=True)))
+
+
+def test_what_cannot_be_read_meets_the_decode_policy(spark: SparkSession) -> None:
+    broken = rows(spark, Moved("a", 1, "EUR")).withColumn("value", f.lit(b"{"))
+    with pytest.raises(EventFailure, match=r"moves\[0\]@0.*cannot be read"):
+        kes_spark.replay(bank(decode_policy=STOP), broken)
+
+
+# ------------------------------------------------------------------------------------------------- bad input
+
+
+def test_records_that_are_there_twice_are_refused(spark: SparkSession) -> None:
+    one = rows(spark, Moved("a", 1, "EUR"), Moved("a", 2, "EUR"))
+    with pytest.raises(StreamsError, match=r"moves\[0\]@0 comes after offset 0: is it in the data twice"):
+        kes_spark.replay(bank(), one.unionAll(one.where("offset = 0")))
+
+
+def test_partitions_and_topics_of_others_are_refused(spark: SparkSession) -> None:
+    one = Moved("a", 1, "EUR")
+    with pytest.raises(Exception, match=f"a row has partition {PARTITIONS}, but the source 'moves' has {PARTITIONS}"):
+        kes_spark.replay(bank(), rows(spark, one, partition=PARTITIONS))
+    with pytest.raises(Exception, match="a row is of topic other, not of 'moves'"):
+        kes_spark.replay(bank(), rows(spark, one, topic="other"))
+
+
+def test_columns_that_are_missing_or_of_a_wrong_type_are_named(spark: SparkSession) -> None:
+    good = rows(spark, Moved("a", 1, "EUR"))
+    with pytest.raises(ConfigError, match="needs the columns offset, partition"):
+        kes_spark.replay(bank(), good.drop("offset", "partition"))
+    with pytest.raises(ConfigError, match="needs the column headers or type"):
+        kes_spark.replay(bank(), good.drop("headers"))
+    with pytest.raises(ConfigError, match="column value must be binary, not string"):
+        kes_spark.replay(bank(), good.withColumn("value", f.col("value").cast("string")))
+
+
+def test_rows_that_have_type_and_version_only(spark: SparkSession) -> None:
+    """As files may have them: the headers are made again."""
+    event = Moved("a", 1, "EUR")
+    plain = rows(spark, event).drop("headers", "topic").withColumn("type", f.lit("Moved"))
+    with kes_spark.replay(bank(), plain.withColumn("version", f.lit(2))) as found:
+        assert balances(found) == {b"a": 1}
+    older = plain.withColumn("value", f.lit(b'{"account":"a","cents":3}')).withColumn("version", f.lit(1))
+    with kes_spark.replay(bank(), older) as found:
+        assert balances(found) == {b"a": 3}
+
+
+def test_interjections_are_refused_unless_they_are_nothing(spark: SparkSession) -> None:
+    source = bank()
+    source.schedule_interjection(lambda ctx: None, every=1.0)
+    with pytest.raises(ConfigError, match=r"scheduled interjections \(.*interjections='ignore'"):
+        kes_spark.replay(source, rows(spark, Moved("a", 1, "EUR")))
+    with kes_spark.replay(source, rows(spark, Moved("a", 1, "EUR")), interjections="ignore") as found:
+        assert balances(found) == {b"a": 1}
+
+
+def test_a_task_whose_rows_are_cut_off_fails() -> None:
+    """An iterator that ends is not the end of the rows: only the row behind the last one is."""
+    there, _ = replay_source.travelling(bank())
+    with pytest.raises(RuntimeError, match="cut off"):
+        list(replay_task.replayer(there, wall_ms=0)(iter([])))
+
+
+# ------------------------------------------------------------------------------------------------- travelling
+
+
+def test_a_source_travels_by_its_name(spark: SparkSession) -> None:
+    assert replay_source.travelling(named)[0].name == "tests.spark.replay_sources:named"
+    for source in (named, "tests.spark.replay_sources:named", "tests.spark.replay_sources:bank"):
+        with kes_spark.replay(source, rows(spark, Moved("a", 1, "EUR"))) as found:
+            assert balances(found) == {b"a": 1}
+
+
+def test_a_source_that_was_changed_here_is_not_taken_for_the_one_over_there(spark: SparkSession) -> None:
+    there, _ = replay_source.travelling("tests.spark.replay_sources:named")
+    changed = msgspec.structs.replace(
+        there, fingerprint=(*there.fingerprint[:-2], ("New", "handler"), *there.fingerprint[-1:])
+    )
+    with pytest.raises(ConfigError, match=r"is another one on the executors \(it differs in: \(default\), New\)"):
+        changed.arrive()
+
+
+def test_names_that_mean_no_source_are_refused(spark: SparkSession) -> None:
+    for name, told in (("tests.spark.no_such", "cannot import"), ("tests.spark.replay_sources:PARTITIONS", "neither")):
+        with pytest.raises(ConfigError, match=told):
+            kes_spark.replay(name, rows(spark, Moved("a", 1, "EUR")))
+
+
+def test_a_source_that_cannot_be_pickled_is_refused(spark: SparkSession) -> None:
+    source = bank()
+    lock = __import__("threading").Lock()
+    source._router.routes[b"Moved"].handler = lambda ctx, event: lock.acquire()
+    with pytest.raises(ConfigError, match=r"cannot be sent to executors: .*module that the executors can import"):
+        kes_spark.replay(source, rows(spark, Moved("a", 1, "EUR")))
+
+
+def test_classes_that_only_this_process_has_are_refused(spark: SparkSession) -> None:
+    class Local(msgspec.Struct):
+        account: str
+
+    source: EventSource[Any] = EventSource(EventSourceConfig(group_id="g", topic="moves", num_partitions=1))
+    source.register_event_type(Local, lambda ctx, event: None)
+    with pytest.raises(ConfigError, match="Local exists in this process only"):
+        kes_spark.replay(source, rows(spark, Moved("a", 1, "EUR")))
+
+
+def test_classes_of_a_script_are_refused_with_advice(tmp_path: Path) -> None:
+    """What ``__main__`` has is not what executors have."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        from __future__ import annotations
+        import msgspec
+        from streams import EventSource, EventSourceConfig, event_type
+        from streams.errors import ConfigError
+        from streams.spark.replay_source import travelling
+
+        @event_type("In")
+        class In(msgspec.Struct):
+            a: str
+
+        source = EventSource(EventSourceConfig(group_id="g", topic="t", num_partitions=1))
+        source.register_event_type(In, lambda ctx, event: None)
+        try:
+            travelling(source)
+        except ConfigError as error:
+            print(error)
+    """)
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True, env=environment
+    )
+    assert "In exists in this process only (__main__)" in ended.stdout
+    assert "'module:attribute'" in ended.stdout
+
+
+def test_secrets_do_not_travel() -> None:
+    source = bank(client_settings={"sasl.password": "hunter2"}, bootstrap_servers="there:9092")
+    there, program = replay_source.travelling(source)
+    assert there.program is not None
+    assert "hunter2" not in repr(msgspec.structs.asdict(there.program.config))
+    assert program.config.bootstrap_servers == ""
+
+
+def test_handlers_in_a_closure_travel(spark: SparkSession) -> None:
+    found: list[Any] = moves(10, partitions=1, seed=1)
+    assert len(found) == 10
+    config = EventSourceConfig(group_id="g", topic="moves", num_partitions=1)
+    factor = 7
+    source = EventSource(config, Table.factory(key=str, value=int))
+
+    @source.register_event_type(Moved)
+    def on_moved(ctx: EventContext[Table[str, int]], event: Moved) -> None:
+        ctx.store.put(event.account, event.cents * factor)
+
+    with kes_spark.replay(source, rows(spark, Moved("a", 6, "EUR"))) as replayed:
+        assert [row.value for row in replayed.table(key=str, value=int).collect()] == [42]
