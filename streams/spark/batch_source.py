@@ -10,17 +10,16 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from streams.spark.planning import split
 from streams.spark.read_options import ReadOptions
-from streams.spark.reader import READ_SCHEMA, Range, batches, check_schema
+from streams.spark.reader import Range, batches
+from streams.spark.record_batches import check_schema
 from streams.spark.topic_logs import LogView, require
-
-__all__ = ["READ_SCHEMA", "BatchReader"]
 
 
 class BatchReader(DataSourceReader):
     """A bounded read: its ranges are fixed once, when Spark plans the query."""
 
     def __init__(self, options: ReadOptions, schema: t.StructType) -> None:
-        check_schema(schema)
+        check_schema(schema, options)
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:

@@ -102,7 +102,7 @@ def share(waiting: Mapping[K, int], limit: int) -> dict[K, int]:
     """
     hungry = {key: size for key, size in waiting.items() if size > 0}
     total = sum(hungry.values())
-    if total <= limit:
+    if total <= max(limit, len(hungry)):
         return dict(waiting)
     extra = max(0, limit - len(hungry))
     rest = total - len(hungry)

@@ -8,60 +8,42 @@ partition (as a reader of committed records sees it) ends at or past it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
-from pyspark.sql import types as t
 from pyspark.sql.datasource import InputPartition
 
-from streams.errors import BrokerUnavailable, ConfigError, OffsetError
-from streams.records import TYPE_HEADER, VERSION_HEADER
-from streams.spark.columns import HEADERS_TYPE
+from streams.errors import BrokerUnavailable, OffsetError, StreamsError
 from streams.spark.kafka import client, translated
 from streams.spark.read_options import ReadOptions
+from streams.spark.record_batches import batch_of, collector_off
 
-_BATCH: Final = 5000
+_CHUNK: Final = 2000
 _POLL_SECONDS: Final = 0.5
+_ASK_SECONDS: Final = 10.0
 
-_SCHEMA: Final = pa.schema(
-    [
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("type", pa.string()),
-        ("version", pa.int32()),
-        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", "UTC")),
-        ("timestampType", pa.int32()),
-    ]
+_OUT_OF_RANGE: Final = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+_NO_SUCH_TOPIC: Final = (
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+)
+_FINAL: Final = (
+    KafkaError._AUTHENTICATION,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError._SSL,
+    KafkaError._BAD_MSG,
+    KafkaError._BAD_COMPRESSION,
+    KafkaError.INVALID_MSG,
+    KafkaError._NOT_IMPLEMENTED,
 )
 
-
-READ_SCHEMA: Final = t.StructType(
-    [
-        t.StructField("key", t.BinaryType()),
-        t.StructField("value", t.BinaryType()),
-        t.StructField("type", t.StringType()),
-        t.StructField("version", t.IntegerType()),
-        t.StructField("headers", HEADERS_TYPE),
-        t.StructField("topic", t.StringType()),
-        t.StructField("partition", t.IntegerType()),
-        t.StructField("offset", t.LongType()),
-        t.StructField("timestamp", t.TimestampType()),
-        t.StructField("timestampType", t.IntegerType()),
-    ]
-)
-
-
-def check_schema(schema: t.StructType) -> None:
-    """Raises ``ConfigError`` for a schema of the user's own."""
-    if schema.simpleString() != READ_SCHEMA.simpleString():
-        raise ConfigError("format('grt') has columns of its own; leave out .schema(...) and use streams.spark.events")
+_log = logging.getLogger(__name__)
 
 
 class Range(InputPartition):
@@ -74,139 +56,144 @@ class Range(InputPartition):
         self.end = end
 
 
-def batches(span: Range, options: ReadOptions) -> Iterator[Any]:
-    """The range as ``pyarrow.RecordBatch``es in offset order, with an own consumer that is closed at the end."""
-    for messages in _messages(span, options):
-        rows = [(message, *_type_and_version(message)) for message in messages]
-        if options.types is not None:
-            rows = [row for row in rows if row[1] in options.types]
-        if rows:
-            yield _arrow(rows, span)
+def batches(span: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """The range as ``pyarrow.RecordBatch``es in offset order, with an own consumer that is closed at the end.
+
+    Raises ``OffsetError`` when records of the range are gone (with ``failOnDataLoss``; otherwise goes on with the next
+    ones there are, and logs), ``BrokerUnavailable`` when nothing comes for ``stallSeconds``.
+    """
+    with contextlib.closing(_RangeReader(span, options)) as reader:
+        while True:
+            with collector_off():
+                messages = reader.next()
+                batch = batch_of(messages, span.topic, span.partition, options) if messages else None
+                del messages
+            if batch is not None:
+                yield batch
+            if reader.ended:
+                return
 
 
-def _messages(span: Range, options: ReadOptions) -> Iterator[list[Message]]:
-    settings = {
-        "group.id": "kes-spark",  # asked for by the client; nothing is ever committed under it
-        "enable.auto.commit": False,
-        "enable.partition.eof": True,
-        "auto.offset.reset": "error",
-        "isolation.level": "read_committed" if options.committed_only else "read_uncommitted",
-        "queued.max.messages.kbytes": 32768,
-        "fetch.queue.backoff.ms": 10,  # 1,000 by default: a full queue would stay unfilled for a second
-    }
-    consumer = client(Consumer, options.kafka, settings)
-    try:
-        consumer.assign([TopicPartition(span.topic, span.partition, span.start)])
+class _RangeReader:
+    """One consumer at one range. ``next`` gives what has come, in pieces; ``ended`` says that there is no more."""
+
+    def __init__(self, span: Range, options: ReadOptions) -> None:
+        self.ended = False
+        self._span = span
+        self._options = options
+        self._last_error = ""
+        self._log_end: int | None = None  # where the broker says that the partition ends, below the range's end
+        settings = {
+            "group.id": "kes-spark",  # asked for by the client; nothing is ever committed under it
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed" if options.committed_only else "read_uncommitted",
+            "queued.max.messages.kbytes": 32768,
+            "fetch.queue.backoff.ms": 5,  # with the default, 1 s, reading halts each time that the queue was full
+            "reconnect.backoff.max.ms": 1000,
+        }
+        self._consumer: Consumer = client(Consumer, options.kafka, settings)
+        self._begin_at(span.start)
+        self._progress = time.monotonic()
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def next(self) -> list[Message]:
+        """The next messages of the range; none when something else has happened, or nothing for half a second."""
+        # `consume(n, timeout)` waits the whole timeout when fewer than n are there: wait for one, then take the rest.
+        first = self._consumer.poll(_POLL_SECONDS)
+        if first is None:
+            self._check_stall()
+            return []
+        found = [first, *self._consumer.consume(_CHUNK - 1, 0)]
+        if any(error is not None for error in map(Message.error, found)) or _offset(found[-1]) >= self._span.end - 1:
+            found = self._until_end(found)
+        if found:
+            self._progress = time.monotonic()
+        return found
+
+    def _begin_at(self, offset: int) -> None:
+        self._consumer.assign([TopicPartition(self._span.topic, self._span.partition, offset)])
         # The partition's leader would be looked for by a timer of up to a second; asking finds it now.
         with contextlib.suppress(KafkaException):
-            consumer.list_topics(span.topic, timeout=5)
-        progress = time.monotonic()
-        while True:
-            # `consume(n, timeout)` waits the whole timeout when fewer than n are there: wait for one, then take the
-            # rest.
-            first = consumer.poll(_POLL_SECONDS)
-            if first is None:
-                _check_stall(span, options, progress)
-                continue
-            wanted, ended = _until_end([first, *consumer.consume(_BATCH - 1, 0)], span, options)
-            if wanted:
-                progress = time.monotonic()
-                yield wanted
-            if ended:
-                return
-    finally:
-        consumer.close()
+            self._consumer.list_topics(self._span.topic, timeout=_ASK_SECONDS)
 
+    def _until_end(self, messages: list[Message]) -> list[Message]:
+        wanted: list[Message] = []
+        for message in messages:
+            error = message.error()
+            if error is None:
+                offset = _offset(message)
+                if offset >= self._span.end:
+                    self.ended = True
+                    break
+                wanted.append(message)
+                self.ended = offset == self._span.end - 1
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._log_end = _offset(message)
+                self.ended = self._log_end >= self._span.end
+            else:
+                self._take_error(error)
+            if self.ended:
+                break
+        return wanted
 
-def _until_end(messages: list[Message], span: Range, options: ReadOptions) -> tuple[list[Message], bool]:
-    wanted: list[Message] = []
-    for message in messages:
-        error = message.error()
-        offset = message.offset()
-        if error is None:
-            if offset is None or offset >= span.end:
-                return wanted, True
-            wanted.append(message)
-            if offset == span.end - 1:
-                return wanted, True
-        elif error.code() == KafkaError._PARTITION_EOF:
-            if offset is not None and offset >= span.end:
-                return wanted, True
-        elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-            raise OffsetError(
-                f"{span.topic}[{span.partition}]: records from offset {span.start} are gone (retention, or the "
-                "topic was "
-                "made again) since the read was planned; run it again"
+    def _take_error(self, error: KafkaError) -> None:
+        """Raises what does not pass by itself. The rest is told when nothing comes any more."""
+        span, code = self._span, error.code()
+        if code in _OUT_OF_RANGE:
+            self._skip_what_is_gone()
+        elif code in _NO_SUCH_TOPIC:
+            self._lost(f"{span.topic}[{span.partition}] was deleted before it was read up to {span.end}")
+            self.ended = True
+        elif code in _FINAL or error.fatal():
+            raise translated(KafkaException(error), f"reading {span.topic}[{span.partition}]", self._options.kafka)
+        self._last_error = error.str()
+
+    def _skip_what_is_gone(self) -> None:
+        span = self._span
+        place = TopicPartition(span.topic, span.partition)
+        try:
+            first, end = self._consumer.get_watermark_offsets(place, timeout=_ASK_SECONDS, cached=False)
+        except KafkaException as error:
+            raise translated(error, f"reading {span.topic}[{span.partition}]", self._options.kafka) from error
+        (at,) = self._consumer.position([place])
+        stood = at.offset if at.offset >= 0 else span.start
+        self._lost(
+            f"{span.topic}[{span.partition}]: records from offset {stood} are gone (retention, or the topic was made "
+            f"again) since the read was planned, which is up to {span.end}; the log has {first} to {end} now"
+        )
+        if stood < first < span.end:
+            self._begin_at(first)
+        else:
+            self.ended = True
+
+    def _lost(self, told: str) -> None:
+        if self._options.fail_on_data_loss:
+            raise OffsetError(f"{told}. Run it again; failOnDataLoss=false goes on with what is there")
+        _log.warning("failOnDataLoss=false: goes on although records are gone: %s", told)
+
+    def _check_stall(self) -> None:
+        if time.monotonic() - self._progress > self._options.stall_seconds:
+            raise self._stalled()
+
+    def _stalled(self) -> StreamsError:
+        span, seconds = self._span, f"{self._options.stall_seconds:g} s (option stallSeconds)"
+        if self._log_end is not None:
+            return OffsetError(
+                f"reading {span.topic}[{span.partition}] up to {span.end}: the log ends at {self._log_end} and nothing "
+                f"came for {seconds}; was the topic made again, or its log truncated?"
             )
-        elif not error.retriable():
-            raise translated(KafkaException(error), f"reading {span.topic}[{span.partition}]", options.kafka)
-    return wanted, False
-
-
-def _check_stall(span: Range, options: ReadOptions, progress: float) -> None:
-    if time.monotonic() - progress > options.stall_seconds:
-        raise BrokerUnavailable(
+        because = f": {self._last_error}" if self._last_error else ""
+        return BrokerUnavailable(
             f"reading {span.topic}[{span.partition}] up to {span.end}: nothing from "
-            f"{options.kafka['bootstrap.servers']} for "
-            f"{options.stall_seconds:g} s (option stallSeconds)"
+            f"{self._options.kafka['bootstrap.servers']} for {seconds}{because}"
         )
 
 
-def _type_and_version(message: Message) -> tuple[str | None, int | None]:
-    """The event's name and version; version 1 when the header is missing, ``None`` when it makes no sense."""
-    name: str | None = None
-    version: int | None = 1
-    seen_type = seen_version = False
-    for header, value in _headers(message):
-        if header == TYPE_HEADER and not seen_type:
-            seen_type = True
-            name = _text(value)
-        elif header == VERSION_HEADER and not seen_version:
-            seen_version = True
-            digits = _text(value) or ""
-            version = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 9 else None
-    return name, version
-
-
-def _headers(message: Message) -> Any:
-    # The stubs say that headers may be a mapping or text; what is received is a list of pairs.
-    return message.headers() or ()
-
-
-def _text(value: str | bytes | None) -> str | None:
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return None
-    return value
-
-
-def _arrow(rows: list[tuple[Message, str | None, int | None]], span: Range) -> Any:
-    names: list[str] = []
-    values: list[bytes | None] = []
-    ends = [0]
-    for message, _, _ in rows:
-        for name, value in _headers(message):
-            names.append(name)
-            values.append(value.encode() if isinstance(value, str) else value)
-        ends.append(len(names))
-    pairs = pa.StructArray.from_arrays(
-        [pa.array(names, pa.string()), pa.array(values, pa.binary())], names=["key", "value"]
-    )
-    stamps = [message.timestamp() for message, _, _ in rows]
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([message.key() for message, _, _ in rows], pa.binary()),
-            pa.array([message.value() for message, _, _ in rows], pa.binary()),
-            pa.array([name for _, name, _ in rows], pa.string()),
-            pa.array([version for _, _, version in rows], pa.int32()),
-            pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pairs),
-            pa.array([span.topic] * len(rows), pa.string()),
-            pa.array([span.partition] * len(rows), pa.int32()),
-            pa.array([message.offset() for message, _, _ in rows], pa.int64()),
-            pa.array([stamp * 1000 if kind else None for kind, stamp in stamps], pa.timestamp("us", "UTC")),
-            pa.array([kind - 1 for kind, _ in stamps], pa.int32()),
-        ],
-        schema=_SCHEMA,
-    )
+def _offset(message: Message) -> int:
+    offset = message.offset()
+    assert offset is not None  # a message that came from a partition has one
+    return offset

@@ -18,8 +18,10 @@ from pyspark.sql.datasource import (
 )
 
 from streams.errors import ConfigError
-from streams.spark.batch_source import READ_SCHEMA, BatchReader
+from streams.spark.batch_source import BatchReader
+from streams.spark.options import flag
 from streams.spark.read_options import read_options
+from streams.spark.record_batches import read_schema
 from streams.spark.sink import BatchWriter
 from streams.spark.stream_sink import StreamWriter
 from streams.spark.stream_source import StreamReader
@@ -37,7 +39,7 @@ class GrtDataSource(DataSource):
         return "grt"
 
     def schema(self) -> t.StructType:
-        return READ_SCHEMA
+        return read_schema(include_headers=flag("includeHeaders", self.options.get("includeHeaders", "true")))
 
     def reader(self, schema: t.StructType) -> DataSourceReader:
         return BatchReader(read_options(_plain(self.options)), schema)
@@ -52,7 +54,7 @@ class GrtDataSource(DataSource):
 
     def streamWriter(self, schema: t.StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         if overwrite:
-            raise ConfigError("format('grt') cannot replace what is in a topic: use outputMode('append') or 'update'")
+            raise ConfigError("format('grt') cannot replace what is in a topic: use outputMode('append')")
         return StreamWriter(stream_write_options(_plain(self.options)), schema, one_machine=self.one_machine)
 
 

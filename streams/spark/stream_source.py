@@ -27,7 +27,8 @@ from streams.errors import OffsetError
 from streams.records import TopicPartition
 from streams.spark.planning import Advance, Logs, Positions, advance, share, split
 from streams.spark.read_options import ReadOptions
-from streams.spark.reader import Range, batches, check_schema
+from streams.spark.reader import Range, batches
+from streams.spark.record_batches import check_schema
 from streams.spark.stream_offsets import from_json, to_json
 from streams.spark.topic_logs import LogView, require
 
@@ -38,7 +39,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream over topics. Method names are Spark's. One thread."""
 
     def __init__(self, options: ReadOptions, schema: t.StructType) -> None:
-        check_schema(schema)
+        check_schema(schema, options)
         self._options = options
         self._view = LogView(options)
         self._ends: Logs | None = None  # the ends of trigger(availableNow=True): pinned once

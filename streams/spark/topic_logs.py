@@ -66,7 +66,7 @@ class LogView:
         self._options = options
         self._admin: AdminClient | None = None
         self._committer: Consumer | None = None
-        self._answer: str | None = None  # to the last commit: what went wrong, or nothing
+        self._answers: list[str] = []  # to the last commit: what went wrong, or an empty text
 
     def close(self) -> None:
         """Close the clients; the next question makes others."""
@@ -109,18 +109,19 @@ class LogView:
         group = self._options.commit_offsets_to
         if group is None or not positions:
             return
-        if self._committer is None:
+        committer = self._committer
+        if committer is None:
             settings = {"group.id": group, "enable.auto.commit": False, "on_commit": self._answered}
-            self._committer = client(Consumer, self._options.kafka, settings)
+            self._committer = committer = client(Consumer, self._options.kafka, settings)
+            assert committer is not None
         places = [_TopicPartition(place.topic, place.partition, at) for place, at in positions.items()]
-        self._answer = None
-        problem = "no answer"
+        self._answers.clear()
+        deadline = time.monotonic() + _COMMIT_SECONDS
         try:
-            self._committer.commit(offsets=places, asynchronous=True)
-            deadline = time.monotonic() + _COMMIT_SECONDS
-            while self._answer is None and time.monotonic() < deadline:
-                self._committer.poll(0.1)
-            problem = "no answer" if self._answer is None else self._answer
+            committer.commit(offsets=places, asynchronous=True)
+            while not self._answers and time.monotonic() < deadline:
+                committer.poll(0.1)
+            problem = self._answers[0] if self._answers else "no answer"
         except KafkaException as error:
             problem = error.args[0].str()
         if problem:
@@ -128,14 +129,15 @@ class LogView:
 
     def _answered(self, error: KafkaError | None, places: list[_TopicPartition]) -> None:
         problems = [error, *(place.error for place in places)]
-        self._answer = next((problem.str() for problem in problems if problem is not None), "")
+        self._answers.append(next((problem.str() for problem in problems if problem is not None), ""))
 
     def _client(self) -> AdminClient:
-        if self._admin is None:
-            self._admin = client(
-                AdminClient, self._options.kafka, {"reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 1000}
-            )
-        return self._admin
+        admin = self._admin
+        if admin is None:  # not `or`: a client with nothing to do counts as false
+            settings = {"reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 1000}
+            self._admin = admin = client(AdminClient, self._options.kafka, settings)
+            assert admin is not None
+        return admin
 
     def _patiently(self, ask: Callable[[], T], doing: str) -> T:
         deadline = time.monotonic() + self._options.stall_seconds

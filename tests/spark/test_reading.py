@@ -128,9 +128,6 @@ def test_mistakes_are_named(spark: SparkSession, make_topic: MakeTopic, read: Re
         spark.read.format("grt").schema("a int").option("subscribe", topic).option(
             "bootstrap.servers", "x:1"
         ).load().count()
-    stream = spark.readStream.format("grt").option("subscribe", topic).load()
-    with pytest.raises(Exception, match="not supported yet"):
-        stream.writeStream.format("noop").start().awaitTermination(60)
 
 
 def test_registering_twice_and_asking_for_a_second_session_is_harmless(spark: SparkSession) -> None:

@@ -1,0 +1,185 @@
+"""How a batch is limited, spread over partitions and cut for tasks; what counts as lost. No Spark, no Kafka."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streams.errors import OffsetError
+from streams.records import TopicPartition
+from streams.spark.planning import Bounds, Positions, TopicLog, advance, share, split
+from streams.spark.stream_offsets import from_json, to_json
+
+pytestmark = pytest.mark.spark
+
+sizes = st.dictionaries(st.integers(0, 20), st.integers(0, 10**7), max_size=12)
+
+
+@given(sizes, st.integers(0, 10**7))
+def test_a_limit_is_used_up_and_nobody_starves(waiting: dict[int, int], limit: int) -> None:
+    given_out = share(waiting, limit)
+    hungry = sum(1 for size in waiting.values() if size)
+    assert given_out.keys() == waiting.keys()
+    assert sum(given_out.values()) == min(sum(waiting.values()), max(limit, hungry))
+    assert all(min(1, size) <= given_out[key] <= size for key, size in waiting.items())
+
+
+@given(sizes, st.integers(1, 10**6))
+def test_a_limit_is_spread_in_proportion(waiting: dict[int, int], limit: int) -> None:
+    total = sum(waiting.values())
+    for key, got in share(waiting, limit).items():
+        if total > limit:
+            assert abs(got - limit * waiting[key] / total) <= len(waiting) + 1
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=6), st.integers(1, 50))
+def test_everything_is_read_in_a_number_of_batches_that_can_be_told(waiting: list[int], limit: int) -> None:
+    left = dict(enumerate(waiting))
+    batches = 0
+    while any(left.values()):
+        for key, got in share(left, limit).items():
+            left[key] -= got
+        batches += 1
+    assert batches <= -(-sum(waiting) // limit)
+
+
+spans = st.dictionaries(
+    st.integers(0, 9),
+    st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)).map(lambda pair: (min(pair), max(pair))),
+    max_size=8,
+)
+maybe = st.none() | st.integers(1, 300)
+
+
+@given(spans, maybe, st.none() | st.integers(5000, 10**6))
+def test_pieces_cover_every_range_once_and_in_order(
+    ranges: dict[int, tuple[int, int]], least: int | None, most: int | None
+) -> None:
+    pieces = split(ranges, min_partitions=least, max_records=most)
+    for key, (begin, end) in ranges.items():
+        of_key = [(first, last) for found, first, last in pieces if found == key]
+        edges = [begin, *(last for _, last in of_key)] if begin < end else [begin]
+        assert [first for first, _ in of_key] == edges[:-1]
+        assert edges[-1] == (end if begin < end else begin)
+    assert all(begin < end for _, begin, end in pieces)
+    assert all(end - begin <= most for _, begin, end in pieces) if most else True
+    total = sum(end - begin for begin, end in ranges.values())
+    assert len(pieces) >= min(total, least or 0)
+
+
+def test_no_option_no_cut() -> None:
+    assert split({"a": (0, 10**9), "b": (5, 5)}, min_partitions=None, max_records=None) == [("a", 0, 10**9)]
+    assert split({"a": (0, 100), "b": (0, 300)}, min_partitions=4, max_records=None) == [
+        ("a", 0, 100), ("b", 0, 100), ("b", 100, 200), ("b", 200, 300),
+    ]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------ what lies ahead, and what is lost
+
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def logs(*bounds: tuple[int, int], topic_id: str = "x") -> dict[str, TopicLog]:
+    """Topic ``t`` with (first, end) for each partition."""
+    return {"t": TopicLog(topic_id, {n: Bounds(first, end, end) for n, (first, end) in enumerate(bounds)})}
+
+
+def test_what_is_new_is_read_from_its_beginning() -> None:
+    found = advance(Positions({"t": "x"}, {P0: 5}), {**logs((0, 9), (0, 3)), "u": TopicLog("y", {0: Bounds(0, 2, 2)})})
+    assert found.begin == {P0: 5, P1: 0, ("u", 0): 0}
+    assert found.end == {P0: 9, P1: 3, ("u", 0): 2}
+    assert found.losses == []
+
+
+@pytest.mark.parametrize(
+    ("now", "begin", "end", "told"),
+    [
+        (logs((7, 9)), 7, 9, r"t\[0\]: offsets 5 to 6 are gone \(retention\)"),
+        (logs((0, 3)), 3, 3, r"t\[0\]: the log ends at 3, but had been read up to 5"),
+        (logs((0, 9), topic_id="z"), 0, 9, r"t was deleted and made again: it had been read up to t\[0\] offset 5"),
+        (logs((2, 9), topic_id="z"), 2, 9, "t was deleted and made again"),
+        ({}, None, None, r"t was deleted: it had been read up to t\[0\] offset 5"),
+    ],
+)
+def test_each_kind_of_loss_is_told(now: dict[str, TopicLog], begin: int | None, end: int | None, told: str) -> None:
+    found = advance(Positions({"t": "x"}, {P0: 5}), now)
+    assert (found.begin.get(P0), found.end.get(P0)) == (begin, end)
+    (loss,) = found.losses
+    assert re.search(told, loss)
+
+
+def test_a_new_partition_that_lost_its_beginning_is_a_loss() -> None:
+    found = advance(Positions({"t": "x"}, {P0: 5}), logs((0, 9), (4, 6)))
+    assert found.begin[P1] == 4
+    assert found.losses == ["t[1]: offsets 0 to 3 are gone (retention)"]
+
+
+def test_what_was_read_of_an_open_transaction_is_no_loss() -> None:
+    """A query that read uncommitted records goes on with committed ones: it waits until the transaction has ended."""
+    open_one = {"t": TopicLog("x", {0: Bounds(0, 3, 8)})}
+    found = advance(Positions({"t": "x"}, {P0: 5}), open_one)
+    assert (found.begin, found.end, found.losses) == ({P0: 5}, {P0: 5}, [])
+
+
+@given(
+    st.dictionaries(st.builds(TopicPartition, st.sampled_from("ab"), st.integers(0, 3)), st.integers(0, 99)),
+    st.dictionaries(st.sampled_from("ab"), st.dictionaries(st.integers(0, 3), st.tuples(*[st.integers(0, 99)] * 3))),
+    st.dictionaries(st.sampled_from("ab"), st.sampled_from("xy")),
+)
+def test_a_range_is_always_one_that_the_log_has(
+    at: dict[TopicPartition, int], now: dict[str, dict[int, tuple[int, int, int]]], ids: dict[str, str]
+) -> None:
+    there = {topic: TopicLog("x", {p: Bounds(*sorted(b)) for p, b in parts.items()}) for topic, parts in now.items()}
+    found = advance(Positions(ids, at), there)
+    for topic, log in there.items():
+        for partition, bounds in log.partitions.items():
+            place = TopicPartition(topic, partition)
+            assert bounds.first <= found.begin[place] <= found.end[place] <= bounds.high
+            lost = ids.get(topic, "x") != "x" or not bounds.first <= at.get(place, 0) <= bounds.high
+            if not lost:
+                assert found.begin[place] == at.get(place, 0)
+            else:
+                assert found.losses
+
+
+# ---------------------------------------------------------------------------------- positions in a checkpoint
+
+
+@given(
+    st.dictionaries(
+        st.builds(TopicPartition, st.sampled_from(["b", "a", "version"]), st.integers(0, 12)), st.integers(0)
+    )
+)
+def test_positions_survive_as_json_and_equal_ones_are_equal_texts(at: dict[TopicPartition, int]) -> None:
+    ids = dict.fromkeys(sorted({place.topic for place in at}, reverse=True), "id")
+    text = json.dumps(to_json(Positions(ids, at)))
+    back = from_json(json.loads(text))
+    assert (dict(back.ids), dict(back.at)) == (ids, at)
+    assert json.dumps(to_json(Positions(ids, dict(reversed(at.items()))))) == text
+
+
+def test_the_text_in_a_checkpoint_stays_as_it_is() -> None:
+    """Changing it strands every query there is: make a new version, and go on reading this one."""
+    assert json.dumps(to_json(Positions({"t": "x"}, {P1: 7, P0: 5}))) == (
+        '{"version": 1, "topics": {"t": {"id": "x", "offsets": {"0": 5, "1": 7}}}}'
+    )
+
+
+def test_the_connectors_positions_are_understood() -> None:
+    assert from_json({"t": {"0": 5, "1": 7}}) == Positions({}, {P0: 5, P1: 7})
+    assert from_json({"version": {"0": 5}}) == Positions({}, {TopicPartition("version", 0): 5})
+
+
+@pytest.mark.parametrize("raw", [{"version": 1}, {"version": 1, "topics": {"t": 5}}, {"t": 5}, {"t": {"x": 5}}, [1], 7])
+def test_other_positions_are_refused(raw: object) -> None:
+    with pytest.raises(OffsetError, match="not those of a Kafka source"):
+        from_json(raw)
+
+
+def test_positions_of_a_later_version_are_refused() -> None:
+    with pytest.raises(OffsetError, match="positions of version 2, this package reads 1"):
+        from_json({"version": 2, "topics": {}})
