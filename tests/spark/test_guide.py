@@ -1,0 +1,129 @@
+"""The guides about Spark: their Python runs as it stands there, from top to bottom; their tables name every option."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import streams.spark as kes_spark
+from examples import bank_feed
+from examples.spark.common import create_topics
+from streams.broker import KafkaBroker
+from streams.spark import read_options, write_options
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDES = ROOT / "docs" / "guides"
+
+FLIGHTS = """\
+tail_number,origin,minutes_late,scheduled
+N14228,EWR,2,2013-01-01T05:15:00Z
+N24211,LGA,4,2013-01-01T05:29:00Z
+N14228,EWR,101,2013-01-02T05:15:00Z
+N619AA,JFK,75,2013-01-01T05:40:00Z
+"""
+
+
+def blocks(page: Path) -> str:
+    """The Python of a page, each line where it is in the page, so that an error names it."""
+    lines = []
+    inside = False
+    for line in page.read_text().splitlines():
+        begins, ends = line == "```python", inside and line == "```"
+        lines.append(line if inside and not ends else "")
+        inside = begins or (inside and not ends)
+    return "\n".join(lines)
+
+
+def run(python: str, folder: Path, servers: str) -> str:
+    """Run it as a program of its own, in ``folder``; what it prints."""
+    (folder / "page.py").write_text(python)
+    start = "import os, pathlib; servers = os.environ['KES_BOOTSTRAP_SERVERS']; "
+    start += "exec(compile(pathlib.Path('page.py').read_text(), 'page.py', 'exec'))"
+    ended = subprocess.run(
+        [sys.executable, "-c", start],
+        cwd=folder,
+        env={**os.environ, "KES_BOOTSTRAP_SERVERS": servers, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[str]:
+    with KafkaBroker() as broker:
+        yield broker.bootstrap_servers
+
+
+@pytest.mark.spark
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_python_of_the_guide_runs(servers: str, tmp_path: Path) -> None:
+    (tmp_path / "flights.csv").write_text(FLIGHTS)
+    create_topics(servers, {"flights": 4, "late-flights": 4})
+    shown = run(blocks(GUIDES / "spark.md"), tmp_path, servers)
+    assert "True 4" in shown
+    assert re.search(r"\|\s+N14228\|\s+101\|", shown), shown
+
+
+@pytest.mark.spark
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_spark_part_of_the_readme_runs(servers: str, tmp_path: Path) -> None:
+    create_topics(servers, {"bank-events": 10, "bank-large-deposits": 10})
+    paid = bank_feed.pay_in(servers, 50, seed=1)
+    part = re.search(r"^## The same events on Spark\n(.*?)^## ", (ROOT / "README.md").read_text(), re.M | re.S)
+    assert part is not None
+    (tmp_path / "part.md").write_text(part[1].replace("cents >= 5000", "cents >= 0"))
+    shown = run(blocks(tmp_path / "part.md"), tmp_path, servers)
+    assert "sum(cents)" in shown
+    assert any(re.search(rf"{account}\|\s+{cents}\|", shown) for account, cents in paid.items()), shown
+
+
+def test_every_option_is_in_the_guide() -> None:
+    page = (GUIDES / "spark.md").read_text()
+    known = {
+        *read_options._BOTH, *read_options._ONLY_BATCH, *read_options._ONLY_STREAM,
+        *write_options._COMMON, *write_options._WRITE, *write_options._STREAM,
+    } - {"runId"}  # fmt: skip
+    assert sorted(name for name in known if not re.search(rf"`{name}\b", page)) == []
+
+
+def test_the_guide_names_no_option_that_there_is_not() -> None:
+    page = (GUIDES / "spark.md").read_text()
+    known = {
+        *read_options._BOTH, *read_options._ONLY_BATCH, *read_options._ONLY_STREAM,
+        *write_options._COMMON, *write_options._WRITE, *write_options._STREAM,
+    }  # fmt: skip
+    tables = re.findall(r"^\| option \|.*?\n\n", page, re.M | re.S)
+    assert len(tables) >= 2
+    named = {
+        name
+        for table in tables
+        for row in table.splitlines()[2:]
+        for name in re.findall(r"`(\w+)`", row.split(" | ")[0])
+    }
+    assert sorted(named - known) == []
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    page = (ROOT / "docs" / "reference" / "api.md").read_text()
+    assert [
+        name for name in kes_spark.__all__ if not re.search(rf"auto\w+:: streams\.spark\.{name}$", page, re.M)
+    ] == []
+
+
+def test_python_of_a_page_keeps_its_line_numbers(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("text\n```python\na = 1\n```\n```sh\nb\n```\n```python\nc = 2\n```\n")
+    assert blocks(page).split("\n") == ["", "", "a = 1", "", "", "", "", "", "c = 2", ""]
