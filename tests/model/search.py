@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import time
 from array import array
-from typing import NamedTuple
+from collections.abc import Callable, Hashable
+from typing import NamedTuple, TypeVar
 
 from .actions import describe, successors
 from .rules import Model
 from .state import Broken, World, done, initial
+
+State = TypeVar("State", bound=Hashable)
+Step = tuple[tuple[object, ...], State]
+Steps = tuple[list[Step[State]], list[Step[State]]]
+"""What leads on without faults, and what is faults and luck."""
 
 
 class Verdict(NamedTuple):
@@ -33,8 +39,34 @@ class Verdict(NamedTuple):
 
 def search(model: Model, limit: int = 10_000_000) -> Verdict:
     """Explore at most ``limit`` states of ``model``, in the order of their distance from the start."""
+    return explore(
+        initial(model.config),
+        successors=lambda world: successors(world, model),
+        done=lambda world: done(world, model.config),
+        stalled=_stalled,
+        describe=lambda label: describe(label, model),
+        limit=limit,
+    )
+
+
+def _stalled(world: World) -> str:
+    """Why a state that leads nowhere is a broken one."""
+    if any(member.alive for member in world.members):
+        return "stalled: records are open, and without another fault, restart or timeout nothing happens any more"
+    return ""
+
+
+def explore(
+    start: State,
+    *,
+    successors: Callable[[State], Steps[State]],
+    done: Callable[[State], bool],
+    stalled: Callable[[State], str],
+    describe: Callable[[tuple[object, ...]], str],
+    limit: int,
+) -> Verdict:
+    """The search itself. ``stalled`` is asked of states that are not done and lead nowhere."""
     began = time.process_time()
-    start = initial(model.config)
     seen = {start: 0}
     order = [start]
     parents = array("q", [-1])
@@ -44,17 +76,28 @@ def search(model: Model, limit: int = 10_000_000) -> Verdict:
         spent = time.process_time() - began
         return Verdict(len(order), transitions, spent, index == len(order), finished, problem, trace)
 
+    def trace(index: int) -> tuple[str, ...]:
+        """The steps that lead to a state: found again, so that the search need not keep them."""
+        path = [index]
+        while parents[path[-1]] >= 0:
+            path.append(parents[path[-1]])
+        sentences = []
+        for before, after in zip(path[::-1], path[-2::-1], strict=False):
+            steps, luck = successors(order[before])
+            label = next(label for label, state in (*steps, *luck) if state == order[after])
+            sentences.append(describe(label))
+        return tuple(sentences)
+
     while index < len(order) and len(order) < limit:
-        world = order[index]
+        state = order[index]
         try:
-            steps, luck = successors(world, model)
+            steps, luck = successors(state)
         except Broken as broken:
-            return verdict(str(broken), _trace(order, parents, index, model))
-        if done(world, model.config):
+            return verdict(str(broken), trace(index))
+        if done(state):
             finished += 1
-        elif not steps and any(member.alive for member in world.members):
-            stuck = "stalled: records are open, and without another fault, restart or timeout nothing happens any more"
-            return verdict(stuck, _trace(order, parents, index, model))
+        elif not steps and (stuck := stalled(state)):
+            return verdict(stuck, trace(index))
         for group in (steps, luck):
             for _, after in group:
                 transitions += 1
@@ -64,16 +107,3 @@ def search(model: Model, limit: int = 10_000_000) -> Verdict:
                     parents.append(index)
         index += 1
     return verdict()
-
-
-def _trace(order: list[World], parents: array[int], index: int, model: Model) -> tuple[str, ...]:
-    """The steps that lead to a state: found again, so that the search need not keep them."""
-    path = [index]
-    while parents[path[-1]] >= 0:
-        path.append(parents[path[-1]])
-    sentences = []
-    for before, after in zip(path[::-1], path[-2::-1], strict=False):
-        steps, luck = successors(order[before], model)
-        label = next(label for label, world in (*steps, *luck) if world == order[after])
-        sentences.append(describe(label, model))
-    return tuple(sentences)

@@ -1,0 +1,284 @@
+"""The driver's half: ``commit`` of one batch step by step, what the marker decides, and Spark's logs around it."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from .spark_broker import initialise, name
+from .spark_rules import Config, Model, Rule
+from .spark_state import (
+    ANSWERED,
+    CURRENT,
+    DEAD,
+    DECIDED,
+    ENDING,
+    FULL,
+    HALF,
+    LOOKED,
+    MARKED,
+    NO_PRODUCER,
+    NOBODY,
+    READY,
+    STAGE,
+    STAGED,
+    WRITTEN,
+    Broken,
+    Driver,
+    Marker,
+    Txn,
+    World,
+    id_of,
+    put,
+    with_driver,
+    with_query,
+)
+
+Steps = list[tuple[tuple[object, ...], World]]
+
+
+class Verdict(Enum):
+    """What a marker means for a batch; all but the first two stop the query, with what the error says."""
+
+    WRITE = "write"
+    SKIP = "it is in Kafka"
+    OTHER = "another query's"
+    MISSING = "missing"
+    AHEAD = "ahead"
+    BEHIND = "behind"
+    MISFIT = "missing, and the operator's batch does not fit"
+
+
+WRITE, SKIP, OTHER, MISSING, AHEAD, BEHIND, MISFIT = Verdict
+
+
+def decide(driver: Driver, marker: Marker | None, model: Model) -> Verdict:
+    """What the sink does with batch ``driver.batch`` when it finds ``marker``."""
+    batch, out = driver.batch, model.out
+    if Rule.MARKER in out:
+        return WRITE
+    if model.config.batch_write:
+        return WRITE if marker is None else SKIP
+    if marker is None:
+        if driver.last is not None and (driver.last[0] == driver.query or Rule.LAST_NAMES_QUERY in out):
+            last = driver.last[1]
+            if batch <= last if Rule.LAST_NAMES_QUERY in out else batch == last:
+                return SKIP
+            return WRITE if batch == last + 1 else MISFIT
+        return WRITE if batch == 0 or Rule.NONE_MEANS_FIRST in out else MISSING
+    if marker.query != driver.query and Rule.QUERY_IN_MARKER not in out:
+        if marker.replaced >> driver.query & 1 and Rule.NO_WAY_BACK not in out:
+            return OTHER
+        named = driver.names == marker.query or (driver.names != NOBODY and Rule.REPLACE_BY_NAME in out)
+        return WRITE if named and (batch == 0 or Rule.REPLACE_AT_FIRST_BATCH in out) else OTHER
+    if marker.batch == batch:
+        return SKIP
+    if marker.batch > batch:
+        return SKIP if Rule.AHEAD_STOPS in out else AHEAD
+    return WRITE if marker.batch == batch - 1 or Rule.BEHIND_STOPS in out else BEHIND
+
+
+def _check_refusal(world: World, driver: Driver, why: Verdict, config: Config) -> None:
+    """A sink that stops for nothing is broken too."""
+    query = world.queries[driver.query]
+    lawful = {
+        OTHER: True,
+        MISFIT: True,
+        MISSING: world.expiries < config.expiries,
+        AHEAD: query.crowded or world.restores < config.restores,
+        BEHIND: world.resets < config.resets,
+    }
+    if not lawful[why]:
+        raise Broken(f"{name(driver.query)} is stopped for nothing at batch {driver.batch}: the marker is {why.value}")
+
+
+class Commit:
+    """One driver in the commit of one batch: what it can do next, collected in ``steps``."""
+
+    def __init__(self, world: World, model: Model, index: int, steps: Steps) -> None:
+        self._world = world
+        self._model = model
+        self._index = index
+        self._steps = steps
+        self._driver = world.drivers[index]
+        self._query = world.queries[self._driver.query]
+        self._start = self._driver.start
+        self._tid = id_of(world, index)
+
+    def next(self) -> None:
+        """Add every possible step."""
+        STEPS[self._driver.at](self)
+
+    def _goes(self, label: str, after: World | None = None, **changes: object) -> None:
+        base = self._world if after is None else after
+        driver = base.drivers[self._index]._replace(**changes)  # type: ignore[arg-type]
+        self._steps.append(((label, self._index), with_driver(base, self._index, driver)))
+
+    def _stops(self, label: str, after: World | None = None) -> None:
+        base = self._world if after is None else after
+        self._steps.append(((label, self._index), with_driver(base, self._index, DEAD)))
+
+    def _with_txn(self, txn: Txn | None) -> World:
+        return self._world._replace(txns=put(self._world.txns, self._tid, txn))
+
+    def _out(self, rule: Rule) -> bool:
+        return rule in self._model.out
+
+    def stage(self) -> None:
+        """The tasks run. What a batch holds is decided once, in Spark's offset log, before they do."""
+        driver, query, config, start = self._driver, self._query, self._model.config, self._start
+        logged = len(query.ends) > driver.batch
+        if len(query.ends) < driver.batch:
+            self._stops("log_gone")
+            return
+        if logged and not self._out(Rule.BATCH_IS_FIXED):
+            ends = [query.ends[driver.batch]]
+        else:
+            ends = list(range(start + 1, (config.units if config.uneven else min(start + 1, config.units)) + 1))
+            if config.empty:
+                ends.append(start)
+        for end in ends:
+            after = self._world
+            if not logged:
+                after = with_query(after, driver.query, query._replace(ends=(*query.ends, end)))
+            self._goes("stage", after, at=STAGED, end=end)
+            if config.truncated and self._out(Rule.DRIVER_COMMITS) and end > start:
+                self._goes("stage_truncated", after, at=STAGED, end=end, cut=True)
+
+    def fence(self) -> None:
+        """A new producer under the sink's id, for this batch and this round alone."""
+        driver, config = self._driver, self._model.config
+        if driver.producer == CURRENT:  # FRESH_PRODUCER is out
+            self._goes("same_producer", at=READY)
+        elif self._out(Rule.READ_AFTER_INIT) and driver.at == STAGED:
+            self._goes("read_before", at=LOOKED, seen=self._world.marker)
+        elif self._out(Rule.NEVER_GUESS) and driver.rounds < config.rounds:
+            self._goes("init_blindly", initialise(self._world, self._index), at=DECIDED)
+        else:
+            self._goes("init", initialise(self._world, self._index), at=READY)
+        if config.truncated and not driver.cut and driver.end > self._start:
+            self._goes("lose_rows", cut=True)
+
+    def read(self) -> None:
+        """The marker, read behind the fence, decides."""
+        stable = Rule.LOG_TO_HIGH_WATERMARK if self._model.config.marker_log else Rule.STABLE_READ
+        if self._out(Rule.READ_AFTER_INIT):
+            self._decide("decide", self._driver.seen)
+        elif self._world.pending is None or self._out(stable):
+            self._decide("read", self._world.marker)
+
+    def _decide(self, label: str, marker: Marker | None) -> None:
+        driver = self._driver
+        verdict = decide(driver, marker, self._model)
+        if verdict is WRITE:
+            other = marker is not None and marker.query != driver.query
+            replaces = driver.names if other and not self._out(Rule.QUERY_IN_MARKER) else NOBODY
+            left_out = self._out(Rule.EMPTY_BATCH_TOO) and driver.end == self._start
+            self._goes(label, at=WRITTEN if left_out else DECIDED, replaces=replaces, seen=marker)
+        elif verdict is SKIP:
+            self._goes(label, at=WRITTEN)
+        else:
+            _check_refusal(self._world, driver, verdict, self._model.config)
+            self._stops(f"{label}_refused")
+
+    def begin(self) -> None:
+        """The first rows go out."""
+        driver, empty = self._driver, self._driver.end == self._start
+        if driver.producer != CURRENT:
+            self._stops("fenced")
+        else:
+            txn = Txn(self._index, driver.query, driver.batch, self._start, driver.end, driver.replaces, empty)
+            self._goes("begin", self._with_txn(txn), at=FULL if empty else HALF)
+
+    def go_on(self) -> None:
+        """An open transaction grows: the second half of the rows, the marker, the request to end it."""
+        driver, txn = self._driver, self._world.txns[self._tid]
+        if driver.producer != CURRENT:
+            self._stops("fenced")
+        elif txn is None or txn.batch != driver.batch:
+            self._again("transaction_gone")
+        elif driver.at == HALF:
+            if not driver.cut:
+                self._goes("rest", self._with_txn(txn._replace(whole=True)), at=FULL)
+            elif self._out(Rule.ROWS_COUNTED) or self._out(Rule.DRIVER_COMMITS):
+                self._goes("no_more_rows", at=FULL)
+            else:
+                self._stops("count_differs", self._with_txn(None))
+        elif driver.at == FULL:
+            if self._out(Rule.MARKER) or self._out(Rule.MARKER_IN_TRANSACTION):
+                self._goes("no_mark", at=MARKED)
+            else:
+                self._goes("mark", self._with_txn(txn._replace(marker=_marker(driver))), at=MARKED)
+        else:
+            flying = put(self._world.flying, self._tid, self._model.config.copies)
+            self._goes("end", self._world._replace(flying=flying), at=ENDING)
+
+    def wait(self) -> None:
+        """The answer, or none."""
+        if self._driver.committed:
+            self._goes("answered", at=ANSWERED if self._out(Rule.MARKER_IN_TRANSACTION) else WRITTEN)
+        elif self._driver.producer != CURRENT:
+            self._stops("fenced")
+        self._again("no_answer")
+
+    def _again(self, label: str) -> None:
+        """The next round begins at the fence. The last one raises."""
+        rounds = self._driver.rounds
+        if not rounds:
+            self._stops(f"{label}_raises")
+        elif self._out(Rule.FRESH_PRODUCER) and self._driver.producer == CURRENT:
+            self._goes(f"{label}_aborts", self._with_txn(None), at=READY, rounds=rounds - 1, committed=False)
+        else:
+            self._goes(label, at=STAGED, rounds=rounds - 1, committed=False, producer=NO_PRODUCER, seen=None)
+
+    def mark_after(self) -> None:
+        """Only without MARKER_IN_TRANSACTION."""
+        self._goes("mark_after", self._world._replace(marker=_marker(self._driver)), at=WRITTEN)
+
+    def finish(self) -> None:
+        """``commit`` has returned: Spark logs the batch as finished and begins the next."""
+        driver, query, config = self._driver, self._query, self._model.config
+        if query.written < driver.end:
+            raise Broken(
+                f"batch {driver.batch} of {name(driver.query)} is finished in Spark, its rows are not in Kafka"
+            )
+        if len(query.ends) <= driver.batch:
+            self._stops("log_gone")
+            return
+        ends = put(query.ends, driver.batch, driver.end) if self._out(Rule.BATCH_IS_FIXED) else query.ends
+        query = query._replace(finished=max(query.finished, driver.batch + 1), ends=ends)
+        after = with_query(self._world, driver.query, query)
+        nothing_left = driver.end == config.units and not config.empty and len(ends) == driver.batch + 1
+        if config.batch_write or driver.batch + 1 == config.batches or nothing_left:
+            self._stops("finish_last", after)
+            return
+        kept = driver.producer if self._out(Rule.FRESH_PRODUCER) else NO_PRODUCER
+        onward = Driver(
+            driver.query, driver.batch + 1, STAGE, driver.end, producer=kept, rounds=config.rounds,
+            names=driver.names, last=driver.last,
+        )  # fmt: skip
+        self._goes("finish", after, **onward._asdict())
+        if self._out(Rule.BATCHES_IN_TURN):
+            self._goes("finish_later", **onward._asdict())
+
+
+def _marker(driver: Driver) -> Marker:
+    """What a commit of this driver leaves: it hands the list of the replaced on, and adds whom it replaces."""
+    replaced = 0 if driver.seen is None else driver.seen.replaced
+    if driver.seen is not None and driver.seen.query != driver.query:
+        replaced |= 1 << driver.seen.query
+    return Marker(driver.query, driver.batch, replaced)
+
+
+STEPS = {
+    STAGE: Commit.stage,
+    STAGED: Commit.fence,
+    LOOKED: Commit.fence,
+    READY: Commit.read,
+    DECIDED: Commit.begin,
+    HALF: Commit.go_on,
+    FULL: Commit.go_on,
+    MARKED: Commit.go_on,
+    ENDING: Commit.wait,
+    ANSWERED: Commit.mark_after,
+    WRITTEN: Commit.finish,
+}
