@@ -60,8 +60,12 @@ class GroupChecks:
     def create(self, specs: list[TopicSpec]) -> None:
         """Create topics that are missing; ``TopicError`` for those that are not as they must be."""
         admin = TopicAdmin(self._settings)
-        admin.create(specs)
-        if differences := admin.differences(specs):
+        try:
+            admin.create(specs)
+            differences = admin.differences(specs)
+        finally:
+            admin.close()
+        if differences:
             raise TopicError("; ".join(differences))
 
     def refuse_unless_at_rest(self) -> None:

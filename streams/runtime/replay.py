@@ -94,8 +94,11 @@ class PartitionReplay:
     # -- before, and after ---------------------------------------------------------------------------------------------
 
     def restore(self, changes: Iterable[Change]) -> None:
-        """State to begin with: the last change of each key, as a changelog has them. Before anything is handled."""
+        """State to begin with: the last change of each key. Before anything is handled. Raises ``StreamsError`` for a
+        key that comes twice: which of the two would be the last one?"""
         for change in changes:
+            if change.key in self._state:
+                raise StreamsError(f"the state of partition {self.partition} has the key {change.key[:64]!r} twice")
             self._keep(change)
 
     def begin(self, offset: int = 0) -> None:

@@ -78,6 +78,8 @@ def bootstrap(source: EventSource[Any] | str, state: State) -> Bootstrapped:
     the driver holds one partition's state at a time. An open transaction of so many rows holds up nobody but the
     members of this source, for a quarter of an hour at most.
     """
+    if not isinstance(state, State):
+        raise ConfigError(f"state is {type(state).__name__}; give a Replay, a State, or changelog_state(df)")
     source = loaded(source) if isinstance(source, str) else source
     config = source.config.resolved()
     with GroupChecks(config) as checks:

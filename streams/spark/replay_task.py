@@ -10,7 +10,7 @@ the rows. So the driver puts a row behind each task's last one, and a task that 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -27,6 +27,7 @@ _SLICE: Final = 1_000
 """Records handled before what they led to is handed on."""
 _BATCH_ROWS: Final = 10_000
 _BATCH_BYTES: Final = 16 << 20
+_HEADERS_KNOWN: Final = 1_000
 
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 RESULT: Final = pa.schema(
@@ -55,15 +56,20 @@ def replayer(source: Travelling, *, wall_ms: int) -> Callable[[Iterator[Any]], I
     def replayed(batches: Iterator[Any]) -> Iterator[Any]:
         task = _Task(source.arrive(), wall_ms)
         with asyncio.Runner() as runner:
+            run = runner.get_loop().run_until_complete  # Runner.run would set a signal handler each time
             try:
                 for batch in batches:
                     for partition, kind, rows in _runs(batch):
-                        yield from task.take(runner, partition, kind, rows)
+                        yield from task.take(run, partition, kind, rows)
                 yield from task.finish()
             finally:
                 task.close()
 
     return replayed
+
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+"""Runs something on the task's loop until it ends."""
 
 
 class _Task:
@@ -74,30 +80,30 @@ class _Task:
         self._current: PartitionReplay | None = None
         self._is_whole = False
         self._failed = False
-        self._first = -1
 
-    def take(self, runner: asyncio.Runner, partition: int, kind: int, rows: Any) -> Iterator[Any]:
+    def take(self, run: Run, partition: int, kind: int, rows: Any) -> Iterator[Any]:
         if kind == END:
             self._is_whole = True
             return
-        if self._current is None or self._current.partition != partition:
+        replay = self._current
+        if replay is None or replay.partition != partition:
             yield from self._end_partition()
             self.close()
-            self._current = runner.run(self._begin(partition))
+            replay = self._current = run(self._begin(partition))
             self._failed = False
-            self._first = -1
-        replay = self._current
         if self._failed:
             return
         try:
             if kind == POSITION:
+                if rows.num_rows != 1:
+                    raise StreamsError(f"the state has more than one position of partition {partition}")
                 replay.begin(rows.column("offset")[0].as_py())
             elif kind == STATE:
                 replay.restore(_changes(rows))
             else:
                 for start in range(0, rows.num_rows, _SLICE):
                     records = _records(rows.slice(start, _SLICE), self._program.config.topic, partition)
-                    yield from self._handle(runner, replay, records)
+                    yield from self._handle(run, replay, records)
         except StreamsError as error:
             self._failed = True
             self._rows.add("error", partition, replay.watermark, type=type(error).__name__, text=str(error))
@@ -105,9 +111,9 @@ class _Task:
     async def _begin(self, partition: int) -> PartitionReplay:
         return PartitionReplay(self._program, partition, wall_ms=self._wall_ms)
 
-    def _handle(self, runner: asyncio.Runner, replay: PartitionReplay, records: list[IncomingRecord]) -> Iterator[Any]:
+    def _handle(self, run: Run, replay: PartitionReplay, records: list[IncomingRecord]) -> Iterator[Any]:
         was_stopped = replay.stopped is not None
-        completed = runner.run(replay.handle(records))
+        completed = run(replay.handle(records))
         origin, number = -1, 0
         for output in completed.outputs:
             number = number + 1 if output.origin == origin else 0
@@ -124,7 +130,7 @@ class _Task:
         if replay is None or self._failed:
             return
         for change in replay.contents():
-            self._rows.add("store", replay.partition, None, key=change.key, value=change.value, type=change.type)
+            self._rows.add_state(replay.partition, change)
             yield from self._rows.ready()
         self._rows.add("position", replay.partition, replay.watermark, number=replay.records)
 
@@ -186,65 +192,77 @@ def _with_type(headers: Headers | None, kind: str | None, version: int | None) -
 
 
 class _Rows:
-    """Result rows on their way to Arrow."""
+    """Result rows on their way to Arrow: tuples in the order of ``RESULT``."""
 
     def __init__(self) -> None:
-        self._columns: dict[str, list[Any]] = {name: [] for name in RESULT.names}
+        self._rows: list[tuple[Any, ...]] = []
         self._size = 0
+        self._types: dict[tuple[tuple[str, bytes | None], ...], tuple[str | None, int]] = {}
 
     def add_output(self, kind: str, output: Output, number: int) -> None:
-        headers = [(name, _bytes(value, output)) for name, value in output.headers or ()]
-        name = version = None
-        for header, content in headers:
-            if header == TYPE_HEADER and name is None:
-                name = content
-            elif header == VERSION_HEADER and version is None:
-                version = content
-        self.add(
-            kind,
-            output.origin_partition,
-            output.origin,
-            number=number,
-            topic=output.topic,
-            key=_bytes(output.key, output),
-            value=_bytes(output.value, output),
-            type=None if name is None else name.decode(errors="replace"),
-            version=int(version) if version is not None and version.isdigit() and len(version) <= 9 else 1,
-            headers=headers,
-            partition=None if output.partition < 0 else output.partition,
-            timestamp_ms=output.timestamp_ms or None,
-        )
+        headers = tuple(output.headers or ())
+        told = self._types.get(headers)
+        if told is None:
+            if len(self._types) >= _HEADERS_KNOWN:
+                self._types.clear()
+            told = self._types[headers] = _type_and_version(headers, output)
+        key, value, stamp, target = output.key, output.value, output.timestamp_ms or None, output.partition
+        if type(key) is not bytes:
+            key = _bytes(key, output)
+        if type(value) is not bytes:
+            value = _bytes(value, output)
+        self._size += len(value or b"") + len(key or b"")
+        self._rows.append(
+            (
+                kind, output.origin_partition, output.origin, number, output.topic, key, value, *told, headers,
+                None if target < 0 else target, stamp, None,
+            )
+        )  # fmt: skip
 
-    def add(self, kind: str, input_partition: int, input_offset: int | None, **more: Any) -> None:
-        row = {"kind": kind, "input_partition": input_partition, "input_offset": input_offset, **more}
-        for name, column in self._columns.items():
-            column.append(row.get(name))
-        self._size += len(row.get("value") or b"") + len(row.get("key") or b"")
+    def add_state(self, partition: int, change: Change) -> None:
+        key, value = change.key, change.value or b""
+        self._size += len(key) + len(value)
+        self._rows.append(("store", partition, None, None, None, key, value, change.type or None, *(None,) * 5))
+
+    def add(
+        self, kind: str, partition: int, offset: int, *, number: int | None = None, type: str = "", text: str = ""
+    ) -> None:
+        nothing = (None, None, None)
+        self._rows.append((kind, partition, offset, number, *nothing, type, None, *nothing, text))
 
     def ready(self, *, at_all_costs: bool = False) -> Iterator[Any]:
-        count = len(self._columns["kind"])
-        if not count or not (at_all_costs or count >= _BATCH_ROWS or self._size >= _BATCH_BYTES):
+        rows = self._rows
+        if not rows or not (at_all_costs or len(rows) >= _BATCH_ROWS or self._size >= _BATCH_BYTES):
             return
-        columns, self._columns = self._columns, {name: [] for name in RESULT.names}
-        self._size = 0
-        yield pa.RecordBatch.from_arrays(
-            [_column(field, columns[field.name]) for field in RESULT],
-            schema=RESULT,
-        )
+        self._rows, self._size = [], 0
+        columns = [_column(field, values) for field, values in zip(RESULT, zip(*rows, strict=True), strict=True)]
+        yield pa.RecordBatch.from_arrays(columns, schema=RESULT)
 
 
-def _column(field: Any, values: list[Any]) -> Any:
+def _type_and_version(headers: tuple[tuple[str, Any], ...], output: Output) -> tuple[str | None, int]:
+    name: bytes | None = None
+    version: bytes | None = None
+    for header, content in headers:
+        if header == TYPE_HEADER and name is None:
+            name = _bytes(content, output)
+        elif header == VERSION_HEADER and version is None:
+            version = _bytes(content, output)
+    number = int(version) if version is not None and version.isdigit() and len(version) <= 9 else 1
+    return None if name is None else name.decode(errors="replace"), number
+
+
+def _column(field: Any, values: Sequence[Any]) -> Any:
     return _header_column(values) if field.name == "headers" else pa.array(values, field.type)
 
 
-def _header_column(rows: list[list[tuple[str, bytes | None]] | None]) -> Any:
+def _header_column(rows: Sequence[tuple[tuple[str, str | bytes | None], ...] | None]) -> Any:
     names: list[str] = []
     values: list[bytes | None] = []
     ends = [0]
     for headers in rows:
         for name, value in headers or ():
             names.append(name)
-            values.append(value)
+            values.append(value.encode() if isinstance(value, str) else value)
         ends.append(len(names))
     pairs = pa.StructArray.from_arrays(
         [pa.array(names, pa.string()), pa.array(values, pa.binary())], fields=list(_HEADERS.value_type)

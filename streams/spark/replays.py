@@ -186,6 +186,10 @@ def replay(
     Scheduled interjections cannot be replayed: a source that has some is refused unless they are to be ignored.
     Raises ``ConfigError`` for a source that cannot travel, missing columns, and partitions that the source has not.
     """
+    if df.isStreaming:
+        raise ConfigError("replay takes a batch DataFrame: read with spark.read; for work that goes on, run the source")
+    if state is not None and not isinstance(state, State):
+        raise ConfigError(f"state is {type(state).__name__}; give a Replay, a State, or changelog_state(df)")
     there, program = travelling(source)
     if program.interjections and interjections != "ignore":
         raise ConfigError(

@@ -130,6 +130,24 @@ def test_columns_that_are_missing_or_of_a_wrong_type_are_named(spark: SparkSessi
         kes_spark.replay(bank(), good.withColumn("value", f.col("value").cast("string")))
 
 
+def test_a_state_with_two_positions_of_a_partition_is_refused(spark: SparkSession) -> None:
+    stores = spark.createDataFrame([], "partition int, key binary, value binary, type string")
+    positions = spark.createDataFrame([(0, 1), (0, 2)], "partition int, offset long")
+    with pytest.raises(StreamsError, match="more than one position of partition 0"):
+        kes_spark.replay(bank(), rows(spark, Moved("a", 1, "EUR")), state=kes_spark.State(stores, positions))
+
+
+def test_streams_and_states_that_are_none_are_refused(spark: SparkSession) -> None:
+    stream = spark.readStream.format("rate").load()
+    with pytest.raises(ConfigError, match="replay takes a batch DataFrame"):
+        kes_spark.replay(bank(), stream)
+    good = rows(spark, Moved("a", 1, "EUR"))
+    with pytest.raises(ConfigError, match="state is DataFrame; give a Replay"):
+        kes_spark.replay(bank(), good, state=good)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="state is DataFrame; give a Replay"):
+        kes_spark.bootstrap(bank(), good)  # type: ignore[arg-type]
+
+
 def test_rows_that_have_type_and_version_only(spark: SparkSession) -> None:
     """As files may have them: the headers are made again."""
     event = Moved("a", 1, "EUR")

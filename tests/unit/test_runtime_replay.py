@@ -164,6 +164,12 @@ async def test_it_goes_on_from_a_state() -> None:
     assert counts(second) == {"n0": 4, "n1": 3, "n2": 3}
 
 
+async def test_a_state_with_a_key_twice_is_refused() -> None:
+    replay = PartitionReplay(program(count), 2, wall_ms=NOW)
+    with pytest.raises(StreamsError, match="the state of partition 2 has the key b'a' twice"):
+        replay.restore([Change(b"a", b"1"), Change(b"b", b"1"), Change(b"a", b"2")])
+
+
 async def test_records_twice_or_out_of_order_are_refused() -> None:
     replay = PartitionReplay(program(count), 2, wall_ms=NOW)
     await replay.handle(records(Counted("a"), Counted("a")))

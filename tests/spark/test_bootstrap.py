@@ -1,0 +1,328 @@
+"""The state of a replay as the beginning of an event source: all of it or nothing, and never beside a living one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from pyspark.sql import SparkSession
+
+import streams.spark as kes_spark
+from streams import EventSource, EventSourceConfig
+from streams.clients.group_checks import GroupChecks
+from streams.codecs import RESERVED_KEY_PREFIX
+from streams.errors import ConfigError, OffsetError, TopicError
+from streams.metrics import Measurement, OffsetMismatch, TakeOverDone
+from streams.runtime.changelog import OFFSET_KEY, decode_offset
+from streams.testing.fixtures import BrokerAddress
+from streams.topics import TopicSpec
+from tests.broker.engine_kit import Lab, Running
+from tests.spark.conftest import Read
+from tests.spark.replay_kit import by_key, moves, produce, ran, state_of, stores_of
+from tests.spark.replay_sources import PARTITIONS, bank
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(400)]
+STATE = "partition int, key binary, value binary, type string"
+POSITIONS = "partition int, offset long"
+ONE = [(0, b"a", b'{"cents":1,"events":1}', None)]
+
+
+class Stage:
+    """One test's bank: its topics, its members, and what is in its logs."""
+
+    def __init__(self, lab: Lab, prefix: str, spark: SparkSession) -> None:
+        self.lab, self.prefix, self.spark = lab, prefix, spark
+        self.measured: list[Measurement] = []
+        self.out = [f"{prefix}stood", f"{prefix}closed"]
+        self.config = self.bank().config
+        self.topic, self.changelog = self.config.topic, self.config.changelog
+        names = [self.topic, *self.out]
+        lab.admin.create([TopicSpec(name=name, partitions=PARTITIONS, replication_factor=1) for name in names], 30.0)
+
+    def bank(self) -> EventSource[Any]:
+        return bank(self.prefix, bootstrap_servers=self.lab.bootstrap, metrics_handler=self.measured.append)
+
+    def produce(self, count: int, seed: int) -> None:
+        produce(self.lab.bootstrap, self.topic, moves(count, partitions=PARTITIONS, seed=seed))
+
+    def state(self, rows: list[Any], positions: dict[int, int]) -> kes_spark.State:
+        stores = self.spark.createDataFrame(rows, STATE)
+        return kes_spark.State(stores, self.spark.createDataFrame(list(positions.items()), POSITIONS))
+
+    def bootstrap(self, state: kes_spark.State) -> kes_spark.Bootstrapped:
+        return kes_spark.bootstrap(self.bank(), state)
+
+    def changelog_offsets(self) -> dict[int, int]:
+        found = {}
+        for record in self.lab._records(self.changelog, None):
+            if record.key == OFFSET_KEY:
+                found[record.partition] = decode_offset(record).offset
+        return found
+
+    def committed(self) -> dict[int, int]:
+        return self.lab.admin.committed(self.config.group_id, self.topic)
+
+    def is_untouched(self) -> bool:
+        """Whether there is no trace of a bootstrap that readers could see."""
+        there = self.changelog in self.lab.admin._client.list_topics(timeout=30).topics
+        return not (there and self.lab._records(self.changelog, None)) and self.committed() == {}
+
+
+@pytest.fixture
+def stage(kafka_broker: BrokerAddress, topic_prefix: str, spark: SparkSession) -> Stage:
+    return Stage(Lab(kafka_broker.bootstrap_servers, topic_prefix, PARTITIONS), topic_prefix, spark)
+
+
+def test_a_source_goes_on_from_a_replay_of_its_history(stage: Stage, read: Read) -> None:
+    """Byte-equal stores, the offsets of the replay, and from there on everything once."""
+    stage.produce(600, seed=1)
+    history = read(stage.topic)
+    with kes_spark.replay(stage.bank(), history) as replayed:
+        begun = stage.bootstrap(replayed)
+        assert (begun.written, dict(begun.offsets), begun.keys) == (True, replayed.offsets, replayed.stores.count())
+        assert stage.changelog_offsets() == stage.committed() == replayed.offsets
+        for partition in range(PARTITIONS):
+            assert state_of(stage.lab, stage.changelog, partition) == stores_of(replayed.stores, partition)
+        stage.produce(300, seed=2)
+        ran(stage.bank(), stage.lab)
+        with kes_spark.replay(stage.bank(), read(stage.topic)) as everything:
+            assert everything.records == 900
+            for partition in range(PARTITIONS):
+                assert state_of(stage.lab, stage.changelog, partition) == stores_of(everything.stores, partition)
+            assert stage.changelog_offsets() == stage.committed() == everything.offsets
+            news = everything.outputs.collect()
+    after = [row for row in news if row.cause.offset >= begun.offsets[row.cause.partition]]
+    sent = [record for name in stage.out for record in stage.lab._records(name, None)]
+    assert 0 < len(sent) == len(after) < len(news)
+    assert by_key(sent) == by_key(after)
+    assert not [each for each in stage.measured if isinstance(each, OffsetMismatch)]
+    assert len([each for each in stage.measured if isinstance(each, TakeOverDone)]) == PARTITIONS
+
+
+def test_partitions_without_a_position_begin_at_the_start_of_their_log(stage: Stage) -> None:
+    stage.produce(30, seed=1)
+    asyncio.run(stage.lab.delete_records(stage.topic, {2: 3}))
+    begun = stage.bootstrap(stage.state(ONE, {0: 5}))
+    assert dict(begun.offsets) == stage.changelog_offsets() == {0: 5, 1: 0, 2: 3}
+
+
+def test_the_same_state_again_is_harmless_and_another_one_is_refused(stage: Stage) -> None:
+    stage.produce(60, seed=1)
+    first = stage.bootstrap(stage.state(ONE, {0: 5}))
+    again = stage.bootstrap(stage.state(ONE, {0: 5}))
+    assert (again.written, again.committed_at_ms) == (False, first.committed_at_ms)
+    ran(stage.bank(), stage.lab)
+    assert not stage.bootstrap(stage.state(ONE, {0: 5})).written  # it says that it is done, not that it is there now
+    for other in (stage.state(ONE, {0: 6}), stage.state([(0, b"a", b'{"cents":2,"events":1}', None)], {0: 5})):
+        with pytest.raises(OffsetError, match="was given another state before"):
+            stage.bootstrap(other)
+
+
+# ------------------------------------------------------------------------------------------------- refusals
+
+
+def test_refused_while_the_group_is_alive(stage: Stage) -> None:
+    async def run() -> None:
+        async with Running(stage.bank()):
+            with pytest.raises(OffsetError, match=r"group .* is alive .*: stop all members"):
+                await asyncio.to_thread(stage.bootstrap, stage.state(ONE, {}))
+
+    asyncio.run(run())
+    assert stage.is_untouched()
+
+
+def test_refused_where_the_group_has_been_at_work(stage: Stage) -> None:
+    stage.produce(30, seed=1)
+    ran(stage.bank(), stage.lab)
+    before = len(stage.lab._records(stage.changelog, None))
+    with pytest.raises(OffsetError, match=r"has a position already \(.*moves\[0\] at offset"):
+        stage.bootstrap(stage.state(ONE, {}))
+    assert len(stage.lab._records(stage.changelog, None)) == before
+
+
+def test_refused_where_the_changelog_holds_something(stage: Stage) -> None:
+    """Also when the group's offsets have expired, or were deleted."""
+    stage.produce(30, seed=1)
+    ran(stage.bank(), stage.lab)
+    stage.lab.admin._client.delete_consumer_groups([stage.config.group_id])[stage.config.group_id].result(30)
+    with pytest.raises(OffsetError, match="holds state or a position already"):
+        stage.bootstrap(stage.state(ONE, {}))
+    assert stage.committed() == {}
+
+
+def test_refused_where_positions_are_not_in_the_log(stage: Stage) -> None:
+    stage.produce(90, seed=1)
+    ends = {number: mark.end for number, mark in stage.lab.admin.watermarks(stage.topic).items()}
+    with pytest.raises(
+        OffsetError, match=rf"moves\[1\]: the state goes on at offset {ends[1] + 1}, but the log begins"
+    ):
+        stage.bootstrap(stage.state(ONE, {1: ends[1] + 1}))
+    asyncio.run(stage.lab.delete_records(stage.topic, {1: 4}))
+    with pytest.raises(OffsetError, match=r"moves\[1\]: the state goes on at offset 3, but the log begins at 4"):
+        stage.bootstrap(stage.state(ONE, {1: 3}))
+    with pytest.raises(ConfigError, match=f"a position of partition {PARTITIONS}, but the source has {PARTITIONS}"):
+        stage.bootstrap(stage.state(ONE, {PARTITIONS: 0}))
+    assert stage.is_untouched()
+    assert stage.bootstrap(stage.state(ONE, {0: ends[0], 1: ends[1]})).written
+
+
+def test_refused_for_a_topic_that_is_not_there(stage: Stage) -> None:
+    config = EventSourceConfig(group_id="g", topic="nobody-made-this", num_partitions=1)
+    source: EventSource[None] = EventSource(msgspec.structs.replace(config, bootstrap_servers=stage.lab.bootstrap))
+    with pytest.raises(TopicError, match="nobody-made-this"):
+        kes_spark.bootstrap(source, stage.state([], {}))
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([(PARTITIONS, b"a", b"1", None)], f"partition {PARTITIONS} .* no store can have"),
+        ([(0, None, b"1", None)], "no store can have"),
+        ([(0, b"a", None, None)], "no store can have"),
+        ([(0, RESERVED_KEY_PREFIX + b"offset", b"1", None)], "no store can have"),
+        ([(0, b"a", b"1", None), (0, b"a", b"2", None)], "key b'a' of partition 0 more than once"),
+    ],
+)
+def test_refused_for_a_state_that_is_none(stage: Stage, rows: list[Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        stage.bootstrap(stage.state(rows, {}))
+    assert stage.is_untouched()
+
+
+def test_refused_for_a_source_without_a_store(stage: Stage) -> None:
+    source: EventSource[None] = EventSource(stage.config)
+    with pytest.raises(ConfigError, match="the source's store does not take the state"):
+        kes_spark.bootstrap(source, stage.state(ONE, {}))
+    assert kes_spark.bootstrap(source, stage.state([], {})).written
+
+
+# ------------------------------------------------------------------------------------------------- attacks
+
+
+@pytest.fixture
+def between(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], None]]]:
+    """What to do right before and right after the last look inside of the transaction (two functions)."""
+    steps: list[Callable[[], None]] = []
+    original = GroupChecks.refuse_unless_at_rest
+    looks = 0
+
+    def look(checks: GroupChecks) -> None:
+        nonlocal looks
+        looks += 1
+        if looks != 2:
+            return original(checks)
+        steps[0]()
+        original(checks)
+        steps[1]()
+
+    monkeypatch.setattr(GroupChecks, "refuse_unless_at_rest", look)
+    yield steps
+    assert looks >= 2
+
+
+class Beside:
+    """A member that runs on a thread of its own."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.source = stage.bank()
+        self._thread = threading.Thread(target=self.source.run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        asyncio.run(self._joined())
+
+    async def _joined(self) -> None:
+        while not self.source.member_id:
+            await asyncio.sleep(0.01)
+
+    def stop(self) -> None:
+        asyncio.run(asyncio.wait_for(self.source.stop(), 30))
+        self._thread.join(30)
+
+
+def test_who_joins_before_the_last_look_is_seen(stage: Stage, between: list[Callable[[], None]]) -> None:
+    stage.produce(60, seed=1)
+    member = Beside(stage)
+    between.extend([member.start, lambda: pytest.fail("somebody is at work, and was not seen")])
+    with pytest.raises(OffsetError, match="is alive"):
+        stage.bootstrap(stage.state(ONE, {0: 5}))
+    member.stop()
+    assert stage.committed().get(0, 0) == stage.changelog_offsets().get(0, 0) != 5  # its own work, nothing of ours
+
+
+def test_who_joins_after_the_last_look_waits_for_the_outcome(
+    stage: Stage, between: list[Callable[[], None]], read: Read
+) -> None:
+    stage.produce(60, seed=1)
+    member = Beside(stage)
+    between.extend([lambda: None, member.start])
+    with kes_spark.replay(stage.bank(), read(stage.topic).where("offset < 10")) as replayed:
+        assert stage.bootstrap(replayed).written
+        ends = {number: mark.end for number, mark in stage.lab.admin.watermarks(stage.topic).items()}
+
+        async def until_handled() -> None:
+            while stage.committed() != ends:
+                await asyncio.sleep(0.05)
+
+        asyncio.run(asyncio.wait_for(until_handled(), 60))
+        member.stop()
+        with kes_spark.replay(stage.bank(), read(stage.topic)) as everything:
+            for partition in range(PARTITIONS):
+                assert state_of(stage.lab, stage.changelog, partition) == stores_of(everything.stores, partition)
+            sent = [record for name in stage.out for record in stage.lab._records(name, None)]
+            assert len(sent) == everything.outputs.where("cause.offset >= 10").count()
+
+
+def test_what_a_dead_member_left_open_cannot_be_committed_any_more(stage: Stage) -> None:
+    stage.lab.admin.create(bank(stage.prefix).specs(), 30.0)
+    zombie = Producer(
+        {
+            "bootstrap.servers": stage.lab.bootstrap,
+            "transactional.id": f"{stage.config.group_id}.dead.0",
+            "log_level": 0,
+        }
+    )
+    zombie.init_transactions(30)
+    zombie.begin_transaction()
+    zombie.produce(stage.changelog, b'{"offset":1,"writer":"z","serial":1,"generation":1}', OFFSET_KEY, 0)
+    group = Consumer({"bootstrap.servers": stage.lab.bootstrap, "group.id": stage.config.group_id})
+    zombie.send_offsets_to_transaction([TopicPartition(stage.topic, 0, 1)], group.consumer_group_metadata(), 30)
+    group.close()
+    assert zombie.flush(30) == 0
+    assert stage.bootstrap(stage.state(ONE, {})).written
+    with pytest.raises(KafkaException):
+        zombie.commit_transaction(30)
+    assert stage.changelog_offsets() == stage.committed() == {0: 0, 1: 0, 2: 0}
+
+
+def test_a_run_that_fails_half_way_leaves_nothing_and_can_be_repeated(
+    stage: Stage, between: list[Callable[[], None]]
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("killed here")
+
+    between.extend([lambda: None, fail])
+    with pytest.raises(RuntimeError, match="killed here"):
+        stage.bootstrap(stage.state(ONE, {}))
+    assert stage.is_untouched()
+    assert stage.bootstrap(stage.state(ONE, {})).written
+    assert state_of(stage.lab, stage.changelog, 0) == {b"a": ONE[0][2]}
+
+
+def test_a_changelog_is_the_beginning_of_another_source(stage: Stage, read: Read) -> None:
+    """A group of another name goes on where this one stands: what it has stored, without its history."""
+    stage.produce(120, seed=3)
+    ran(stage.bank(), stage.lab)
+    config = msgspec.structs.replace(stage.config, group_id=f"{stage.prefix}other")
+    other: EventSource[Any] = EventSource(config, stage.bank()._store_factory)
+    with kes_spark.changelog_state(read(stage.changelog)) as state:
+        begun = kes_spark.bootstrap(other, state)
+        assert dict(begun.offsets) == stage.changelog_offsets()
+    for partition in range(PARTITIONS):
+        mine, theirs = (state_of(stage.lab, name, partition) for name in (config.changelog, stage.changelog))
+        assert mine == theirs
