@@ -207,7 +207,7 @@ class Commit:
             if self._out(Rule.MARKER) or self._out(Rule.MARKER_IN_TRANSACTION):
                 self._goes("no_mark", at=MARKED)
             else:
-                self._goes("mark", self._with_txn(txn._replace(marker=_marker(driver))), at=MARKED)
+                self._goes("mark", self._with_txn(txn._replace(marker=marker_of(driver))), at=MARKED)
         else:
             flying = put(self._world.flying, self._tid, self._model.config.copies)
             self._goes("end", self._world._replace(flying=flying), at=ENDING)
@@ -232,7 +232,7 @@ class Commit:
 
     def mark_after(self) -> None:
         """Only without MARKER_IN_TRANSACTION."""
-        self._goes("mark_after", self._world._replace(marker=_marker(self._driver)), at=WRITTEN)
+        self._goes("mark_after", self._world._replace(marker=marker_of(self._driver)), at=WRITTEN)
 
     def finish(self) -> None:
         """``commit`` has returned: Spark logs the batch as finished and begins the next."""
@@ -261,7 +261,7 @@ class Commit:
             self._goes("finish_later", **onward._asdict())
 
 
-def _marker(driver: Driver) -> Marker:
+def marker_of(driver: Driver) -> Marker:
     """What a commit of this driver leaves: it hands the list of the replaced on, and adds whom it replaces."""
     replaced = 0 if driver.seen is None else driver.seen.replaced
     if driver.seen is not None and driver.seen.query != driver.query:
