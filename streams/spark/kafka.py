@@ -4,16 +4,24 @@ errors."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from typing import Any
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin import OffsetSpec as _OffsetSpec  # type: ignore[attr-defined]
 
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError, TransactionFailed
 
 TIMEOUT_SECONDS = 30.0
+ASK_SECONDS = 10.0
+"""What one request to the cluster may take, before it is made again."""
+GRACE_SECONDS = 2.0
+"""What is waited beyond the client's own limit, before the client is taken for stuck."""
+
+K = TypeVar("K")
 
 _UNREACHABLE = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT, KafkaError._RESOLVE)
 _DENIED = (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED)
@@ -48,39 +56,48 @@ def translated(error: KafkaException, doing: str, kafka: dict[str, str]) -> Stre
     return TransactionFailed(doing, reason.name(), "unknown", reason.str())
 
 
-def partitions_of(admin: AdminClient, topics: Iterable[str], kafka: dict[str, str]) -> dict[str, int]:
-    """The number of partitions of each topic. Never creates one. Raises ``TopicError`` when a topic is missing."""
-    found = {}
-    names = sorted(topics)
-    futures = admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_SECONDS)
-    for name, future in futures.items():
+def answers(futures: Mapping[K, Future[Any]], seconds: float) -> dict[K, Any]:
+    """The results of an admin request, and the error where there is one. Raises ``KafkaException`` (``_TIMED_OUT``)
+    when an answer is missing after ``seconds``: a client of librdkafka may never give it, whatever its own limit is.
+    """
+    deadline = time.monotonic() + seconds
+    found: dict[K, Any] = {}
+    for key, future in futures.items():
         try:
-            found[name] = len(future.result().partitions)
+            found[key] = future.result(max(0.0, deadline - time.monotonic()))
         except KafkaException as error:
-            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise TopicError(
-                    f"topic {name!r} does not exist at {kafka['bootstrap.servers']}: create it first (kes topics "
-                    "apply), or "
-                    "correct the option"
-                ) from None
-            raise translated(error, f"asking for topic {name!r}", kafka) from error
+            found[key] = error
+        except FutureTimeout:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no answer in {seconds:g} s")) from None
     return found
 
 
-def bounds(
-    admin: AdminClient, topics: dict[str, int], *, committed_only: bool, kafka: dict[str, str]
-) -> dict[tuple[str, int], tuple[int, int]]:
-    """First offset and end of every partition. The end is the last stable one with ``committed_only``."""
-    level = IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
-    places = [TopicPartition(topic, partition) for topic, count in topics.items() for partition in range(count)]
-    answers = []
-    spec_of: Any = _OffsetSpec
-    for spec in (spec_of.earliest(), spec_of.latest()):
-        wanted: Any = dict.fromkeys(places, spec)
-        futures = admin.list_offsets(wanted, isolation_level=level, request_timeout=TIMEOUT_SECONDS)
+def partitions_of(admin: AdminClient, topics: Iterable[str], kafka: dict[str, str]) -> dict[str, int]:
+    """The number of partitions of each topic. Never creates one. Raises ``TopicError`` when a topic is missing.
+
+    Asks with a client of its own when the given one does not answer.
+    """
+    found = {}
+    for name, topic in _described(admin, sorted(topics), kafka).items():
+        if not isinstance(topic, KafkaException):
+            found[name] = len(topic.partitions)
+        elif topic.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise TopicError(
+                f"topic {name!r} does not exist at {kafka['bootstrap.servers']}: create it first (kes topics apply), "
+                "or correct the option"
+            )
+        else:
+            raise translated(topic, f"asking for topic {name!r}", kafka) from topic
+    return found
+
+
+def _described(admin: AdminClient, names: list[str], kafka: dict[str, str]) -> dict[str, Any]:
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while True:
         try:
-            answers.append({(p.topic, p.partition): future.result().offset for p, future in futures.items()})
+            futures = admin.describe_topics(TopicCollection(names), request_timeout=ASK_SECONDS)
+            return answers(futures, ASK_SECONDS + GRACE_SECONDS)
         except KafkaException as error:
-            raise translated(error, "asking for offsets", kafka) from error
-    first, end = answers
-    return {place: (first[place], end[place]) for place in first}
+            if time.monotonic() > deadline:
+                raise translated(error, "asking for topics", kafka) from error
+            admin = client(AdminClient, kafka)

@@ -93,14 +93,14 @@ def batch_of(messages: list[Message], topic: str, partition: int, options: ReadO
     rows = len(messages)
     if not rows:
         return None
-    spread = _Spread(places, rows, len(lists))
+    indices = pa.array(places, pa.int32())
     times, time_types = _times(messages)
     columns = [
         pa.array(list(map(Message.key, messages)), pa.binary()),
         pa.array(list(map(Message.value, messages)), pa.binary()),
-        spread(pa.array([name for name, _ in kinds], pa.string())),
-        spread(pa.array([version for _, version in kinds], pa.int32())),
-        *([spread(_header_column(lists))] if options.include_headers else []),
+        pa.array([name for name, _ in kinds], pa.string()).take(indices),
+        pa.array([version for _, version in kinds], pa.int32()).take(indices),
+        *([_header_column(lists).take(indices)] if options.include_headers else []),
         pa.repeat(pa.scalar(topic, pa.string()), rows),
         pa.repeat(pa.scalar(partition, pa.int32()), rows),
         pa.array(list(map(Message.offset, messages)), pa.int64()),
@@ -108,17 +108,6 @@ def batch_of(messages: list[Message], topic: str, partition: int, options: ReadO
         time_types,
     ]
     return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA if options.include_headers else _SCHEMA_WITHOUT_HEADERS)
-
-
-class _Spread:
-    """Makes a column of values for different headers a column for rows."""
-
-    def __init__(self, places: list[int], rows: int, different: int) -> None:
-        self._rows = rows
-        self._places = None if different == 1 else pa.array(places, pa.int32())
-
-    def __call__(self, values: Any) -> Any:
-        return pa.repeat(values[0], self._rows) if self._places is None else values.take(self._places)
 
 
 def _different_headers(messages: list[Message]) -> tuple[list[_HeaderList], list[int]]:

@@ -24,11 +24,10 @@ from confluent_kafka.admin import OffsetSpec as _OffsetSpec  # type: ignore[attr
 
 from streams.errors import BrokerUnavailable, ConfigError, OffsetError, TopicError
 from streams.records import TopicPartition
-from streams.spark.kafka import client, translated
+from streams.spark.kafka import ASK_SECONDS, GRACE_SECONDS, answers, client, translated
 from streams.spark.planning import Bounds, Logs, Positions, TopicLog
 from streams.spark.read_options import EARLIEST, LATEST, ByPartition, Edge, ReadOptions
 
-_ASK_SECONDS: Final = 10.0
 _AGAIN_SECONDS: Final = 0.2
 _COMMIT_SECONDS: Final = 5.0
 _PASSING: Final = frozenset(
@@ -153,19 +152,18 @@ class LogView:
                         f"{self._options.stall_seconds:g} s (option stallSeconds): {error.args[0].name()}; is the "
                         "broker up, the address right?"
                     ) from error
+                self._admin = None  # one that lived through a restart of the broker may never answer again
             time.sleep(_AGAIN_SECONDS)
 
     def _logs(self) -> Logs:
         partitions: dict[str, tuple[str, list[int]]] = {}
         names = self._names()
-        asked = self._client().describe_topics(TopicCollection(names), request_timeout=_ASK_SECONDS) if names else {}
-        for name, future in asked.items():
-            try:
-                topic = future.result()
-            except KafkaException as error:
-                if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+        asked = self._client().describe_topics(TopicCollection(names), request_timeout=ASK_SECONDS) if names else {}
+        for name, topic in answers(asked, ASK_SECONDS + GRACE_SECONDS).items():
+            if isinstance(topic, KafkaException):
+                if topic.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                     continue
-                raise
+                raise topic
             if self._options.topics.pattern is not None and topic.is_internal:
                 continue
             partitions[name] = str(topic.topic_id), self._chosen(name, [found.id for found in topic.partitions])
@@ -179,7 +177,7 @@ class LogView:
         topics = self._options.topics
         if topics.pattern is None:
             return sorted(topics.names or topics.assigned or ())
-        there = self._client().list_topics(timeout=_ASK_SECONDS).topics
+        there = self._client().list_topics(timeout=ASK_SECONDS).topics
         return sorted(name for name in there if re.fullmatch(topics.pattern, name))
 
     def _chosen(self, topic: str, there: list[int]) -> list[int]:
@@ -194,12 +192,11 @@ class LogView:
         if not places:
             return {}
         ends = IsolationLevel.READ_COMMITTED if self._options.committed_only else IsolationLevel.READ_UNCOMMITTED
-        asked = [
-            self._ask_offsets(places, _spec.earliest(), ends),
-            self._ask_offsets(places, _spec.latest(), ends),
-            self._ask_offsets(places, _spec.latest(), IsolationLevel.READ_UNCOMMITTED),
-        ]
-        first, end, high = ({place: future.result().offset for place, future in answer.items()} for answer in asked)
+        first, end, high = self._offsets(
+            (places, _spec.earliest(), ends),
+            (places, _spec.latest(), ends),
+            (places, _spec.latest(), IsolationLevel.READ_UNCOMMITTED),
+        )
         return {place: Bounds(first[place], end[place], max(high[place], end[place])) for place in places}
 
     def _at_times(
@@ -208,8 +205,8 @@ class LogView:
         level = IsolationLevel.READ_UNCOMMITTED
 
         def ask() -> dict[TopicPartition, int]:
-            asked = {place: _spec.for_timestamp(at) for place, at in times.items()}
-            return {place: f.result().offset for place, f in self._ask_offsets(list(asked), asked, level).items()}
+            (found,) = self._offsets((list(times), {p: _spec.for_timestamp(at) for p, at in times.items()}, level))
+            return found
 
         found = {}
         for place, offset in self._patiently(ask, "asking for the offsets of a time").items():
@@ -224,12 +221,26 @@ class LogView:
                 )
         return found
 
-    def _ask_offsets(self, places: list[TopicPartition], spec: Any, level: Any) -> dict[TopicPartition, Any]:
-        wanted: Any = {_TopicPartition(*place): spec[place] if isinstance(spec, dict) else spec for place in places}
-        if not wanted:
-            return {}
-        asked = self._client().list_offsets(wanted, isolation_level=level, request_timeout=_ASK_SECONDS)
-        return {TopicPartition(found.topic, found.partition): future for found, future in asked.items()}
+    def _offsets(self, *asked: tuple[list[TopicPartition], Any, Any]) -> list[dict[TopicPartition, int]]:
+        """Offsets of partitions by what is asked about them (one thing, or one for each) and by isolation: all at
+        once."""
+        requests = []
+        for places, spec, level in asked:
+            wanted: Any = {_TopicPartition(*place): spec[place] if isinstance(spec, dict) else spec for place in places}
+            requests.append(
+                self._client().list_offsets(wanted, isolation_level=level, request_timeout=ASK_SECONDS)
+                if wanted
+                else {}
+            )
+        found = []
+        for request in requests:
+            offsets = {}
+            for place, answer in answers(request, ASK_SECONDS + GRACE_SECONDS).items():
+                if isinstance(answer, KafkaException):
+                    raise answer
+                offsets[TopicPartition(place.topic, place.partition)] = answer.offset
+            found.append(offsets)
+        return found
 
 
 def require(logs: Logs, options: ReadOptions) -> None:
