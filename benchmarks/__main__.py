@@ -16,6 +16,7 @@ from benchmarks.drain import drain
 from benchmarks.report import MIB, Run, machine_facts, show
 from benchmarks.restore.run import SHAPES, Log
 from benchmarks.restore.run import SYSTEMS as RESTORERS
+from benchmarks.spark.figures import Sizes
 from benchmarks.stalls.report import in_short
 from benchmarks.stalls.scenarios import SCENARIOS, play
 from benchmarks.steady import steady
@@ -23,14 +24,15 @@ from benchmarks.systems import DEFAULT, Failed, System
 from streams.broker import KafkaBroker
 from streams.errors import StreamsError
 
-MEASURES = ("drain", "latency", "memory", "restore", "stalls")
+MEASURES = ("drain", "latency", "memory", "restore", "stalls", "spark")
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="benchmarks",
-        description="Measures the event source against a hand-written confluent-kafka loop that does the same work.",
+        description="Measures the event source against a hand-written confluent-kafka loop that does the same work, "
+        "and the Spark data source against Spark's own Kafka connector.",
         epilog="A system is NAME[@FOLDER][:OPTION=VALUE,...]: engine, handwritten:events=1000, engine@../other, "
         "engine:pool.batch_delay_seconds=0.005,client.linger.ms=1. The first one is what ratios refer to.",
     )
@@ -44,6 +46,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), help="of stalls")
     parser.add_argument("--stall-rate", type=int, default=1_000, help="events/s during stalls (default: %(default)s)")
     parser.add_argument("--traces", type=Path, help="folder in which what members wrote during stalls is kept")
+    parser.add_argument("--rows", type=int, default=400_000, help="of a job of Spark (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=200_000, help="rows in a batch of a Spark stream")
+    parser.add_argument("--partitions", type=int, nargs="+", default=[2, 1, 4], help="and tasks, of Spark's jobs")
     parser.add_argument("--seed", type=int, default=20_130_101)
     parser.add_argument("--quick", action="store_true", help="one short round: does it work, and about how fast?")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for JSON (default: %(default)s)")
@@ -54,7 +59,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parsed.measures = parsed.measures or list(MEASURES)
     if parsed.quick:
         parsed.records, parsed.repeats, parsed.seconds, parsed.memory_seconds = 60_000, 1, 5, 10
-        parsed.rates = parsed.rates[:1]
+        parsed.rates, parsed.rows, parsed.batch = parsed.rates[:1], 50_000, 20_000
+        parsed.partitions = parsed.partitions[:1]
     parsed.shapes = SHAPES[:2] if parsed.quick else SHAPES
     return parsed
 
@@ -82,6 +88,8 @@ def measure(options: argparse.Namespace, run: Run, console: Console) -> None:
             _restore(options, run, cluster, progress)
         if "stalls" in options.measures:
             _stalls(options, run, cluster, progress)
+        if "spark" in options.measures:
+            _spark(options, run, cluster, kafka.pid, progress)
 
 
 class Progress:
@@ -147,6 +155,31 @@ def _stalls(options: argparse.Namespace, run: Run, cluster: Cluster, progress: P
             for stall in play(cluster, name, turn, options.stall_rate, options.traces):
                 run.stalls.append(stall)
                 progress.say(f"{turn + 1}/{options.repeats} {in_short(stall)}")
+
+
+def _spark(options: argparse.Namespace, run: Run, cluster: Cluster, broker_pid: int, progress: Progress) -> None:
+    try:
+        from benchmarks.spark.run import Bench, session, versions
+    except ImportError as error:
+        raise Failed(f"the Spark measures need PySpark (extra: spark): {error}") from error
+    progress.now("starting Spark")
+    spark, missing = session()
+    try:
+        run.facts["spark"] = versions(spark, missing)
+        progress.say(f"Spark: {run.facts['spark']}")
+        if missing:
+            progress.say(f"[red]Spark's own Kafka connector is not measured:[/] {missing}")
+        sizes = Sizes(options.rows, options.batch, options.repeats, tuple(options.partitions))
+        bench = Bench(spark, cluster, broker_pid, sizes, connector=not missing)
+        for found in bench.runs(progress.now):
+            run.sparks.append(found)
+            progress.say(
+                f"{found.what}, {found.partitions} partitions, {found.round}/{options.repeats} {found.system}: "
+                f"{found.per_second:,.0f}/s, first {found.first_seconds:.1f} s, load {found.load:.1f}, "
+                f"{found.fault or 'right'}"
+            )
+    finally:
+        spark.stop()
 
 
 def _loads(options: argparse.Namespace) -> list[tuple[int, float, int]]:

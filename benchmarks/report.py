@@ -21,6 +21,8 @@ from rich.table import Table
 from benchmarks.drain import DrainResult
 from benchmarks.restore.report import restore_table
 from benchmarks.restore.run import Restore
+from benchmarks.spark.figures import SparkRun
+from benchmarks.spark.report import spark_tables
 from benchmarks.stalls.group import Stall
 from benchmarks.stalls.report import stall_table
 from benchmarks.steady import SteadyResult
@@ -36,13 +38,16 @@ class Run(msgspec.Struct):
     steadies: list[SteadyResult] = []
     restores: list[Restore] = []
     stalls: list[Stall] = []
+    sparks: list[SparkRun] = []
 
     @property
     def faults(self) -> list[str]:
-        """What was not exactly once."""
+        """What was not exactly once, or not what it should be."""
         of_systems: list[DrainResult | SteadyResult | Restore] = [*self.drains, *self.steadies, *self.restores]
         found = [f"{one.system}: {one.fault}" for one in of_systems if one.fault]
-        return found + [f"{one.what}, round {one.round}: {one.fault}" for one in self.stalls if one.fault]
+        found += [f"{one.what}, round {one.round}: {one.fault}" for one in self.stalls if one.fault]
+        places = ((one, f"{one.what}, {one.system}, {one.partitions} partitions") for one in self.sparks if one.fault)
+        return found + [f"{place}, round {one.round}: {one.fault}" for one, place in places]
 
 
 def machine_facts(seed: int, arguments: Sequence[str]) -> dict[str, Any]:
@@ -110,6 +115,8 @@ def show(console: Console, run: Run) -> None:
         console.print(restore_table(run.restores))
     if run.stalls:
         console.print(stall_table(run.stalls))
+    for table in spark_tables(run.sparks):
+        console.print(table)
     for fault in run.faults:
         console.print(f"[red]not exactly once:[/] {fault}")
 
