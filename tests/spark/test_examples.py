@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import importlib
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 import streams.spark as kes_spark
 from examples import bank_feed
-from examples.bank import Deposited
-from examples.spark import new_version, restore
+from examples.bank import Balance, Deposited
+from examples.spark import log_to_parquet, new_version, reconcile, reprocess, restore, two_topics
 from examples.spark.common import create_topics, read
-from tests.spark.examples_kit import DEPOSITS, Bank, bank_at_work
+from tests.spark.examples_kit import DEPOSITS, Bank, bank_at_work, kill, start
 
-pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted(
@@ -77,6 +81,105 @@ def test_a_new_version_has_no_seam(spark: SparkSession, bank: Bank, tmp_path: Pa
     assert sum(map(len, history.values())) == first.rows + 300
     assert by_account(new) == history
     assert {row.currency for row in new.select("currency").distinct().collect()} == {"EUR"}
+
+
+def test_a_changed_handler_is_compared_with_production_and_published_once(
+    spark: SparkSession, bank: Bank, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KES_BOOTSTRAP_SERVERS", bank.servers)
+    history = reprocess.handled(spark, bank.servers)
+    assert history.count() == DEPOSITS
+    for again in (False, True):
+        reprocess.run(spark, bank.servers, "bonus-1")
+        assert ("since an earlier run" in capsys.readouterr().out) is again
+    balances = read(spark, bank.servers, reprocess.BALANCES)
+    with reprocess.changed(history) as replayed, reprocess.against_production(balances, replayed) as found:
+        first_bonus = kes_spark.sequence(kes_spark.events(history, Deposited)).where("cents >= 9000")
+        assert (found.missing, found.extra) == (0, 0)
+        assert 0 < found.different < DEPOSITS
+        assert {row.key.decode() for row in found.differences.select("key").distinct().collect()} == {
+            row.account for row in first_bonus.select("account").distinct().collect()
+        }
+    bank_feed.pay_in(bank.servers, 200, seed=9)
+    every = read(spark, bank.servers, reprocess.EVENTS).count()
+    changed = start("-m", "streams", "run", "examples.spark.reprocess:source", servers=bank.servers)
+    try:
+        deadline = time.monotonic() + 120
+        while read(spark, bank.servers, reprocess.NEW_BALANCES).count() < every:
+            assert changed.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        changed.send_signal(signal.SIGTERM)
+        assert changed.wait(60) == 0
+    finally:
+        kill(changed)
+    new = kes_spark.events(read(spark, bank.servers, reprocess.NEW_BALANCES), Balance, on_error="fail")
+    assert new.count() == every
+    deposits = kes_spark.events(read(spark, bank.servers, reprocess.EVENTS), Deposited, on_error="fail")
+    bonus = f.when(f.col("cents") >= 9_000, f.floor(f.col("cents") / 100)).otherwise(0)
+    paid = deposits.groupBy("account").agg(f.sum(f.col("cents") + bonus).alias("cents"))
+    last = new.groupBy("account").agg(f.max_by("cents", "_meta.offset").alias("cents"))
+    assert {tuple(row) for row in last.collect()} == {tuple(row) for row in paid.collect()}
+
+
+def test_two_topics_and_the_dead_letters_in_one_transaction(spark: SparkSession, bank: Bank, tmp_path: Path) -> None:
+    topics = (two_topics.LARGE, two_topics.SMALL, two_topics.REFUSED)
+    create_topics(bank.servers, dict.fromkeys(topics, 10))
+    spend_badly(bank.servers)
+    source = kes_spark.events(read(spark, bank.servers, two_topics.SOURCE), Deposited, on_error="deadletter")
+    paid = totals(source)
+    for times, each_batch in ((1, False), (1, False), (2, True), (2, True)):  # a second run of either adds nothing
+        out = tmp_path / str(each_batch)
+        two_topics.start(spark, bank.servers, out, each_batch=each_batch, at_most=2_000).awaitTermination()
+        large, small, refused = (read(spark, bank.servers, topic) for topic in topics)
+        both = kes_spark.events(large, two_topics.LargeDeposit, on_error="fail").unionByName(
+            kes_spark.events(small, Deposited, on_error="fail")
+        )
+        assert totals(both) == {account: (times * count, times * cents) for account, (count, cents) in paid.items()}
+        reasons = [
+            header.value.decode() for row in refused.collect() for header in row.headers if "message" in header.key
+        ]
+        assert len(reasons) == 3 * times
+    assert {reason.partition(": ")[2].split()[0].strip(":") for reason in reasons} == {"corrupt", "unknown", "no"}
+    smallest = kes_spark.events(large, two_topics.LargeDeposit).agg(f.min("cents")).collect()
+    assert smallest[0][0] >= 5_000
+
+
+def totals(deposits: DataFrame) -> dict[str, tuple[int, int]]:
+    """Account to how many deposits it had, and what they add up to."""
+    rows = deposits.groupBy("account").agg(f.count("*").alias("count"), f.sum("cents").alias("cents")).collect()
+    return {row.account: (row["count"], row.cents) for row in rows}
+
+
+def test_the_log_as_parquet_has_every_record_once(spark: SparkSession, bank: Bank, tmp_path: Path) -> None:
+    for at_most in (1_000, 50):  # the second time there is nothing new
+        log_to_parquet.start(spark, bank.servers, tmp_path, at_most=at_most).awaitTermination()
+    kept = spark.read.parquet(str(tmp_path / "events"))
+    raw = read(spark, bank.servers, log_to_parquet.TOPICS)
+    assert kept.select(*log_to_parquet.NATURAL_KEY).exceptAll(raw.select(*log_to_parquet.NATURAL_KEY)).isEmpty()
+    assert kept.count() == raw.count()
+    typed = kept.where("type = 'Deposited' and _error is null").select("Deposited.*")
+    assert totals(typed) == totals(kes_spark.events(raw, Deposited, on_error="deadletter"))
+
+
+def test_stores_and_log_are_compared_at_one_point(spark: SparkSession, bank: Bank) -> None:
+    bank_feed.pay_in(bank.servers, 100, seed=8)  # nobody handles these, so the stores are behind them, rightly
+    assert reconcile.differences(spark, bank.servers) == []
+    account, cents = next(iter(sorted(bank.paid.items())))
+    entry = read(spark, bank.servers, reconcile.CHANGELOG).where(f.col("key") == account.encode()).first()
+    assert entry is not None
+    producer = Producer({"bootstrap.servers": bank.servers})
+    producer.produce(reconcile.CHANGELOG, b'{"cents":1}', account.encode(), entry.partition)
+    assert producer.flush(30) == 0
+    assert [tuple(row) for row in reconcile.differences(spark, bank.servers)] == [(account, 1, cents)]
+
+
+def spend_badly(servers: str) -> None:
+    """Three records that are no deposits: one that cannot be read, one of another type, one of none."""
+    producer = Producer({"bootstrap.servers": servers})
+    for value, headers in ((b"{", [("__grt__", b"Deposited")]), (b"{}", [("__grt__", b"Stolen")]), (b"{}", [])):
+        producer.produce(two_topics.SOURCE, value, b"ada", headers=headers)
+    assert producer.flush(30) == 0
 
 
 def by_account(deposits: DataFrame) -> dict[str, list[tuple[int, object]]]:

@@ -1,0 +1,101 @@
+"""Two output topics and the dead letters of a stream: each batch is one transaction over all three.
+
+    python -m examples.spark.two_topics --out out/sorted                  writeStream.format("grt")
+    python -m examples.spark.two_topics --out out/sorted --each-batch     the same inside of foreachBatch
+
+Deposits of 50.00 and more go to one topic, smaller ones to another, and what is no deposit goes to the dead letters:
+each row names its topic. A reader of committed records sees all of a batch, or nothing of it, in all three.
+
+``foreachBatch`` is for batches that are read more than once (here three times), or that do something else besides. The
+name of a write is made of the query's id and the number of the batch: a batch that Spark repeats, after a crash, has
+the same name and writes nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+
+import streams.spark as kes_spark
+from examples.bank import Deposited
+from examples.spark.common import command_line, create_topics
+from streams import event_type
+
+SOURCE, LARGE, SMALL, REFUSED = "bank-events", "bank-large", "bank-small", "bank-refused"
+SINK = "bank-sorted"
+
+
+@event_type("LargeDeposit")
+class LargeDeposit(msgspec.Struct, frozen=True):
+    """Somebody should look at this one."""
+
+    account: str
+    cents: int
+
+
+def sorted_out(records: DataFrame) -> DataFrame:
+    """Rows for all three topics, each naming its own."""
+    deposits = kes_spark.events(records, [Deposited], on_error="deadletter").select("Deposited.*")
+    large = kes_spark.encode(deposits.where("cents >= 5000"), LargeDeposit, key="account", topic=LARGE)
+    small = kes_spark.encode(deposits.where("cents < 5000"), Deposited, key="account", topic=SMALL)
+    refused = kes_spark.dead_letters(records, [Deposited], topic=REFUSED)
+    return large.unionByName(small).unionByName(refused, allowMissingColumns=True)
+
+
+def write_batch(batch: DataFrame, number: int, *, servers: str) -> None:
+    """Called by Spark, in the driver, with the rows of one batch."""
+    query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+    batch.persist()
+    try:
+        kes_spark.write(
+            sorted_out(batch), write_id=f"{SINK}-{query}-{number}", servers=servers, options={"markerTopic": REFUSED}
+        )
+    finally:
+        batch.unpersist()
+
+
+def start(
+    spark: SparkSession, servers: str, out: Path, *, each_batch: bool = False, at_most: int = 200_000
+) -> StreamingQuery:
+    """Sort what is there now, in batches of up to ``at_most`` records."""
+    records = (
+        spark.readStream.format("grt")
+        .option("kafka.bootstrap.servers", servers)
+        .option("subscribe", SOURCE)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", at_most)
+        .load()
+    )
+    writer: DataStreamWriter
+    if each_batch:
+        writer = records.writeStream.foreachBatch(functools.partial(write_batch, servers=servers))
+    else:
+        writer = (
+            sorted_out(records)
+            .writeStream.format("grt")
+            .option("kafka.bootstrap.servers", servers)
+            .option("sink", SINK)
+            .option("markerTopic", REFUSED)
+        )
+    return writer.option("checkpointLocation", str(out / "checkpoint")).trigger(availableNow=True).start()
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
+    parser.add_argument("--each-batch", action="store_true", help="with foreachBatch")
+    given = parser.parse_args()
+    create_topics(given.servers, {LARGE: 10, SMALL: 10, REFUSED: 10})
+    spark = kes_spark.local_session("two-topics")
+    try:
+        start(spark, given.servers, given.out, each_batch=given.each_batch).awaitTermination()
+    finally:
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()
