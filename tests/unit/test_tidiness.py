@@ -263,5 +263,5 @@ def test_every_make_target_is_in_the_guide_for_contributors() -> None:
 
 
 def test_the_example_of_the_readme_is_the_one_that_runs() -> None:
-    shown, *_ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)  # the other one: test_guide.py
+    shown, *_ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert shown.strip() == (ROOT / "examples/bank.py").read_text().strip()
