@@ -22,6 +22,7 @@ from streams.spark.schemas import schema_of
 from streams.spark.session import local_session, register
 from streams.spark.source import GrtDataSource
 from streams.spark.tables import as_of, sequence, table
+from streams.spark.topic_logs import end_offsets
 from streams.spark.typed import dead_letters, events, read_events, split
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ __all__ = [
     "compare",
     "dead_letters",
     "encode",
+    "end_offsets",
     "events",
     "local_session",
     "ordered",

@@ -5,10 +5,11 @@ Lives in the driver's planning process, for one query (batch) or for as long as 
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from confluent_kafka import (
@@ -26,7 +27,7 @@ from streams.errors import BrokerUnavailable, ConfigError, OffsetError, TopicErr
 from streams.records import TopicPartition
 from streams.spark.kafka import ASK_SECONDS, GRACE_SECONDS, answers, client, translated
 from streams.spark.planning import Bounds, Logs, Positions, TopicLog
-from streams.spark.read_options import EARLIEST, LATEST, ByPartition, Edge, ReadOptions
+from streams.spark.read_options import EARLIEST, LATEST, ByPartition, Edge, ReadOptions, read_options
 
 _AGAIN_SECONDS: Final = 0.2
 _COMMIT_SECONDS: Final = 5.0
@@ -273,3 +274,25 @@ def _offset(option: str, place: TopicPartition, given: int, bounds: Bounds) -> i
             "the first are gone (retention), the end is that of committed records"
         )
     return given
+
+
+def end_offsets(
+    topics: str | Iterable[str], *, servers: str | None = None, options: Mapping[str, str] | None = None
+) -> str:
+    """Where topics end now, as JSON for the options ``startingOffsets`` and ``endingOffsets``.
+
+    A batch read up to these ends and a stream from them on have every record once; several reads up to them agree.
+    ``options`` are a read's (``isolation``, ``kafka.*``, ...); the end is that of committed records unless they say
+    otherwise. Raises ``TopicError``, ``ConfigError``, ``BrokerUnavailable``. Blocks; any thread.
+    """
+    names = [topics] if isinstance(topics, str) else list(topics)
+    given = {**(options or {}), "subscribe": ",".join(names)}
+    if servers is not None:
+        given["kafka.bootstrap.servers"] = servers
+    parsed = read_options(given)
+    view = LogView(parsed)
+    logs = view.logs()
+    require(logs, parsed)
+    return json.dumps(
+        {topic: {str(p): found.end for p, found in log.partitions.items()} for topic, log in logs.items()}
+    )
