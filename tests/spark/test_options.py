@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streams.errors import ConfigError
-from streams.spark.write_options import write_options
+from streams.spark.write_options import stream_write_options, write_options
 
 pytestmark = pytest.mark.spark
 WRITE = {"bootstrap.servers": "b:1", "topic": "t", "writeId": "w"}
@@ -35,3 +35,43 @@ def test_secrets_stay_out_of_repr() -> None:
 def test_wrong_options_for_writing(change: dict[str, str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         write_options({**WRITE, **change})
+
+
+STREAM = {
+    "bootstrap.servers": "b:1",
+    "topic": "t",
+    "sink": "s",
+    "checkpointLocation": "c",
+    "queryName": "q",
+    "path": "",
+}
+
+
+def test_streaming_takes_sparks_own_options() -> None:
+    options = stream_write_options(STREAM)
+    assert (options.sink, options.topic, options.marker_topic) == ("s", "t", "t")
+    assert (options.replace_query, options.last_written_batch) == (None, None)
+    given = {"lastWrittenBatch": "1b4e-28ba:41", "replaceQuery": "1b4e-28bb", "asyncProgressTrackingEnabled": "false"}
+    options = stream_write_options({**STREAM, **given})
+    assert (options.last_written_batch, options.replace_query) == (("1b4e-28ba", 41), "1b4e-28bb")
+    assert "hunter2" not in repr(stream_write_options({**STREAM, "kafka.sasl.password": "hunter2"}))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"sink": ""}, "option sink is missing: name this sink"),
+        ({"sink": "x" * 201}, "option sink must be at most 200"),
+        ({"writeId": "w"}, "unknown option writeid for streaming into"),
+        ({"topic": ""}, "markerTopic instead: one of the topics, always the same one for the same sink"),
+        ({"lastWrittenBatch": "41"}, "lastWrittenBatch must be a query's id, a colon and the number"),
+        ({"lastWrittenBatch": "q:x"}, "lastWrittenBatch must be"),
+        ({"lastWrittenBatch": "q:-2"}, "lastWrittenBatch must be"),
+        ({"lastWrittenBatch": ":3"}, "lastWrittenBatch must be"),
+        ({"asyncProgressTrackingEnabled": "true"}, "asyncProgressTrackingEnabled cannot be true"),
+        ({"replaceQery": "x"}, "did you mean replaceQuery"),
+    ],
+)
+def test_wrong_options_for_streaming(change: dict[str, str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        stream_write_options({**STREAM, **change})
