@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -31,6 +31,9 @@ from streams.spark.reader import Range, batches
 from streams.spark.record_batches import check_schema
 from streams.spark.stream_offsets import from_json, to_json
 from streams.spark.topic_logs import LogView, require
+
+_BELIEVE_SECONDS: Final = 3.0
+_AGAIN_SECONDS: Final = 0.3
 
 _log = logging.getLogger(__name__)
 
@@ -71,8 +74,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the next batch ends: ``start`` itself when there is nothing to do, or not enough yet."""
         begun = from_json(start)
         self._tell_lag_tools(begun)
-        logs = self._view.logs()
-        found = self._checked(advance(begun, logs))
+        logs, found = self._look(begun)
+        self._check(found)
         ids = {topic: log.id for topic, log in logs.items()}
         if self._ends is not None:
             found = _up_to(found, ids, self._ends, begun)
@@ -135,8 +138,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return time.monotonic() - self._last_batch < self._options.max_trigger_delay_seconds
 
     def _check_again(self, begun: Positions, ended: Positions) -> None:
-        logs = self._view.logs()
-        found = advance(begun, logs)
+        logs, found = self._look(begun)
         for place, stop in ended.at.items():
             log = logs.get(place.topic)
             if log is None or place.partition not in log.partitions:
@@ -144,19 +146,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     found.losses.append(f"{place} was deleted before it was read up to {stop}")
             elif ended.ids.get(place.topic, log.id) != log.id and begun.ids.get(place.topic) != ended.ids[place.topic]:
                 found.losses.append(f"{place.topic} was deleted and made again before it was read up to {stop}")
-        self._checked(found)
+        self._check(found)
 
-    def _checked(self, found: Advance) -> Advance:
-        if found.losses:
-            told = "; ".join(found.losses)
-            if self._options.fail_on_data_loss:
-                raise OffsetError(
-                    f"records that this query has not read are gone: {told}. Nothing was skipped. Set "
-                    "failOnDataLoss=false to go on with what is there (the gap is then logged), or begin anew with "
-                    "another checkpointLocation"
-                )
-            _log.warning("failOnDataLoss=false: goes on although records are gone: %s", told)
-        return found
+    def _look(self, begun: Positions) -> tuple[Logs, Advance]:
+        """What lies ahead. A loss is only believed when it lasts: a broker that has just come up, or that has not
+        heard of a new topic yet, may tell of one that is none."""
+        deadline = time.monotonic() + _BELIEVE_SECONDS
+        while True:
+            logs = self._view.logs()
+            found = advance(begun, logs)
+            if not found.losses or time.monotonic() >= deadline:
+                return logs, found
+            time.sleep(_AGAIN_SECONDS)
+
+    def _check(self, found: Advance) -> None:
+        if not found.losses:
+            return
+        told = "; ".join(found.losses)
+        if self._options.fail_on_data_loss:
+            raise OffsetError(
+                f"records that this query has not read are gone: {told}. Nothing was skipped. Set failOnDataLoss=false "
+                "to go on with what is there (the gap is then logged), or begin anew with another checkpointLocation"
+            )
+        _log.warning("failOnDataLoss=false: goes on although records are gone: %s", told)
 
 
 class _ReaderOfTasks(DataSourceStreamReader):

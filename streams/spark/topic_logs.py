@@ -97,7 +97,9 @@ class LogView:
             given = _for_each(edge.option, edge.at, bounds)
         if edge.is_time:
             return Positions(ids, self._at_times(edge, given, bounds))
-        return Positions(ids, {place: _offset(edge.option, place, at, bounds[place]) for place, at in given.items()})
+        return Positions(
+            ids, {place: self._offset(edge.option, place, at, bounds[place]) for place, at in given.items()}
+        )
 
     def commit(self, positions: Mapping[TopicPartition, int]) -> None:
         """Set a group's committed offsets, for tools that show lag. Whatever goes wrong is logged, nothing more.
@@ -222,6 +224,20 @@ class LogView:
                 )
         return found
 
+    def _offset(self, option: str, place: TopicPartition, given: int, bounds: Bounds) -> int:
+        if given in (EARLIEST, LATEST):
+            return bounds.first if given == EARLIEST else bounds.end
+        if bounds.first <= given <= bounds.end:
+            return given
+        problem = (
+            f"option {option}: {place} has the offsets {bounds.first} to {bounds.end} now, not {given}; records before "
+            "the first are gone (retention), the end is that of committed records"
+        )
+        if self._options.fail_on_data_loss:
+            raise OffsetError(problem)
+        _log.warning("failOnDataLoss=false: %s; goes on with what is there", problem)
+        return min(max(given, bounds.first), bounds.end)
+
     def _offsets(self, *asked: tuple[list[TopicPartition], Any, Any]) -> list[dict[TopicPartition, int]]:
         """Offsets of partitions by what is asked about them (one thing, or one for each) and by isolation: all at
         once."""
@@ -263,17 +279,6 @@ def _for_each(option: str, given: ByPartition, bounds: Mapping[TopicPartition, B
         if place not in bounds:
             raise ConfigError(f"option {option} names {place}, which does not exist or is not chosen")
     return flat
-
-
-def _offset(option: str, place: TopicPartition, given: int, bounds: Bounds) -> int:
-    if given in (EARLIEST, LATEST):
-        return bounds.first if given == EARLIEST else bounds.end
-    if not bounds.first <= given <= bounds.end:
-        raise OffsetError(
-            f"option {option}: {place} has the offsets {bounds.first} to {bounds.end} now, not {given}; records before "
-            "the first are gone (retention), the end is that of committed records"
-        )
-    return given
 
 
 def end_offsets(

@@ -57,6 +57,7 @@ class View:
 @pytest.fixture(autouse=True)
 def _view(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(stream_source, "LogView", View)
+    monkeypatch.setattr(stream_source, "_BELIEVE_SECONDS", 0)
     yield
     View.now = {}
 
@@ -194,6 +195,22 @@ def test_records_that_are_gone_stop_the_query_or_are_told(
     assert offsets(following) == end
     assert ranges(lax.partitions(at, following)) == spans
     assert len([record for record in caplog.records if "records are gone" in record.message]) == 1
+
+
+@pytest.mark.parametrize("now", [{}, {"t": log(8)}, {"t": log(12, topic_id="z")}])
+def test_a_loss_is_believed_only_when_it_lasts(monkeypatch: pytest.MonkeyPatch, now: dict[str, TopicLog]) -> None:
+    """A broker that has just come up, or lags behind the others, may not know the topic, or all of its log, yet."""
+    monkeypatch.setattr(stream_source, "_BELIEVE_SECONDS", 60)
+    View.now = {"t": log(10)}
+    source = reader()
+    at = source.latestOffset(source.initialOffset(), ALL)
+    View.now = now
+
+    def wait(seconds: float) -> None:
+        View.now = {"t": log(11)}
+
+    monkeypatch.setattr(stream_source.time, "sleep", wait)
+    assert offsets(source.latestOffset(at, ALL)) == {"0": 11}
 
 
 def test_a_deleted_topic_stops_the_query_or_is_left_out() -> None:
