@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,15 +22,18 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import streams.spark as kes_spark
 from tests.spark.proof_naive import NaiveSource
-from tests.spark.proof_points import FOLDER, JOB, ClusterProofSource, ProofSource
+from tests.spark.proof_points import FOLDER, JOB, STRIKES, ClusterProofSource, ProofSource
 
-TASK_FAULTS = ("", "raise", "exit", "slow", "kill-executor")
 ROWS_BEFORE_FAULT = 200
 
 
 class JobSpec(msgspec.Struct, kw_only=True):
-    """What a job does. ``task_fault``: what becomes of the first attempt of one task in every second batch, half way
-    through its rows. ``write``: ``stream``, ``naive`` (the control) or ``batch`` (one write with a ``writeId``)."""
+    """What a job does. ``write``: ``stream``, ``naive`` (the control) or ``batch`` (one write with a ``writeId``).
+
+    ``task_faults``: what becomes of one task's first attempt, half way through its rows, in every second batch, one
+    after the other: ``raise``, ``exit``, ``slow``, ``kill-executor``. ``stop_at``: when a file of this name is in the
+    folder, the query is stopped by ``query.stop()``, and started again in the same process.
+    """
 
     servers: str
     source: str
@@ -38,7 +42,8 @@ class JobSpec(msgspec.Struct, kw_only=True):
     checkpoint: str
     rows_per_batch: int = 10_000
     write: str = "stream"
-    task_fault: str = ""
+    task_faults: tuple[str, ...] = ()
+    stop_at: str = ""
     slow_seconds: float = 12.0
     settings: dict[str, str] = {}
     read_options: dict[str, str] = {}
@@ -47,7 +52,8 @@ class JobSpec(msgspec.Struct, kw_only=True):
 
 def session(spec: JobSpec) -> SparkSession:
     """The job's session, with ``format("grt")`` that has points, and ``format("naive")``."""
-    settings = {"spark.master": "local[2,4]", "spark.sql.shuffle.partitions": "2", **spec.settings}
+    strikes = {f"spark.executorEnv.{name}": os.environ[name] for name in (STRIKES, FOLDER, JOB)}
+    settings = {"spark.master": "local[2,4]", "spark.sql.shuffle.partitions": "2", **strikes, **spec.settings}
     spark = kes_spark.local_session("proof", settings=settings, memory="768m")
     spark.dataSource.register(ProofSource if settings["spark.master"].startswith("local") else ClusterProofSource)
     spark.dataSource.register(NaiveSource)
@@ -56,8 +62,8 @@ def session(spec: JobSpec) -> SparkSession:
 
 def copied(rows: DataFrame, spec: JobSpec) -> DataFrame:
     """What is written: the same records under another type, through a task that may fail."""
-    if spec.task_fault:
-        rows = rows.mapInArrow(faulty(spec.task_fault, spec.slow_seconds, os.environ[FOLDER]), rows.schema)
+    if spec.task_faults:
+        rows = rows.mapInArrow(faulty(spec.task_faults, spec.slow_seconds, os.environ[FOLDER]), rows.schema)
     return rows.select("key", "value", f.lit("Copied").alias("type"))
 
 
@@ -79,7 +85,7 @@ def write_batch(spark: SparkSession, spec: JobSpec) -> None:
     kes_spark.write(rows, topic=spec.target, write_id=spec.sink, servers=spec.servers, options=spec.write_options)
 
 
-def faulty(kind: str, seconds: float, folder: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
+def faulty(kinds: tuple[str, ...], seconds: float, folder: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """A function for ``mapInArrow``."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
@@ -87,7 +93,9 @@ def faulty(kind: str, seconds: float, folder: str) -> Callable[[Iterator[Any]], 
         assert context is not None
         batch = int(context.getLocalProperty("streaming.sql.batchId") or 1)
         struck = context.attemptNumber() > 0 or batch % 2 == 0 or context.partitionId() != 1
-        rows = 0
+        kind, rows = kinds[batch // 2 % len(kinds)], 0
+        if context.attemptNumber() > 0 and batch % 2:
+            (Path(folder) / f"again-{kind}-{batch}-{context.taskAttemptId()}").touch()
         for each in batches:
             yield each
             rows += each.num_rows
@@ -124,6 +132,18 @@ def kill_executor() -> None:
     raise AssertionError("this task runs in no executor of its own")
 
 
+def stop_when(query: StreamingQuery, mark: Path) -> None:
+    """Stop it half way; whoever is held at the point goes on while it is being stopped, or when it has been."""
+    while not mark.exists() and query.isActive:
+        time.sleep(0.02)
+    assert mark.exists(), query.exception()
+    releasing = threading.Timer(1.0, (mark.parent / "go").touch)
+    releasing.start()
+    query.stop()
+    print("STOPPED", flush=True)
+    releasing.join()
+
+
 def main(spec: JobSpec) -> None:
     assert os.getsid(0) == os.getpid()
     os.environ[JOB] = str(os.getpid())
@@ -134,6 +154,9 @@ def main(spec: JobSpec) -> None:
         return
     query = start(spark, spec)
     print("QUERY", query.id, flush=True)
+    if spec.stop_at:
+        stop_when(query, Path(os.environ[FOLDER]) / spec.stop_at)
+        query = start(spark, spec)
     query.awaitTermination()
     print("DONE", sum(progress["numInputRows"] for progress in query.recentProgress), flush=True)
 

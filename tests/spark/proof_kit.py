@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -193,6 +193,11 @@ class Trial:
         return len([path for path in (self.checkpoint / "commits").glob("*") if path.name.isdigit()])
 
     @property
+    def query(self) -> str:
+        """Spark's id of the query, as the checkpoint has it."""
+        return str(msgspec.json.decode((self.checkpoint / "metadata").read_bytes())["id"])
+
+    @property
     def open_transaction(self) -> bool:
         """Whether a transaction is open on the target, as the broker sees it."""
         return any(mark.stable < mark.end for mark in self._admin.watermarks(self.target).values())
@@ -201,9 +206,9 @@ class Trial:
         """Rows that readers of committed records see now."""
         return sum(1 for _ in self._read("read_committed"))
 
-    def check(self) -> Report:
+    def check(self, *, patience_seconds: float = BROKER_ENDS_SECONDS) -> Report:
         """The oracle's word. A transaction that is open is given the time that the broker needs to end it."""
-        deadline = time.monotonic() + BROKER_ENDS_SECONDS
+        deadline = time.monotonic() + patience_seconds
         while self.open_transaction and time.monotonic() < deadline:
             time.sleep(0.5)
         marks = self._admin.watermarks(self.target)
@@ -313,6 +318,11 @@ def kill_in_transactions(
     return hits
 
 
-def all_points(points: Collection[str], batches: int) -> list[Strike]:
-    """A kill at each of the points, one batch after the other."""
-    return [Strike(point, number % batches) for number, point in enumerate(points)]
+def run_to_the_end(trial: Trial, spec: JobSpec, *, runs: int = 8) -> int:
+    """Wait for the job that runs; if it has failed, or none runs, start it again, as a supervisor would, up to ``runs``
+    times. Returns how many failed."""
+    for failed in range(runs):
+        job = trial.jobs[-1] if trial.jobs and failed == 0 else trial.start(spec=spec)
+        if job.wait() == 0:
+            return failed
+    raise AssertionError(f"no run of {runs} came to its end: {trial.jobs[-1].tail()}")

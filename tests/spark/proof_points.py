@@ -44,7 +44,7 @@ POINTS: Final = (
     "commit.after",
     "returned",
 )
-ACTIONS: Final = ("kill", "kill-java", "freeze", "exit", "raise", "hold")
+ACTIONS: Final = ("kill", "orphan", "freeze", "exit", "raise", "hold")
 BATCH_WRITE: Final = 0
 """The number of the batch of a write that is no stream."""
 
@@ -56,9 +56,9 @@ _HOLD_SECONDS: Final = 240.0
 class Strike(msgspec.Struct, frozen=True):
     """``action`` at ``point`` of ``batch``, the first time that it is passed. Once, whatever is started again.
 
-    ``kill``: SIGKILL to the whole job, driver, Java and Python workers. ``kill-java``: to Java alone; the Python
-    process that is at the point goes on as an orphan. ``freeze``: SIGSTOP to the whole job. ``exit``: only this process
-    ends. ``raise``: an exception. ``hold``: wait until the file ``go`` is in the folder.
+    ``kill``: SIGKILL to the whole job: driver, Java and Python workers. ``freeze``: SIGSTOP to all of it. ``exit``:
+    only this process ends. ``raise``: an exception. ``hold``: wait until the file ``go`` is in the folder. ``orphan``:
+    SIGKILL to all of the job but the process that is at the point, which holds, and then goes on alone.
     """
 
     point: str
@@ -90,14 +90,15 @@ def job_processes(leader: int) -> list[int]:
     return found
 
 
-def signal_job(leader: int, number: int) -> None:
-    """Send it to all of them, to this process last."""
+def signal_job(leader: int, number: int, *, spared: int = 0) -> None:
+    """Send it to all of them but the spared one, to this process last."""
     assert leader > 0, "not a job of its own: the test itself would be hit"
     own = os.getpid()
     members = job_processes(leader)
     for pid in sorted(members, key=lambda pid: pid == own):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+        if pid != spared:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 class Plan:
@@ -122,11 +123,6 @@ class Plan:
     def _strike(self, action: str) -> None:
         if action == "kill":
             signal_job(self._leader, signal.SIGKILL)
-        elif action == "kill-java":
-            for pid in job_processes(self._leader):
-                with contextlib.suppress(psutil.Error):
-                    if "java" in psutil.Process(pid).name():
-                        os.kill(pid, signal.SIGKILL)
         elif action == "freeze":
             signal_job(self._leader, signal.SIGSTOP)
         elif action == "exit":
@@ -134,6 +130,8 @@ class Plan:
         elif action == "raise":
             raise RuntimeError("a strike of the proof")
         else:
+            if action == "orphan":
+                signal_job(self._leader, signal.SIGKILL, spared=os.getpid())
             deadline = time.monotonic() + _HOLD_SECONDS
             while not (self._folder / "go").exists() and time.monotonic() < deadline:
                 time.sleep(0.02)

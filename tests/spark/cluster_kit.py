@@ -1,0 +1,159 @@
+"""A Spark standalone cluster on one machine, out of the pip package: a master and workers on addresses of their own.
+
+    with StandaloneCluster(folder) as cluster:
+        settings = {"spark.master": cluster.url, **cluster.settings}
+
+Each worker has an address of its own (127.0.0.1, 127.0.0.2, ...), because Spark never starts the speculative copy of a
+task on the host that the straggler is on. All processes end with the one that started them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import psutil
+import pyspark
+
+from streams.sak.java import spark_java_home
+from tests.spark.proof_points import signal_job
+
+ROOT: Final = Path(__file__).parents[2]
+_START_SECONDS: Final = 90.0
+_QUICK_START: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+
+
+class Daemon:
+    """One process of the cluster, in a session of its own; what it starts (executors) is in it too."""
+
+    def __init__(self, name: str, folder: Path, arguments: list[str], environment: Mapping[str, str]) -> None:
+        self.name, self.log = name, folder / f"{name}.log"
+        home = Path(pyspark.__file__).parent
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [str(home / "bin" / "spark-class"), *arguments],
+                cwd=folder,
+                env={**os.environ, "JAVA_HOME": str(spark_java_home()), "SPARK_HOME": str(home), **environment},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=_end_with_the_parent,
+            )
+
+    def wait_said(self, pattern: str) -> str:
+        """The first group of the pattern, when its log has it."""
+        deadline = time.monotonic() + _START_SECONDS
+        while (found := re.search(pattern, self.log.read_text(errors="replace"))) is None:
+            text = self.log.read_text(errors="replace")[-2000:]
+            assert self.process.poll() is None, f"{self.name} has ended: {text}"
+            assert time.monotonic() < deadline, f"{self.name} does not say {pattern!r}: {text}"
+            time.sleep(0.05)
+        return found[1]
+
+    def kill(self) -> None:
+        """SIGKILL, to its executors too. Safe to repeat."""
+        signal_job(self.process.pid, signal.SIGKILL)
+        self.process.wait(20)
+
+
+class StandaloneCluster:
+    """``workers`` workers with ``cores`` cores and ``memory_mb`` each. ``environment`` is the workers' and with that
+    the executors': by default this Python and this checkout, as a worker would have with the package installed."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        workers: int = 2,
+        cores: int = 2,
+        memory_mb: int = 700,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._folder = folder
+        self._workers, self._cores, self._memory_mb = workers, cores, memory_mb
+        self._environment = {"PYTHONPATH": str(ROOT)} if environment is None else dict(environment)
+        self._daemons: list[Daemon] = []
+        self.url = ""
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Settings of a session that uses this cluster: an executor on each worker."""
+        return {
+            "spark.master": self.url,
+            "spark.executor.memory": f"{self._memory_mb - 200}m",
+            "spark.executor.cores": str(self._cores),
+            "spark.executor.extraJavaOptions": _QUICK_START,
+            "spark.cores.max": str(self._cores * self._workers),
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+            "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
+            "spark.pyspark.python": sys.executable,
+        }
+
+    def __enter__(self) -> Self:
+        quick = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": _QUICK_START}
+        try:
+            # Master and workers say what the kit waits for at the level INFO, which is theirs by default.
+            arguments = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+            master = self._start("master", ["org.apache.spark.deploy.master.Master", *arguments], quick)
+            self.url = master.wait_said(r"(?:Starting Spark master at|started at) (spark://\S+:\d+)")
+            for number in range(1, self._workers + 1):
+                limits = ["-c", str(self._cores), "-m", f"{self._memory_mb}m", "-d", str(self._folder / f"w{number}")]
+                where = ["--host", f"127.0.0.{number}", "--webui-port", "0"]
+                self._start(
+                    f"worker-{number}",
+                    ["org.apache.spark.deploy.worker.Worker", *limits, *where, self.url],
+                    {**quick, **self._environment},
+                )
+            for worker in self.workers:
+                worker.wait_said(r"(Successfully registered with master)")
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _start(self, name: str, arguments: list[str], environment: Mapping[str, str]) -> Daemon:
+        daemon = Daemon(name, self._folder, arguments, environment)
+        self._daemons.append(daemon)
+        return daemon
+
+    @property
+    def workers(self) -> list[Daemon]:
+        return self._daemons[1:]
+
+    def executors(self) -> list[int]:
+        """Process numbers of the executors that there are now."""
+        found = []
+        for worker in self.workers:
+            with contextlib.suppress(psutil.Error):
+                for child in psutil.Process(worker.process.pid).children(recursive=True):
+                    with contextlib.suppress(psutil.Error):
+                        if any("CoarseGrainedExecutorBackend" in part for part in child.cmdline()):
+                            found.append(child.pid)
+        return found
+
+    def stop(self) -> None:
+        """End everything. Safe to repeat."""
+        for daemon in reversed(self._daemons):
+            daemon.kill()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _end_with_the_parent() -> None:
+    """Where the system can (Linux): a test run that is killed leaves no cluster behind."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)

@@ -1,0 +1,63 @@
+"""Runs that come back: a frozen driver, a process that commits on its own after its driver died, two runs at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streams.testing.fixtures import BrokerAddress
+from tests.spark.proof_kit import Trial, job_processes, wait_until
+from tests.spark.proof_points import Strike
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
+
+EVENTS = 12_000
+
+
+@pytest.fixture
+def trial(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> Iterator[Trial]:
+    trial = Trial(kafka_broker.bootstrap_servers, tmp_path, topic_prefix, EVENTS)
+    yield trial
+    trial.close()
+
+
+def test_a_driver_frozen_in_its_transaction(trial: Trial) -> None:
+    """A second run on the same checkpoint does its work. Nothing that the first does afterwards is ever visible."""
+    spec = trial.spec(rows_per_batch=EVENTS // 4)
+    strike = Strike("commit.before", 1, "freeze")
+    first = trial.start(strike, spec=spec)
+    trial.wait_struck(strike)
+    wait_until(lambda: first.frozen, "the whole job is frozen")
+    assert trial.open_transaction
+    trial.start(strike, spec=spec).must_finish()
+    trial.must_be_exact()
+    first.thaw()
+    assert first.wait() != 0, first.tail()  # it finds out that it has been replaced
+    assert trial.must_be_exact().aborted == spec.rows_per_batch
+
+
+def test_a_commit_that_outlives_its_driver(trial: Trial) -> None:
+    """Driver and Java are dead, the Python process that commits is not. It was too slow: it is fenced."""
+    spec = trial.spec(rows_per_batch=EVENTS // 4)
+    strike = Strike("commit.before", 1, "orphan")
+    first = trial.start(strike, spec=spec)
+    trial.wait_struck(strike)
+    first.wait()
+    (orphan,) = job_processes(first.process.pid)
+    trial.start(strike, spec=spec).must_finish()
+    assert job_processes(first.process.pid) == [orphan]  # it was there all the time
+    trial.release()
+    wait_until(lambda: not job_processes(first.process.pid), "the orphan ends")
+    assert trial.must_be_exact().aborted == spec.rows_per_batch
+
+
+def test_two_runs_of_one_query_at_once(trial: Trial) -> None:
+    """Spark has no lock on a checkpoint: the second run fails, or the first, or both."""
+    spec = trial.spec(rows_per_batch=EVENTS // 6)
+    both = [trial.start(spec=spec), trial.start(spec=spec)]
+    for job in both:
+        job.wait()
+    trial.start(spec=spec).must_finish()
+    trial.must_be_exact()
