@@ -1,11 +1,10 @@
-"""What the recipes share: their command line, the broker, and ends of topics as Spark's options want them."""
+"""What the recipes share: their command line, reading, and topics."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -28,18 +27,6 @@ def read(spark: SparkSession, servers: str, topics: str, **options: str) -> Data
     """What is in the topics now, as records."""
     reader = spark.read.format("grt").option("kafka.bootstrap.servers", servers).option("subscribe", topics)
     return reader.options(**options).load()
-
-
-def ends(servers: str, topics: Iterable[str]) -> str:
-    """Where each partition ends for readers of committed records, as JSON for ``endingOffsets``/``startingOffsets``."""
-    admin = TopicAdmin(ClientSettings(servers))
-    try:
-        found = {
-            topic: {str(number): mark.stable for number, mark in admin.watermarks(topic).items()} for topic in topics
-        }
-    finally:
-        admin.close()
-    return json.dumps(found)
 
 
 def create_topics(servers: str, partitions: Mapping[str, int]) -> None:

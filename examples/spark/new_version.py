@@ -19,7 +19,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 import streams.spark as kes_spark
 from examples.bank import Deposited
-from examples.spark.common import command_line, create_topics, ends, read
+from examples.spark.common import command_line, create_topics, read
 from streams import event_type
 
 OLD, NEW = "bank-events", "bank-events-2"
@@ -46,7 +46,7 @@ def seam(servers: str, out: Path) -> str:
     if not kept.exists():
         out.mkdir(parents=True, exist_ok=True)
         unfinished = kept.with_suffix(".part")
-        unfinished.write_text(ends(servers, [OLD]))
+        unfinished.write_text(kes_spark.end_offsets(OLD, servers=servers))
         unfinished.rename(kept)
     return kept.read_text()
 
