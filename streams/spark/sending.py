@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka import Consumer, KafkaException, Producer
 
 from streams.errors import RecordRefused
 from streams.records import TYPE_HEADER, VERSION_HEADER
 from streams.spark.kafka import TIMEOUT_SECONDS, translated
 
-_NAMES = ("topic", "key", "value", "type", "version", "headers", "partition")
+Headers = list[tuple[str, bytes | None]]
+
+_KEY, _ANY_PARTITION, _NOW = None, -1, 0
+_NO_CALLBACK: Final = (itertools.repeat(None), itertools.repeat(None))
+_MOST_HEADER_LISTS: Final = 10_000
 
 
 class Sender:
@@ -29,7 +36,7 @@ class Sender:
         self._kafka = kafka
         self._doing = doing
         self._partitions: dict[str, int] = {}
-        self._headers: dict[tuple[str | None, int | None], list[tuple[str, bytes]]] = {}
+        self._headers: dict[tuple[str | None, int | None, tuple[tuple[str, bytes | None], ...]], Headers] = {}
 
     def partitions_of(self, topic: str) -> int:
         """The number of partitions. Raises ``TopicError``: a produce to a missing topic would wait for its whole
@@ -47,55 +54,124 @@ class Sender:
 
     def send(self, batch: Any) -> int:
         """Hand over one batch and return its number of rows. Raises ``RecordRefused``, ``TopicError``."""
-        columns = {name: batch.column(name).to_pylist() for name in batch.schema.names if name != "timestamp"}
-        nothing = itertools.repeat(None)
-        stamps = _milliseconds(batch) if "timestamp" in batch.schema.names else nothing
-        rows = zip(*(columns.get(name, nothing) for name in _NAMES), stamps, range(batch.num_rows), strict=False)
-        producer = self._producer
-        for topic, key, value, kind, version, headers, partition, stamp, _ in rows:
-            topic = self._topic or topic
-            if topic is None:
-                raise RecordRefused(f"{self._doing}: a row has null in its column topic; nothing was written")
-            count = self._partitions.get(topic) or self.partitions_of(topic)
-            ours = self._headers.get((kind, version))
-            if ours is None:
-                ours = self._headers[kind, version] = _type_headers(kind, version)
-            extra: dict[str, Any] = {}
-            if partition is not None:
-                if not 0 <= partition < count:
-                    raise RecordRefused(
-                        f"{self._doing}: a row names partition {partition} of {topic!r}, which has {count}; drop the "
-                        "column partition to let the key decide. Nothing was written"
-                    )
-                extra["partition"] = partition
-            if stamp is not None:
-                extra["timestamp"] = stamp
-            record_headers: Any = _merged(headers, ours) if headers else ours
-            while True:
-                try:
-                    producer.produce(topic, value, key, headers=record_headers, **extra)
-                    break
-                except BufferError:
-                    producer.poll(0.05)
-        producer.poll(0)
+        names = batch.schema.names
+        topics = self._topics(batch)
+        # By position (topic, value, key, partition, callback, on_delivery, timestamp, headers): for so small a call,
+        # taking keywords apart costs as much as the rest.
+        rows = zip(
+            topics,
+            batch.column("value").to_pylist() if batch.num_rows else (),
+            batch.column("key").to_pylist() if "key" in names else itertools.repeat(_KEY),
+            self._partition_numbers(batch, topics),
+            *_NO_CALLBACK,
+            _milliseconds(batch),
+            self._header_lists(batch),
+            strict=False,
+        )
+        produce: Any = self._producer.produce
+        for row in rows:
+            try:
+                produce(*row)
+            except BufferError:
+                self._wait_and_produce(row)
+        self._producer.poll(0)
         return int(batch.num_rows)
 
+    def _wait_and_produce(self, row: tuple[Any, ...]) -> None:
+        produce: Any = self._producer.produce
+        while True:
+            self._producer.poll(0.01)
+            try:
+                produce(*row)
+            except BufferError:
+                continue
+            return
 
-def _milliseconds(batch: Any) -> list[int | None]:
-    micros = batch.column("timestamp").cast("int64").to_pylist()
-    return [None if value is None else value // 1000 for value in micros]
+    def _topics(self, batch: Any) -> Iterable[str]:
+        if self._topic is not None:
+            self.partitions_of(self._topic)
+            return itertools.repeat(self._topic)
+        column = batch.column("topic")
+        if column.null_count:
+            raise RecordRefused(f"{self._doing}: a row has null in its column topic; nothing was written")
+        for topic in column.unique().to_pylist():
+            self.partitions_of(topic)
+        named: list[str] = column.to_pylist()
+        return named
+
+    def _partition_numbers(self, batch: Any, topics: Iterable[str]) -> Iterable[int]:
+        if "partition" not in batch.schema.names:
+            return itertools.repeat(_ANY_PARTITION)
+        numbers = batch.column("partition").to_pylist()
+        for topic, number in set(zip(topics, numbers, strict=False)):
+            if number is not None and not 0 <= number < self.partitions_of(topic):
+                raise RecordRefused(
+                    f"{self._doing}: a row names partition {number} of {topic!r}, which has "
+                    f"{self.partitions_of(topic)}; drop the column partition to let the key decide. Nothing was written"
+                )
+        return [_ANY_PARTITION if number is None else number for number in numbers]
+
+    def _header_lists(self, batch: Any) -> Iterable[Headers]:
+        """One for each row: the same list for rows whose headers are the same, made once."""
+        names, rows = batch.schema.names, batch.num_rows
+        kinds = batch.column("type") if "type" in names else pa.nulls(rows, pa.string())
+        versions = batch.column("version") if "version" in names else pa.nulls(rows, pa.int32())
+        pairs = _pairs(batch.column("headers")) if "headers" in names and rows else itertools.repeat(())
+        if isinstance(pairs, itertools.repeat) and len(kinds.unique()) == len(versions.unique()) == 1:
+            return itertools.repeat(self._headers_of(kinds[0].as_py(), versions[0].as_py(), next(pairs)))
+        return map(self._headers_of, kinds.to_pylist(), versions.to_pylist(), pairs)
+
+    def _headers_of(
+        self, kind: str | None, version: int | None, pairs: tuple[tuple[str, bytes | None], ...]
+    ) -> Headers:
+        found = self._headers.get((kind, version, pairs))
+        if found is None:
+            if len(self._headers) >= _MOST_HEADER_LISTS:
+                self._headers.clear()
+            found = self._headers[kind, version, pairs] = _merged(pairs, _type_headers(kind, version))
+        return found
 
 
-def _type_headers(kind: str | None, version: int | None) -> list[tuple[str, bytes]]:
+def _pairs(column: Any) -> Iterable[tuple[tuple[str, bytes | None], ...]]:
+    """The rows' own headers; ``itertools.repeat`` when all rows have the same."""
+    if column.null_count:
+        return [tuple((pair["key"], pair["value"]) for pair in pairs or ()) for pairs in column.to_pylist()]
+    ends = column.offsets.to_pylist()
+    flat = column.values
+    if _alike(column):
+        first = flat.slice(ends[0], ends[1] - ends[0])
+        return itertools.repeat(tuple(zip(first.field(0).to_pylist(), first.field(1).to_pylist(), strict=True)))
+    pairs = list(zip(flat.field(0).to_pylist(), flat.field(1).to_pylist(), strict=True))
+    return [tuple(pairs[start:end]) for start, end in itertools.pairwise(ends)]
+
+
+def _alike(column: Any) -> bool:
+    """Whether all rows of a list column without nulls are the same: as long, and each like the one before it."""
+    if len(pc.list_value_length(column).unique()) != 1:
+        return False
+    flat = column.flatten()
+    width = len(flat) // len(column)
+    return bool(flat.slice(width).equals(flat.slice(0, len(flat) - width)))
+
+
+def _milliseconds(batch: Any) -> Iterable[int]:
+    if "timestamp" not in batch.schema.names:
+        return itertools.repeat(_NOW)
+    micros = batch.column("timestamp").cast(pa.timestamp("us", "UTC")).cast("int64")
+    millis: list[int] = pc.fill_null(pc.divide(micros, 1000), _NOW).to_pylist()
+    return millis
+
+
+def _type_headers(kind: str | None, version: int | None) -> Headers:
     if kind is None:
         return []
-    headers = [(TYPE_HEADER, kind.encode())]
+    headers: Headers = [(TYPE_HEADER, kind.encode())]
     if version is not None and version > 1:
         headers.append((VERSION_HEADER, b"%d" % version))
     return headers
 
 
-def _merged(headers: list[dict[str, Any]], ours: list[tuple[str, bytes]]) -> list[tuple[str, bytes | None]]:
+def _merged(pairs: tuple[tuple[str, bytes | None], ...], ours: Headers) -> Headers:
     """The row's own headers; its columns ``type`` and ``version`` win over headers of the same meaning."""
     replaced = {TYPE_HEADER, VERSION_HEADER} if ours else set()
-    return [*ours, *((each["key"], each["value"]) for each in headers if each["key"] not in replaced)]
+    return [*ours, *(pair for pair in pairs if pair[0] not in replaced)]

@@ -1,0 +1,130 @@
+"""Arrow batches into a producer: what it is called with, for all mixtures of columns. No broker."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Producer
+
+from streams.spark.sending import Sender
+
+pytestmark = pytest.mark.spark
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+class Told:
+    """Stands in for a producer (full now and then) and for the client that knows the topics."""
+
+    def __init__(self, every: int = 7) -> None:
+        self.records: list[tuple[Any, ...]] = []
+        self._calls = 0
+        self._every = every
+
+    def produce(
+        self, topic: str, value: Any, key: Any, partition: int, callback: None, on_delivery: None, timestamp: int,
+        headers: Any,
+    ) -> None:  # fmt: skip
+        self._calls += 1
+        if self._calls % self._every == 0:
+            raise BufferError
+        assert callback is None
+        assert on_delivery is None
+        self.records.append((topic, value, key, partition, timestamp, headers))
+
+    def poll(self, timeout: float) -> int:
+        return 0
+
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        described = type("Topic", (), {"error": None, "partitions": [0, 1, 2]})()
+        return type("Topics", (), {"topics": {topic: described}})()
+
+
+def sent(batch: Any, topic: str | None = None) -> list[tuple[Any, ...]]:
+    told = Told()
+    client: Any = told
+    sender = Sender(client, client, topic, {}, "test")
+    assert sender.send(batch) == batch.num_rows
+    return told.records
+
+
+def expected(rows: list[dict[str, Any]], topic: str | None) -> list[tuple[Any, ...]]:
+    """Row by row, as plainly as can be."""
+    records = []
+    for row in rows:
+        ours: list[tuple[str, bytes | None]] = []
+        if row.get("type") is not None:
+            ours.append(("__grt__", row["type"].encode()))
+            if (row.get("version") or 0) > 1:
+                ours.append(("__grv__", str(row["version"]).encode()))
+        own = [(pair["key"], pair["value"]) for pair in row.get("headers") or ()]
+        kept = [pair for pair in own if not (ours and pair[0] in ("__grt__", "__grv__"))]
+        partition = row.get("partition")
+        stamp = row.get("timestamp")
+        records.append(
+            (
+                topic or row["topic"],
+                row["value"],
+                row.get("key"),
+                -1 if partition is None else partition,
+                0 if stamp is None else stamp // 1000,
+                ours + kept,
+            )
+        )
+    return records
+
+
+def test_any_mixture_of_columns() -> None:
+    seed = int(os.environ.get("SEED", "0")) or random.randrange(1 << 30)
+    rng = random.Random(seed)
+    columns: dict[str, tuple[pa.DataType, list[Any]]] = {
+        "topic": (pa.string(), ["a", "b"]),
+        "key": (pa.binary(), [None, b"", b"k", b"l"]),
+        "value": (pa.binary(), [None, b"", b"v"]),
+        "type": (pa.string(), [None, "T", "U"]),
+        "version": (pa.int32(), [None, 1, 2, 30]),
+        "headers": (
+            HEADERS,
+            [
+                None,
+                [],
+                [{"key": "x", "value": b"1"}],
+                [{"key": "x", "value": None}, {"key": "x", "value": b"2"}, {"key": "__grt__", "value": b"old"}],
+                [{"key": "__grv__", "value": b"9"}],
+            ],
+        ),
+        "partition": (pa.int32(), [None, 0, 1, 2]),
+        "timestamp": (pa.int64(), [None, 1, 1_700_000_000_123_456]),
+    }
+    for _ in range(400):
+        names = ["value", *(name for name in columns if name != "value" and rng.random() < 0.6)]
+        topic = None if "topic" in names and rng.random() < 0.5 else "t"
+        # Often only a few different values, so that whole columns are alike.
+        choices = {name: rng.sample(columns[name][1], rng.randint(1, len(columns[name][1]))) for name in names}
+        rows = [{name: rng.choice(choices[name]) for name in names} for _ in range(rng.choice([0, 1, 2, 5, 30]))]
+        batch = pa.record_batch(
+            [pa.array([row[name] for row in rows], columns[name][0]) for name in names], names=names
+        )
+        if "timestamp" in names:
+            position = names.index("timestamp")
+            stamps = batch.column(position).cast(pa.timestamp("us", "UTC"))
+            batch = batch.set_column(position, "timestamp", stamps)
+        start = rng.randint(0, len(rows))
+        for part, part_rows in ((batch, rows), (batch.slice(start), rows[start:])):
+            assert sent(part, topic) == expected(part_rows, topic), f"SEED={seed}"
+
+
+def test_the_client_takes_its_arguments_in_the_order_that_is_relied_on() -> None:
+    documented = inspect.getdoc(Producer.produce) or ""
+    assert "produce(topic, [value], [key], [partition], [on_delivery], [timestamp], [headers])" in documented
+    producer = Producer({"bootstrap.servers": "127.0.0.1:1"})
+    any_producer: Any = producer
+    any_producer.produce("t", b"v", b"k", 0, None, None, 12, [("h", b"x"), ("n", None)])
+    with pytest.raises(TypeError):
+        any_producer.produce("t", b"v", b"k", 0, None, None, "headers first", 12)
+    producer.purge()
