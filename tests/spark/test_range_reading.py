@@ -1,0 +1,159 @@
+"""One range, read as a task reads it, from a real broker: ends, gaps, and records that are gone. No Spark."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from streams.errors import BrokerUnavailable, ConfigError, OffsetError
+from streams.spark import reader
+from streams.spark.read_options import ReadOptions, read_options
+from streams.spark.reader import Range, batches
+from streams.testing.fixtures import BrokerAddress
+from tests.spark.conftest import MakeTopic
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def admin(kafka_broker: BrokerAddress) -> Iterator[AdminClient]:
+    client = AdminClient({"bootstrap.servers": kafka_broker.bootstrap_servers})
+    yield client
+    client.poll(0)
+
+
+@pytest.fixture
+def send(kafka_broker: BrokerAddress) -> Producer:
+    return Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
+
+
+def fill(producer: Producer, topic: str, count: int) -> None:
+    for number in range(count):
+        producer.produce(topic, str(number), headers=[("__grt__", b"AB"[number % 2 :][:1])])
+    assert producer.flush(60) == 0
+
+
+def options(broker: BrokerAddress, topic: str, **more: str) -> ReadOptions:
+    return read_options({"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": topic, **more})
+
+
+def offsets(span: Range, given: ReadOptions) -> list[int]:
+    return [offset for batch in batches(span, given) for offset in batch.column("offset").to_pylist()]
+
+
+def delete_up_to(admin: AdminClient, topic: str, offset: int) -> None:
+    place = TopicPartition(topic, 0, offset)
+    admin.delete_records([place])[place].result(30)
+
+
+def test_a_range_is_read_from_its_start_up_to_its_end(
+    kafka_broker: BrokerAddress, make_topic: MakeTopic, send: Producer
+) -> None:
+    topic = make_topic()
+    fill(send, topic, 5000)
+    given = options(kafka_broker, topic)
+    for start, end in ((0, 1), (0, 5000), (1999, 2000), (1999, 2001), (3000, 4500)):
+        assert offsets(Range(topic, 0, start, end), given) == list(range(start, end))
+    some = options(kafka_broker, topic, types="B")
+    assert offsets(Range(topic, 0, 10, 20), some) == [11, 13, 15, 17, 19]
+    assert offsets(Range(topic, 0, 10, 20), options(kafka_broker, topic, types="C")) == []
+
+
+def test_ranges_may_begin_and_end_in_gaps(kafka_broker: BrokerAddress, admin: AdminClient, topic_prefix: str) -> None:
+    """On a marker, among aborted records, after the last record: at each offset that holds none."""
+    topic = topic_prefix + "t"
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    settings = {"bootstrap.servers": kafka_broker.bootstrap_servers, "transactional.id": topic_prefix}
+    producer = Producer(settings)
+    producer.init_transactions(30)
+    there, at = [], 0
+    for size, commit in ((3, True), (4, False), (1, True), (5, False), (2, True), (3, False)):
+        producer.begin_transaction()
+        for number in range(size):
+            producer.produce(topic, str(number), partition=0)
+        producer.flush(30)
+        there += list(range(at, at + size)) if commit else []
+        at += size + 1  # the marker
+        if commit:
+            producer.commit_transaction(30)
+        else:
+            producer.abort_transaction(30)
+    settled = Producer(settings)
+    settled.init_transactions(30)  # returns when the last markers are written
+    given = options(kafka_broker, topic)
+    for start, end in [(0, at), *((n, m) for n in range(0, at, 4) for m in (n + 1, n + 3, at) if m <= at)]:
+        assert offsets(Range(topic, 0, start, end), given) == [n for n in there if start <= n < end], (start, end)
+
+
+def test_records_that_are_gone_stop_the_task_or_are_left_out(
+    kafka_broker: BrokerAddress,
+    make_topic: MakeTopic,
+    send: Producer,
+    admin: AdminClient,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    topic = make_topic()
+    fill(send, topic, 100)
+    delete_up_to(admin, topic, 60)
+    strict, lax = options(kafka_broker, topic), options(kafka_broker, topic, failOnDataLoss="false")
+    with pytest.raises(OffsetError, match=r"\[0\]: records from offset 50 are gone .* the log has 60 to 100 now"):
+        offsets(Range(topic, 0, 50, 80), strict)
+    assert offsets(Range(topic, 0, 50, 80), lax) == list(range(60, 80))
+    assert offsets(Range(topic, 0, 10, 60), lax) == []
+    assert "records from offset 50 are gone" in caplog.text
+    with pytest.raises(OffsetError, match="records from offset 200 are gone"):
+        offsets(Range(topic, 0, 200, 300), strict)
+    assert offsets(Range(topic, 0, 200, 300), lax) == []
+
+
+def test_a_log_that_ends_too_early_is_told_as_that(
+    kafka_broker: BrokerAddress, make_topic: MakeTopic, send: Producer
+) -> None:
+    topic = make_topic()
+    fill(send, topic, 10)
+    with pytest.raises(OffsetError, match=r"up to 30: the log ends at 10 and nothing came for 1 s"):
+        offsets(Range(topic, 0, 0, 30), options(kafka_broker, topic, stallSeconds="1"))
+
+
+def test_a_broker_that_is_away_is_told_as_that() -> None:
+    given = read_options({"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "t", "stallSeconds": "1"})
+    with pytest.raises(BrokerUnavailable, match=r"t\[0\] up to 5: nothing from 127.0.0.1:9 for 1 s"):
+        offsets(Range("t", 0, 0, 5), given)
+
+
+def test_a_wrong_setting_is_told_as_that() -> None:
+    given = read_options({"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "t", "kafka.no.such": "1"})
+    with pytest.raises(ConfigError, match="No such configuration property"):
+        offsets(Range("t", 0, 0, 5), given)
+
+
+def test_many_different_headers_arrive_as_they_are(
+    kafka_broker: BrokerAddress, make_topic: MakeTopic, send: Producer
+) -> None:
+    topic = make_topic()
+    expected = []
+    for number in range(3000):
+        headers = [] if number % 7 == 0 else [("id", str(number).encode()), ("x", None), ("x", b"\xff")][: number % 4]
+        send.produce(topic, str(number), json.dumps(number), headers=headers)
+        expected.append([{"key": name, "value": value} for name, value in headers])
+    assert send.flush(60) == 0
+    span = Range(topic, 0, 0, 3000)
+    found = [row for batch in batches(span, options(kafka_broker, topic)) for row in batch.to_pylist()]
+    assert [row["headers"] for row in found] == expected
+    assert [row["value"] for row in found] == [str(number).encode() for number in range(3000)]
+    assert [row["key"] for row in found] == [str(number).encode() for number in range(3000)]
+
+
+def test_the_collector_is_on_again_between_batches(
+    kafka_broker: BrokerAddress, make_topic: MakeTopic, send: Producer
+) -> None:
+    topic = make_topic()
+    fill(send, topic, 5000)
+    for _ in batches(Range(topic, 0, 0, 5000), options(kafka_broker, topic)):
+        assert gc.isenabled()
+    assert reader._CHUNK < 5000
