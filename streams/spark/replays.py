@@ -21,6 +21,7 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from streams.errors import ConfigError, StreamsError
 from streams.event_source import EventSource
@@ -29,7 +30,7 @@ from streams.runtime.failures import EventFailure
 from streams.runtime.replay import Program
 from streams.spark.columns import HEADERS_TYPE
 from streams.spark.replay_source import travelling
-from streams.spark.replay_task import END, POSITION, RECORD, STATE, replayer
+from streams.spark.replay_task import END, POSITION, RECORD, RESULT, STATE, replayer
 from streams.spark.value_columns import ValueColumns
 
 _AFTER_ALL: Final = 2**31 - 1  # sorts behind every partition
@@ -55,23 +56,7 @@ _TASK_SCHEMA: Final = t.StructType(
         t.StructField("timestamp_ms", t.LongType()),
     ]
 )
-_RESULT_SCHEMA: Final = t.StructType(
-    [
-        t.StructField("kind", t.StringType()),
-        t.StructField("input_partition", t.IntegerType()),
-        t.StructField("input_offset", t.LongType()),
-        t.StructField("number", t.LongType()),
-        t.StructField("topic", t.StringType()),
-        t.StructField("key", t.BinaryType()),
-        t.StructField("value", t.BinaryType()),
-        t.StructField("type", t.StringType()),
-        t.StructField("version", t.IntegerType()),
-        t.StructField("headers", HEADERS_TYPE),
-        t.StructField("partition", t.IntegerType()),
-        t.StructField("timestamp_ms", t.LongType()),
-        t.StructField("text", t.StringType()),
-    ]
-)
+_RESULT_SCHEMA: Final = from_arrow_schema(RESULT)
 
 
 class State:
@@ -127,9 +112,7 @@ class Replay(State):
     were handled. ``stopped``: per partition that did not come to its end, why (only with ``on_stop="keep"``).
     """
 
-    def __init__(
-        self, rows: DataFrame, program: Program, offsets: Mapping[int, int], records: int, stopped: Mapping[int, str]
-    ) -> None:
+    def __init__(self, rows: DataFrame, offsets: Mapping[int, int], records: int, stopped: Mapping[int, str]) -> None:
         stores = rows.where("kind = 'store'").select(
             f.col("input_partition").alias("partition"), "key", "value", "type"
         )
@@ -138,7 +121,6 @@ class Replay(State):
         )
         super().__init__(stores, positions, rows)
         self._rows = rows
-        self.program = program
         self.offsets = dict(offsets)
         self.records = records
         self.stopped = dict(stopped)
@@ -222,7 +204,7 @@ def replay(
         raise
     done = [row for row in ended if row.kind == "position"]
     offsets = {row.input_partition: row.input_offset for row in done}
-    return Replay(results, program, offsets, sum(row.number for row in done), stopped)
+    return Replay(results, offsets, sum(row.number for row in done), stopped)
 
 
 def _task_rows(df: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
