@@ -22,7 +22,7 @@ from streams.spark.kafka import client, translated
 from streams.spark.read_options import ReadOptions
 from streams.spark.record_batches import batch_of, collector_off
 
-_CHUNK: Final = 2000
+_CHUNK: Final = 5000
 _POLL_SECONDS: Final = 0.5
 _ASK_SECONDS: Final = 10.0
 

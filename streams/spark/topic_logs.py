@@ -122,7 +122,7 @@ class LogView:
         try:
             committer.commit(offsets=places, asynchronous=True)
             while not self._answers and time.monotonic() < deadline:
-                committer.poll(0.1)
+                committer.poll(0.01)
             problem = self._answers[0] if self._answers else "no answer"
         except KafkaException as error:
             problem = error.args[0].str()

@@ -169,6 +169,12 @@ def test_the_text_in_a_checkpoint_stays_as_it_is() -> None:
     )
 
 
+def test_topics_are_sorted_whatever_order_they_come_in() -> None:
+    names = [f"t{number}" for number in range(20)]
+    at = {TopicPartition(name, 0): 1 for name in reversed(names)}
+    assert list(to_json(Positions({}, at))["topics"]) == sorted(names)
+
+
 def test_the_connectors_positions_are_understood() -> None:
     assert from_json({"t": {"0": 5, "1": 7}}) == Positions({}, {P0: 5, P1: 7})
     assert from_json({"version": {"0": 5}}) == Positions({}, {TopicPartition("version", 0): 5})
