@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -157,3 +158,24 @@ def test_the_collector_is_on_again_between_batches(
     for _ in batches(Range(topic, 0, 0, 12000), options(kafka_broker, topic)):
         assert gc.isenabled()
     assert reader._CHUNK < 12000
+
+
+@pytest.mark.slow
+def test_a_compacted_log_has_gaps(
+    kafka_broker: BrokerAddress, admin: AdminClient, send: Producer, topic_prefix: str
+) -> None:
+    topic = topic_prefix + "t"
+    config = {"cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.001"}
+    admin.create_topics([NewTopic(topic, 1, 1, config=config)])[topic].result(30)
+    for number in range(60):
+        send.produce(topic, str(number), key=str(number % 3))
+        assert send.flush(60) == 0
+    given = options(kafka_broker, topic)
+    deadline = time.monotonic() + 120
+    while len(there := offsets(Range(topic, 0, 0, 60), given)) > 3:
+        assert time.monotonic() < deadline, "the broker compacts nothing"
+        send.produce(topic, "roll", key="roll")  # the segment that is written to is never compacted
+        assert send.flush(60) == 0
+        time.sleep(0.5)
+    for start, end in ((0, 30), (0, 1), (20, 40), (30, 58), (40, 60), (there[-1] - 1, 60), (there[-1] + 1, 60)):
+        assert offsets(Range(topic, 0, start, end), given) == [n for n in there if start <= n < end], (start, end)
