@@ -8,6 +8,7 @@ works and ``dict(options)["startingOffsets"]`` silently does not: everything her
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -87,13 +88,27 @@ def number(name: str, text: str, *, minimum: float) -> float:
         number = float(text)
     except ValueError:
         raise ConfigError(f"option {name} must be a number, not {text!r}") from None
-    if not number >= minimum:
+    if not minimum <= number < math.inf:
         raise ConfigError(f"option {name} must be at least {minimum:g}, not {text}")
     return number
 
 
+def whole(name: str, text: str, *, minimum: int) -> int:
+    """Raises ``ConfigError`` that names the option."""
+    found = number(name, text, minimum=minimum)
+    if found != int(found):
+        raise ConfigError(f"option {name} must be a whole number, not {text}")
+    return int(found)
+
+
 def flag(name: str, text: str) -> bool:
     """Raises ``ConfigError`` that names the option."""
-    if text.lower() not in ("true", "false"):
-        raise ConfigError(f"option {name} must be true or false, not {text!r}")
-    return text.lower() == "true"
+    return word(name, text, ("true", "false")) == "true"
+
+
+def word(name: str, text: str, known: tuple[str, ...]) -> str:
+    """One of the ``known`` words, in any case. Raises ``ConfigError`` that names the option."""
+    found = text.strip().lower()
+    if found not in known:
+        raise ConfigError(f"option {name} must be {' or '.join(known)}, not {text!r}")
+    return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from streams.errors import ConfigError
-from streams.spark.options import checked, flag, kafka_settings, number
+from streams.spark.options import checked, flag, kafka_settings, number, whole, word
 
 EARLIEST, LATEST = -2, -1
 
@@ -62,6 +62,7 @@ class ReadOptions:
     commit_offsets_to: str | None
 
 
+_STRATEGY: Final = "startingOffsetsByTimestampStrategy"
 _BOTH: Final = (
     "subscribe", "subscribePattern", "assign", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy", "isolation", "types", "stallSeconds", "failOnDataLoss", "includeHeaders",
@@ -70,10 +71,10 @@ _BOTH: Final = (
 _ONLY_BATCH: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _ONLY_STREAM: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "commitOffsetsTo")
 _REFUSED: Final = {
-    "groupidprefix": "reading joins no group; commitOffsetsTo names one that lag tools can look at",
-    "kafkaconsumer.polltimeoutms": "use stallSeconds",
-    "fetchoffset.numretries": "it asks again until stallSeconds are over",
-    "fetchoffset.retryintervalms": "it asks again until stallSeconds are over",
+    "groupIdPrefix": "reading joins no group; commitOffsetsTo names one that lag tools can look at",
+    "kafkaConsumer.pollTimeoutMs": "use stallSeconds",
+    "fetchOffset.numRetries": "it asks again until stallSeconds are over",
+    "fetchOffset.retryIntervalMs": "it asks again until stallSeconds are over",
 }
 
 
@@ -82,12 +83,8 @@ def read_options(options: Mapping[str, str], *, stream: bool = False) -> ReadOpt
     _refuse(options, stream)
     plain = checked(options, (*_BOTH, *(_ONLY_STREAM if stream else _ONLY_BATCH)), "reading")
     topics = _topics(plain)
-    isolation = plain.get("isolation", "read_committed")
-    if isolation not in ("read_committed", "read_uncommitted"):
-        raise ConfigError(f"option isolation must be read_committed or read_uncommitted, not {isolation!r}")
-    strategy = plain.get("startingoffsetsbytimestampstrategy", "error").lower()
-    if strategy not in ("error", "latest"):
-        raise ConfigError(f"option startingOffsetsByTimestampStrategy must be error or latest, not {strategy!r}")
+    isolation = word("isolation", plain.get("isolation", "read_committed"), ("read_committed", "read_uncommitted"))
+    strategy = word(_STRATEGY, plain.get(_STRATEGY.lower(), "error"), ("error", "latest"))
     most = _count("maxOffsetsPerTrigger", plain)
     least = _count("minOffsetsPerTrigger", plain)
     if most is not None and least is not None and least > most:
@@ -114,14 +111,14 @@ def read_options(options: Mapping[str, str], *, stream: bool = False) -> ReadOpt
 
 
 def _refuse(options: Mapping[str, str], stream: bool) -> None:
-    for name in options:
-        lower = name.lower()
-        if lower in _REFUSED:
-            raise ConfigError(f"option {name} is the Kafka connector's and means nothing here: {_REFUSED[lower]}")
-        if stream and lower in {known.lower() for known in _ONLY_BATCH}:
-            raise ConfigError(f"option {name} is for batch reads: a stream has no end")
-        if not stream and lower in {known.lower() for known in _ONLY_STREAM}:
-            raise ConfigError(f"option {name} is for streams: a batch read is planned once, for all of its range")
+    given = {name.lower() for name in options}
+    for name, instead in _REFUSED.items():
+        if name.lower() in given:
+            raise ConfigError(f"option {name} is the Kafka connector's and means nothing here: {instead}")
+    for name in _ONLY_BATCH if stream else _ONLY_STREAM:
+        if name.lower() in given:
+            why = "is for batch reads: a stream has no end" if stream else "is for streams: a batch is planned once"
+            raise ConfigError(f"option {name} {why}")
 
 
 def _topics(plain: Mapping[str, str]) -> Topics:
@@ -164,7 +161,7 @@ def _edge(which: str, plain: Mapping[str, str], topics: Topics, default: str) ->
     """The connector's precedence: one time for all, then times by partition, then offsets."""
     option = f"{which}Timestamp"
     if option.lower() in plain:
-        return Edge(option, int(number(option, plain[option.lower()], minimum=0)), is_time=True)
+        return Edge(option, whole(option, plain[option.lower()], minimum=0), is_time=True)
     option = f"{which}OffsetsByTimestamp"
     if option.lower() in plain:
         text = plain[option.lower()]
@@ -224,10 +221,7 @@ def _count(name: str, plain: Mapping[str, str]) -> int | None:
     text = plain.get(name.lower())
     if text is None:
         return None
-    found = number(name, text, minimum=1)
-    if found != int(found):
-        raise ConfigError(f"option {name} must be a whole number, not {text}")
-    return int(found)
+    return whole(name, text, minimum=1)
 
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "": 0.001}

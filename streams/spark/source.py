@@ -24,7 +24,7 @@ from streams.spark.read_options import read_options
 from streams.spark.record_batches import read_schema
 from streams.spark.sink import BatchWriter
 from streams.spark.stream_sink import StreamWriter
-from streams.spark.stream_source import StreamReader
+from streams.spark.stream_source import stream_reader
 from streams.spark.write_options import stream_write_options, write_options
 
 
@@ -50,7 +50,7 @@ class GrtDataSource(DataSource):
         return BatchWriter(write_options(_plain(self.options)), schema, one_machine=self.one_machine)
 
     def streamReader(self, schema: t.StructType) -> DataSourceStreamReader:  # noqa: N802
-        return StreamReader(read_options(_plain(self.options), stream=True), schema)
+        return stream_reader(_plain(self.options), schema)
 
     def streamWriter(self, schema: t.StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         if overwrite:

@@ -23,10 +23,10 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from streams.errors import OffsetError
+from streams.errors import ConfigError, OffsetError
 from streams.records import TopicPartition
 from streams.spark.planning import Advance, Logs, Positions, advance, share, split
-from streams.spark.read_options import ReadOptions
+from streams.spark.read_options import ReadOptions, read_options
 from streams.spark.reader import Range, batches
 from streams.spark.record_batches import check_schema
 from streams.spark.stream_offsets import from_json, to_json
@@ -169,6 +169,36 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "to go on with what is there (the gap is then logged), or begin anew with another checkpointLocation"
             )
         _log.warning("failOnDataLoss=false: goes on although records are gone: %s", told)
+
+
+class RefusedStream(DataSourceStreamReader):
+    """What Spark gets instead of a reader when its options are wrong: raises ``error`` when it is asked to begin.
+
+    An error that is raised while a reader is made comes out of Spark behind one of Spark's own (4.3).
+    """
+
+    def __init__(self, error: ConfigError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        raise self._error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        raise self._error
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        raise self._error
+
+
+def stream_reader(options: Mapping[str, str], schema: t.StructType) -> DataSourceStreamReader:
+    """The reader of a stream with these options, or one that tells what is wrong with them."""
+    try:
+        return StreamReader(read_options(options, stream=True), schema)
+    except ConfigError as error:
+        return RefusedStream(error)
 
 
 class _ReaderOfTasks(DataSourceStreamReader):

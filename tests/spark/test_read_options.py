@@ -43,6 +43,13 @@ def test_a_batch_begins_at_the_beginning_and_a_stream_at_the_end() -> None:
     assert read_options(READ, stream=True).starting == Edge("startingOffsets", "latest")
 
 
+def test_words_may_be_written_in_any_case() -> None:
+    options = read_options(
+        {**READ, "isolation": "READ_UNCOMMITTED", "includeHeaders": "False ", "failOnDataLoss": "FALSE"}
+    )
+    assert not (options.committed_only or options.include_headers or options.fail_on_data_loss)
+
+
 def test_three_ways_to_choose_topics() -> None:
     assert read_options({"subscribePattern": "a.*", "bootstrap.servers": "b:1"}).topics == Topics(pattern="a.*")
     assigned = read_options({"assign": '{"a": [1, 0, 1]}', "bootstrap.servers": "b:1"}).topics
@@ -88,6 +95,10 @@ WRONG = [
     ({"startingOffsets": '{"a":{"0":1.5},"b":{"0":1}}'}, "option startingOffsets must be"),
     ({"startingOffsets": '{"a":{"0":true},"b":{"0":1}}'}, "option startingOffsets must be"),
     ({"startingTimestamp": "yesterday"}, "option startingTimestamp must be a number"),
+    ({"startingTimestamp": "12.7"}, "option startingTimestamp must be a whole number"),
+    ({"startingTimestamp": "inf"}, "option startingTimestamp must be at least 0, not inf"),
+    ({"minPartitions": "1e400"}, "option minPartitions must be at least 1, not 1e400"),
+    ({"stallSeconds": "inf"}, "option stallSeconds must be at least 1"),
     ({"startingTimestamp": "-1"}, "option startingTimestamp must be at least 0"),
     ({"startingOffsetsByTimestamp": '{"a":{"0":-1},"b":{"0":1}}'}, r"a\[0\] has the impossible time -1"),
     ({"startingOffsetsByTimestampStrategy": "guess"}, "must be error or latest"),

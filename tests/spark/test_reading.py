@@ -9,6 +9,7 @@ from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 import streams.spark as kes_spark
+from streams.errors import TopicError
 from streams.testing.fixtures import BrokerAddress
 from tests.spark.conftest import MakeTopic, Read
 
@@ -101,6 +102,7 @@ def test_offsets_by_partition(kafka_broker: BrokerAddress, make_topic: MakeTopic
     assert read(topic, startingOffsets="latest").count() == 0
     with pytest.raises(Exception, match=r"has the offsets 0 to 10 now, not 11"):
         read(topic, endingOffsets=offsets(11, 1)).count()
+    assert read(topic, endingOffsets=offsets(11, 1), failOnDataLoss="false").count() == 11
     with pytest.raises(Exception, match="says nothing about"):
         read(topic, startingOffsets=json.dumps({topic: {"0": 1}})).count()
 
@@ -133,3 +135,91 @@ def test_mistakes_are_named(spark: SparkSession, make_topic: MakeTopic, read: Re
 def test_registering_twice_and_asking_for_a_second_session_is_harmless(spark: SparkSession) -> None:
     kes_spark.register(spark)
     assert kes_spark.local_session("another") is spark
+
+
+def stamped(kafka_broker: BrokerAddress, topic: str, times: dict[int, list[int]]) -> None:
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
+    for partition, stamps in times.items():
+        for stamp in stamps:
+            producer.produce(topic, str(stamp), partition=partition, timestamp=stamp)
+    assert producer.flush(30) == 0
+
+
+def test_a_read_from_one_time_to_another(kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read) -> None:
+    topic = make_topic(partitions=2)
+    base = 1_700_000_000_000
+    stamped(kafka_broker, topic, {0: [base + n for n in range(10)], 1: [base + n for n in range(5)]})
+
+    def got(**options: str) -> list[tuple[int, int]]:
+        return sorted((row.partition, row.offset) for row in read(topic, **options).collect())
+
+    assert got(startingTimestamp=str(base + 3), endingTimestamp=str(base + 5)) == [(0, 3), (0, 4), (1, 3), (1, 4)]
+    each = json.dumps({topic: {"0": base + 8, "1": base + 4}})
+    assert got(startingOffsetsByTimestamp=each) == [(0, 8), (0, 9), (1, 4)]
+    assert got(endingOffsetsByTimestamp=json.dumps({topic: {"0": base + 1, "1": base + 99}})) == [
+        (0, 0),
+        *((1, at) for at in range(5)),
+    ]
+    with pytest.raises(Exception, match=rf"option startingTimestamp: {topic}\[1\] has no record at or after"):
+        got(startingTimestamp=str(base + 7))
+    assert got(startingTimestamp=str(base + 7), startingOffsetsByTimestampStrategy="latest") == [(0, 7), (0, 8), (0, 9)]
+
+
+def test_ranges_are_cut_for_more_tasks(kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read) -> None:
+    topic = make_topic(partitions=2)
+    stamped(kafka_broker, topic, {0: list(range(1, 301)), 1: list(range(1, 101))})
+    whole = read(topic)
+    assert whole.rdd.getNumPartitions() == 2
+    for frame, tasks in (
+        (read(topic, minPartitions="8"), 8),
+        (read(topic, maxRecordsPerPartition="60"), 7),
+        (read(topic, minPartitions="1"), 2),
+    ):
+        assert frame.rdd.getNumPartitions() == tasks
+        assert frame.exceptAll(whole).count() == 0
+        assert frame.count() == 400
+
+
+def test_chosen_partitions_and_topics_by_pattern(
+    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, topic_prefix: str
+) -> None:
+    first, second = make_topic("orders-a", 2), make_topic("orders-b")
+    make_topic("other")
+    stamped(kafka_broker, first, {0: [1], 1: [2]})
+    stamped(kafka_broker, second, {0: [3]})
+
+    def got(**options: str) -> set[tuple[str, int]]:
+        given = {"kafka.bootstrap.servers": kafka_broker.bootstrap_servers, **options}
+        return {(row.topic, row.partition) for row in spark.read.format("grt").options(**given).load().collect()}
+
+    assert got(subscribePattern=topic_prefix + "orders-.*") == {(first, 0), (first, 1), (second, 0)}
+    assert got(subscribePattern=topic_prefix + "orders") == set(), "the whole name must fit"
+    assert got(assign=json.dumps({first: [1], second: [0]})) == {(first, 1), (second, 0)}
+    with pytest.raises(Exception, match=f"topic '{first}' has no partition 7"):
+        got(assign=json.dumps({first: [7]}))
+
+
+def test_columns_without_headers_and_of_times(kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read) -> None:
+    topic = make_topic()
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
+    producer.produce(topic, b"v", headers=[("__grt__", b"A")], timestamp=1_500_000_000_123)
+    assert producer.flush(30) == 0
+    frame = read(topic, includeHeaders="false")
+    assert "headers" not in frame.columns
+    (row,) = frame.collect()
+    assert (row.type, row.timestampType, row.timestamp.microsecond) == ("A", 0, 123_000)
+    assert read(topic).columns == [
+        "key", "value", "type", "version", "headers", "topic", "partition", "offset", "timestamp", "timestampType",
+    ]  # fmt: skip
+
+
+def test_ends_as_an_option_of_later_reads(kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read) -> None:
+    first, second = make_topic("a", 2), make_topic("b")
+    stamped(kafka_broker, first, {0: [1, 2], 1: [3]})
+    ends = kes_spark.end_offsets([first, second], servers=kafka_broker.bootstrap_servers)
+    assert json.loads(ends) == {first: {"0": 2, "1": 1}, second: {"0": 0}}
+    stamped(kafka_broker, first, {0: [4]})
+    assert read(f"{first},{second}", endingOffsets=ends).count() == 3
+    assert read(f"{first},{second}", startingOffsets=ends).count() == 1
+    with pytest.raises(TopicError, match="does not exist"):
+        kes_spark.end_offsets(first + "x", servers=kafka_broker.bootstrap_servers)

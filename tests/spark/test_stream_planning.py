@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows
 
-from streams.errors import OffsetError, TopicError
+from streams.errors import ConfigError, OffsetError, TopicError
 from streams.records import TopicPartition
 from streams.spark import stream_source
 from streams.spark.planning import Bounds, Logs, Positions, TopicLog
 from streams.spark.read_options import Edge, read_options
 from streams.spark.reader import Range
 from streams.spark.record_batches import READ_SCHEMA
-from streams.spark.stream_source import StreamReader
+from streams.spark.stream_source import StreamReader, stream_reader
 
 pytestmark = pytest.mark.spark
 
@@ -280,3 +280,11 @@ def test_tasks_get_only_what_reads() -> None:
     copied = pickle.loads(pickle.dumps(source))
     assert not isinstance(copied, StreamReader)
     assert callable(copied.read)
+
+
+def test_wrong_options_are_told_when_spark_begins_not_when_it_makes_the_reader() -> None:
+    refused = stream_reader({"subscribe": "t", "endingOffsets": "latest", "bootstrap.servers": "b:1"}, READ_SCHEMA)
+    copied = pickle.loads(pickle.dumps(refused))
+    for ask in (copied.initialOffset, lambda: copied.latestOffset({}, ALL), lambda: copied.partitions({}, {})):
+        with pytest.raises(ConfigError, match="option endingOffsets is for batch reads"):
+            ask()
