@@ -89,6 +89,41 @@ def advance(start: Positions, logs: Logs) -> Advance:
     return found
 
 
+def between(start: Positions, end: Positions) -> Advance:
+    """The ranges of a batch whose start and end are known."""
+    found = Advance()
+    for place, stop in sorted(end.at.items()):
+        same_topic = start.ids.get(place.topic, "") in ("", end.ids.get(place.topic, ""))
+        found.begin[place] = start.at.get(place, 0) if same_topic else 0
+        found.end[place] = stop
+    return found
+
+
+def still_there(planned: Advance, ids: Mapping[str, str], logs: Logs) -> Advance:
+    """What is left of ranges that were planned some time ago, about the topics with these ``ids``."""
+    found = Advance()
+    for place, begin in planned.begin.items():
+        end = planned.end[place]
+        log = logs.get(place.topic)
+        bounds = log.partitions.get(place.partition) if log is not None else None
+        if begin >= end:
+            continue
+        if log is None or bounds is None:
+            found.losses.append(f"{place} was deleted before offsets {begin} to {end - 1} were read")
+        elif ids.get(place.topic, log.id) != log.id:
+            found.losses.append(
+                f"{place.topic} was deleted and made again before offsets {begin} to {end - 1} of {place} were read"
+            )
+        else:
+            found.begin[place] = min(max(begin, bounds.first), end)
+            found.end[place] = max(found.begin[place], min(end, bounds.high))
+            if begin < bounds.first:
+                found.losses.append(f"{place}: offsets {begin} to {found.begin[place] - 1} are gone (retention)")
+            if end > bounds.high:
+                found.losses.append(f"{place}: the log ends at {bounds.high}, below {end} (truncated or restored)")
+    return found
+
+
 def _stood(start: Positions, topic: str) -> str:
     places = sorted((place, at) for place, at in start.at.items() if place.topic == topic)
     return "it had been read up to " + ", ".join(f"{place} offset {at}" for place, at in places)

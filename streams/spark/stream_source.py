@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pyspark.sql import types as t
@@ -25,7 +25,7 @@ from pyspark.sql.streaming.datasource import (
 
 from streams.errors import ConfigError, OffsetError
 from streams.records import TopicPartition
-from streams.spark.planning import Advance, Logs, Positions, advance, share, split
+from streams.spark.planning import Advance, Logs, Positions, advance, between, share, split, still_there
 from streams.spark.read_options import ReadOptions, read_options
 from streams.spark.reader import Range, batches
 from streams.spark.record_batches import check_schema
@@ -74,7 +74,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the next batch ends: ``start`` itself when there is nothing to do, or not enough yet."""
         begun = from_json(start)
         self._tell_lag_tools(begun)
-        logs, found = self._look(begun)
+        logs, found = self._look(lambda logs: advance(begun, logs))
         self._check(found)
         ids = {topic: log.id for topic, log in logs.items()}
         if self._ends is not None:
@@ -99,16 +99,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begun, ended = from_json(start), from_json(end)
+        spans = between(begun, ended)
         if self._planned != (begun, ended):  # a batch of an earlier run is done again
-            self._check_again(begun, ended)
-        spans = {}
-        for place, stop in sorted(ended.at.items()):
-            same = begun.ids.get(place.topic, "") in ("", ended.ids.get(place.topic, ""))
-            spans[place] = (begun.at.get(place, 0) if same else 0, stop)
+            planned = spans
+            _, spans = self._look(lambda logs: still_there(planned, ended.ids, logs))
+            self._check(spans)
         return [
             Range(place.topic, place.partition, begin, stop)
             for place, begin, stop in split(
-                spans,
+                {place: (begin, spans.end[place]) for place, begin in spans.begin.items()},
                 min_partitions=self._options.min_partitions,
                 max_records=self._options.max_records_per_partition,
             )
@@ -137,24 +136,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return False
         return time.monotonic() - self._last_batch < self._options.max_trigger_delay_seconds
 
-    def _check_again(self, begun: Positions, ended: Positions) -> None:
-        logs, found = self._look(begun)
-        for place, stop in ended.at.items():
-            log = logs.get(place.topic)
-            if log is None or place.partition not in log.partitions:
-                if place not in begun.at:
-                    found.losses.append(f"{place} was deleted before it was read up to {stop}")
-            elif ended.ids.get(place.topic, log.id) != log.id and begun.ids.get(place.topic) != ended.ids[place.topic]:
-                found.losses.append(f"{place.topic} was deleted and made again before it was read up to {stop}")
-        self._check(found)
+    def _look(self, judge: Callable[[Logs], Advance]) -> tuple[Logs, Advance]:
+        """What the logs hold now, and what that means.
 
-    def _look(self, begun: Positions) -> tuple[Logs, Advance]:
-        """What lies ahead. A loss is only believed when it lasts: a broker that has just come up, or that has not
-        heard of a new topic yet, may tell of one that is none."""
+        A loss is only believed when it lasts: a broker that has just come up, or that has not heard of a new topic
+        yet, may tell of one that is none.
+        """
         deadline = time.monotonic() + _BELIEVE_SECONDS
         while True:
             logs = self._view.logs()
-            found = advance(begun, logs)
+            found = judge(logs)
             if not found.losses or time.monotonic() >= deadline:
                 return logs, found
             time.sleep(_AGAIN_SECONDS)

@@ -44,10 +44,9 @@ def test_a_batch_begins_at_the_beginning_and_a_stream_at_the_end() -> None:
 
 
 def test_words_may_be_written_in_any_case() -> None:
-    options = read_options(
-        {**READ, "isolation": "READ_UNCOMMITTED", "includeHeaders": "False ", "failOnDataLoss": "FALSE"}
-    )
-    assert not (options.committed_only or options.include_headers or options.fail_on_data_loss)
+    words = {"isolation": "READ_UNCOMMITTED", "includeHeaders": "False ", "failOnDataLoss": "FALSE"}
+    options = read_options({**READ, **words})
+    assert (options.committed_only, options.include_headers, options.fail_on_data_loss) == (False, False, False)
 
 
 def test_three_ways_to_choose_topics() -> None:

@@ -18,6 +18,7 @@ from streams.spark.planning import Bounds, Logs, Positions, TopicLog
 from streams.spark.read_options import Edge, read_options
 from streams.spark.reader import Range
 from streams.spark.record_batches import READ_SCHEMA
+from streams.spark.stream_offsets import to_json
 from streams.spark.stream_source import StreamReader, stream_reader
 
 pytestmark = pytest.mark.spark
@@ -225,17 +226,28 @@ def test_a_deleted_topic_stops_the_query_or_is_left_out() -> None:
     assert ranges(lax.partitions(at, following)) == [("t1", 0, 10, 11)]
 
 
-def test_a_batch_of_an_earlier_run_is_checked_when_it_is_done_again() -> None:
+@pytest.mark.parametrize(
+    ("now", "told", "left"),
+    [
+        ({"t": log(30, first=4)}, r"t\[0\]: offsets 2 to 3 are gone", [("t", 0, 4, 10)]),
+        ({"t": log(30, first=40)}, r"t\[0\]: offsets 2 to 9 are gone", []),
+        ({"t": log(6)}, r"t\[0\]: the log ends at 6, below 10", [("t", 0, 2, 6)]),
+        ({"t": log(30, topic_id="z")}, "t was deleted and made again before offsets 2 to 9", []),
+        ({}, r"t\[0\] was deleted before offsets 2 to 9 were read", []),
+    ],
+)
+def test_a_batch_of_an_earlier_run_is_checked_when_it_is_done_again(
+    now: dict[str, TopicLog], told: str, left: list[tuple[str, int, int, int]]
+) -> None:
+    """Without ``failOnDataLoss`` no range may end where the log does not reach: a task would wait there in vain."""
     View.now = {"t": log(10)}
-    earlier = reader()
-    start = earlier.initialOffset()
-    end = json.loads(json.dumps(earlier.latestOffset(start, ALL)))
-    assert ranges(reader().partitions(start, end)) == [("t", 0, 0, 10)]
-    for now in ({"t": log(30, first=4)}, {"t": log(30, topic_id="z")}, {}):
-        View.now = now
-        with pytest.raises(OffsetError):
-            reader().partitions(start, end)
-        reader(failOnDataLoss="false").partitions(start, end)
+    start = to_json(Positions({"t": "x"}, {TopicPartition("t", 0): 2}))
+    end = json.loads(json.dumps(reader().latestOffset(start, ALL)))
+    assert ranges(reader().partitions(start, end)) == [("t", 0, 2, 10)]
+    View.now = now
+    with pytest.raises(OffsetError, match=told):
+        reader().partitions(start, end)
+    assert ranges(reader(failOnDataLoss="false").partitions(start, end)) == left
 
 
 def test_a_first_batch_from_the_end_that_is_done_again_is_no_loss() -> None:
