@@ -31,6 +31,7 @@ from streams.spark.read_options import EARLIEST, LATEST, ByPartition, Edge, Read
 
 _AGAIN_SECONDS: Final = 0.2
 _COMMIT_SECONDS: Final = 5.0
+_QUIET_SECONDS: Final = 5.0
 _PASSING: Final = frozenset(
     {
         KafkaError.LEADER_NOT_AVAILABLE,
@@ -64,6 +65,7 @@ class LogView:
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
+        self._ask_seconds = min(ASK_SECONDS, options.stall_seconds)
         self._admin: AdminClient | None = None
         self._committer: Consumer | None = None
         self._answers: list[str] = []  # to the last commit: what went wrong, or an empty text
@@ -142,7 +144,8 @@ class LogView:
         return admin
 
     def _patiently(self, ask: Callable[[], T], doing: str) -> T:
-        deadline = time.monotonic() + self._options.stall_seconds
+        begun, warned = time.monotonic(), False
+        deadline = begun + self._options.stall_seconds
         while True:
             try:
                 return ask()
@@ -155,14 +158,25 @@ class LogView:
                         f"{self._options.stall_seconds:g} s (option stallSeconds): {error.args[0].name()}; is the "
                         "broker up, the address right?"
                     ) from error
+                if not warned and time.monotonic() - begun > _QUIET_SECONDS:
+                    warned = True
+                    _log.warning(
+                        "%s: no answer from %s yet (%s); asking for up to %g s (option stallSeconds)",
+                        doing,
+                        self._options.kafka["bootstrap.servers"],
+                        error.args[0].name(),
+                        self._options.stall_seconds,
+                    )
                 self._admin = None  # one that lived through a restart of the broker may never answer again
             time.sleep(_AGAIN_SECONDS)
 
     def _logs(self) -> Logs:
         partitions: dict[str, tuple[str, list[int]]] = {}
         names = self._names()
-        asked = self._client().describe_topics(TopicCollection(names), request_timeout=ASK_SECONDS) if names else {}
-        for name, topic in answers(asked, ASK_SECONDS + GRACE_SECONDS).items():
+        asked = (
+            self._client().describe_topics(TopicCollection(names), request_timeout=self._ask_seconds) if names else {}
+        )
+        for name, topic in answers(asked, self._ask_seconds + GRACE_SECONDS).items():
             if isinstance(topic, KafkaException):
                 if topic.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                     continue
@@ -180,7 +194,7 @@ class LogView:
         topics = self._options.topics
         if topics.pattern is None:
             return sorted(topics.names or topics.assigned or ())
-        there = self._client().list_topics(timeout=ASK_SECONDS).topics
+        there = self._client().list_topics(timeout=self._ask_seconds).topics
         return sorted(name for name in there if re.fullmatch(topics.pattern, name))
 
     def _chosen(self, topic: str, there: list[int]) -> list[int]:
@@ -245,14 +259,14 @@ class LogView:
         for places, spec, level in asked:
             wanted: Any = {_TopicPartition(*place): spec[place] if isinstance(spec, dict) else spec for place in places}
             requests.append(
-                self._client().list_offsets(wanted, isolation_level=level, request_timeout=ASK_SECONDS)
+                self._client().list_offsets(wanted, isolation_level=level, request_timeout=self._ask_seconds)
                 if wanted
                 else {}
             )
         found = []
         for request in requests:
             offsets = {}
-            for place, answer in answers(request, ASK_SECONDS + GRACE_SECONDS).items():
+            for place, answer in answers(request, self._ask_seconds + GRACE_SECONDS).items():
                 if isinstance(answer, KafkaException):
                     raise answer
                 offsets[TopicPartition(place.topic, place.partition)] = answer.offset

@@ -94,10 +94,15 @@ def test_one_client_serves_all_questions(script: tuple[list[int | None], list[Ad
     assert len(script[1]) == 1
 
 
-def test_silence_ends_after_stall_seconds(script: tuple[list[int | None], list[Admin]]) -> None:
+def test_silence_is_told_and_ends_after_stall_seconds(
+    script: tuple[list[int | None], list[Admin]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(topic_logs, "_QUIET_SECONDS", 0.3)
     script[0].extend([None] * 100)
     with pytest.raises(BrokerUnavailable, match=r"no answer from b:1 for 1 s \(option stallSeconds\)"):
         LogView(read_options(OPTIONS)).logs()
+    (told,) = [record.message for record in caplog.records if "no answer from b:1 yet" in record.message]
+    assert "up to 1 s (option stallSeconds)" in told
 
 
 def test_what_does_not_pass_is_told_at_once(script: tuple[list[int | None], list[Admin]]) -> None:
