@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 from pyspark import TaskContext
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
@@ -31,7 +32,8 @@ class JobSpec(msgspec.Struct, kw_only=True):
     """What a job does. ``write``: ``stream``, ``naive`` (the control) or ``batch`` (one write with a ``writeId``).
 
     ``task_faults``: what becomes of one task's first attempt, half way through its rows, in every second batch, one
-    after the other: ``raise``, ``exit``, ``slow``, ``kill-executor``. ``stop_at``: when a file of this name is in the
+    after the other: ``raise``, ``exit``, ``slow``, ``kill-executor``. ``restarts``: how often a query that fails is
+    started again in the same process. ``stop_at``: when a file of this name is in the
     folder, the query is stopped by ``query.stop()``, and started again in the same process.
     """
 
@@ -43,6 +45,7 @@ class JobSpec(msgspec.Struct, kw_only=True):
     rows_per_batch: int = 10_000
     write: str = "stream"
     task_faults: tuple[str, ...] = ()
+    restarts: int = 0
     stop_at: str = ""
     slow_seconds: float = 12.0
     settings: dict[str, str] = {}
@@ -132,6 +135,15 @@ def kill_executor() -> None:
     raise AssertionError("this task runs in no executor of its own")
 
 
+def ended_well(query: StreamingQuery) -> bool:
+    """Wait for the query's end, and say which it was."""
+    try:
+        query.awaitTermination()
+    except StreamingQueryException:
+        return False
+    return True
+
+
 def stop_when(query: StreamingQuery, mark: Path) -> None:
     """Stop it half way; whoever is held at the point goes on while it is being stopped, or when it has been."""
     while not mark.exists() and query.isActive:
@@ -156,6 +168,11 @@ def main(spec: JobSpec) -> None:
     print("QUERY", query.id, flush=True)
     if spec.stop_at:
         stop_when(query, Path(os.environ[FOLDER]) / spec.stop_at)
+        query = start(spark, spec)
+    for _ in range(spec.restarts):
+        if ended_well(query):
+            break
+        print("FAILED", flush=True)
         query = start(spark, spec)
     query.awaitTermination()
     print("DONE", sum(progress["numInputRows"] for progress in query.recentProgress), flush=True)

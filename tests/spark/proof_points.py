@@ -44,6 +44,8 @@ POINTS: Final = (
     "commit.after",
     "returned",
 )
+COMMIT_POINTS: Final = POINTS[2:]
+"""Those that the process passes that commits, in the driver."""
 ACTIONS: Final = ("kill", "orphan", "freeze", "exit", "raise", "hold")
 BATCH_WRITE: Final = 0
 """The number of the batch of a write that is no stream."""
@@ -84,8 +86,8 @@ def job_processes(leader: int) -> list[int]:
     """All processes of a job that was started as the leader of a session, however they group themselves."""
     found = []
     for pid in psutil.pids():
-        with contextlib.suppress(ProcessLookupError):
-            if os.getsid(pid) == leader:
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getsid(pid) == leader and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
                 found.append(pid)
     return found
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from streams.testing.fixtures import BrokerAddress
-from tests.spark.cluster_kit import StandaloneCluster
+from tests.spark.cluster_job import ROWS
+from tests.spark.cluster_kit import ROOT, StandaloneCluster
+from tests.spark.conftest import MakeTopic
 from tests.spark.proof_kit import Trial
 from tests.spark.proof_points import Strike
 
@@ -61,3 +67,22 @@ def test_executors_killed_while_they_write(
         assert len(list(tmp_path.glob("task-slow-*"))) == 1
         assert len(list(tmp_path.glob("again-slow-*"))) == 1  # the copy
         assert trial.must_be_exact().aborted == 0
+
+
+def test_upcasters_and_handlers_run_on_the_workers(
+    cluster: StandaloneCluster, kafka_broker: BrokerAddress, make_topic: MakeTopic
+) -> None:
+    """Classes and handlers are imported there: they are installed with the package, or lie on the workers' path."""
+    arguments = [json.dumps(cluster.settings), kafka_broker.bootstrap_servers, make_topic(partitions=2)]
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.spark.cluster_job", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    found = json.loads(ended.stdout.splitlines()[-1])
+    cents = sum(range(ROWS))
+    assert found == {"typed": ROWS, "errors": [], "replayed": ROWS, "outputs": ROWS, "cents": cents}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from streams.testing.fixtures import BrokerAddress
-from tests.spark.proof_kit import Trial, job_processes, wait_until
-from tests.spark.proof_points import Strike
+from tests.spark.proof_kit import Trial, wait_until
+from tests.spark.proof_points import COMMIT_POINTS, Strike
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -24,20 +24,31 @@ def trial(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> Ite
     trial.close()
 
 
-def test_drivers_killed_at_points_of_the_commit(trial: Trial) -> None:
-    """Behind the fence, with half of the rows sent, with all of them sent, and committed without Spark's knowing."""
-    spec = trial.spec(rows_per_batch=EVENTS // 5)
-    for strike in (Strike("marker.after", 0), Strike("produce.half", 1), Strike("commit.before", 2)):
-        trial.start(strike, spec=spec).must_be_killed()
-        assert trial.committed_rows() == strike.batch * spec.rows_per_batch
-    strike = Strike("commit.after", 3)
+def test_drivers_killed_in_their_commit(trial: Trial) -> None:
+    """With all of the rows sent, and committed without Spark's knowing."""
+    spec = trial.spec(rows_per_batch=EVENTS // 4)
+    strike = Strike("commit.before", 1)
+    trial.start(strike, spec=spec).must_be_killed()
+    assert trial.open_transaction
+    assert trial.committed_rows() == spec.rows_per_batch
+    strike = Strike("commit.after", 2)
     trial.start(strike, spec=spec).must_be_killed()
     wait_until(lambda: not trial.open_transaction, "the markers of the commit are written")
-    assert trial.committed_rows() == 4 * spec.rows_per_batch
-    assert trial.batches_done == 3
+    assert trial.committed_rows() == 3 * spec.rows_per_batch
+    assert trial.batches_done == 2
     trial.start(spec=spec).must_finish()
-    report = trial.must_be_exact()
-    assert report.aborted > spec.rows_per_batch  # two of the killed had sent rows
+    assert trial.must_be_exact().aborted == spec.rows_per_batch
+
+
+def test_the_process_that_commits_dies_at_every_point(trial: Trial) -> None:
+    """It ends without a word, the query fails and is started again: at each point, one batch after the other."""
+    strikes = [Strike(point, batch, "exit") for batch, point in enumerate(COMMIT_POINTS)]
+    spec = trial.spec(rows_per_batch=EVENTS // len(strikes), restarts=len(strikes))
+    job = trial.start(*strikes, spec=spec)
+    job.must_finish()
+    assert [strike for strike in strikes if not trial.struck(strike)] == []
+    assert job.log.read_text().count("FAILED") == len(strikes)
+    trial.must_be_exact()
 
 
 def test_tasks_that_fail_and_workers_that_die(trial: Trial) -> None:
@@ -56,12 +67,3 @@ def test_a_query_stopped_half_way_through_a_batch(trial: Trial) -> None:
     job.must_finish()
     assert job.said("STOPPED")
     trial.must_be_exact()
-
-
-def test_a_batch_write_killed_in_its_commit(trial: Trial) -> None:
-    strike = Strike("commit.before", 0)
-    trial.start(strike, spec=trial.spec(write="batch")).must_be_killed()
-    assert trial.open_transaction
-    assert not job_processes(trial.jobs[0].process.pid)
-    trial.start(strike, spec=trial.spec(write="batch")).must_finish()
-    assert trial.must_be_exact().aborted == EVENTS

@@ -20,12 +20,11 @@ from streams.testing.faults import KafkaProxy, Rule
 from streams.testing.fixtures import BrokerAddress, OwnBroker
 from tests.spark.cluster_kit import StandaloneCluster
 from tests.spark.proof_kit import Report, Trial, kill_in_transactions, run_to_the_end, seed, wait_until
-from tests.spark.proof_points import POINTS, Strike
+from tests.spark.proof_points import COMMIT_POINTS, POINTS, Strike
 
 pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(3000)]
 
 EVENTS = int(os.environ.get("KES_PROOF_EVENTS") or 200_000)
-COMMIT_POINTS = [point for point in POINTS if not point.startswith("stage.")]
 
 
 @pytest.fixture
@@ -61,6 +60,18 @@ def test_killed_at_every_point(trial: Trial, half: int) -> None:
         trial.start(strike).must_be_killed()
     trial.start().must_finish()
     noted("killed at points", trial, trial.must_be_exact(), began, kills=len(points), points=points)
+
+
+def test_the_process_that_commits_dies_again_and_again(trial: Trial) -> None:
+    """Three times at every point, by the end of the process and by an exception, in the same Spark."""
+    began = time.monotonic()
+    points = [*COMMIT_POINTS, *COMMIT_POINTS, *COMMIT_POINTS]
+    strikes = [Strike(point, batch, "raise" if batch % 3 == 2 else "exit") for batch, point in enumerate(points)]
+    spec = trial.spec(rows_per_batch=EVENTS // len(points), restarts=len(points))
+    trial.start(*strikes, spec=spec).must_finish(900)
+    struck = sum(map(trial.struck, strikes))
+    assert struck == len(strikes)
+    noted("commit process dies at every point", trial, trial.must_be_exact(), began, struck=struck)
 
 
 def test_killed_in_open_transactions(trial: Trial) -> None:
