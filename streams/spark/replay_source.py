@@ -55,7 +55,7 @@ def travelling(source: EventSource[Any] | str) -> tuple[Travelling, Program]:
     if not isinstance(source, EventSource):
         raise ConfigError(f"source is {type(source).__name__}; give an EventSource, or its name as 'module:attribute'")
     program = source.program()
-    name = _name_of(source)
+    name = _name_of(source, program)
     if name:
         return Travelling(name, None, program.fingerprint), program
     for route in program.routes:
@@ -78,9 +78,13 @@ def loaded(name: str) -> EventSource[Any]:
     return found
 
 
-def _name_of(source: EventSource[Any]) -> str:
-    """``module:attribute``, if it is a global of a module that others can import."""
-    for module_name, module in list(sys.modules.items()):
+def _name_of(source: EventSource[Any], program: Program) -> str:
+    """``module:attribute``, if it is a global of a module that others can import: of that of its handlers first, because
+    the others have only imported it, and may do more than that."""
+    routes = [*program.routes, *([program.default] if program.default is not None else [])]
+    own = [getattr(route.handler, "__module__", "") for route in routes]
+    for module_name in dict.fromkeys([*own, *sys.modules]):
+        module = sys.modules.get(module_name)
         if module_name == "__main__" or not isinstance(module, ModuleType):
             continue
         for attribute, value in list(vars(module).items()):
