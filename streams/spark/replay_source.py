@@ -79,7 +79,7 @@ def loaded(name: str) -> EventSource[Any]:
 
 
 def _name_of(source: EventSource[Any], program: Program) -> str:
-    """``module:attribute``, if it is a global of a module that others can import: of that of its handlers first, because
+    """``module:attribute``, if it is a global of a module that others can import: first that of its handlers, because
     the others have only imported it, and may do more than that."""
     routes = [*program.routes, *([program.default] if program.default is not None else [])]
     own = [getattr(route.handler, "__module__", "") for route in routes]
