@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streams.spark.lane import Lane, look, settle, write_lane
+from streams.spark.marker_log import MarkerLog
 from streams.spark.markers import WriteRequest, Written, written_by
 from streams.spark.write_options import WriteOptions
 
@@ -30,12 +31,17 @@ def lane_of(options: WriteOptions) -> Lane:
         marker_topic=options.marker_topic,
         topic=options.topic,
         kafka=options.kafka,
+        marker_log=options.marker_log,
     )
 
 
 def find_write(options: WriteOptions) -> WriteResult | None:
     """The committed write of this id, or ``None``. Only a look: a run that is about to commit may not show yet."""
-    found = written_by(look(lane_of(options), f"write {options.write_id!r}"))
+    lane, doing = lane_of(options), f"write {options.write_id!r}"
+    stored = look(lane, doing)
+    if stored is None and lane.marker_log is not None:
+        stored = MarkerLog(lane.marker_log, lane.identity, lane.kafka, doing).read()
+    found = written_by(stored)
     return None if found is None else _result(options, found, options.run_id)
 
 

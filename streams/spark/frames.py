@@ -16,7 +16,8 @@ from streams.errors import ConfigError, TransactionFailed
 from streams.events import EventType, event_type_of
 from streams.spark import json_encoding, python_codec
 from streams.spark.commit import WriteResult, find_write
-from streams.spark.options import bootstrap_servers
+from streams.spark.options import addressed
+from streams.spark.session import activate
 from streams.spark.shapes import Structure, shape_of
 from streams.spark.write_options import write_options
 
@@ -78,13 +79,13 @@ def write(
     """
     run = uuid.uuid4().hex
     given = {
-        **(options or {}),
-        "kafka.bootstrap.servers": bootstrap_servers(servers),
+        **addressed(options or {}, servers),
         "writeId": write_id,
         "runId": run,
         **({"topic": topic} if topic else {}),
     }
     settings = write_options(given)
+    activate(df.sparkSession)
     df.write.format("grt").options(**given).mode("append").save()
     found = find_write(settings)
     if found is None:

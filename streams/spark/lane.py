@@ -28,6 +28,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from streams.errors import RecordRefused, StreamsError, TransactionFailed
 from streams.spark.kafka import TIMEOUT_SECONDS, client, translated
+from streams.spark.marker_log import MarkerLog
 from streams.spark.markers import Request, Stored, Written
 from streams.spark.sending import Sender
 
@@ -55,6 +56,8 @@ class Lane:
     topic: str | None
     """The topic of all rows; ``None``: every row names its own."""
     kafka: dict[str, str] = field(repr=False)
+    marker_log: str | None = None
+    """A compacted topic that keeps the marker, too."""
 
 
 def write_lane(
@@ -77,7 +80,7 @@ def write_lane(
     failure: StreamsError | None = None
     for attempt in range(_ROUNDS + 1):
         with _group_of(lane) as group, _fenced_producer(lane, request, size) as producer:
-            stored = _read_marker(group, lane, request)
+            stored = _marker(group, lane, request)
             if (found := request.written(stored)) is not None:
                 return found, attempt > 0
             if attempt == _ROUNDS:
@@ -98,14 +101,14 @@ def write_lane(
     )
 
 
-def settle(lane: Lane, request: Request) -> None:
+def settle(lane: Lane, doing: object) -> None:
     """Wait until what was committed is visible to readers of committed records in every partition."""
-    with _fenced_producer(lane, request, 0):
+    with _fenced_producer(lane, doing, 0):
         pass
 
 
 @contextlib.contextmanager
-def _fenced_producer(lane: Lane, request: Request, size: int) -> Iterator[Producer]:
+def _fenced_producer(lane: Lane, doing: object, size: int) -> Iterator[Producer]:
     """A new producer after ``init_transactions``; what is open when the block ends is aborted."""
     # An open transaction hides everything behind it from readers of committed records, until its timeout when nobody
     # comes back for it. So: as short as the rows allow (a minute, and a second more for each MiB), a quarter hour at
@@ -125,7 +128,7 @@ def _fenced_producer(lane: Lane, request: Request, size: int) -> Iterator[Produc
     try:
         producer.init_transactions(TIMEOUT_SECONDS * 2)
     except KafkaException as error:
-        raise translated(error, f"init_transactions for {request}", lane.kafka) from error
+        raise translated(error, f"init_transactions for {doing}", lane.kafka) from error
     try:
         yield producer
     finally:
@@ -148,19 +151,48 @@ def _transaction(
     sender.partitions_of(lane.marker_topic)
     producer.begin_transaction()
     sent = sum(sender.send(batch) for batch in batches)
-    if sent != request.rows:
+    if request.rows is not None and sent != request.rows:
         raise StreamsError(f"{request}: {request.rows} rows were staged, {sent} were found; nothing was written")
-    offset = TopicPartition(lane.marker_topic, 0, marker.offset, marker.metadata)
-    producer.send_offsets_to_transaction([offset], group.consumer_group_metadata(), TIMEOUT_SECONDS)
+    _put_marker(producer, group, lane, request, marker)
     last_step(producer)
     producer.commit_transaction(max(TIMEOUT_SECONDS, 60.0))
+
+
+class Held:
+    """A lane behind a fence of one's own: its marker, read and put without rows. Made by ``hold``."""
+
+    def __init__(self, lane: Lane, doing: object, producer: Producer, group: Consumer) -> None:
+        self._lane = lane
+        self._doing = doing
+        self._producer = producer
+        self._group = group
+
+    def marker(self) -> Stored | None:
+        """What was committed before the fence."""
+        return _marker(self._group, self._lane, self._doing)
+
+    def put(self, marker: Stored) -> None:
+        """Commit a marker, alone. Once. Raises ``TransactionFailed`` when somebody has fenced this one since."""
+        try:
+            self._producer.begin_transaction()
+            _put_marker(self._producer, self._group, self._lane, self._doing, marker)
+            self._producer.commit_transaction(TIMEOUT_SECONDS)
+        except KafkaException as error:
+            raise _translated(error, self._lane, self._doing) from error
+
+
+@contextlib.contextmanager
+def hold(lane: Lane, doing: object) -> Iterator[Held]:
+    """Fence whoever writes into the lane, before the block begins."""
+    with _group_of(lane) as group, _fenced_producer(lane, doing, 0) as producer:
+        yield Held(lane, doing, producer, group)
 
 
 def look(lane: Lane, doing: object) -> Stored | None:
     """The marker as it is now. Only a look, which disturbs nobody: a run that is about to commit may not show yet, and
     a killed run's open transaction is passed over (it would be undecided until its timeout)."""
     with _group_of(lane, isolation="read_uncommitted") as group:
-        return _read_marker(group, lane, doing)
+        return _read_offset(group, lane, doing)
 
 
 @contextlib.contextmanager
@@ -180,7 +212,23 @@ def _group_of(lane: Lane, isolation: str = "read_committed") -> Iterator[Consume
         consumer.close()
 
 
-def _read_marker(group: Consumer, lane: Lane, doing: object) -> Stored | None:
+def _marker(group: Consumer, lane: Lane, doing: object) -> Stored | None:
+    """Behind the fence."""
+    stored = _read_offset(group, lane, doing)
+    if stored is None and lane.marker_log is not None:
+        return MarkerLog(lane.marker_log, lane.identity, lane.kafka, doing).read()
+    return stored
+
+
+def _put_marker(producer: Producer, group: Consumer, lane: Lane, doing: object, marker: Stored) -> None:
+    """Into the open transaction."""
+    if lane.marker_log is not None:
+        MarkerLog(lane.marker_log, lane.identity, lane.kafka, doing).write(producer, group, marker)
+    offset = TopicPartition(lane.marker_topic, 0, marker.offset, marker.metadata)
+    producer.send_offsets_to_transaction([offset], group.consumer_group_metadata(), TIMEOUT_SECONDS)
+
+
+def _read_offset(group: Consumer, lane: Lane, doing: object) -> Stored | None:
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
         found, error = _committed(group, TopicPartition(lane.marker_topic, 0))
@@ -204,16 +252,16 @@ def _committed(consumer: Consumer, place: TopicPartition) -> tuple[Stored | None
     return (Stored(found.offset, found.metadata or "") if found.offset >= 0 else None), None
 
 
-def _translated(error: KafkaException, lane: Lane, request: Request) -> StreamsError:
+def _translated(error: KafkaException, lane: Lane, doing: object) -> StreamsError:
     reason: KafkaError = error.args[0]
     if reason.code() in _FENCED:
         return TransactionFailed(
             "commit_transaction", reason.name(), "fenced",
-            f"{request}: another run under this name took over, or the transaction outlived "
+            f"{doing}: another run under this name took over, or the transaction outlived "
             "kafka.transaction.timeout.ms; run it again",
         )  # fmt: skip
     if reason.code() in _REFUSED:
         return RecordRefused(
-            f"{request}: the broker refuses a record ({reason.name()}: {reason.str()}); nothing was written"
+            f"{doing}: the broker refuses a record ({reason.name()}: {reason.str()}); nothing was written"
         )
-    return translated(error, str(request), lane.kafka)
+    return translated(error, str(doing), lane.kafka)

@@ -60,8 +60,8 @@ class Request(Protocol):
         ...
 
     @property
-    def rows(self) -> int:
-        """How many rows there are to write."""
+    def rows(self) -> int | None:
+        """How many rows there are to write; ``None``: as many as come."""
         ...
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ def written_by(stored: Stored | None) -> Written | None:
     """The marker of a batch write, read."""
     if stored is None:
         return None
-    metadata = _read(stored, _WriteMetadata)
+    metadata = read_metadata(stored, _WriteMetadata)
     return Written(rows=metadata.rows, at_ms=metadata.at_ms, run=metadata.run)
 
 
@@ -132,7 +132,7 @@ class BatchRequest:
     def written(self, stored: Stored | None) -> Written | None:
         if stored is None:
             return self._without_marker()
-        last = _read(stored, _BatchMetadata)
+        last = read_metadata(stored, _BatchMetadata)
         if last.query != self.query:
             self._check_other(last)
             return None
@@ -194,13 +194,14 @@ class BatchRequest:
     def marker(self, stored: Stored | None, at_ms: int) -> Stored:
         replaced: tuple[str, ...] = ()
         if stored is not None:
-            last = _read(stored, _BatchMetadata)
+            last = read_metadata(stored, _BatchMetadata)
             replaced = last.replaced if last.query == self.query else (*last.replaced, last.query)
         metadata = _BatchMetadata(self.query, self.batch, self.rows, at_ms, replaced)
         return Stored(self.batch + 1, msgspec.json.encode(metadata).decode())
 
 
-def _read(stored: Stored, kind: type[_M]) -> _M:
+def read_metadata(stored: Stored, kind: type[_M]) -> _M:
+    """Raises ``StreamsError`` for a marker that is none of these."""
     try:
         return msgspec.json.decode(stored.metadata, type=kind)
     except msgspec.MsgspecError as error:

@@ -52,9 +52,25 @@ def bootstrap_servers(given: str | None = None) -> str:
     return servers
 
 
+def addressed(options: Mapping[str, str], servers: str | None) -> dict[str, str]:
+    """The options with the brokers' address: ``servers``, else the options' own, else the environment's.
+
+    Raises ``ConfigError`` when both are given and differ, or none is.
+    """
+    given = {value for name, value in options.items() if name.lower() in _BOOTSTRAP}
+    if servers and given - {servers}:
+        raise ConfigError(f"servers={servers!r} and the option kafka.bootstrap.servers differ: give one of them")
+    if given:
+        return dict(options)
+    return {**options, "kafka.bootstrap.servers": bootstrap_servers(servers)}
+
+
 def checked(options: Mapping[str, str], known: Iterable[str], doing: str) -> dict[str, str]:
     """The options under lower-case names; raises ``ConfigError`` for one that is neither known nor ``kafka.*``."""
-    plain = {name.lower(): value for name, value in options.items()}
+    plain: dict[str, str] = {}
+    for name, value in options.items():
+        if plain.setdefault(name.lower(), value) != value:
+            raise ConfigError(f"option {name} is given twice, with different values")
     by_lower = {name.lower(): name for name in (*known, *_BOOTSTRAP)}
     for name in plain:
         if name in by_lower or name.startswith("kafka."):

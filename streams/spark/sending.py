@@ -7,12 +7,14 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute as _compute
 from confluent_kafka import Consumer, KafkaException, Producer
 
 from streams.errors import RecordRefused
 from streams.records import TYPE_HEADER, VERSION_HEADER
 from streams.spark.kafka import TIMEOUT_SECONDS, translated
+
+pc: Any = _compute  # its functions are made at run time
 
 Headers = list[tuple[str, bytes | None]]
 
@@ -64,7 +66,7 @@ class Sender:
             batch.column("key").to_pylist() if "key" in names else itertools.repeat(_KEY),
             self._partition_numbers(batch, topics),
             *_NO_CALLBACK,
-            _milliseconds(batch),
+            self._milliseconds(batch),
             self._header_lists(batch),
             strict=False,
         )
@@ -111,15 +113,37 @@ class Sender:
                 )
         return [_ANY_PARTITION if number is None else number for number in numbers]
 
+    def _milliseconds(self, batch: Any) -> Iterable[int]:
+        if "timestamp" not in batch.schema.names:
+            return itertools.repeat(_NOW)
+        micros = batch.column("timestamp").cast(pa.timestamp("us", "UTC")).cast("int64")
+        if (first := pc.min(micros).as_py()) is not None and first < 1000:
+            raise RecordRefused(
+                f"{self._doing}: a row's column timestamp is 1970-01-01T00:00:00.000 or earlier, which Kafka cannot "
+                "keep; null means the time of sending. Nothing was written"
+            )
+        millis: list[int] = pc.fill_null(pc.divide(micros, 1000), _NOW).to_pylist()
+        return millis
+
     def _header_lists(self, batch: Any) -> Iterable[Headers]:
         """One for each row: the same list for rows whose headers are the same, made once."""
         names, rows = batch.schema.names, batch.num_rows
         kinds = batch.column("type") if "type" in names else pa.nulls(rows, pa.string())
         versions = batch.column("version") if "version" in names else pa.nulls(rows, pa.int32())
-        pairs = _pairs(batch.column("headers")) if "headers" in names and rows else itertools.repeat(())
+        pairs: Iterable[tuple[tuple[str, bytes | None], ...]] = itertools.repeat(())
+        if "headers" in names and rows:
+            self._check_headers(batch.column("headers"))
+            pairs = _pairs(batch.column("headers"))
         if isinstance(pairs, itertools.repeat) and len(kinds.unique()) == len(versions.unique()) == 1:
             return itertools.repeat(self._headers_of(kinds[0].as_py(), versions[0].as_py(), next(pairs)))
         return map(self._headers_of, kinds.to_pylist(), versions.to_pylist(), pairs)
+
+    def _check_headers(self, column: Any) -> None:
+        flat = column.flatten()
+        if flat.null_count or flat.field(0).null_count:
+            raise RecordRefused(
+                f"{self._doing}: a row's column headers has a header that is null, or whose key is; nothing was written"
+            )
 
     def _headers_of(
         self, kind: str | None, version: int | None, pairs: tuple[tuple[str, bytes | None], ...]
@@ -152,14 +176,6 @@ def _alike(column: Any) -> bool:
     flat = column.flatten()
     width = len(flat) // len(column)
     return bool(flat.slice(width).equals(flat.slice(0, len(flat) - width)))
-
-
-def _milliseconds(batch: Any) -> Iterable[int]:
-    if "timestamp" not in batch.schema.names:
-        return itertools.repeat(_NOW)
-    micros = batch.column("timestamp").cast(pa.timestamp("us", "UTC")).cast("int64")
-    millis: list[int] = pc.fill_null(pc.divide(micros, 1000), _NOW).to_pylist()
-    return millis
 
 
 def _type_headers(kind: str | None, version: int | None) -> Headers:

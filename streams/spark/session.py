@@ -7,11 +7,15 @@ another Python than the driver; and a host name that does not resolve to this ma
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from pyspark import SparkContext, java_gateway
 from pyspark.sql import SparkSession
 
 import streams
@@ -72,8 +76,9 @@ def local_session(
     builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
     for name, value in wanted.items():
         builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    register(session)
+    with _no_java_left_behind():
+        session = builder.getOrCreate()
+        register(session)
     return session
 
 
@@ -85,6 +90,45 @@ def register(spark: SparkSession) -> None:
     """
     one_machine = str(spark.conf.get("spark.master", "")).startswith("local")
     spark.dataSource.register(LocalGrtDataSource if one_machine else GrtDataSource)
+
+
+def activate(spark: SparkSession) -> None:
+    """Make this the calling thread's active session: where there is none, Spark does not find data sources in Python
+    for ``df.write``, and says DATA_SOURCE_NOT_FOUND."""
+    classic: Any = spark
+    jvm = getattr(classic, "_jvm", None)
+    if jvm is not None:  # a session that is not connected from afar
+        classic._get_j_spark_session_class(jvm).setActiveSession(classic._jsparkSession)
+
+
+@contextlib.contextmanager
+def _no_java_left_behind() -> Iterator[None]:
+    """When the block fails or is interrupted, the Java that it has started is killed: nobody else knows of it, and it
+    would stay as long as this process does."""
+    started: list[subprocess.Popen[Any]] = []
+    module: Any = java_gateway
+    original = module.Popen
+
+    def recorded(*arguments: Any, **settings: Any) -> Any:
+        process = original(*arguments, **settings)
+        started.append(process)
+        return process
+
+    module.Popen = recorded
+    try:
+        yield
+    except BaseException:
+        for process in started:
+            process.kill()
+            process.wait()
+        if started:  # what PySpark remembers of it, else the next session would talk to the dead
+            context: Any = SparkContext
+            context._active_spark_context = context._gateway = context._jvm = None
+            sessions: Any = SparkSession
+            sessions._instantiatedSession = sessions._activeSession = None
+        raise
+    finally:
+        module.Popen = original
 
 
 def _let_workers_import_us() -> None:

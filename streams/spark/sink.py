@@ -20,8 +20,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from streams.errors import StreamsError
 from streams.spark.columns import check_columns
-from streams.spark.commit import commit_once, find_write
+from streams.spark.commit import commit_once, find_write, lane_of
 from streams.spark.kafka import client, partitions_of
+from streams.spark.lane import look
 from streams.spark.staging import Staged, remove, stage, staged_batches, staging_folder
 from streams.spark.write_options import WriteOptions
 
@@ -39,7 +40,7 @@ class BatchWriter(DataSourceArrowWriter):
         identity = f"{options.topic}\0{options.write_id}"
         self._folder = staging_folder(options.staging_dir, identity, one_machine=one_machine)
         # Only a hint that saves work: what decides is read again at commit time, behind the fence.
-        self._done = find_write(options) is not None
+        self._done = look(lane_of(options), f"write {options.write_id!r}") is not None
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """Stage the rows of one task. Talks to no broker."""
@@ -51,6 +52,14 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All rows and the marker in one transaction. Called once, in the driver, when every task has succeeded."""
         staged = all_staged(messages)
+        if self._done:  # so nothing is staged, and nothing may be written
+            if (done := find_write(self._options)) is None:
+                raise StreamsError(
+                    f"write {self._options.write_id!r} was done when it was planned, and its marker has gone since; "
+                    "nothing was written, run it again"
+                )
+            _log.warning("write %r was done before (%d rows): nothing was written", done.write_id, done.rows)
+            return
         try:
             result = commit_once(
                 self._options,
@@ -59,18 +68,21 @@ class BatchWriter(DataSourceArrowWriter):
                 size=sum(message.size for message in staged),
                 batches=lambda: staged_batches(staged),
             )
-        finally:
-            self._clean()
+        except BaseException:
+            self._clean(only_this_run=True)
+            raise
+        self._clean(only_this_run=False)  # also what killed runs have left, and what others can only throw away now
         if not result.written:
             _log.warning("write %r was done before (%d rows): nothing was written", result.write_id, result.rows)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing of the write is anywhere but in staged files. May be called while tasks are still writing."""
-        self._clean()
+        self._clean(only_this_run=True)
 
-    def _clean(self) -> None:
-        if self._folder is not None:  # also what killed runs of the same write have left behind
-            remove(self._folder, up_to=root_of(self._folder))
+    def _clean(self, *, only_this_run: bool) -> None:
+        if self._folder is not None:
+            folder = self._folder / self._run if only_this_run else self._folder
+            remove(folder, up_to=root_of(self._folder))
 
 
 def root_of(folder: Path) -> Path:

@@ -11,6 +11,7 @@ import hashlib
 import io
 import os
 import shutil
+import stat
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
@@ -177,9 +178,23 @@ class _Stage(io.RawIOBase):
                 self._path.unlink()
 
 
+def _check_own(folder: Path) -> None:
+    """Anybody may write into the temporary folder, so ours in it may be somebody else's: made before, to read along."""
+    for place in (folder, *folder.parents):
+        if place.name == f"kes-spark-{os.getuid()}" and place.parent == Path(tempfile.gettempdir()):
+            found = place.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+                raise StateDiskError(
+                    f"{place} is not this user's: remove it, or give the option stagingDir (a folder of your own)"
+                )
+            if found.st_mode & 0o077:
+                place.chmod(0o700)  # the mode that mkdir is given is that of the last folder only
+
+
 def _new_file(folder: Path) -> tuple[Path, IO[bytes]]:
     for attempt in range(_FOLDER_ATTEMPTS):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _check_own(folder)
         path = folder / f"{uuid.uuid4().hex}.arrow"
         try:
             return path, open(path, "xb", buffering=1 << 20)

@@ -99,6 +99,7 @@ def lane_of(options: StreamWriteOptions) -> Lane:
         marker_topic=options.marker_topic,
         topic=options.topic,
         kafka=options.kafka,
+        marker_log=options.marker_log,
     )
 
 

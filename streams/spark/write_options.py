@@ -9,7 +9,7 @@ from typing import Any, Final
 from streams.errors import ConfigError
 from streams.spark.options import checked, kafka_settings, number
 
-_COMMON: Final = ("topic", "markerTopic", "stagingDir", "stagingThreshold")
+_COMMON: Final = ("topic", "markerTopic", "markerLog", "stagingDir", "stagingThreshold")
 _WRITE: Final = ("writeId", "runId")
 _STREAM: Final = ("sink", "replaceQuery", "lastWrittenBatch")
 _OF_SPARK: Final = (
@@ -31,6 +31,7 @@ class SinkOptions:
     kafka: dict[str, str] = field(repr=False)
     topic: str | None
     marker_topic: str
+    marker_log: str | None
     staging_dir: str | None
     staging_threshold: int
 
@@ -100,7 +101,7 @@ def _last_written(text: str | None) -> tuple[str, int] | None:
 
 
 def _name(option: str, plain: Mapping[str, str], why: str) -> str:
-    name = plain.get(option.lower(), "")
+    name = plain.get(option.lower(), "").strip()
     if not name:
         raise ConfigError(f"option {option} is missing: {why}")
     if len(name) > 200 or not name.isprintable():
@@ -120,6 +121,7 @@ def _common(plain: Mapping[str, str], identity: str) -> dict[str, Any]:
         "kafka": kafka_settings(plain),
         "topic": topic,
         "marker_topic": marker_topic,
+        "marker_log": plain.get("markerlog") or None,
         "staging_dir": plain.get("stagingdir"),
         "staging_threshold": int(number("stagingThreshold", plain.get("stagingthreshold", str(1 << 20)), minimum=0)),
     }

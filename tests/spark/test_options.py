@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streams.errors import ConfigError
+from streams.spark.options import addressed, checked, kafka_settings
 from streams.spark.write_options import stream_write_options, write_options
 
 pytestmark = pytest.mark.spark
@@ -75,3 +76,20 @@ def test_streaming_takes_sparks_own_options() -> None:
 def test_wrong_options_for_streaming(change: dict[str, str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         stream_write_options({**STREAM, **change})
+
+
+def test_where_the_brokers_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address that is given is never passed over for the environment's: that is another cluster."""
+    monkeypatch.setenv("KES_BOOTSTRAP_SERVERS", "env:1")
+    for name in ("kafka.bootstrap.servers", "Bootstrap.Servers"):
+        assert kafka_settings(checked(addressed({name: "given:1"}, None), (), "x"))["bootstrap.servers"] == "given:1"
+        assert addressed({name: "a:1"}, "a:1")[name] == "a:1"
+        with pytest.raises(ConfigError, match="differ: give one of them"):
+            addressed({name: "given:1"}, "other:1")
+    assert addressed({}, "here:1") == {"kafka.bootstrap.servers": "here:1"}
+    assert addressed({}, None) == {"kafka.bootstrap.servers": "env:1"}
+
+
+def test_one_option_in_two_spellings() -> None:
+    with pytest.raises(ConfigError, match="option WRITEID is given twice, with different values"):
+        write_options({**WRITE, "WRITEID": "other"})

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
+from streams.errors import RecordRefused
 from streams.spark.sending import Sender
 
 pytestmark = pytest.mark.spark
@@ -99,7 +100,7 @@ def test_any_mixture_of_columns() -> None:
             ],
         ),
         "partition": (pa.int32(), [None, 0, 1, 2]),
-        "timestamp": (pa.int64(), [None, 1, 1_700_000_000_123_456]),
+        "timestamp": (pa.int64(), [None, 1000, 1_700_000_000_123_456]),
     }
     for _ in range(400):
         names = ["value", *(name for name in columns if name != "value" and rng.random() < 0.6)]
@@ -128,3 +129,20 @@ def test_the_client_takes_its_arguments_in_the_order_that_is_relied_on() -> None
     with pytest.raises(TypeError):
         any_producer.produce("t", b"v", b"k", 0, None, None, "headers first", 12)
     producer.purge()
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "problem"),
+    [
+        ("timestamp", pa.array([None, 999], pa.timestamp("us", "UTC")), "column timestamp is 1970"),
+        ("timestamp", pa.array([5000, -1], pa.timestamp("us", "UTC")), "column timestamp is 1970"),
+        ("headers", pa.array([[None], []], HEADERS), "a header that is null, or whose key is"),
+        ("headers", pa.array([[None], None], HEADERS), "a header that is null, or whose key is"),
+        ("headers", pa.array([[{"key": None, "value": b"x"}], []], HEADERS), "a header that is null, or whose key is"),
+        ("partition", pa.array([0, 3], pa.int32()), "names partition 3 of 't', which has 3"),
+        ("partition", pa.array([None, -1], pa.int32()), "names partition -1 of 't'"),
+    ],
+)
+def test_rows_that_are_no_records(column: str, values: Any, problem: str) -> None:
+    with pytest.raises(RecordRefused, match=problem):
+        sent(pa.record_batch({"value": pa.array([b"a", b"b"]), column: values}), "t")

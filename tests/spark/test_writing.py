@@ -8,14 +8,21 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 import pytest
+from confluent_kafka.admin import AdminClient
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 import streams.spark as kes_spark
+from streams.errors import StreamsError
+from streams.spark.commit import find_write, lane_of
+from streams.spark.sink import BatchWriter
+from streams.spark.write_options import write_options
 from streams.testing.fixtures import BrokerAddress
 from tests.spark.conftest import MakeTopic, Read
 
@@ -115,7 +122,7 @@ def test_large_writes_are_staged_in_files_that_go_away(
     rows = encoded(spark).drop("id")
     kes_spark.write(rows, topic=topic, write_id="w", servers=kafka_broker.bootstrap_servers, options=options)
     assert read(topic).count() == ROWS
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert list(tmp_path.iterdir()) == []  # nor an empty folder
     assert not list(Path(tempfile.gettempdir()).glob("kes-spark-*/*/*/*.arrow"))
 
 
@@ -157,6 +164,50 @@ def test_a_write_that_fails_upstream_shows_nothing_and_can_be_run_again(
     good = encoded(spark).drop("id")
     assert kes_spark.write(good, topic=topic, write_id="w", servers=servers).written
     assert read(topic).count() == ROWS
+
+
+def test_from_another_thread(
+    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read
+) -> None:
+    topic = make_topic()
+    rows = encoded(spark, 10).drop("id")
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(kes_spark.write, rows, topic=topic, write_id="w", servers=kafka_broker.bootstrap_servers)
+        assert job.result(120).written
+    assert read(topic).count() == 10
+
+
+def test_two_runs_of_one_write_at_the_same_time(
+    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read
+) -> None:
+    """One writes, the other finds it written, or is fenced and can be run again."""
+    topic = make_topic(partitions=2)
+    rows = encoded(spark).drop("id")
+
+    def run(_: int) -> object:
+        try:
+            return kes_spark.write(rows, topic=topic, write_id="w", servers=kafka_broker.bootstrap_servers).written
+        except Exception as error:
+            return str(error)
+
+    with ThreadPoolExecutor(3) as pool:
+        ended = list(pool.map(run, range(3)))
+    assert ended.count(True) <= 1
+    assert all(isinstance(end, bool) or "another run under this name took over" in end for end in ended), ended
+    again = kes_spark.write(rows, topic=topic, write_id="w", servers=kafka_broker.bootstrap_servers)
+    assert again.written is (True not in ended and False not in ended)
+    assert read(topic).count() == ROWS
+
+
+def test_writes_whose_names_run_together_are_two(
+    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read
+) -> None:
+    short, long = make_topic("a"), make_topic("a.b")
+    rows = encoded(spark, 10).drop("id")
+    servers = kafka_broker.bootstrap_servers
+    assert kes_spark.write(rows, topic=long, write_id="c", servers=servers).written
+    assert kes_spark.write(rows, topic=short, write_id="b.c", servers=servers).written
+    assert (read(short).count(), read(long).count()) == (10, 10)
 
 
 def test_mistakes_are_named(spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic) -> None:
@@ -213,3 +264,38 @@ def test_drivers_killed_in_their_commit(
     seen = kes_spark.read_events(spark, Row, topic=topic, servers=servers)
     assert Counter(row.id for row in seen.collect()) == Counter(range(20_000))
     assert read(topic, isolation="read_uncommitted").count() == 40_000
+
+
+def test_a_marker_that_goes_between_planning_and_commit_is_no_write_of_nothing(
+    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic
+) -> None:
+    """The tasks staged nothing, because the write was done."""
+    topic = make_topic()
+    servers = kafka_broker.bootstrap_servers
+    rows = encoded(spark, 10).drop("id")
+    kes_spark.write(rows, topic=topic, write_id="w", servers=servers)
+    options = write_options({"bootstrap.servers": servers, "topic": topic, "writeId": "w"})
+    planned = BatchWriter(options, rows.schema, one_machine=True)
+    message = planned.write(iter(()))
+    planned.commit([message])
+    group = lane_of(options).identity
+    admin = AdminClient({"bootstrap.servers": servers})
+    admin.delete_consumer_groups([group])[group].result(30)
+    with pytest.raises(StreamsError, match="its marker has gone since"):
+        planned.commit([message])
+    assert find_write(options) is None
+
+
+def test_a_run_that_fails_leaves_the_files_of_another_alone(
+    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read, tmp_path: Path
+) -> None:
+    given = {"bootstrap.servers": kafka_broker.bootstrap_servers, "topic": make_topic(), "writeId": "w"}
+    options = write_options({**given, "stagingDir": str(tmp_path), "stagingThreshold": "0"})
+    batch = pa.record_batch({"value": pa.array([b"x"] * 10)})
+    schema = spark.createDataFrame([], "value binary").schema
+    first, second = (BatchWriter(options, schema, one_machine=True) for _ in range(2))
+    messages = [writer.write(iter([batch])) for writer in (first, second)]
+    first.abort([messages[0]])
+    second.commit([messages[1]])
+    assert read(given["topic"]).count() == 10
+    assert list(tmp_path.iterdir()) == []

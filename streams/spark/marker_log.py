@@ -1,0 +1,124 @@
+"""Markers that do not expire: a compacted topic (option ``markerLog``) beside the offsets of a lane's group.
+
+Brokers forget the offsets of a group that commits nothing for a week. So each transaction writes its marker a second
+time, as a record: key is the lane's identity, in one partition that its hash chooses. The offset is read first, and as
+both are of one transaction it is never behind the record; the record is read where there is no offset.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from typing import Any, Final
+
+import msgspec
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import admin as _admin
+
+from streams.errors import BrokerUnavailable, ConfigError, TopicError
+from streams.spark.kafka import TIMEOUT_SECONDS, answers, client, translated
+from streams.spark.markers import Stored
+
+_untyped: Any = _admin  # its stubs do not export all that it has
+_LOG_SECONDS: Final = 120.0
+
+
+class _Record(msgspec.Struct):
+    offset: int
+    metadata: str
+
+
+class MarkerLog:
+    """The log of markers, as seen by one lane."""
+
+    def __init__(self, topic: str, identity: str, kafka: dict[str, str], doing: object) -> None:
+        self.topic = topic
+        self._identity = identity
+        self._kafka = kafka
+        self._doing = doing
+
+    def write(self, producer: Any, metadata: Consumer, marker: Stored) -> None:
+        """Into the producer's open transaction. ``metadata``: any consumer, to ask for partitions."""
+        value = msgspec.json.encode(_Record(marker.offset, marker.metadata))
+        partition = self._place(metadata).partition
+        while True:
+            try:
+                producer.produce(self.topic, value, self._identity.encode(), partition)
+                return
+            except BufferError:  # full of rows
+                producer.poll(0.01)
+
+    def read(self) -> Stored | None:
+        """The newest committed one. Behind the fence only. Raises ``ConfigError`` when the topic is not a compacted
+        one.
+
+        Reads up to the *end* of the partition, not to where committed records end at the moment: the transaction of
+        somebody else's lane may still be open in it, with a marker of this lane behind it.
+        """
+        self._check()
+        looking = client(Consumer, self._kafka, {"group.id": self._identity, "isolation.level": "read_uncommitted"})
+        try:
+            place = self._place(looking)
+            _, end = looking.get_watermark_offsets(place, TIMEOUT_SECONDS)
+        except KafkaException as error:
+            raise translated(error, f"{self._doing}: topic {self.topic!r} (option markerLog)", self._kafka) from error
+        finally:
+            looking.close()
+        settings = {
+            "group.id": self._identity,
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+        }
+        reading: Consumer = client(Consumer, self._kafka, settings)
+        try:
+            reading.assign([TopicPartition(place.topic, place.partition, OFFSET_BEGINNING)])
+            return self._newest(reading, end)
+        finally:
+            reading.close()
+
+    def _newest(self, reading: Consumer, end: int) -> Stored | None:
+        found: Stored | None = None
+        deadline = time.monotonic() + _LOG_SECONDS
+        while end > 0:
+            message = reading.poll(0.5)
+            if message is None:
+                if time.monotonic() > deadline:
+                    raise BrokerUnavailable(
+                        f"{self._doing}: topic {self.topic!r} (option markerLog) cannot be read up to offset {end}: no "
+                        "answer, or an open transaction of another sink's killed run (until it is run again, or its "
+                        "kafka.transaction.timeout.ms). Nothing was written"
+                    )
+                continue
+            error, offset = message.error(), message.offset()
+            assert offset is not None
+            if error is None:
+                if message.key() == self._identity.encode():
+                    record = msgspec.json.decode(message.value() or b"", type=_Record)
+                    found = Stored(record.offset, record.metadata)
+                offset += 1
+            elif error.code() != KafkaError._PARTITION_EOF:
+                raise translated(KafkaException(error), f"{self._doing}: reading {self.topic!r}", self._kafka)
+            if offset >= end:
+                break
+        return found
+
+    def _place(self, metadata: Consumer) -> TopicPartition:
+        topic = metadata.list_topics(self.topic, TIMEOUT_SECONDS).topics[self.topic]
+        if topic.error is not None:
+            raise TopicError(f"topic {self.topic!r} (option markerLog) does not exist: create it, compacted")
+        return TopicPartition(self.topic, zlib.crc32(self._identity.encode()) % len(topic.partitions))
+
+    def _check(self) -> None:
+        admin = client(_untyped.AdminClient, self._kafka)
+        resource = _untyped.ConfigResource(_untyped.ResourceType.TOPIC, self.topic)
+        futures = admin.describe_configs([resource], request_timeout=TIMEOUT_SECONDS)
+        answer = answers(futures, TIMEOUT_SECONDS)[resource]
+        if isinstance(answer, KafkaException):
+            raise translated(answer, f"{self._doing}: topic {self.topic!r} (option markerLog)", self._kafka)
+        policy = answer["cleanup.policy"].value
+        if policy != "compact":
+            raise ConfigError(
+                f"{self._doing}: topic {self.topic!r} (option markerLog) has cleanup.policy={policy}: it must be "
+                "compact, and nothing else, or the markers go with time. Nothing was written"
+            )

@@ -1,0 +1,299 @@
+"""The lane write against a real broker, without Spark: its answers, its fence, and what is on the wire afterwards."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from streams.errors import ConfigError, RecordRefused, StreamsError, TopicError, TransactionFailed
+from streams.sak.murmur2 import partition_of
+from streams.spark import lane as lane_module
+from streams.spark.lane import Lane, look, settle, write_lane
+from streams.spark.markers import BatchRequest
+from streams.testing.fixtures import BrokerAddress
+from tests.spark.conftest import MakeTopic
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(120)]
+
+
+class Topic:
+    """One topic and the lane ``sink`` that writes into it."""
+
+    def __init__(self, servers: str, name: str, *, topic_of_rows: str | None = "") -> None:
+        self.servers = servers
+        self.name = name
+        self.lane = Lane(
+            identity=f"kes.spark.stream.{name}",
+            marker_topic=name,
+            topic=name if topic_of_rows == "" else topic_of_rows,
+            kafka={"bootstrap.servers": servers},
+        )
+
+    def ask(self, batch: int, rows: int, query: str = "q") -> BatchRequest:
+        return BatchRequest(sink=self.name, lane=self.lane.identity, query=query, batch=batch, rows=rows)
+
+    def write(self, batch: int, *tables: dict[str, Any], query: str = "q") -> bool:
+        """Whether this call wrote the batch."""
+        batches = [pa.record_batch(table) for table in tables]
+        request = self.ask(batch, sum(each.num_rows for each in batches), query)
+        _, written = write_lane(self.lane, request, lambda: batches, size=0)
+        return written
+
+    def records(self, topic: str | None = None, *, committed: bool = True) -> list[Any]:
+        """Everything in the topic, in the order of its partitions and offsets."""
+        settle(self.lane, self.ask(0, 0))
+        level = "read_committed" if committed else "read_uncommitted"
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.servers,
+                "group.id": "reader",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "isolation.level": level,
+            }
+        )
+        try:
+            return sorted(
+                _all(consumer, topic or self.name), key=lambda message: (message.partition(), message.offset())
+            )
+        finally:
+            consumer.close()
+
+
+def _all(consumer: Consumer, topic: str) -> Iterator[Any]:
+    partitions = consumer.list_topics(topic, 30).topics[topic].partitions
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+    ended: set[int | None] = set()
+    while len(ended) < len(partitions):
+        message = consumer.poll(30)
+        assert message is not None, "the broker does not answer"
+        error = message.error()
+        if error is None:
+            yield message
+        elif error.code() == KafkaError._PARTITION_EOF:
+            ended.add(message.partition())
+        else:
+            raise KafkaException(error)
+
+
+@pytest.fixture
+def topic(kafka_broker: BrokerAddress, make_topic: MakeTopic) -> Topic:
+    return Topic(kafka_broker.bootstrap_servers, make_topic(partitions=2))
+
+
+def values(records: list[Any]) -> list[bytes]:
+    return sorted(record.value() for record in records)
+
+
+def test_batches_one_after_the_other_and_each_once(topic: Topic) -> None:
+    assert look(topic.lane, "test") is None
+    assert topic.write(0, {"value": [b"a", b"b"]})
+    assert not topic.write(0, {"value": [b"a", b"b"]})
+    assert topic.write(1, {"value": pa.array([], pa.binary())})  # an empty batch moves the marker too
+    assert topic.write(2)
+    assert topic.write(3, {"value": [b"c"]})
+    assert not topic.write(3, {"value": [b"not", b"the same"]})
+    with pytest.raises(StreamsError, match="batches in between are missing"):
+        topic.write(5, {"value": [b"d"]})
+    with pytest.raises(StreamsError, match="has written up to batch 3 already"):
+        topic.write(2, {"value": [b"d"]})
+    with pytest.raises(StreamsError, match="query q writes to this sink now"):
+        topic.write(4, {"value": [b"d"]}, query="other")
+    assert values(topic.records()) == [b"a", b"b", b"c"]
+    marker = look(topic.lane, "test")
+    assert marker is not None
+    assert marker.offset == 4
+
+
+def test_what_is_in_a_record(topic: Topic) -> None:
+    when = dt.datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=dt.UTC)
+    headers = pa.array(
+        [[("x", b"1"), ("__grt__", b"old"), ("x", None)], [], None, [("__grt__", b"kept")]],
+        pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+    )
+    topic.write(
+        0,
+        {
+            "key": pa.array(["k", "", None, "t"], pa.string()),
+            "value": pa.array([b"v", b"", None, None], pa.binary()),
+            "type": ["A", "B", "C", None],
+            "version": pa.array([1, 7, None, 3], pa.int32()),
+            "headers": headers,
+            "partition": pa.array([1, 1, 1, 1], pa.int32()),
+            "timestamp": pa.array([when, when, when, None], pa.timestamp("us", "UTC")),
+        },
+    )
+    first, empty, tombstone, kept = topic.records()
+    assert (first.key(), first.value(), first.partition()) == (b"k", b"v", 1)
+    assert first.headers() == [("__grt__", b"A"), ("x", b"1"), ("x", None)]
+    assert (empty.key(), empty.value(), empty.headers()) == (b"", b"", [("__grt__", b"B"), ("__grv__", b"7")])
+    assert (tombstone.key(), tombstone.value(), tombstone.headers()) == (None, None, [("__grt__", b"C")])
+    assert (kept.key(), kept.value(), kept.headers()) == (b"t", None, [("__grt__", b"kept")])
+    assert [record.timestamp()[1] for record in (first, empty, tombstone)] == [int(when.timestamp() * 1000)] * 3
+    assert abs(kept.timestamp()[1] / 1000 - dt.datetime.now(dt.UTC).timestamp()) < 600
+
+
+def test_order_is_that_of_the_batches_and_keys_go_where_java_puts_them(topic: Topic) -> None:
+    rows = [(str(number % 7), str(number).encode()) for number in range(5000)]
+    tables = [
+        {"key": [key for key, _ in part], "value": [value for _, value in part]}
+        for part in (rows[:1], rows[1:2500], rows[2500:])
+    ]
+    topic.write(0, *tables)
+    by_key: dict[bytes, list[int]] = {}
+    places = set()
+    for record in topic.records():
+        by_key.setdefault(record.key(), []).append(int(record.value()))
+        places.add((record.key(), record.partition()))
+    assert by_key == {str(key).encode(): list(range(key, 5000, 7)) for key in range(7)}
+    assert places == {(key, partition_of(key, 2)) for key in by_key}
+    assert len({place for _, place in places}) == 2
+
+
+def test_rows_that_name_their_topics(kafka_broker: BrokerAddress, make_topic: MakeTopic) -> None:
+    first, second = make_topic("first"), make_topic("second", 3)
+    both = Topic(kafka_broker.bootstrap_servers, first, topic_of_rows=None)
+    both.write(0, {"topic": [first, second, second], "value": [b"a", b"b", b"c"], "partition": [0, 2, None]})
+    assert (values(both.records()), values(both.records(second))) == ([b"a"], [b"b", b"c"])
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"topic": [second, None], "value": [b"x", b"y"]}, "a row has null in its column topic"),
+        ({"topic": [second, second], "value": [b"x", b"y"], "partition": [2, 3]}, "partition 3 of .* which has 3"),
+        ({"topic": [second, first], "value": [b"x", b"y"], "partition": [0, -1]}, "partition -1 of .* which has 1"),
+        ({"topic": [second, first + "-no"], "value": [b"x", b"y"]}, "does not exist"),
+    ]
+    for table, problem in wrong:
+        with pytest.raises((RecordRefused, TopicError), match=problem):
+            both.write(1, table)
+    assert (len(both.records()), len(both.records(second))) == (1, 2)
+
+
+def test_fewer_rows_than_were_staged_are_not_written(topic: Topic) -> None:
+    with pytest.raises(StreamsError, match="3 rows were staged, 2 were found"):
+        write_lane(topic.lane, topic.ask(0, 3), lambda: [pa.record_batch({"value": [b"a", b"b"]})], size=0)
+    assert topic.records() == []
+    assert look(topic.lane, "test") is None
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_commit_without_a_clear_answer_is_answered_by_the_marker(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    commits = []
+
+    class Doubtful(Producer):
+        def commit_transaction(self, *args: Any) -> None:
+            commits.append(1)
+            if len(commits) > 1 or committed:
+                super().commit_transaction(*args)
+            if len(commits) == 1:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT_QUEUE, "no answer"))
+
+    monkeypatch.setattr(lane_module, "Producer", Doubtful)
+    assert topic.write(0, {"value": [b"a", b"b"]})
+    assert values(topic.records()) == [b"a", b"b"]
+    assert len(commits) == (1 if committed else 2)
+
+
+def test_an_attempt_that_is_overtaken_writes_nothing(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frozen driver: its transaction has all rows, then another run takes the lane and writes the same batch."""
+
+    class Slow(Producer):
+        def commit_transaction(self, *args: Any) -> None:
+            self.flush(30)
+            monkeypatch.undo()
+            assert topic.write(0, {"value": [b"a"]})
+            super().commit_transaction(*args)
+
+    monkeypatch.setattr(lane_module, "Producer", Slow)
+    with pytest.raises(TransactionFailed) as fenced:
+        topic.write(0, {"value": [b"a"]})
+    assert fenced.value.kind == "fenced"
+    assert values(topic.records()) == [b"a"]
+    assert values(topic.records(committed=False)) == [b"a", b"a"]
+    assert not topic.write(0, {"value": [b"a"]})
+
+
+def test_the_marker_is_read_behind_the_fence(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else writes the batch in the last moment before this attempt's fence: a marker read earlier would not
+    know."""
+
+    class Late(Producer):
+        def init_transactions(self, *args: Any) -> None:
+            monkeypatch.undo()
+            assert topic.write(0, {"value": [b"a"]})
+            super().init_transactions(*args)
+
+    monkeypatch.setattr(lane_module, "Producer", Late)
+    assert not topic.write(0, {"value": [b"a"]})
+    assert values(topic.records()) == [b"a"]
+
+
+def test_what_a_dead_run_left_open_is_aborted(topic: Topic) -> None:
+    dead = Producer({"bootstrap.servers": topic.servers, "transactional.id": topic.lane.identity})
+    dead.init_transactions(30)
+    dead.begin_transaction()
+    dead.produce(topic.name, b"half")
+    dead.flush(30)
+    assert topic.write(0, {"value": [b"a"]})
+    assert values(topic.records()) == [b"a"]
+    assert values(topic.records(committed=False)) == [b"a", b"half"]
+
+
+def test_a_marker_log_keeps_what_the_group_has_forgotten(topic: Topic, make_topic: MakeTopic) -> None:
+    admin = AdminClient({"bootstrap.servers": topic.servers})
+    log = topic.name + ".markers"
+    admin.create_topics([NewTopic(log, 3, 1, config={"cleanup.policy": "compact"})])[log].result(30)
+    topic.lane = dataclasses.replace(topic.lane, marker_log=log)
+    other = Topic(topic.servers, make_topic("other"))
+    other.lane = dataclasses.replace(other.lane, marker_log=log)
+    for batch in range(3):
+        assert topic.write(batch, {"value": [b"%d" % batch]})
+    assert other.write(0, {"value": [b"x"]})
+    admin.delete_consumer_groups([topic.lane.identity])[topic.lane.identity].result(30)
+    assert not topic.write(2, {"value": [b"2"]})
+    assert topic.write(3, {"value": [b"3"]})
+    assert look(topic.lane, "test") is not None  # and the group knows again
+    assert values(topic.records()) == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_marker_behind_another_sinks_open_transaction_is_waited_for(topic: Topic) -> None:
+    """Committed records end before it at the moment; a read that stopped there would find an older marker, or none."""
+    admin = AdminClient({"bootstrap.servers": topic.servers})
+    log = topic.name + ".markers"
+    admin.create_topics([NewTopic(log, 1, 1, config={"cleanup.policy": "compact"})])[log].result(30)
+    topic.lane = dataclasses.replace(topic.lane, marker_log=log)
+    assert topic.write(0, {"value": [b"0"]})
+    dead = Producer({"bootstrap.servers": topic.servers, "transactional.id": topic.name + ".dead"})
+    dead.init_transactions(30)
+    dead.begin_transaction()
+    dead.produce(log, b"half", b"another")
+    dead.flush(30)
+    assert topic.write(1, {"value": [b"1"]})
+    admin.delete_consumer_groups([topic.lane.identity])[topic.lane.identity].result(30)
+    with ThreadPoolExecutor(1) as pool:
+        again = pool.submit(topic.write, 1, {"value": [b"1"]})
+        with pytest.raises(TimeoutError):
+            again.result(3)
+        dead.abort_transaction(30)
+        assert again.result(60) is False
+    assert values(topic.records()) == [b"0", b"1"]
+
+
+def test_a_marker_log_must_be_compacted_and_nothing_else(topic: Topic) -> None:
+    admin = AdminClient({"bootstrap.servers": topic.servers})
+    log = topic.name + ".markers"
+    admin.create_topics([NewTopic(log, 1, 1, config={"cleanup.policy": "compact,delete"})])[log].result(30)
+    topic.lane = dataclasses.replace(topic.lane, marker_log=log)
+    with pytest.raises(ConfigError, match="must be compact, and nothing else"):
+        topic.write(0, {"value": [b"0"]})
+    topic.lane = dataclasses.replace(topic.lane, marker_log=log + "-no")
+    with pytest.raises(StreamsError, match="option markerLog"):
+        topic.write(0, {"value": [b"0"]})

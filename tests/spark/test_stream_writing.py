@@ -1,0 +1,409 @@
+"""``df.writeStream.format("grt")``: each micro-batch once, all of it at one instant, whatever happens in between."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from streams.spark import source
+from streams.spark.lane import look, settle
+from streams.spark.markers import BatchRequest
+from streams.spark.stream_sink import StreamWriter, lane_of
+from streams.spark.write_options import stream_write_options
+from streams.testing.fixtures import BrokerAddress
+from tests.spark.conftest import MakeTopic, Read
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
+
+
+class Job:
+    """A query from parquet files to a topic: one file is one batch. Run it, add files, run it again."""
+
+    def __init__(self, spark: SparkSession, servers: str, folder: Path, topic: str, read: Read) -> None:
+        self.spark = spark
+        self.read = read
+        self.folder = folder
+        self.topic = topic
+        self.options = {"bootstrap.servers": servers, "topic": topic, "sink": topic}
+        self.checkpoint = "first"
+        self._files = 0
+        (folder / "in").mkdir()
+
+    def add(self, count: int) -> None:
+        """One more file; its ids begin at 1000 times its number."""
+        first = 1000 * self._files
+        self.spark.range(first, first + count, 1, 1).write.parquet(str(self.folder / "new"))
+        (part,) = (self.folder / "new").glob("part-*.parquet")
+        part.rename(self.folder / "in" / f"{self._files:03d}.parquet")
+        for left in (self.folder / "new").iterdir():
+            left.unlink()
+        (self.folder / "new").rmdir()
+        self._files += 1
+
+    def rows(self) -> DataFrame:
+        ids = self.spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).parquet(str(self.folder / "in"))
+        return ids.selectExpr("cast(id % 7 as string) key", "cast(id as string) value", "'T' type")
+
+    def start(self, df: DataFrame | None = None, *, format: str = "grt", **options: str) -> Any:
+        df = self.rows() if df is None else df
+        writer = df.writeStream.format(format).options(**{**self.options, **options})
+        writer = writer.option("checkpointLocation", str(self.folder / self.checkpoint))
+        return writer.trigger(availableNow=True).start()
+
+    def run(self, df: DataFrame | None = None, **options: str) -> str:
+        """To the end of what is there; returns what it failed with, or ''."""
+        query = self.start(df, **options)
+        deadline = time.monotonic() + 120
+        while query.isActive and time.monotonic() < deadline:
+            try:
+                query.awaitTermination(10)
+            except Exception as error:
+                return str(error)
+        assert not query.isActive
+        return ""
+
+    def written(self) -> Counter[str]:
+        """What readers of committed records see, once it has settled."""
+        settle(
+            lane_of(stream_write_options(self.options)),
+            BatchRequest(sink="test", lane="", query="", batch=0, rows=0),
+        )
+        return Counter(bytes(row.value).decode() for row in self.read(self.topic).select("value").collect())
+
+    def sent(self) -> int:
+        """Records in the topic, those of aborted transactions too."""
+        return self.read(self.topic, isolation="read_uncommitted").count()
+
+
+def ids(*files: int, rows: int = 10) -> Counter[str]:
+    return Counter(str(1000 * file + row) for file in files for row in range(rows))
+
+
+@pytest.fixture
+def job(spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read, tmp_path: Path) -> Job:
+    return Job(spark, kafka_broker.bootstrap_servers, tmp_path, make_topic(partitions=2), read)
+
+
+def test_batches_restarts_and_new_checkpoints(job: Job) -> None:
+    """One query's life: batches, a restart, an accident with its checkpoint, a successor, and the return of the old."""
+    job.add(10)
+    job.add(10)
+    assert job.run() == ""
+    assert job.written() == ids(0, 1)
+    job.add(10)
+    assert job.run() == ""  # goes on where it was
+    nothing = job.rows().where("false")
+    job.add(10)
+    assert job.run(nothing) == ""  # an empty batch counts, too
+    job.add(10)
+    assert job.run() == ""
+    assert job.written() == ids(0, 1, 2, 4)
+    marker = look(lane_of(stream_write_options(job.options)), "test")
+    assert marker is not None
+    assert marker.offset == 5
+    first = marker.metadata.split('"query":"')[1].split('"')[0]
+
+    job.checkpoint = "second"
+    problem = job.run()
+    assert f"give option replaceQuery={first};" in problem
+    assert "replaceQuery=somebody" not in job.run(replaceQuery="somebody")  # the wrong one is refused, too
+    assert job.written() == ids(0, 1, 2, 4)
+    assert job.sent() == 40
+    assert job.run(replaceQuery=first) == ""
+    assert job.written() == ids(0, 1, 2, 4) + ids(0, 1, 2, 3, 4)
+
+    job.checkpoint = "first"
+    job.add(10)
+    assert "has replaced this one" in job.run()
+    assert "has replaced this one" in job.run(replaceQuery=first)
+    assert job.written() == ids(0, 1, 2, 4) + ids(0, 1, 2, 3, 4)
+
+
+def _query_id(job: Job) -> str:
+    return (job.folder / job.checkpoint / "metadata").read_text().split('"id":"')[1].split('"')[0]
+
+
+@pytest.mark.parametrize("how", ["expired", "topic made again"])
+def test_a_lost_marker_stops_the_query_until_somebody_says_what_is_there(
+    job: Job, kafka_broker: BrokerAddress, how: str
+) -> None:
+    job.add(10)
+    job.add(10)
+    assert job.run() == ""
+    assert job.written() == ids(0, 1)
+    admin = AdminClient({"bootstrap.servers": kafka_broker.bootstrap_servers})
+    lane = lane_of(stream_write_options(job.options))
+    if how == "expired":
+        admin.delete_consumer_groups([lane.identity])[lane.identity].result(30)
+    else:
+        admin.delete_topics([job.topic])[job.topic].result(30)
+        _make_again(admin, job.topic)
+    job.add(10)
+    problem = job.run()
+    query = _query_id(job)
+    assert "the marker of what was written before is missing" in problem
+    assert f"lastWrittenBatch={query}:2 (it is) or {query}:1 (it is not)" in problem
+    before = ids(0, 1) if how == "expired" else Counter()
+    assert job.written() == before
+    assert "is missing (option lastWrittenBatch=" in job.run(lastWrittenBatch=f"{query}:7")
+    assert job.run(lastWrittenBatch=f"{query}:1") == ""
+    job.add(10)
+    assert job.run(lastWrittenBatch=f"{query}:1") == ""  # left over: no harm while there is a marker
+    assert job.written() == before + ids(2, 3)
+
+
+def _make_again(admin: AdminClient, topic: str) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(30)
+            return
+        except Exception:  # deleted in the background
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def test_a_batch_whose_commit_spark_has_not_noted_is_not_written_again(job: Job) -> None:
+    """As after a kill between Kafka's commit and Spark's: Spark plans the batch again when its commit file is gone."""
+    job.add(10)
+    job.add(10)
+    assert job.run() == ""
+    (job.folder / "first" / "commits" / "1").unlink()
+    (job.folder / "first" / "commits" / ".1.crc").unlink(missing_ok=True)
+    job.add(10)
+    assert job.run() == ""
+    assert job.written() == ids(0, 1, 2)
+    assert job.sent() == 30
+
+
+def test_an_older_copy_of_the_checkpoint_is_refused(job: Job) -> None:
+    for _ in range(3):
+        job.add(10)
+    assert job.run() == ""
+    for batch in (1, 2):
+        for log in ("commits", "offsets"):
+            (job.folder / "first" / log / str(batch)).unlink()
+            (job.folder / "first" / log / f".{batch}.crc").unlink(missing_ok=True)
+    assert "this query has written up to batch 2 already" in job.run()
+    assert job.written() == ids(0, 1, 2)
+
+
+class Interrupted(StreamWriter):
+    """Its first attempt fails after its rows are staged."""
+
+    def write(self, iterator: Any) -> Any:
+        staged = super().write(iterator)
+        mark = Path(self._options.staging_dir or "") / "failed-once"
+        if not mark.exists():
+            mark.touch()
+            raise RuntimeError("first attempt")
+        return staged
+
+
+class InterruptedSource(source.LocalGrtDataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "interrupted"
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802
+        writer = super().streamWriter(schema, overwrite)
+        writer.__class__ = Interrupted
+        return writer
+
+
+def test_tasks_that_are_tried_again_large_batches_in_files_and_what_is_left_of_them(job: Job, tmp_path: Path) -> None:
+    job.spark.dataSource.register(InterruptedSource)
+    staging = tmp_path / "staging"
+    staging.mkdir()
+    job.add(1000)
+    df = job.rows().repartition(3)
+    query = job.start(df, format="interrupted", stagingDir=str(staging), stagingThreshold="0")
+    query.awaitTermination(120)
+    assert (staging / "failed-once").exists()
+    assert job.written() == ids(0, rows=1000)
+    assert [path.name for path in staging.iterdir()] == ["failed-once"]  # not even an empty folder
+
+
+def test_a_failure_upstream_shows_nothing_of_its_batch(job: Job) -> None:
+    job.add(10)
+    assert job.run() == ""
+    job.add(10)
+    bad = job.rows().withColumn("value", f.expr("if(value = '1007', raise_error('upstream'), value)"))
+    assert "upstream" in job.run(bad.repartition(3))
+    assert job.written() == ids(0)
+    assert job.sent() == 10
+    assert job.run() == ""
+    assert job.written() == ids(0, 1)
+
+
+class Slow(StreamWriter):
+    """Stands still in its tasks, after some rows, until somebody makes the file ``go``."""
+
+    def write(self, iterator: Any) -> Any:
+        folder = Path(self._options.staging_dir or "")
+
+        def slowly() -> Any:
+            for batch in iterator:
+                yield batch
+                (folder / "waiting").touch()
+                deadline = time.monotonic() + 60
+                while not (folder / "go").exists() and time.monotonic() < deadline:
+                    time.sleep(0.02)
+
+        return super().write(slowly())
+
+
+class SlowSource(InterruptedSource):
+    @classmethod
+    def name(cls) -> str:
+        return "slow"
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802
+        writer = super().streamWriter(schema, overwrite)
+        writer.__class__ = Slow
+        return writer
+
+
+def test_a_query_that_is_stopped_half_way_through_a_batch_shows_nothing_of_it(job: Job, tmp_path: Path) -> None:
+    """The iterator of its tasks ends cleanly, with part of the rows."""
+    job.spark.dataSource.register(SlowSource)
+    job.add(10)
+    assert job.run() == ""
+    job.add(10)
+    query = job.start(format="slow", stagingDir=str(tmp_path))
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "waiting").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert (tmp_path / "waiting").exists()
+    query.stop()
+    (tmp_path / "go").touch()
+    assert job.written() == ids(0)
+    assert job.sent() == 10
+    assert job.run() == ""
+    assert job.written() == ids(0, 1)
+
+
+def test_two_queries_under_one_name_and_two_runs_of_one(job: Job, spark: SparkSession) -> None:
+    job.add(10)
+    assert job.run() == ""
+    first, job.checkpoint = job.checkpoint, "second"
+    assert "give option replaceQuery=" in job.run()
+    job.checkpoint = first
+    job.add(10)
+    assert job.run() == ""  # the rightful one goes on
+    assert job.written() == ids(0, 1)
+    lane = lane_of(stream_write_options(job.options))
+    # Another run of the same query is in the middle of the next batch, and this one overtakes it.
+    other = Producer({"bootstrap.servers": job.options["bootstrap.servers"], "transactional.id": lane.identity})
+    other.init_transactions(30)
+    other.begin_transaction()
+    other.produce(job.topic, b"other")
+    other.flush(30)
+    job.add(10)
+    assert job.run() == ""
+    with pytest.raises(Exception, match="fenced"):
+        other.commit_transaction(30)
+    assert job.written() == ids(0, 1, 2)
+
+
+def test_mistakes_are_named(job: Job) -> None:
+    job.add(10)
+    cases = [
+        (job.rows(), {"sink": ""}, "option sink is missing: name this sink"),
+        (job.rows(), {"writeId": "w"}, "unknown option writeid for streaming into"),
+        (job.rows(), {"topic": job.topic + "-no"}, "does not exist"),
+        (job.rows().withColumn("x", f.lit(1)), {}, "column x is no part of a record"),
+    ]
+    for number, (df, options, problem) in enumerate(cases):
+        job.checkpoint = f"case-{number}"
+        assert problem in job.run(df, **options)
+    assert job.written() == Counter()
+
+
+def test_output_modes_that_would_replace_rows(job: Job) -> None:
+    job.add(10)
+    counts = job.rows().groupBy("key").count().selectExpr("key", "cast(count as string) value")
+    for mode, problem in (("complete", "cannot replace what is in a topic"), ("update", "does not support Update")):
+        writer = counts.writeStream.format("grt").options(**job.options).outputMode(mode)
+        query = writer.option("checkpointLocation", str(job.folder / mode)).trigger(availableNow=True).start()
+        with pytest.raises(Exception, match=problem):
+            query.awaitTermination(120)
+    assert job.sent() == 0
+
+
+def test_real_time_mode_is_refused_even_when_sparks_own_check_is_off(job: Job) -> None:
+    job.add(10)
+    rate = job.spark.readStream.format("rate").load().selectExpr("cast(value as string) value")
+    problems = []
+    for checked, mode in (("true", "update"), ("false", "update"), ("false", "append")):
+        job.spark.conf.set("spark.sql.streaming.realTimeMode.allowlistCheck", checked)
+        try:
+            writer = rate.writeStream.format("grt").options(**job.options).outputMode(mode)
+            writer = writer.option("checkpointLocation", str(job.folder / f"{checked}-{mode}"))
+            query = writer.trigger(realTime="5 seconds").start()
+            query.awaitTermination(60)
+        except Exception as error:
+            problems.append(str(error))
+        finally:
+            job.spark.conf.unset("spark.sql.streaming.realTimeMode.allowlistCheck")
+    assert "not in the sink allowlist" in problems[0]
+    assert len(problems) == 3
+    assert job.sent() == 0
+
+
+def test_progress_that_is_noted_later_is_refused_even_when_sparks_own_check_is_off(job: Job) -> None:
+    job.add(10)
+    rate = job.spark.readStream.format("rate").load().selectExpr("cast(value as string) value")
+    for override, problem in (("false", "does not support async progress"), ("true", "asyncProgressTrackingEnabled")):
+        writer = rate.writeStream.format("grt").options(**job.options).option("asyncProgressTrackingEnabled", "true")
+        writer = writer.option("_asyncProgressTrackingOverrideSinkSupportCheck", override)
+        writer = writer.option("checkpointLocation", str(job.folder / override))
+        with pytest.raises(Exception, match=problem):
+            writer.trigger(processingTime="0 seconds").start().awaitTermination(60)
+    assert job.sent() == 0
+
+
+class Observed(StreamWriter):
+    def commit(self, messages: Any, batchId: int) -> None:  # noqa: N803
+        try:
+            super().commit(messages, batchId)
+        except Exception as error:
+            (Path(self._options.staging_dir or "") / "refused").write_text(str(error))
+            raise
+
+
+class ObservedSource(InterruptedSource):
+    @classmethod
+    def name(cls) -> str:
+        return "observed"
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802
+        writer = super().streamWriter(schema, overwrite)
+        writer.__class__ = Observed
+        return writer
+
+
+def test_continuous_mode_writes_nothing_and_says_why(job: Job, tmp_path: Path) -> None:
+    """Spark never calls the sink with rows there, and goes on after a commit that failed: the reason is in the log."""
+    job.spark.dataSource.register(ObservedSource)
+    rate = job.spark.readStream.format("rate").load().selectExpr("cast(value as string) value")
+    writer = rate.writeStream.format("observed").options(**job.options, stagingDir=str(tmp_path))
+    writer = writer.option("checkpointLocation", str(job.folder / "continuous"))
+    query = writer.trigger(continuous="1 second").start()
+    try:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "refused").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        query.stop()
+    assert "trigger(continuous=...)" in (tmp_path / "refused").read_text()
+    assert job.sent() == 0
