@@ -129,10 +129,8 @@ class Bench:
             for name, (frame, fault) in jobs.items():
                 say(f"{what}, {partitions} partitions, {turn}/{self._sizes.repeats}: {name}")
                 seconds, cpu, load = self._timed(partial(all_of, frame), due.rows)
-                yield SparkRun(
-                    what, name, partitions, turn, due.rows, due.rows / seconds, seconds,
-                    cpu, load, fault,
-                )  # fmt: skip
+                rate = due.rows / seconds
+                yield SparkRun(what, name, partitions, turn, due.rows, rate, seconds, cpu, load, fault)
 
     def _reads(self, source: str) -> dict[str, tuple[DataFrame, str]]:
         due = content_of(self.sides[-1].encoded(self._typed(1)))
@@ -169,31 +167,32 @@ class Bench:
         seconds, cpu, load = self._timed(partial(side.write, rows, target), due.rows)
         fault = self._topics.verdict(target, partitions, due, in_order=False)
         self._cluster.delete(target)
-        return SparkRun(
-            "write", side.name, partitions, turn, due.rows, due.rows / seconds, seconds,
-            cpu, load, fault,
-        )  # fmt: skip
+        rate = due.rows / seconds
+        return SparkRun("write", side.name, partitions, turn, due.rows, rate, seconds, cpu, load, fault)
 
     def _stream(self, side: Side, turn: int, partitions: int, due: Content, source: str) -> SparkRun:
         target = self._topic(partitions)
-        batches: list[int] = []
+        done: list[Any] = []
+        # Offsets are counted out, and the end of a transaction takes one too: a little more, or a sixth batch is due.
+        most = self._sizes.batch + self._sizes.batch // 100 + partitions
 
         def copy() -> None:
             with tempfile.TemporaryDirectory() as checkpoint:
-                query = side.copy(source, target, self._sizes.batch, checkpoint)
+                query = side.copy(source, target, most, checkpoint)
                 query.awaitTermination()
-                done: list[Any] = [each for each in query.recentProgress if each["numInputRows"]]
-                batches.extend(int(each["durationMs"]["triggerExecution"]) for each in done)
+                done.extend(each for each in query.recentProgress if each["numInputRows"])
 
         _, cpu, load = self._timed(copy, due.rows)
         fault = self._topics.verdict(target, partitions, due, in_order=True)
-        if len(batches) != BATCHES:
-            fault = fault or f"{len(batches)} batches instead of {BATCHES}"
+        if len(done) != BATCHES:
+            fault = fault or f"{len(done)} batches instead of {BATCHES}"
         self._cluster.delete(target)
-        steady = statistics.median(batches[1:] or [0]) / 1000
+        rows = [int(each["numInputRows"]) for each in done]
+        took = [int(each["durationMs"]["triggerExecution"]) for each in done]
+        rates = [1000 * count / ms for count, ms in zip(rows[1:], took[1:], strict=True)]
         return SparkRun(
-            "stream", side.name, partitions, turn, due.rows, self._sizes.batch / steady if steady else 0.0,
-            batches[0] / 1000 if batches else 0.0, cpu, load, fault, batches,
+            "stream", side.name, partitions, turn, due.rows, statistics.median(rates or [0.0]),
+            took[0] / 1000 if took else 0.0, cpu, load, fault, took,
         )  # fmt: skip
 
     def _timed(self, job: Callable[[], None], rows: int) -> tuple[float, CpuTimes, float]:
