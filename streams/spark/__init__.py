@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from streams.spark.commit import WriteResult
 from streams.spark.frames import encode, write
+from streams.spark.lanes import LanesResult, write_lanes
 from streams.spark.ordering import ordered
 from streams.spark.schemas import schema_of
 from streams.spark.session import local_session, register
@@ -35,6 +36,7 @@ __all__ = [
     "Bootstrapped",
     "Comparison",
     "GrtDataSource",
+    "LanesResult",
     "Replay",
     "State",
     "WriteResult",
@@ -56,6 +58,7 @@ __all__ = [
     "split",
     "table",
     "write",
+    "write_lanes",
 ]
 
 _ENGINE = {
