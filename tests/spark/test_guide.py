@@ -69,7 +69,7 @@ def servers() -> Iterator[str]:
 @pytest.mark.timeout(400)
 def test_the_python_of_the_guide_runs(servers: str, tmp_path: Path) -> None:
     (tmp_path / "flights.csv").write_text(FLIGHTS)
-    create_topics(servers, {"flights": 4, "late-flights": 4})
+    create_topics(servers, {"flights": 4, "late-flights": 4, "flights-archive": 4})
     shown = run(blocks(GUIDES / "spark.md"), tmp_path, servers)
     assert "True 4" in shown
     assert re.search(r"\|\s+N14228\|\s+101\|", shown), shown
