@@ -61,6 +61,14 @@ class ReadOptions:
     max_trigger_delay_seconds: float
     commit_offsets_to: str | None
 
+    @property
+    def starts_at_the_end(self) -> bool:
+        """Whether the start, asked for again later, is another one because records came meanwhile."""
+        at = self.starting.at
+        if self.starting.is_time:
+            return self.latest_if_no_such_time
+        return at == "latest" or (isinstance(at, dict) and any(LATEST in found.values() for found in at.values()))
+
 
 _STRATEGY: Final = "startingOffsetsByTimestampStrategy"
 _BOTH: Final = (

@@ -49,6 +49,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: dict[str, Any] | None = None
         self._planned: tuple[Positions, Positions] | None = None  # start and end that were looked at just now
         self._last_batch: float | None = None
+        self._first: dict[str, Any] | None = None  # where the query begins, until its first batch is planned
         self._told: Mapping[TopicPartition, int] | None = None  # committed for lag tools
 
     def __reduce__(self) -> Any:
@@ -57,7 +58,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         logs = self._ends or self._view.logs()
         require(logs, self._options)
-        return to_json(self._view.resolve(self._options.starting, logs))
+        start = to_json(self._view.resolve(self._options.starting, logs))
+        if self._options.starts_at_the_end:
+            self._first = start
+        return start
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._ends = self._view.logs()
@@ -71,7 +75,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Where the next batch ends: ``start`` itself when there is nothing to do, or not enough yet."""
+        """Where the next batch ends: ``start`` itself when there is nothing to do, or not enough yet.
+
+        The first batch of a query that begins at the end is empty. Spark keeps where batches end, not where the first
+        one began; if it had records and were done again by another run, the end would be another one by then.
+        """
+        first, self._first = self._first, None
+        if start == first:
+            self._latest = start
+            return start
         begun = from_json(start)
         self._tell_lag_tools(begun)
         logs, found = self._look(lambda logs: advance(begun, logs))

@@ -43,7 +43,7 @@ class View:
 
     def resolve(self, edge: Edge, logs: Logs) -> Positions:
         at = {
-            TopicPartition(topic, p): bounds.end if edge.at == "latest" else bounds.first
+            TopicPartition(topic, p): bounds.first if edge.at == "earliest" else bounds.end
             for topic, entry in logs.items()
             for p, bounds in entry.partitions.items()
         }
@@ -165,6 +165,7 @@ def test_a_new_partition_and_a_new_topic_are_read_from_their_beginning() -> None
     source = reader(subscribePattern="t.*", startingOffsets="latest")
     start = source.initialOffset()
     View.now = {"t1": log(10, 4), "t2": log(2, topic_id="y")}
+    assert source.latestOffset(start, ALL) is start
     end = source.latestOffset(start, ALL)
     assert ranges(source.partitions(start, end)) == [("t1", 1, 0, 4), ("t2", 0, 0, 2)]
     assert end["topics"]["t2"]["id"] == "y"
@@ -250,13 +251,22 @@ def test_a_batch_of_an_earlier_run_is_checked_when_it_is_done_again(
     assert ranges(reader(failOnDataLoss="false").partitions(start, end)) == left
 
 
-def test_a_first_batch_from_the_end_that_is_done_again_is_no_loss() -> None:
-    """Its start is nowhere but in the planner that is no more: the ``latest`` of now is later than the batch's end."""
+LATEST = {"startingOffsets": "latest"}
+LATEST_OF_ONE = {"startingOffsets": '{"t": {"0": -1}}'}
+LATEST_OF_A_TIME = {"startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "latest"}
+
+
+@pytest.mark.parametrize("options", [LATEST, LATEST_OF_ONE, LATEST_OF_A_TIME])
+def test_nothing_is_lost_when_the_first_batch_from_the_end_is_done_again(options: dict[str, str]) -> None:
+    """Its start is nowhere but in the planner that is no more, and ``latest`` is later for the next one."""
     View.now = {"t": log(10)}
-    earlier = reader(startingOffsets="latest")
-    end = earlier.latestOffset(earlier.initialOffset(), ALL)
+    earlier = reader(**options)
+    start = earlier.initialOffset()
+    View.now = {"t": log(12)}
+    end = json.loads(json.dumps(earlier.latestOffset(start, ALL)))
+    assert ranges(earlier.partitions(start, end)) == []
     View.now = {"t": log(15)}
-    later = reader(startingOffsets="latest")
+    later = reader(**options)
     assert ranges(later.partitions(later.initialOffset(), end)) == []
     assert ranges(later.partitions(end, later.latestOffset(end, ALL))) == [("t", 0, 10, 15)]
 
