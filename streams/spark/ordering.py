@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute as _compute
 from pyspark.sql import Column, DataFrame
 
 from streams.errors import ConfigError
 from streams.spark.columns import SINK_COLUMNS
 
-_ROWS: int = 10_000
+pc: Any = _compute  # its functions are made at run time
+
+_ROWS: Final = 10_000
 
 
 def ordered(df: DataFrame, *by: str | Column, partitions: int) -> DataFrame:
