@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError, TransactionFailed
@@ -70,6 +70,17 @@ def answers(futures: Mapping[K, Future[Any]], seconds: float) -> dict[K, Any]:
         except FutureTimeout:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no answer in {seconds:g} s")) from None
     return found
+
+
+def partition_count(consumer: Consumer, topic: str, doing: str, kafka: dict[str, str]) -> int:
+    """The number of partitions, asked by a consumer, whose question creates no topic. Raises ``TopicError``."""
+    try:
+        found = consumer.list_topics(topic, TIMEOUT_SECONDS).topics[topic]
+    except KafkaException as error:
+        raise translated(error, f"{doing}: asking for topic {topic!r}", kafka) from error
+    if found.error is not None:
+        raise translated(KafkaException(found.error), f"{doing}: topic {topic!r}", kafka)
+    return len(found.partitions)
 
 
 def partitions_of(admin: AdminClient, topics: Iterable[str], kafka: dict[str, str]) -> dict[str, int]:

@@ -27,7 +27,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from streams.errors import RecordRefused, StreamsError, TransactionFailed
-from streams.spark.kafka import TIMEOUT_SECONDS, client, translated
+from streams.spark.kafka import TIMEOUT_SECONDS, client, partition_count, translated
 from streams.spark.marker_log import MarkerLog
 from streams.spark.markers import Request, Stored, Written
 from streams.spark.sending import Sender
@@ -79,7 +79,7 @@ def write_lane(
     """
     failure: StreamsError | None = None
     for attempt in range(_ROUNDS + 1):
-        with _group_of(lane) as group, _fenced_producer(lane, request, size) as producer:
+        with _group_of(lane) as group, _fenced_producer(lane, group, request, size) as producer:
             stored = _marker(group, lane, request)
             if (found := request.written(stored)) is not None:
                 return found, attempt > 0
@@ -103,13 +103,14 @@ def write_lane(
 
 def settle(lane: Lane, doing: object) -> None:
     """Wait until what was committed is visible to readers of committed records in every partition."""
-    with _fenced_producer(lane, doing, 0):
+    with _group_of(lane) as group, _fenced_producer(lane, group, doing, 0):
         pass
 
 
 @contextlib.contextmanager
-def _fenced_producer(lane: Lane, doing: object, size: int) -> Iterator[Producer]:
+def _fenced_producer(lane: Lane, group: Consumer, doing: object, size: int) -> Iterator[Producer]:
     """A new producer after ``init_transactions``; what is open when the block ends is aborted."""
+    partition_count(group, lane.marker_topic, str(doing), lane.kafka)  # a producer's own question would create it
     # An open transaction hides everything behind it from readers of committed records, until its timeout when nobody
     # comes back for it. So: as short as the rows allow (a minute, and a second more for each MiB), a quarter hour at
     # most.
@@ -117,6 +118,7 @@ def _fenced_producer(lane: Lane, doing: object, size: int) -> Iterator[Producer]
     settings: dict[str, Any] = {
         "transaction.timeout.ms": timeout_ms,
         "linger.ms": 20,
+        "reconnect.backoff.ms": 5,
         "compression.type": "lz4",
         "queue.buffering.max.messages": 100_000,
         "queue.buffering.max.kbytes": 131_072,
@@ -126,6 +128,10 @@ def _fenced_producer(lane: Lane, doing: object, size: int) -> Iterator[Producer]
     }
     producer: Producer = client(Producer, settings)
     try:
+        # librdkafka leaves its first connection when it learns the broker's number; a question for the coordinator that
+        # meets this is repeated half a second later (a third of all new producers). After two answers it is connected.
+        for _ in range(2):
+            producer.list_topics(lane.marker_topic, TIMEOUT_SECONDS)
         producer.init_transactions(TIMEOUT_SECONDS * 2)
     except KafkaException as error:
         raise translated(error, f"init_transactions for {doing}", lane.kafka) from error
@@ -148,7 +154,6 @@ def _transaction(
     last_step: Callable[[Producer], None],
 ) -> None:
     sender = Sender(producer, group, lane.topic, lane.kafka, str(request))
-    sender.partitions_of(lane.marker_topic)
     producer.begin_transaction()
     sent = sum(sender.send(batch) for batch in batches)
     if request.rows is not None and sent != request.rows:
@@ -184,7 +189,7 @@ class Held:
 @contextlib.contextmanager
 def hold(lane: Lane, doing: object) -> Iterator[Held]:
     """Fence whoever writes into the lane, before the block begins."""
-    with _group_of(lane) as group, _fenced_producer(lane, doing, 0) as producer:
+    with _group_of(lane) as group, _fenced_producer(lane, group, doing, 0) as producer:
         yield Held(lane, doing, producer, group)
 
 
@@ -204,7 +209,12 @@ def _group_of(lane: Lane, isolation: str = "read_committed") -> Iterator[Consume
     By a consumer, not by the admin client: its request for a group's offsets takes the process down (librdkafka 2.16)
     when the group's coordinator is only just coming up.
     """
-    settings = {"group.id": lane.identity, "enable.auto.commit": False, "isolation.level": isolation}
+    settings = {
+        "group.id": lane.identity,
+        "enable.auto.commit": False,
+        "isolation.level": isolation,
+        "reconnect.backoff.ms": 5,
+    }
     consumer: Consumer = client(Consumer, lane.kafka, settings)
     try:
         yield consumer

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as _compute
-from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import Consumer, Producer
 
 from streams.errors import RecordRefused
 from streams.records import TYPE_HEADER, VERSION_HEADER
-from streams.spark.kafka import TIMEOUT_SECONDS, translated
+from streams.spark.kafka import partition_count
 
 pc: Any = _compute  # its functions are made at run time
 
@@ -45,13 +45,7 @@ class Sender:
         timeout. Asked for once, by a consumer, because its question does not create the topic."""
         if (count := self._partitions.get(topic)) is not None:
             return count
-        try:
-            found = self._metadata.list_topics(topic, TIMEOUT_SECONDS).topics[topic]
-        except KafkaException as error:
-            raise translated(error, f"{self._doing}: asking for topic {topic!r}", self._kafka) from error
-        if found.error is not None:
-            raise translated(KafkaException(found.error), f"{self._doing}: topic {topic!r}", self._kafka)
-        count = self._partitions[topic] = len(found.partitions)
+        count = self._partitions[topic] = partition_count(self._metadata, topic, self._doing, self._kafka)
         return count
 
     def send(self, batch: Any) -> int:
