@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -35,6 +36,14 @@ def _wait(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     return False
 
 
+def _commands(process: psutil.Process) -> list[str]:
+    found = []
+    for child in process.children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # gone, or only its parent's to bury
+            found.append(" ".join(child.cmdline()))
+    return found
+
+
 def test_interrupted_while_java_starts() -> None:
     root = Path(__file__).parents[2]
     job = subprocess.Popen(
@@ -50,13 +59,10 @@ def test_interrupted_while_java_starts() -> None:
         try:
             me = psutil.Process(job.pid)
 
-            def java() -> bool:
-                return any("SparkSubmit" in " ".join(child.cmdline()) for child in me.children(recursive=True))
-
-            assert _wait(java)
+            assert _wait(lambda: any("SparkSubmit" in command for command in _commands(me)))
             os.kill(job.pid, signal.SIGINT)
             assert job.stdout is not None
             assert job.stdout.readline() == "interrupted\n"
-            assert _wait(lambda: not me.children(recursive=True))
+            assert _wait(lambda: not _commands(me))
         finally:
             job.kill()
