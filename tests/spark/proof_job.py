@@ -57,6 +57,8 @@ def session(spec: JobSpec) -> SparkSession:
     """The job's session, with ``format("grt")`` that has points, and ``format("naive")``."""
     strikes = {f"spark.executorEnv.{name}": os.environ[name] for name in (STRIKES, FOLDER, JOB)}
     settings = {"spark.master": "local[2,4]", "spark.sql.shuffle.partitions": "2", **strikes, **spec.settings}
+    if spec.task_faults:  # a part of a task's rows must have come through when it fails
+        settings["spark.sql.execution.arrow.maxRecordsPerBatch"] = str(ROWS_BEFORE_FAULT)
     spark = kes_spark.local_session("proof", settings=settings, memory="768m")
     spark.dataSource.register(ProofSource if settings["spark.master"].startswith("local") else ClusterProofSource)
     spark.dataSource.register(NaiveSource)
@@ -102,7 +104,7 @@ def faulty(kinds: tuple[str, ...], seconds: float, folder: str) -> Callable[[Ite
         for each in batches:
             yield each
             rows += each.num_rows
-            if not struck and rows > ROWS_BEFORE_FAULT:
+            if not struck and rows > 2 * ROWS_BEFORE_FAULT:
                 struck = True
                 strike(kind, seconds, Path(folder) / f"task-{kind}-{batch}-{context.taskAttemptId()}")
 

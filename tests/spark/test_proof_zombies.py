@@ -54,10 +54,16 @@ def test_a_commit_that_outlives_its_driver(trial: Trial) -> None:
 
 
 def test_two_runs_of_one_query_at_once(trial: Trial) -> None:
-    """Spark has no lock on a checkpoint: the second run fails, or the first, or both."""
+    """Spark has no lock on a checkpoint: the second run fails, or the first, or both. The first is held in its commit
+    until the second has done that batch, so that they do meet."""
     spec = trial.spec(rows_per_batch=EVENTS // 6)
-    both = [trial.start(spec=spec), trial.start(spec=spec)]
-    for job in both:
-        job.wait()
+    strike = Strike("marker.after", 1, "hold")
+    trial.start(strike, spec=spec)
+    trial.wait_struck(strike)
+    second = trial.start(strike, spec=spec)
+    wait_until(lambda: trial.batches_done >= 2 or not second.running, "the second run has done the batch")
+    trial.release()
+    assert trial.jobs[0].wait() != 0, "it has gone on although the other was quicker"
+    second.wait()
     trial.start(spec=spec).must_finish()
     trial.must_be_exact()
