@@ -48,6 +48,7 @@ from streams.spark.replays import State
 
 _WRITER: Final = "bootstrap"
 _ROWS: Final = 10_000
+_LONGEST: Final = 1 << 40  # as bytes: the transaction may take as long as one may (Spark jobs run inside of it)
 _SCHEMA: Final = pa.schema(
     [("partition", pa.int32()), ("key", pa.binary()), ("value", pa.binary()), ("type", pa.string())]
 )
@@ -115,7 +116,7 @@ def _bootstrap(
             lane,
             request,
             lambda: _batches(stores, offsets, source_id),
-            size=0,
+            size=_LONGEST,
             last_step=_group_offsets(config, lane.kafka, offsets, checks),
         )
         settle(lane, request)

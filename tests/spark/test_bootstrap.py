@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -240,6 +241,21 @@ class Beside:
         while not self.source.member_id:
             await asyncio.sleep(0.01)
 
+    def states(self) -> set[str]:
+        return {partition.state for partition in self.source.statistics().partitions}
+
+    def start_and_wait_in_vain(self) -> None:
+        """Start it; it gets its partitions, and in a time that would do it does not begin to work on any."""
+        self.start()
+        deadline = time.monotonic() + 60
+        while not self.states():
+            assert time.monotonic() < deadline, "it was given no partitions"
+            time.sleep(0.02)
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            assert self.states() == {"restoring"}, "it did not wait for the transaction"
+            time.sleep(0.02)
+
     def stop(self) -> None:
         asyncio.run(asyncio.wait_for(self.source.stop(), 30))
         self._thread.join(30)
@@ -260,7 +276,7 @@ def test_who_joins_after_the_last_look_waits_for_the_outcome(
 ) -> None:
     stage.produce(60, seed=1)
     member = Beside(stage)
-    between.extend([lambda: None, member.start])
+    between.extend([lambda: None, member.start_and_wait_in_vain])
     with kes_spark.replay(stage.bank(), read(stage.topic).where("offset < 10")) as replayed:
         assert stage.bootstrap(replayed).written
         ends = {number: mark.end for number, mark in stage.lab.admin.watermarks(stage.topic).items()}
