@@ -29,6 +29,8 @@ _IGNORED: Final = frozenset({"offset", "timestampType"})  # so that what was rea
 def check_columns(schema: t.StructType, *, topic_given: bool) -> None:
     """Raises ``ConfigError`` (column named) for rows that are no records."""
     for field in schema.fields:
+        if schema.names.count(field.name) > 1:
+            raise ConfigError(f"column {field.name} is there {schema.names.count(field.name)} times; drop one")
         if field.name in _IGNORED:
             continue
         taken = SINK_COLUMNS.get(field.name)

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from streams.errors import RecordRefused, StreamsError, TransactionFailed
+from streams.errors import ConfigError, RecordRefused, StreamsError, TransactionFailed
 from streams.spark.kafka import TIMEOUT_SECONDS, client, partition_count, translated
 from streams.spark.marker_log import MarkerLog
 from streams.spark.markers import Request, Stored, Written
@@ -34,7 +34,19 @@ from streams.spark.sending import Sender
 
 _ROUNDS: Final = 3
 _FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
-_REFUSED = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+_REFUSED = (
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.INVALID_RECORD,
+    KafkaError.INVALID_TIMESTAMP,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+)
+_FORBIDDEN = (
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    KafkaError.OFFSET_METADATA_TOO_LARGE,
+)
 
 _UNDECIDED: Final = (
     KafkaError.UNSTABLE_OFFSET_COMMIT,
@@ -273,5 +285,10 @@ def _translated(error: KafkaException, lane: Lane, doing: object) -> StreamsErro
     if reason.code() in _REFUSED:
         return RecordRefused(
             f"{doing}: the broker refuses a record ({reason.name()}: {reason.str()}); nothing was written"
+        )
+    if reason.code() in _FORBIDDEN:
+        return ConfigError(
+            f"{doing}: the broker refuses it ({reason.name()}: {reason.str()}): check the permissions of "
+            f"{lane.identity} as transactional id and as group; nothing was written"
         )
     return translated(error, str(doing), lane.kafka)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from streams.errors import ConfigError, StreamsError
-from streams.spark.markers import Stored, Written, read_metadata
+from streams.spark.markers import MOST_REPLACED, Stored, Written, read_metadata
 
 NOTHING = -1
 """The batch of a lane that has none yet."""
@@ -67,6 +67,11 @@ class Plan:
         replaced = () if first is None else first.replaced
         if first is not None and first.query != self.query:
             replaced = (*first.replaced, first.query)
+        if len(replaced) > MOST_REPLACED:
+            raise ConfigError(
+                f"{self}: {MOST_REPLACED} queries were replaced under this name, and no more can be remembered: give "
+                "the sink a new name. Nothing was written"
+            )
         pinned = []
         for lane, marker in enumerate(found):
             if marker is None or marker.query != self.query:

@@ -9,11 +9,12 @@ Whoever wants to write asks: is it written (``Written``)? may I (``None``)? Anyt
     ----------------  --------------------------  -----------------------  -------------------------------------
     write W           write                       -                        - (a marker of W means: written)
     batch 0           write                       batch 0: written         replaceQuery names it: write, else refuse
-    batch b > 0       refuse                      b: written               refuse
+    batch b > 0       refuse                      b, as many rows: written refuse
                                                   b-1: write
                                                   else: refuse
 
-``lastWrittenBatch`` of this query, where there is no marker, stands for one: b means written, b-1 write. A query that
+``lastWrittenBatch`` of this query, where there is no marker, stands for one: b means written, b-1 write; where batch b
+has another number of rows than the one that is written, b means that what is written is to stay. A query that
 was replaced is refused for ever: the markers after it remember it.
 """
 
@@ -28,7 +29,7 @@ from streams.errors import ConfigError, StreamsError
 
 _M = TypeVar("_M", bound=msgspec.Struct)
 
-_MOST_REPLACED: Final = 64  # 37 bytes each; the broker takes 4096 bytes of metadata (offset.metadata.max.bytes)
+MOST_REPLACED: Final = 64  # 37 bytes each; the broker takes 4096 bytes of metadata (offset.metadata.max.bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,13 @@ class BatchRequest:
             self._check_other(last)
             return None
         if last.batch == self.batch:
+            if last.rows != self.rows and self.last_written != (self.query, self.batch):
+                raise StreamsError(
+                    f"{self}: is in Kafka with {last.rows} rows, and has {self.rows} now: another run has planned it "
+                    "anew (a second copy of the checkpoint, or one put back), or the query's code was changed in "
+                    "between, or it is not deterministic. Nothing was written. If what is there is to stay as it is, "
+                    f"start once with option lastWrittenBatch={self.query}:{self.batch}"
+                )
             return Written(rows=last.rows, at_ms=last.at_ms)
         if last.batch == self.batch - 1:
             return None
@@ -185,7 +193,7 @@ class BatchRequest:
                 f"meant, give option replaceQuery={last.query}; if not, go on with the old checkpoint, or give this "
                 "sink a name of its own. Nothing was written"
             )
-        if len(last.replaced) >= _MOST_REPLACED:
+        if len(last.replaced) >= MOST_REPLACED:
             raise ConfigError(
                 f"{self}: {len(last.replaced)} queries were replaced under this name, and no more can be remembered: "
                 "give the sink a new name. Nothing was written"

@@ -73,9 +73,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
             _log.info("%s: was written before the restart (%d rows)", request, found.rows)
             if found.rows != request.rows:
                 _log.warning(
-                    "%s: has %d rows now, and had %d when it was written: what was written stays, the difference is "
-                    "left out (the query's code was changed between, its source has lost records, or the query is not "
-                    "deterministic)",
+                    "%s: has %d rows now, and had %s when it was written: what was written stays, as the option "
+                    "lastWrittenBatch says",
                     request, request.rows, found.rows,
                 )  # fmt: skip
         self._clean(query, batchId)

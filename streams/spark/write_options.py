@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from streams.errors import ConfigError
-from streams.spark.options import checked, kafka_settings, number
+from streams.spark.options import checked, kafka_settings, whole
 
 _COMMON: Final = ("topic", "markerTopic", "markerLog", "stagingDir", "stagingThreshold")
 _WRITE: Final = ("writeId", "runId")
@@ -104,8 +104,8 @@ def _name(option: str, plain: Mapping[str, str], why: str) -> str:
     name = plain.get(option.lower(), "").strip()
     if not name:
         raise ConfigError(f"option {option} is missing: {why}")
-    if len(name) > 200 or not name.isprintable():
-        raise ConfigError(f"option {option} must be at most 200 printable characters")
+    if len(name) > 200 or not (name.isascii() and name.isprintable()):
+        raise ConfigError(f"option {option} must be at most 200 printable ASCII characters: brokers take no others")
     return name
 
 
@@ -123,5 +123,5 @@ def _common(plain: Mapping[str, str], identity: str) -> dict[str, Any]:
         "marker_topic": marker_topic,
         "marker_log": plain.get("markerlog") or None,
         "staging_dir": plain.get("stagingdir"),
-        "staging_threshold": int(number("stagingThreshold", plain.get("stagingthreshold", str(1 << 20)), minimum=0)),
+        "staging_threshold": whole("stagingThreshold", plain.get("stagingthreshold", str(1 << 20)), minimum=0),
     }

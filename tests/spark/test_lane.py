@@ -100,7 +100,8 @@ def test_batches_one_after_the_other_and_each_once(topic: Topic) -> None:
     assert topic.write(1, {"value": pa.array([], pa.binary())})  # an empty batch moves the marker too
     assert topic.write(2)
     assert topic.write(3, {"value": [b"c"]})
-    assert not topic.write(3, {"value": [b"not", b"the same"]})
+    with pytest.raises(StreamsError, match="is in Kafka with 1 rows, and has 2 now"):
+        topic.write(3, {"value": [b"not", b"the same"]})
     with pytest.raises(StreamsError, match="batches in between are missing"):
         topic.write(5, {"value": [b"d"]})
     with pytest.raises(StreamsError, match="has written up to batch 3 already"):
@@ -173,6 +174,23 @@ def test_rows_that_name_their_topics(kafka_broker: BrokerAddress, make_topic: Ma
         with pytest.raises((RecordRefused, TopicError), match=problem):
             both.write(1, table)
     assert (len(both.records()), len(both.records(second))) == (1, 2)
+
+
+def test_what_the_broker_refuses_for_good_is_not_tried_again(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    class Counting(Producer):
+        def init_transactions(self, *args: Any) -> None:
+            tried.append(1)
+            super().init_transactions(*args)
+
+    monkeypatch.setattr(lane_module, "Producer", Counting)
+    year_9999 = pa.array([dt.datetime(9999, 1, 1, tzinfo=dt.UTC)], pa.timestamp("us", "UTC"))
+    for table in ({"value": [b"x" * 2_000_000]}, {"value": [b"x"], "timestamp": year_9999}):
+        with pytest.raises(RecordRefused):
+            topic.write(0, table)
+    assert len(tried) == 2
+    assert topic.records() == []
 
 
 def test_fewer_rows_than_were_staged_are_not_written(topic: Topic) -> None:

@@ -58,6 +58,12 @@ TABLE = [
     (plan(lanes=1), [marker(4), marker(5)], "lane 1 has this batch already, written with lanes=2, not 1"),
     (plan(query="new"), [marker(4), marker(4)], "query q writes into these lanes"),
     (plan(0, query="new"), [marker(4), marker(4)], "give replace_query='q'"),
+    (plan(5, query="new", replaces="q"), [marker(4), marker(4)], "query q writes into these lanes"),
+    (
+        plan(0, query="new", replaces="q"),
+        [marker(4, replaced=tuple(str(number) for number in range(64)))] * 2,
+        "64 queries were replaced",
+    ),
     (plan(0, query="new", replaces="x"), [marker(4), marker(4)], "give replace_query='q'"),
     (plan(0, query="new", replaces="q"), [marker(4), marker(4)], [NOTHING, NOTHING]),
     (

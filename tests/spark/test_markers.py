@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from streams.errors import ConfigError, StreamsError
@@ -19,8 +21,8 @@ def asked(
     )
 
 
-def marker(batch: int, query: str = QUERY, before: Stored | None = None) -> Stored:
-    return asked(batch, query=query).marker(before, at_ms=1000)
+def marker(batch: int, query: str = QUERY, before: Stored | None = None, rows: int = 7) -> Stored:
+    return dataclasses.replace(asked(batch, query=query), rows=rows).marker(before, at_ms=1000)
 
 
 THERE = Written(rows=7, at_ms=1000)
@@ -31,6 +33,11 @@ TABLE = [
     (asked(0), marker(0), THERE),
     (asked(5), marker(4), WRITE),
     (asked(5), marker(5), THERE),
+    (asked(5), marker(5, rows=8), "is in Kafka with 8 rows, and has 7 now.*lastWrittenBatch=q-1:5"),
+    (asked(0), marker(0, rows=6), "is in Kafka with 6 rows, and has 7 now.*lastWrittenBatch=q-1:0"),
+    (asked(5, last=(QUERY, 5)), marker(5, rows=8), Written(rows=8, at_ms=1000)),
+    (asked(5, last=(QUERY, 4)), marker(5, rows=8), "is in Kafka with 8 rows"),
+    (asked(5, last=(OTHER, 5)), marker(5, rows=8), "is in Kafka with 8 rows"),
     (asked(5), marker(3), "the last batch written is 3, so batches in between are missing"),
     (asked(5), marker(6), "has written up to batch 6 already"),
     (asked(0), marker(6), "has written up to batch 6 already"),

@@ -63,6 +63,9 @@ def test_streaming_takes_sparks_own_options() -> None:
     [
         ({"sink": ""}, "option sink is missing: name this sink"),
         ({"sink": "x" * 201}, "option sink must be at most 200"),
+        ({"sink": "w \u00e4"}, "printable ASCII characters"),
+        ({"sink": "  "}, "option sink is missing"),
+        ({"stagingThreshold": "1.5"}, "option stagingThreshold must be"),
         ({"writeId": "w"}, "unknown option writeid for streaming into"),
         ({"topic": ""}, "markerTopic instead: one of the topics, always the same one for the same sink"),
         ({"lastWrittenBatch": "41"}, "lastWrittenBatch must be a query's id, a colon and the number"),
