@@ -64,7 +64,7 @@ class EventColumns:
         version, newest = f.col(f"{_META}.version"), self.event.version
         number = version.cast("string")
         is_null = f.when(f.col("value").isNull(), f.lit("null value"))
-        no_version = f.when(version.isNull(), f.lit("the version header is no number"))
+        no_version = f.when(version.isNull(), json_decoding.in_parts(f.lit("the version header is no number")))
         if self._in_python:
             return f.coalesce(is_null, no_version, f.col(f"{self._converted}.error"))
         newer = f.concat(

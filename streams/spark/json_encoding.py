@@ -96,6 +96,7 @@ def _fitted_shape(shape: Shape, column: t.DataType, path: str) -> Shape:
 
 
 def encoded(value: Column, shape: Shape) -> Column:
+    """A column in the form and under the names that JSON has it."""
     match shape:
         case Scalar(kind="decimal"):
             return value.cast("string")

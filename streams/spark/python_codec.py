@@ -68,7 +68,7 @@ class ImportPath(msgspec.Struct, frozen=True):
         return found
 
 
-class _Reference(msgspec.Struct, frozen=True):
+class EventReference(msgspec.Struct, frozen=True):
     """An event type as it travels to the workers."""
 
     path: ImportPath
@@ -76,10 +76,20 @@ class _Reference(msgspec.Struct, frozen=True):
     version: int
 
     @staticmethod
-    def of(event: EventType[Any], needed_for: str) -> _Reference:
-        return _Reference(ImportPath.of(event.cls, needed_for), event.name, event.version)
+    def of(event: EventType[Any], needed_for: str) -> EventReference:
+        return EventReference(ImportPath.of(event.cls, needed_for), event.name, event.version)
+
+    @staticmethod
+    def parse(text: str) -> EventReference:
+        """From ``str(reference)``."""
+        module, name, event_name, version = msgspec.json.decode(text, type=tuple[str, str, str, int])
+        return EventReference(ImportPath(module, name), event_name, version)
+
+    def __str__(self) -> str:
+        return msgspec.json.encode((self.path.module, self.path.name, self.event_name, self.version)).decode()
 
     def load(self) -> EventType[Any]:
+        """The event type, on a worker. Raises ``ConfigError`` when it is not there, or not the same."""
         event: EventType[Any] = event_type_of(self.path.load())
         if (event.name, event.version) != (self.event_name, self.version):
             raise ConfigError(
@@ -90,14 +100,14 @@ class _Reference(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=256)
-def _loaded(reference: _Reference) -> EventType[Any]:
+def _loaded(reference: EventReference) -> EventType[Any]:
     return reference.load()
 
 
 def upcast(event: EventType[Any], value: Column, version: Column) -> Column:
     """A struct of ``value``, the bytes of an older version as those of the present one, and ``error``; null where
     ``value`` is."""
-    reference = _Reference.of(event, "upcasters")
+    reference = EventReference.of(event, "upcasters")
     kind = pa.struct([pa.field("value", pa.binary()), _ERROR])
 
     def upcasted(values: pa.Array, versions: pa.Array) -> pa.Array:
@@ -116,7 +126,7 @@ def upcast(event: EventType[Any], value: Column, version: Column) -> Column:
 def decode_event(event: EventType[Any], shape: Structure, value: Column, version: Column) -> Column:
     """A struct of ``value``, the event's columns, and ``error``; null where ``value`` is. The version's rules are the
     event type's."""
-    reference = _Reference.of(event, f"codecs of one's own ({type(event._codec).__name__})")
+    reference = EventReference.of(event, f"codecs of one's own ({type(event._codec).__name__})")
     kind = pa.struct([pa.field("value", arrow_type(shape)), _ERROR])
 
     def decoded(values: pa.Array, versions: pa.Array) -> pa.Array:
@@ -148,7 +158,7 @@ def decode_value(codec: Codec[Any], shape: Shape, value: Column) -> Column:
 def encode_event(event: EventType[Any], row: Column) -> Column:
     """The bytes of the event whose fields, under their names on the wire, are those of the struct ``row``. A row that
     makes no event fails the job."""
-    reference = _Reference.of(event, f"codecs of one's own ({type(event._codec).__name__})")
+    reference = EventReference.of(event, f"codecs of one's own ({type(event._codec).__name__})")
 
     def encoded(rows: pa.Array) -> pa.Array:
         known = _loaded(reference)
@@ -234,6 +244,8 @@ def _scalar(value: Any, shape: Scalar, path: str) -> Any:
     if isinstance(value, enum.Enum):
         value = value.value
     match shape.kind:
+        case "str" if not value.isascii():
+            return _text(value, path)
         case "int" if not -(2**63) <= value < 2**63:
             raise DecodeError(f"{path}: integer of more than 64 bits")
         case "decimal":
@@ -244,6 +256,14 @@ def _scalar(value: Any, shape: Scalar, path: str) -> Any:
             return value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
         case _:
             return value
+
+
+def _text(value: str, path: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise DecodeError(f"{path}: half of a surrogate pair") from None
+    return value
 
 
 def _decimal(value: Decimal, path: str) -> Decimal:
@@ -260,17 +280,17 @@ def _decimal(value: Decimal, path: str) -> Decimal:
 
 
 def _with_error(shape: Shape) -> t.StructType:
-    return t.StructType([t.StructField("value", _nullable(column_type(shape))), t.StructField("error", t.StringType())])
+    return t.StructType([t.StructField("value", nullable(column_type(shape))), t.StructField("error", t.StringType())])
 
 
-def _nullable(kind: t.DataType) -> t.DataType:
+def nullable(kind: t.DataType) -> t.DataType:
     """The same type with every part nullable: where there is an error there is no value."""
     match kind:
         case t.StructType():
-            return t.StructType([t.StructField(field.name, _nullable(field.dataType)) for field in kind.fields])
+            return t.StructType([t.StructField(field.name, nullable(field.dataType)) for field in kind.fields])
         case t.ArrayType():
-            return t.ArrayType(_nullable(kind.elementType))
+            return t.ArrayType(nullable(kind.elementType))
         case t.MapType():
-            return t.MapType(_nullable(kind.keyType), _nullable(kind.valueType))
+            return t.MapType(nullable(kind.keyType), nullable(kind.valueType))
         case _:
             return kind

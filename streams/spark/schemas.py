@@ -54,15 +54,22 @@ def column_type(shape: Shape) -> t.DataType:
 
 
 def wire_type(shape: Shape) -> t.DataType:
-    """The Spark type that JSON of a shape is parsed into: names of the wire, all nullable. Times and decimals are still
-    text: the JVM's parser reads more as a time than ISO 8601 has, and cannot say what it rounded."""
+    """The Spark type that JSON of a shape is parsed into: names of the wire, all nullable.
+
+    Times, bytes and decimals are still text: the JVM's parser takes more than ISO 8601 and base64 have, and cannot say
+    what it rounded.
+    """
     match shape:
         case Scalar():
-            as_text = shape.kind in ("decimal", "datetime", "local_datetime", "date")
+            as_text = shape.kind in ("decimal", "datetime", "local_datetime", "date", "bytes")
             return t.StringType() if as_text else _COLUMN[shape.kind]
         case Sequence():
             return t.ArrayType(wire_type(shape.item), True)
         case Mapping():
             return t.MapType(t.StringType(), wire_type(shape.value), True)
         case Structure():
-            return t.StructType([t.StructField(f.wire, wire_type(f.shape), True) for f in shape.fields])
+            fields = [t.StructField(f.wire, wire_type(f.shape), True) for f in shape.fields]
+            if shape.tag is not None:
+                kind = t.StringType() if isinstance(shape.tag[1], str) else t.LongType()
+                fields.append(t.StructField(shape.tag[0], kind))
+            return t.StructType(fields)

@@ -45,9 +45,10 @@ class Scalar:
 
 @dataclass(frozen=True, kw_only=True)
 class Sequence:
-    """A list, set or tuple of any length."""
+    """A list, set or tuple of any length. ``unique``: a set, which has nothing twice."""
 
     item: Shape
+    unique: bool = False
     nullable: bool = False
 
 
@@ -86,11 +87,7 @@ Shape = Scalar | Sequence | Mapping | Structure
 
 def shape_of(cls: type) -> Structure:
     """The shape of an event class; raises ``ConfigError`` (field named) for what Spark cannot hold exactly."""
-    shape = _structure(cls, cls.__name__, ())
-    lower = [field.name.lower() for field in shape.fields]
-    if len(set(lower)) != len(lower):
-        raise ConfigError(f"{cls.__name__}: two fields differ only in case, which Spark does not tell apart")
-    return shape
+    return _structure(cls, cls.__name__, ())
 
 
 def value_shape(type_: Any) -> Shape:
@@ -135,7 +132,7 @@ def _structure(cls: type, path: str, above: tuple[type, ...]) -> Structure:
         fields.append(
             Field(name=found.name, wire=found.encode_name, shape=shape, required=found.required, default=default)
         )
-    return Structure(name=cls.__name__, fields=tuple(fields), tag=tag)
+    return _told_apart(Structure(name=cls.__name__, fields=tuple(fields), tag=tag), path)
 
 
 def _pydantic(cls: type, path: str, above: tuple[type, ...]) -> Structure:
@@ -151,7 +148,15 @@ def _pydantic(cls: type, path: str, above: tuple[type, ...]) -> Structure:
         default = None if required else _json(info.get_default(call_default_factory=True))
         wire = info.serialization_alias or name
         fields.append(Field(name=name, wire=wire, shape=shape, required=required, default=default))
-    return Structure(name=cls.__name__, fields=tuple(fields))
+    return _told_apart(Structure(name=cls.__name__, fields=tuple(fields)), path)
+
+
+def _told_apart(shape: Structure, path: str) -> Structure:
+    tag = [] if shape.tag is None else [shape.tag[0]]
+    for names in ([field.name for field in shape.fields], [*(field.wire for field in shape.fields), *tag]):
+        if len({name.lower() for name in names}) != len(names):
+            raise ConfigError(f"{path}: two fields differ only in case, which Spark does not tell apart")
+    return shape
 
 
 def _json(value: Any) -> str:
@@ -182,7 +187,8 @@ def _shape(info: Any, path: str, above: tuple[type, ...]) -> Shape:
     if isinstance(info, inspect.LiteralType):
         return _choice(list(info.values), path, nullable)
     if isinstance(info, _LISTS):
-        return Sequence(item=_shape(info.item_type, f"{path}[]", above), nullable=nullable)
+        unique = isinstance(info, inspect.SetType | inspect.FrozenSetType)
+        return Sequence(item=_shape(info.item_type, f"{path}[]", above), unique=unique, nullable=nullable)
     if isinstance(info, inspect.DictType):
         if not isinstance(info.key_type, inspect.StrType):
             raise ConfigError(f"{path}: a dict in JSON has text keys; make it dict[str, ...]")

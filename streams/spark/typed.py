@@ -10,9 +10,11 @@ from pyspark.sql import functions as f
 
 from streams.errors import ConfigError
 from streams.events import event_type_of
-from streams.spark import records
+from streams.spark import event_format, records
 from streams.spark.event_columns import EventColumns
-from streams.spark.options import bootstrap_servers
+from streams.spark.event_format import EventsDataSource
+from streams.spark.options import addressed
+from streams.spark.python_codec import EventReference
 
 ERROR, META = "_error", "_meta"
 OnError = Literal["null", "fail", "deadletter"]
@@ -40,8 +42,7 @@ def events(df: DataFrame, classes: type | Iterable[type], *, on_error: OnError =
     Python on the workers, which must be able to import the class; all else is expressions in the JVM. Raises
     ``ConfigError`` for classes without a schema, and for rows that are no records.
     """
-    if on_error not in ("null", "fail", "deadletter"):
-        raise ConfigError(f"on_error must be null, fail or deadletter, not {on_error!r}")
+    _check_policy(on_error)
     single = isinstance(classes, type)
     readers = _readers(classes)
     checked = _checked(df, readers, single=single, fail=on_error == "fail", keep=())
@@ -101,20 +102,56 @@ def read_events(
     servers: str | None = None,
     options: Mapping[str, str] | None = None,
     on_error: OnError = "null",
+    decode: Literal["jvm", "python"] = "jvm",
 ) -> DataFrame:
     """The committed events in a topic, as ``events`` gives them. For one class, other types are skipped where they are
     read.
 
+    ``decode="python"`` decodes them there, too, by the class's own codec, which is faster and takes exactly what the
+    event source takes; for one class, which workers must be able to import.
+
     ``servers``: ``host:port,...``, default ``KES_BOOTSTRAP_SERVERS``. ``options`` are those of ``format("grt")``.
     Each action on the DataFrame reads up to the end as it is then; give ``endingOffsets`` as JSON (or ``cache()``)
-    for two actions that must agree.
+    for two actions that must agree. Raises ``ConfigError``.
     """
-    given = {"includeHeaders": "false"}
+    if decode not in ("jvm", "python"):
+        raise ConfigError(f"decode must be jvm or python, not {decode!r}")
+    _check_policy(on_error)
+    reader = spark.read.format("grt").option("subscribe", topic).option("includeHeaders", "false")
     if isinstance(classes, type):
-        given["types"] = event_type_of(classes).name
-    reader = spark.read.format("grt").option("subscribe", topic).options(**given)
-    reader = reader.option("kafka.bootstrap.servers", bootstrap_servers(servers)).options(**(options or {}))
-    return events(reader.load(), classes, on_error=on_error)
+        reader = reader.option("types", event_type_of(classes).name)
+    reader = reader.options(**addressed(options or {}, servers))
+    if decode == "jvm":
+        return events(reader.load(), classes, on_error=on_error)
+    if not isinstance(classes, type):
+        raise ConfigError("decode='python' is for one class; read several with decode='jvm'")
+    _readers(classes)  # refuses what has no columns
+    spark.dataSource.register(EventsDataSource)
+    reference = EventReference.of(event_type_of(classes), "events decoded where they are read")
+    return _judged(reader.format(event_format.NAME).option(event_format.EVENT, str(reference)).load(), on_error)
+
+
+def _check_policy(on_error: str) -> None:
+    if on_error not in ("null", "fail", "deadletter"):
+        raise ConfigError(f"on_error must be null, fail or deadletter, not {on_error!r}")
+
+
+def _judged(typed: DataFrame, on_error: OnError) -> DataFrame:
+    if on_error == "deadletter":
+        return typed.where(f.col(ERROR).isNull())
+    if on_error == "null":
+        return typed
+    checked = typed.withColumn(ERROR, _told(f.col(ERROR)))
+    good = f.col(ERROR).isNull()  # so that whoever looks at a field looks at the error
+    fields = [name for name in typed.columns if name not in (ERROR, META)]
+    return checked.select(*(f.when(good, f.col(f"`{name}`")).alias(name) for name in fields), ERROR, META)
+
+
+def _told(error: Column) -> Column:
+    """The same, but the job fails where there is an error."""
+    what = f.coalesce(f.col(f"{META}.type"), f.lit("a record"))
+    told = f.concat(f.lit("cannot read "), what, f.lit(" at "), _where(), f.lit(": "), error)
+    return f.when(error.isNotNull(), f.raise_error(told).cast("string"))
 
 
 def split(df: DataFrame, event_classes: Iterable[type]) -> dict[type, DataFrame]:
@@ -167,15 +204,7 @@ def _checked(
         name = f.substring(f.col(f"{META}.type"), 1, _LONGEST_NAME)
         error = error.otherwise(f.concat(f.lit("unknown type "), name))
     if fail:
-        told = f.concat(
-            f.lit("cannot read "),
-            f.coalesce(f.col(f"{META}.type"), f.lit("a record")),
-            f.lit(" at "),
-            _where(),
-            f.lit(": "),
-            error,
-        )
-        error = f.when(error.isNotNull(), f.raise_error(told).cast("string"))
+        error = _told(error)
     return rows.select(META, error.alias(ERROR), *keep, *(reader.value().alias(reader.column) for reader in readers))
 
 

@@ -14,12 +14,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pydantic
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 import streams.spark as kes_spark
 from streams.errors import ConfigError
 from streams.events import event_type, event_type_of
+from tests.spark.typed_kit import frame, records
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 UTC = dt.UTC
@@ -114,42 +115,12 @@ def some_thing(rng: random.Random) -> Thing:
     )  # fmt: skip
 
 
-def cell(value: Any) -> Any:
-    """A value as ``createDataFrame`` takes it: structs as tuples in the order of their fields."""
-    if isinstance(value, msgspec.Struct):
-        return tuple(cell(getattr(value, name)) for name in value.__struct_fields__)
-    if isinstance(value, pydantic.BaseModel):
-        return tuple(cell(getattr(value, name)) for name in type(value).model_fields)
-    if dataclasses.is_dataclass(value):
-        return tuple(cell(getattr(value, field.name)) for field in dataclasses.fields(value))
-    if isinstance(value, enum.Enum):
-        return value.value
-    if isinstance(value, uuid.UUID):
-        return str(value)
-    if isinstance(value, list):
-        return [cell(each) for each in value]
-    return {name: cell(each) for name, each in value.items()} if isinstance(value, dict) else value
-
-
 def seen(value: Any) -> Any:
     """A collected cell in the same form. Times come back naive, in UTC: the session's zone and the process's."""
     if isinstance(value, tuple | list):
         made = [seen(each) for each in value]
         return tuple(made) if isinstance(value, tuple) else made
     return {name: seen(each) for name, each in value.items()} if isinstance(value, dict) else value
-
-
-def records(spark: SparkSession, cls: type, values: list[bytes | None], version: int | None = None) -> DataFrame:
-    """A DataFrame like the source's, made by hand."""
-    event = event_type_of(cls)
-    number = event.version if version is None else version
-    rows = [(None, value, event.name, number, "t", 0, at, None) for at, value in enumerate(values)]
-    columns = "key binary, value binary, type string, version int, topic string, partition int, offset bigint"
-    return spark.createDataFrame(rows, columns + ", timestamp timestamp")
-
-
-def frame(spark: SparkSession, objects: list[Any]) -> DataFrame:
-    return spark.createDataFrame([cell(each) for each in objects], kes_spark.schema_of(type(objects[0])))
 
 
 CASES = {

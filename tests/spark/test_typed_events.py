@@ -21,6 +21,7 @@ from streams.errors import ConfigError, DecodeError
 from streams.events import event_type, event_type_of, upcaster
 from streams.records import Headers, IncomingRecord
 from streams.runtime.dead_letters import dead_letter
+from streams.spark.event_format import EventsDataSource
 from tests.spark.typed_events import Deposited, Level, Opened, Packed, Point, Reversed, Withdrawn
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
@@ -291,6 +292,32 @@ def test_classes_that_workers_cannot_import_are_refused_by_name(spark: SparkSess
 
     with pytest.raises(ConfigError, match=r"Local: upcasters run in Python on the workers.*move it to the top"):
         kes_spark.events(df, Local)
+
+
+def test_events_decoded_where_they_are_read_are_the_same(
+    spark: SparkSession, make_topic: Callable[..., str], kafka_broker: Any
+) -> None:
+    topic, servers = make_topic("in", 2), kafka_broker.bootstrap_servers
+    rows = connector(spark, [*MIXED, good(PACKED), (b"\xc1", headers(b"Packed", b"2"))])
+    kes_spark.write(rows.select("key", "value", "headers"), topic=topic, write_id="w", servers=servers)
+    for cls in (Deposited, Packed):
+        jvm = kes_spark.read_events(spark, cls, topic=topic, servers=servers)
+        python = kes_spark.read_events(spark, cls, topic=topic, servers=servers, decode="python")
+        assert python.schema.simpleString() == jvm.schema.simpleString()
+        ours, theirs = (df.orderBy("_meta.partition", "_meta.offset").collect() for df in (python, jvm))
+        assert [(row[:-2], row._meta) for row in ours] == [(row[:-2], row._meta) for row in theirs]
+        assert [row._error is None for row in ours] == [row._error is None for row in theirs]
+        assert len(ours) > 1
+
+    kept = kes_spark.read_events(spark, Deposited, topic=topic, servers=servers, decode="python", on_error="deadletter")
+    assert kept.count() == 3
+    failing = kes_spark.read_events(spark, Deposited, topic=topic, servers=servers, decode="python", on_error="fail")
+    with pytest.raises(Exception, match=r"cannot read Deposited at .*in\[\d\]@\d+: "):
+        failing.select("account").collect()
+    with pytest.raises(ConfigError, match="decode='python' is for one class"):
+        kes_spark.read_events(spark, [Deposited], topic=topic, servers=servers, decode="python")
+    with pytest.raises(ConfigError, match="needs the option event"):
+        EventsDataSource({}).schema()
 
 
 def test_streams_are_typed_like_batches(spark: SparkSession, tmp_path: Path) -> None:

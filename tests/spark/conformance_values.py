@@ -1,0 +1,285 @@
+"""The table of classes and values that both sides write and read, and how their bytes may differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import enum
+import uuid
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pydantic
+from hypothesis import strategies as st
+
+from streams.events import event_type
+
+UTC = dt.UTC
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    ODD = 'o"d\\'
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2**40
+
+
+class Place(msgspec.Struct, rename="camel"):
+    post_code: str
+    metres_up: float | None = None
+    prices: list[Decimal] = []
+
+
+class Text(msgspec.Struct):
+    value: str
+
+
+class Number(msgspec.Struct):
+    value: int
+
+
+class Ratio(msgspec.Struct):
+    value: float
+
+
+class Flag(msgspec.Struct):
+    value: bool
+
+
+class Raw(msgspec.Struct):
+    value: bytes
+
+
+class Price(msgspec.Struct):
+    value: Decimal
+
+
+class Ident(msgspec.Struct):
+    value: uuid.UUID
+
+
+class Instant(msgspec.Struct):
+    value: dt.datetime
+
+
+class Wall(msgspec.Struct):
+    value: Annotated[dt.datetime, msgspec.Meta(tz=False)]
+
+
+class Day(msgspec.Struct):
+    value: dt.date
+
+
+class Choice(msgspec.Struct):
+    colour: Colour
+    level: Level
+    size: Literal["s", "m"]
+    step: Literal[1, -1]
+
+
+class Maybe(msgspec.Struct):
+    text: str | None
+    number: int | None = None
+    five: int | None = 5
+    tags: list[str] = msgspec.field(default_factory=lambda: ["x"])
+    place: Place | None = None
+
+
+class Renamed(msgspec.Struct, rename={"value": "the value", "other": "ö.$'x"}):
+    value: str
+    other: int = 1
+
+
+class Kebab(msgspec.Struct, rename="kebab"):
+    post_code: str
+    note_of_it: str | None = "n"
+
+
+class Tagged(msgspec.Struct, tag_field="kind", tag="tagged!"):
+    value: int
+
+
+class Lists(msgspec.Struct):
+    texts: list[str]
+    holes: list[int | None]
+    deep: list[list[float]]
+    several: tuple[bool, ...]
+    days: list[dt.date]
+    idents: list[uuid.UUID]
+    counts: dict[str, int]
+    inner: dict[str, list[Place]]
+    places: list[Place]
+    tagged: list[Tagged]
+
+
+@event_type("plain-one", version=7)
+@dataclasses.dataclass
+class Plain:
+    text: str
+    at: dt.datetime
+    place: Place
+    note: str | None = None
+
+
+class Inner(pydantic.BaseModel):
+    price: Decimal
+    names: list[str] = []
+
+
+class Model(pydantic.BaseModel):
+    text: str = pydantic.Field(alias="Text")
+    ratio: float
+    at: dt.datetime
+    inner: Inner
+    note: str | None = None
+
+
+TEXTS = [
+    "",
+    "a",
+    "5",
+    "true",
+    "[1]",
+    '{"a":1}',
+    "-",
+    "null",
+    "é漢😀",
+    '"\\/\b\f\n\r\t',
+    "\x00\x01\x1f\x7f",
+    "\u2028\u2029",
+    "a" * 5000,
+]
+INTEGERS = [0, -1, 2**63 - 1, -(2**63), 2**53 + 1]
+FLOATS = [
+    0.0,
+    -0.0,
+    1.0,
+    0.1,
+    -1.5,
+    1e308,
+    1.7976931348623157e308,
+    5e-324,
+    2.2250738585072014e-308,
+    1e16,
+    1e22,
+    1e-5,
+    123456789.125,
+    2**53 + 2.0,
+]
+DECIMALS = [
+    Decimal(text)
+    for text in ("0", "1", "-1.5", "0.000000001", "99999999999999999999999999999.999999999", "1.500", "1E+3", "-0.1")
+]
+TIMES = [
+    dt.datetime(2026, 1, 2, 3, 4, 5, 678901),
+    dt.datetime(1, 1, 2),
+    dt.datetime(9999, 12, 30, 23, 59, 59, 999999),
+    dt.datetime(1969, 12, 31, 23, 59, 59, 999999),
+    dt.datetime(2026, 3, 29, 2, 30),
+    dt.datetime(1582, 10, 10),
+    dt.datetime(2000, 2, 29, 12, 0, 0, 120000),
+]
+AWARE = [time.replace(tzinfo=UTC) for time in TIMES] + [
+    dt.datetime(2026, 1, 2, tzinfo=dt.timezone(dt.timedelta(hours=-9, minutes=-30)))
+]
+PLACE = Place("5", -0.0, [Decimal("1.5"), Decimal(0)])
+
+FLOAT = "floats: 1.0E22 is written for 1e22 (the same number)"
+FRACTION = "times: always six digits of the second's fraction, and always UTC (the same instant)"
+PLACES = "decimals: always nine places, 1.500000000 for 1.5 (the same number)"
+HEX = "control characters: \\u001F for \\u001f (the same text)"
+
+TABLE: list[tuple[type, list[Any], frozenset[str]]] = [
+    (Text, [Text(value) for value in TEXTS], frozenset({HEX})),
+    (Number, [Number(value) for value in INTEGERS], frozenset()),
+    (Ratio, [Ratio(value) for value in FLOATS], frozenset({FLOAT})),
+    (Flag, [Flag(True), Flag(False)], frozenset()),
+    (Raw, [Raw(value) for value in (b"", b"\x00", b"\xff\xfe", b"abc", bytes(range(256)))], frozenset()),
+    (Price, [Price(value) for value in DECIMALS], frozenset({PLACES})),
+    (Ident, [Ident(uuid.UUID(int=value)) for value in (0, 7, 2**128 - 1)], frozenset()),
+    (Instant, [Instant(value) for value in AWARE], frozenset({FRACTION})),
+    (Wall, [Wall(value) for value in TIMES], frozenset({FRACTION})),
+    (Day, [Day(time.date()) for time in TIMES], frozenset()),
+    (Choice, [Choice(Colour.RED, Level.HIGH, "s", -1), Choice(Colour.ODD, Level.LOW, "m", 1)], frozenset()),
+    (Maybe, [Maybe(None), Maybe("", 0, None, [], PLACE), Maybe("x", None, 7, ["5", "é"])], frozenset({PLACES})),
+    (Renamed, [Renamed("5", 2), Renamed("x")], frozenset()),
+    (Kebab, [Kebab("5", None), Kebab("x")], frozenset()),
+    (Tagged, [Tagged(5)], frozenset()),
+    (
+        Lists,
+        [
+            Lists([], [], [], (), [], [], {}, {}, [], []),
+            Lists(
+                ["", "5", "é"],
+                [None, 1, None],
+                [[], [-0.0, 1e308]],
+                (True, False),
+                [dt.date(1, 1, 2)],
+                [uuid.UUID(int=5)],
+                {"": 1, "a.b": 2, "5": -1},
+                {"x": [PLACE], "y": []},
+                [PLACE, Place("x")],
+                [Tagged(1), Tagged(2)],
+            ),
+        ],
+        frozenset({FLOAT, PLACES}),
+    ),
+    (Plain, [Plain("5", AWARE[0], PLACE, "n"), Plain("", AWARE[1], Place(""))], frozenset({FRACTION, PLACES})),
+    (
+        Model,
+        [Model(Text="5", ratio=1e22, at=AWARE[0], inner=Inner(price=Decimal("1.5"), names=["5"]))],
+        frozenset({FRACTION, PLACES, FLOAT}),
+    ),
+]
+
+
+class Everything(msgspec.Struct):
+    text: str
+    number: int
+    ratio: float
+    flag: bool
+    raw: bytes
+    at: dt.datetime
+    wall: Annotated[dt.datetime, msgspec.Meta(tz=False)]
+    day: dt.date
+    price: Decimal
+    ident: uuid.UUID
+    colour: Colour
+    level: Level
+    note: str | None
+    texts: list[str]
+    counts: dict[str, int]
+    place: Place
+    places: dict[str, list[Place]]
+
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+EXACT = st.integers(-(10**38) + 1, 10**38 - 1).map(
+    lambda digits: Decimal((digits < 0, tuple(map(int, str(abs(digits)))), -9))
+)
+SOME_PLACE = st.builds(Place, st.text(), st.none() | FINITE, st.lists(EXACT, max_size=2))
+SOME_TIME = st.datetimes(dt.datetime(1, 1, 2), dt.datetime(9999, 12, 30))
+EVERYTHING = st.builds(
+    Everything,
+    text=st.text(),
+    number=st.integers(-(2**63), 2**63 - 1),
+    ratio=FINITE,
+    flag=st.booleans(),
+    raw=st.binary(),
+    at=SOME_TIME.map(lambda time: time.replace(tzinfo=UTC)),
+    wall=SOME_TIME,
+    day=st.dates(dt.date(1, 1, 2)),
+    price=EXACT,
+    ident=st.uuids(),
+    colour=st.sampled_from(Colour),
+    level=st.sampled_from(Level),
+    note=st.none() | st.text(),
+    texts=st.lists(st.text(), max_size=3),
+    counts=st.dictionaries(st.text(), st.integers(-(2**63), 2**63 - 1), max_size=3),
+    place=SOME_PLACE,
+    places=st.dictionaries(st.text(), st.lists(SOME_PLACE, max_size=2), max_size=2),
+)
