@@ -251,7 +251,9 @@ def _rounded(value: Column) -> Column:
     """Whether the text of a decimal has more places than the column: 1.0000000001, or 1.5E-9."""
     places = f.length(f.regexp_extract(value, r"\.(\d*?)0*(?:[eE]|\s*$)", 1))
     written = f.regexp_extract(value, r"[eE]([+-]?\d+)", 1)
-    exponent = f.when(written == "", f.lit(0)).otherwise(f.coalesce(written.try_cast("int"), f.lit(-(1 << 30))))
+    exponent = f.when(written == "", f.lit(0).cast("bigint")).otherwise(
+        f.coalesce(written.try_cast("bigint"), f.lit(-(1 << 40)))
+    )
     return value.rlike("^[^eE]*[1-9]") & (places - exponent > DECIMAL.scale)
 
 
@@ -288,7 +290,7 @@ def _decoded(value: Column, shape: Shape, source: _Source | None) -> Column:
         case Scalar(kind="date"):
             return value.try_cast("date")
         case Scalar(kind="bytes"):
-            return f.unbase64(value)
+            return f.try_to_binary(value, f.lit("base64"))
         case Scalar(kind="uuid"):
             dashed = f.regexp_replace(value, r"^(.{8})(.{4})(.{4})(.{4})(.{12})$", "$1-$2-$3-$4-$5")
             return f.lower(f.when(f.length(value) == 32, dashed).otherwise(value))
