@@ -113,8 +113,7 @@ def _faults(world: World, model: Model, luck: Steps) -> None:
             luck.append((("expire",), world._replace(marker=None, expiries=world.expiries - 1)))
     if world.restores:
         for number, query in enumerate(world.queries):
-            back = 1 if config.restore_of_one else 2
-            for batch in range(min(query.finished, query.batches - back + 1)):
+            for batch in range(query.finished):
                 older = query._replace(finished=batch, ends=query.ends[:batch])
                 after = with_query(world, number, older)._replace(restores=world.restores - 1)
                 luck.append((("restore", number, batch), after))

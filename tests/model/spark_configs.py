@@ -43,7 +43,6 @@ _FEW = Config("", drivers=2, batches=1, units=1, rounds=0)
 
 HOLES = (
     _FEW._replace(name="expiry in the first batch", expiries=1, expiry_in_first_batch=True),
-    _FEW._replace(name="restored by one batch", batches=2, units=3, uneven=True, restores=1, restore_of_one=True),
     Config("stated twice", drivers=3, rounds=0, copies=1, expiries=2, last_written=True),
 )
 """What no rule closes: each ends in a counterexample with all rules in, and the page says what it means."""
@@ -71,6 +70,7 @@ MISSED_IN: dict[Rule, Config | LaneConfig] = {
     Rule.NONE_MEANS_FIRST: _EXPIRED,
     Rule.BEHIND_STOPS: Config("reset", drivers=2, batches=3, units=3, rounds=0, copies=1, resets=1),
     Rule.AHEAD_STOPS: Config("restored", drivers=2, batches=3, units=3, uneven=True, rounds=0, restores=1),
+    Rule.ROWS_COMPARED: Config("restored", drivers=2, units=3, uneven=True, rounds=0, restores=1),
     Rule.EMPTY_BATCH_TOO: Config("empty", drivers=1, empty=True),
     Rule.REPLACE_BY_NAME: _REPLACED._replace(drivers=2, stranger=True),
     Rule.REPLACE_AT_FIRST_BATCH: _REPLACED._replace(batches=2, units=2, expiries=1),

@@ -45,10 +45,11 @@ class Verdict(Enum):
     MISSING = "missing"
     AHEAD = "ahead"
     BEHIND = "behind"
+    OTHER_ROWS = "of this batch with other rows"
     MISFIT = "missing, and the operator's batch does not fit"
 
 
-WRITE, SKIP, OTHER, MISSING, AHEAD, BEHIND, MISFIT = Verdict
+WRITE, SKIP, OTHER, MISSING, AHEAD, BEHIND, OTHER_ROWS, MISFIT = Verdict
 
 
 def decide(driver: Driver, marker: Marker | None, model: Model) -> Verdict:
@@ -71,7 +72,8 @@ def decide(driver: Driver, marker: Marker | None, model: Model) -> Verdict:
         named = driver.names == marker.query or (driver.names != NOBODY and Rule.REPLACE_BY_NAME in out)
         return WRITE if named and (batch == 0 or Rule.REPLACE_AT_FIRST_BATCH in out) else OTHER
     if marker.batch == batch:
-        return SKIP
+        same = marker.rows == driver.end - driver.start or driver.last == (driver.query, batch)
+        return SKIP if same or Rule.ROWS_COMPARED in out else OTHER_ROWS
     if marker.batch > batch:
         return SKIP if Rule.AHEAD_STOPS in out else AHEAD
     return WRITE if marker.batch == batch - 1 or Rule.BEHIND_STOPS in out else BEHIND
@@ -84,6 +86,7 @@ def _check_refusal(world: World, driver: Driver, why: Verdict, config: Config) -
         OTHER: True,
         MISFIT: True,
         MISSING: world.expiries < config.expiries,
+        OTHER_ROWS: world.restores < config.restores,
         AHEAD: query.crowded or world.restores < config.restores,
         BEHIND: world.resets < config.resets,
     }
@@ -266,7 +269,7 @@ def marker_of(driver: Driver) -> Marker:
     replaced = 0 if driver.seen is None else driver.seen.replaced
     if driver.seen is not None and driver.seen.query != driver.query:
         replaced |= 1 << driver.seen.query
-    return Marker(driver.query, driver.batch, replaced)
+    return Marker(driver.query, driver.batch, replaced, driver.end - driver.start)
 
 
 STEPS = {

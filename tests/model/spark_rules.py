@@ -26,6 +26,7 @@ class Rule(Enum):
     NONE_MEANS_FIRST = "without a marker every batch is written, not only the first"
     BEHIND_STOPS = "a marker older than the batch before this one: written all the same"
     AHEAD_STOPS = "a marker newer than this batch counts as 'done before'"
+    ROWS_COMPARED = "a batch that is in Kafka with another number of rows counts as 'done before'"
     EMPTY_BATCH_TOO = "a batch without rows leaves the marker as it is"
     REPLACE_BY_NAME = "a new checkpoint may take over from whoever wrote last (a flag instead of a query id)"
     REPLACE_AT_FIRST_BATCH = "a query may take over at any batch, not only at its first"
@@ -70,9 +71,7 @@ class Config(NamedTuple):
     expiry_in_first_batch: bool = False
     """Also while a batch 0 is not finished: the known hole."""
     restores: int = 0
-    """How often the checkpoint may be put back to an older state, by two batches or more."""
-    restore_of_one: bool = False
-    """Also by one: the known hole."""
+    """How often the checkpoint may be put back to an older state."""
     resets: int = 0
     """How often the marker's offset may be set back, by two batches or more."""
     replacing: bool = False

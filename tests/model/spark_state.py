@@ -32,6 +32,7 @@ class Marker(NamedTuple):
     query: int
     batch: int
     replaced: int = 0
+    rows: int = 0
 
 
 class Txn(NamedTuple):

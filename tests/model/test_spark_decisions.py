@@ -18,7 +18,11 @@ from .spark_state import NOBODY, Driver, Marker
 MODEL = Model(Config("any", queries=3))
 QUERIES = range(3)
 BATCHES = range(3)
-MARKERS = [None, *(Marker(query, batch, bits) for query in QUERIES for batch in BATCHES for bits in range(8))]
+ROWS = (1, 2)
+MARKERS = [
+    None,
+    *(Marker(query, batch, bits, rows) for query in QUERIES for batch in BATCHES for bits in range(8) for rows in ROWS),
+]
 LAST = [None, *((query, batch) for query in QUERIES for batch in range(-1, 3))]
 
 
@@ -32,14 +36,14 @@ def _bits(queries: int) -> tuple[str, ...]:
 
 def _request(driver: Driver) -> BatchRequest:
     return BatchRequest(
-        sink="s", lane="l", query=_name(driver.query), batch=driver.batch, rows=1,
+        sink="s", lane="l", query=_name(driver.query), batch=driver.batch, rows=driver.end - driver.start,
         replaces=None if driver.names == NOBODY else _name(driver.names),
         last_written=None if driver.last is None else (_name(driver.last[0]), driver.last[1]),
     )  # fmt: skip
 
 
 def _request_of(marker: Marker) -> BatchRequest:
-    return BatchRequest(sink="s", lane="l", query=_name(marker.query), batch=marker.batch, rows=1)
+    return BatchRequest(sink="s", lane="l", query=_name(marker.query), batch=marker.batch, rows=marker.rows)
 
 
 def _stored(marker: Marker | None) -> object:
@@ -70,7 +74,7 @@ def test_the_code_decides_as_the_model_does(batch: int) -> None:
     for names, last, marker in itertools.product((NOBODY, 1, 2), LAST, MARKERS):
         if marker is not None and marker.replaced >> marker.query & 1:
             continue  # who writes was never replaced
-        driver = Driver(0, batch, names=names, last=last)
+        driver = Driver(0, batch, end=1, names=names, last=last)
         assert _code(driver, marker) == _model(driver, marker), (driver, marker)
         asked += 1
     assert asked > 1000
@@ -78,7 +82,7 @@ def test_the_code_decides_as_the_model_does(batch: int) -> None:
 
 @pytest.mark.parametrize("before", [Marker(0, 1, 0b100), Marker(1, 1, 0), Marker(1, 1, 0b100)], ids=str)
 def test_the_code_leaves_the_marker_that_the_model_leaves(before: Marker) -> None:
-    driver = Driver(0, 2, names=1, seen=before)
+    driver = Driver(0, 2, end=1, names=1, seen=before)
     after = marker_of(driver)
     written = _request(driver).marker(_stored(before), 0)  # type: ignore[arg-type]
     kept = [query for query in _bits(after.replaced) if f'"{query}"' in written.metadata.partition("replaced")[2]]
