@@ -25,6 +25,7 @@ from streams.spark.record_batches import batch_of, collector_off
 _CHUNK: Final = 5000
 _POLL_SECONDS: Final = 0.5
 _ASK_SECONDS: Final = 10.0
+_LOOK_SECONDS: Final = 3.0
 
 _OUT_OF_RANGE: Final = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
 _NO_SUCH_TOPIC: Final = (
@@ -96,6 +97,8 @@ class _RangeReader:
         self._consumer: Consumer = client(Consumer, options.kafka, settings)
         self._begin_at(span.start)
         self._progress = time.monotonic()
+        self._looked = 0.0  # when it was last asked whether the topic is still there
+        self._missing = 0  # how many times in a row it was not
 
     def close(self) -> None:
         self._consumer.close()
@@ -118,7 +121,7 @@ class _RangeReader:
         self._consumer.assign([TopicPartition(self._span.topic, self._span.partition, offset)])
         # The partition's leader would be looked for by a timer of up to a second; asking finds it now.
         with contextlib.suppress(KafkaException):
-            self._consumer.list_topics(self._span.topic, timeout=_ASK_SECONDS)
+            self._consumer.list_topics(self._span.topic, timeout=min(_ASK_SECONDS, self._options.stall_seconds))
 
     def _until_end(self, messages: list[Message]) -> list[Message]:
         wanted: list[Message] = []
@@ -176,8 +179,26 @@ class _RangeReader:
         _log.warning("failOnDataLoss=false: goes on although records are gone: %s", told)
 
     def _check_stall(self) -> None:
-        if time.monotonic() - self._progress > self._options.stall_seconds:
+        now = time.monotonic()
+        if now - self._progress > self._options.stall_seconds:
             raise self._stalled()
+        if now - max(self._progress, self._looked) > _LOOK_SECONDS:
+            self._looked = now
+            self._look_for_topic()
+
+    def _look_for_topic(self) -> None:
+        """A consumer of a topic that is deleted hears nothing of it for a long time."""
+        span = self._span
+        try:
+            topic = self._consumer.list_topics(span.topic, timeout=_ASK_SECONDS).topics.get(span.topic)
+        except KafkaException as error:
+            self._last_error = error.args[0].str()
+            return
+        missing = topic is not None and topic.error is not None and topic.error.code() in _NO_SUCH_TOPIC
+        self._missing = self._missing + 1 if missing else 0
+        if self._missing > 1:  # once may be a broker that has not heard of the topic yet
+            self._lost(f"{span.topic}[{span.partition}] was deleted before it was read up to {span.end}")
+            self.ended = True
 
     def _stalled(self) -> StreamsError:
         span, seconds = self._span, f"{self._options.stall_seconds:g} s (option stallSeconds)"

@@ -121,6 +121,27 @@ def test_a_log_that_ends_too_early_is_told_as_that(
         offsets(Range(topic, 0, 0, 30), options(kafka_broker, topic, stallSeconds="1"))
 
 
+def test_a_topic_that_is_deleted_under_a_reader_is_told_as_that(
+    kafka_broker: BrokerAddress, make_topic: MakeTopic, send: Producer, admin: AdminClient
+) -> None:
+    """Long before stallSeconds, and not as a broker that does not answer."""
+    topic = make_topic()
+    fill(send, topic, 10)
+    for loss, expected in (("true", None), ("false", list(range(10)))):
+        reading = batches(Range(topic, 0, 0, 30), options(kafka_broker, topic, failOnDataLoss=loss))
+        got = next(reading).column("offset").to_pylist()
+        if expected is None:
+            admin.delete_topics([topic])[topic].result(30)
+            with pytest.raises(OffsetError, match=r"\[0\] was deleted before it was read up to 30"):
+                next(reading)
+            admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+            fill(send, topic, 10)
+        else:
+            admin.delete_topics([topic])[topic].result(30)
+            assert got == expected
+            assert list(reading) == []
+
+
 def test_a_broker_that_is_away_is_told_as_that() -> None:
     given = read_options({"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "t", "stallSeconds": "1"})
     with pytest.raises(BrokerUnavailable, match=r"t\[0\] up to 5: nothing from 127.0.0.1:9 for 1 s"):
