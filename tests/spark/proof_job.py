@@ -104,7 +104,7 @@ def faulty(kinds: tuple[str, ...], seconds: float, folder: str) -> Callable[[Ite
         for each in batches:
             yield each
             rows += each.num_rows
-            if not struck and rows > 2 * ROWS_BEFORE_FAULT:
+            if not struck and rows > ROWS_BEFORE_FAULT:
                 struck = True
                 strike(kind, seconds, Path(folder) / f"task-{kind}-{batch}-{context.taskAttemptId()}")
 

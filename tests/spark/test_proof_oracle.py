@@ -54,7 +54,7 @@ def test_a_naive_sink_is_caught(kafka_broker: BrokerAddress, topic_prefix: str, 
         trial.start(strike, spec=spec).must_finish()
         report = trial.check()
         print(report)
-        assert report.duplicated > 5000  # a whole batch, and what a failed attempt had
+        assert report.duplicated >= 5000  # a whole batch, and what of a failed attempt had come through
         assert report.missing == 0
         assert not report.exact
     finally:
