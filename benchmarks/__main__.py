@@ -159,6 +159,9 @@ def _stalls(options: argparse.Namespace, run: Run, cluster: Cluster, progress: P
 
 def _spark(options: argparse.Namespace, run: Run, cluster: Cluster, broker_pid: int, progress: Progress) -> None:
     try:
+        from py4j.protocol import Py4JError
+        from pyspark.errors import StreamingQueryException
+
         from benchmarks.spark.run import Bench, session, versions
     except ImportError as error:
         raise Failed(f"the Spark measures need PySpark (extra: spark): {error}") from error
@@ -178,6 +181,8 @@ def _spark(options: argparse.Namespace, run: Run, cluster: Cluster, broker_pid: 
                 f"{found.per_second:,.0f}/s, first {found.first_seconds:.1f} s, load {found.load:.1f}, "
                 f"{found.fault or 'right'}"
             )
+    except (Py4JError, StreamingQueryException) as error:  # of either side; what was measured until then is kept
+        raise Failed(f"a job of Spark failed: {str(error).splitlines()[0]}") from error
     finally:
         spark.stop()
 
