@@ -35,6 +35,9 @@ _SETTINGS: Mapping[str, str] = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.shuffle.partitions": "4",
+    # HotSpot never compiles methods of more than 8,000 bytes of bytecode, and Spark makes some when it decodes events:
+    # above this size it evaluates expressions one by one, each compiled. Three times as fast.
+    "spark.sql.codegen.hugeMethodLimit": "8000",
     # A worker that is kept costs memory; a worker that is started costs a second of imports.
     "spark.python.worker.reuse": "true",
 }
