@@ -51,7 +51,7 @@ def run(python: str, folder: Path, servers: str) -> str:
         env={**os.environ, "KES_BOOTSTRAP_SERVERS": servers, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=540,
     )
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     return ended.stdout
@@ -66,7 +66,7 @@ def servers() -> Iterator[str]:
 @pytest.mark.spark
 @pytest.mark.broker
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_the_python_of_the_guide_runs(servers: str, tmp_path: Path) -> None:
     (tmp_path / "flights.csv").write_text(FLIGHTS)
     create_topics(servers, {"flights": 4, "late-flights": 4, "flights-archive": 4})
@@ -78,7 +78,7 @@ def test_the_python_of_the_guide_runs(servers: str, tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.broker
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_the_spark_part_of_the_readme_runs(servers: str, tmp_path: Path) -> None:
     create_topics(servers, {"bank-events": 10, "bank-large-deposits": 10})
     paid = bank_feed.pay_in(servers, 50, seed=1)
