@@ -21,9 +21,9 @@ from examples.spark.common import read
 from streams.broker import KafkaBroker
 from tests.spark.examples_kit import DEPOSITS, Bank, bank_at_work, kill, start
 
-pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(560)]
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(1200)]
 
-PATIENCE = 240.0
+PATIENCE = 400.0
 Flight = FlightDeparted | FlightArrived | FlightCancelled
 
 
