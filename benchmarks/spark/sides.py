@@ -87,7 +87,6 @@ class Connector:
         self._spark = spark
         self._options = {"kafka.bootstrap.servers": servers, "includeHeaders": str(headers).lower()}
         self._reading = self._options | {"kafka.isolation.level": "read_committed"}
-        self._writing = self._options | {"kafka.compression.type": "lz4", "kafka.linger.ms": "20"}
 
     def read(self, topic: str) -> DataFrame:
         return self._spark.read.format("kafka").options(**self._reading).option("subscribe", topic).load()
@@ -103,14 +102,20 @@ class Connector:
         return parsed.select("event.*", "topic", "partition", "offset", "timestamp", "key")
 
     def write(self, records: DataFrame, topic: str) -> None:
-        records.write.format("kafka").options(**self._writing).option("topic", topic).save()
+        records.write.format("kafka").options(**self._writing()).option("topic", topic).save()
 
     def copy(self, source: str, target: str, batch: int, checkpoint: str) -> StreamingQuery:
         reader = self._spark.readStream.format("kafka").options(**self._reading, subscribe=source)
         rows = reader.options(startingOffsets="earliest", maxOffsetsPerTrigger=str(batch)).load()
-        writer = rows.select("key", "value", "headers").writeStream.format("kafka").options(**self._writing)
+        writer = rows.select("key", "value", "headers").writeStream.format("kafka").options(**self._writing())
         writer = writer.options(topic=target, checkpointLocation=checkpoint)
         return writer.trigger(availableNow=True).start()
+
+    def _writing(self) -> dict[str, str]:
+        # A producer of its own for each job: the connector keeps producers by their settings, and one that had written
+        # to topics that are deleted by now was stuck (OutOfOrderSequenceException at the broker, batch after batch).
+        own = {"kafka.client.id": uuid.uuid4().hex}
+        return self._options | {"kafka.compression.type": "lz4", "kafka.linger.ms": "20"} | own
 
 
 def all_of(records: DataFrame) -> None:
