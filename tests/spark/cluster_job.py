@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql import functions as f
 
 import streams.spark as kes_spark
-from examples.bank import Account
+from examples.bank import Account, source
 from examples.bank import Deposited as BankDeposited
 from tests.spark.typed_events import Deposited
 
@@ -28,13 +28,14 @@ def main(settings: dict[str, str], servers: str, topic: str) -> None:
 
     old = read.withColumn("type", f.lit("Deposited")).withColumn("version", f.lit(2))
     typed = kes_spark.events(old, Deposited)  # version 2: through the class's upcasters, in Python
-    with kes_spark.replay("examples.bank:source", read, interjections="ignore") as replayed:
+    history = read.withColumn("topic", f.lit(source.config.topic))
+    with kes_spark.replay("examples.bank:source", history, interjections="ignore") as replayed:
         found: dict[str, Any] = {
             "typed": typed.where("_error is null").count(),
             "errors": [row["_error"] for row in typed.where("_error is not null").select("_error").limit(3).collect()],
             "replayed": replayed.records,
             "outputs": replayed.outputs.count(),
-            "cents": replayed.table(key=str, value=Account).agg(f.sum("cents")).collect()[0][0],
+            "cents": replayed.table(key=str, value=Account).agg(f.sum("value.cents")).collect()[0][0],
         }
     print(json.dumps(found), flush=True)
 
