@@ -9,7 +9,9 @@ from rich.table import Table
 
 from benchmarks.spark.figures import SparkRun
 
-REFERENCES = {"decode": {"grt: events": "grt: raw", "connector: from_json": "connector: raw"}}
+REFERENCES = {
+    "decode": {"grt: events": "grt: raw", "grt: by codec": "grt: raw", "connector: from_json": "connector: raw"}
+}
 
 
 def spark_tables(found: Sequence[SparkRun]) -> list[Table]:

@@ -25,7 +25,7 @@ from benchmarks.cluster import Cluster
 from benchmarks.spark.connector import COORDINATES, NoConnector, connector_jars
 from benchmarks.spark.figures import BATCHES, CpuTimes, Sizes, SparkRun
 from benchmarks.spark.judge import Content, Topics
-from benchmarks.spark.sides import Connector, Grt, Side, all_of
+from benchmarks.spark.sides import Connector, Grt, GrtTyped, Side, all_of
 from benchmarks.spark.workload import content_of, typed_rows
 from benchmarks.systems import Failed
 from streams.broker.jars import pinned
@@ -103,6 +103,7 @@ class Bench:
         self.sides: list[Side] = [Connector(spark, servers)] if connector else []
         self.sides.append(Grt(spark, servers))
         self._lean = Connector(spark, servers, headers=False) if connector else None
+        self._by_type = GrtTyped(spark, servers)
 
     def runs(self, say: Say) -> Iterator[SparkRun]:
         """Everything, job by job. Raises ``Failed`` when the input cannot be made right."""
@@ -116,8 +117,9 @@ class Bench:
                 yield from self._in_turn(say, "encode", self._encodes(partitions), due, partitions)
             for what, job in (("write", self._write), ("stream", self._stream)):
                 given = (due, source) if what == "write" else (all_due, long_source)
+                sides = self.sides if what == "write" else [*self.sides, self._by_type]
                 for turn in range(self._sizes.repeats + 1):
-                    for side in self.sides:
+                    for side in sides:
                         say(f"{what}, {partitions} partitions, {turn}/{self._sizes.repeats}: {side.name}")
                         yield job(side, turn, partitions, *given)
             self._cluster.delete(source, long_source)
@@ -154,6 +156,9 @@ class Bench:
             fault = "" if _sums(decoded) == due else f"decoded {_sums(decoded)} instead of {due}"
             found[f"{side.name}: raw"] = records, ""
             found[f"{side.name}: {'events' if side.name == 'grt' else 'from_json'}"] = decoded, fault
+        decoded = self._by_type.decoded_by_codec(source)
+        fault = "" if _sums(decoded) == due else f"decoded {_sums(decoded)} instead of {due}"
+        found["grt: by codec"] = decoded, fault
         return found
 
     def _encodes(self, tasks: int) -> dict[str, tuple[DataFrame, str]]:

@@ -50,6 +50,8 @@ class Grt:
     """``format("grt")``."""
 
     name, promise = "grt", "exactly once"
+    carried = ("key", "value", "headers")
+    """Columns that a stream takes from topic to topic."""
 
     def __init__(self, spark: SparkSession, servers: str) -> None:
         self._spark, self._servers = spark, {"kafka.bootstrap.servers": servers}
@@ -72,10 +74,24 @@ class Grt:
 
     def copy(self, source: str, target: str, batch: int, checkpoint: str) -> StreamingQuery:
         reader = self._spark.readStream.format("grt").options(**self._servers, subscribe=source)
-        rows = reader.options(startingOffsets="earliest", maxOffsetsPerTrigger=str(batch)).load()
-        writer = rows.select("key", "value", "headers").writeStream.format("grt").options(**self._servers)
+        with_headers = str("headers" in self.carried).lower()
+        reader = reader.options(
+            startingOffsets="earliest", maxOffsetsPerTrigger=str(batch), includeHeaders=with_headers
+        )
+        writer = reader.load().select(*self.carried).writeStream.format("grt").options(**self._servers)
         writer = writer.options(topic=target, sink=target, checkpointLocation=checkpoint)
         return writer.trigger(availableNow=True).start()
+
+
+class GrtTyped(Grt):
+    """The same records, whose type and version are columns of their own and not taken out of headers."""
+
+    name = "grt, typed"
+    carried = ("key", "value", "type", "version")
+
+    def decoded_by_codec(self, topic: str) -> DataFrame:
+        """A topic as typed columns, by the class's own codec in the reading tasks."""
+        return kes_spark.read_events(self._spark, Deposited, topic=topic, options=self._servers, decode="python")
 
 
 class Connector:

@@ -16,6 +16,8 @@ from benchmarks.spark.run import Bench, session, versions
 from benchmarks.spark.sides import Grt
 from streams.testing.fixtures import BrokerAddress
 
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(500)]
+
 SIZES = Sizes(rows=2_000, batch=400, repeats=1, partitions=(2,))
 
 
@@ -28,10 +30,10 @@ def test_every_measure_runs_and_is_right(bench: Bench) -> None:
     said: list[str] = []
     found = list(bench.runs(said.append))
     assert {(run.what, run.system) for run in found} == {
-        ("read", "grt"), ("write", "grt"), ("stream", "grt"), ("encode", "grt"),
-        ("decode", "grt: raw"), ("decode", "grt: events"),
+        ("read", "grt"), ("write", "grt"), ("stream", "grt"), ("stream", "grt, typed"), ("encode", "grt"),
+        ("decode", "grt: raw"), ("decode", "grt: events"), ("decode", "grt: by codec"),
     }  # fmt: skip
-    assert [run.fault for run in found] == [""] * len(found) == [""] * 12
+    assert [run.fault for run in found] == [""] * len(found) == [""] * 16
     assert all(run.per_second > 0 and run.cpu.java > 0 for run in found)
     assert {len(run.batch_ms) for run in found if run.what == "stream"} == {BATCHES}
     assert said
