@@ -33,6 +33,7 @@ def bank() -> Iterator[Bank]:
         yield found
 
 
+@pytest.mark.soak  # three starts of a job; kills of the same kind are in test_proof_kills.py
 def test_the_log_as_parquet_has_every_record_once_over_kills(spark: SparkSession, bank: Bank, tmp_path: Path) -> None:
     arguments = ("-m", "examples.spark.log_to_parquet", "--out", str(tmp_path), "--at-most", "800")
     finished = tmp_path / "events" / "_spark_metadata"
