@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from streams.spark.planning import split
 from streams.spark.read_options import ReadOptions
 from streams.spark.reader import Range, batches
-from streams.spark.record_batches import check_schema
 from streams.spark.topic_logs import LogView, require
 
 
 class BatchReader(DataSourceReader):
     """A bounded read: its ranges are fixed once, when Spark plans the query."""
 
-    def __init__(self, options: ReadOptions, schema: t.StructType) -> None:
-        check_schema(schema, options)
+    def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:

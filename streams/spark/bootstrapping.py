@@ -42,7 +42,7 @@ from streams.runtime.copies import make_store
 from streams.runtime.replay import Program
 from streams.spark.kafka import TIMEOUT_SECONDS, client
 from streams.spark.lane import Lane, look, settle, write_lane
-from streams.spark.markers import Stored, Written
+from streams.spark.markers import Stored, Written, read_metadata
 from streams.spark.replay_source import loaded
 from streams.spark.replays import State
 
@@ -227,10 +227,7 @@ class _Request:
     def written(self, stored: Stored | None) -> Written | None:
         if stored is None:
             return None
-        try:
-            found = msgspec.json.decode(stored.metadata, type=_Metadata)
-        except msgspec.MsgspecError as error:
-            raise StreamsError(f"{self}: its marker is not one of this library ({error})") from None
+        found = read_metadata(stored, _Metadata)
         if found.digest != self.digest:
             raise OffsetError(
                 f"{self}: it was given another state before ({found.rows} records). To begin anew use another "

@@ -26,13 +26,7 @@ class WriteResult:
 def lane_of(options: WriteOptions) -> Lane:
     """Transactional id and marker group of a write. The topic is in it: one id for two topics is two writes."""
     # A topic's name has no "/": so no two writes have one identity.
-    return Lane(
-        identity=f"kes.spark.write.{options.topic or '*'}/{options.write_id}",
-        marker_topic=options.marker_topic,
-        topic=options.topic,
-        kafka=options.kafka,
-        marker_log=options.marker_log,
-    )
+    return Lane.of(f"kes.spark.write.{options.topic or '*'}/{options.write_id}", options)
 
 
 def find_write(options: WriteOptions) -> WriteResult | None:

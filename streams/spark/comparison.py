@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Final, Literal
 
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
 from streams.errors import ConfigError
+from streams.spark.kept import Kept
 
 _ORDER: Final = ("cause.partition", "cause.offset", "cause.number"), ("partition", "offset")
 """What gives the order of the rows of a key: for replayed outputs, for records that were read."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(Kept):
     """How two sets of rows differ: how many are the ``same``, ``missing`` (expected, not there), ``extra`` and
     ``different``. ``differences`` has a row for each of these three: ``difference``, the place (``topic`` and ``key``,
     or ``partition`` and ``key``), ``number`` (which row of that key, from 0), and the two rows, ``expected`` and
@@ -35,18 +35,6 @@ class Comparison:
     def is_equal(self) -> bool:
         """Whether nothing differs."""
         return not (self.missing or self.extra or self.different)
-
-    def unpersist(self) -> None:
-        """Free the differences: they would be computed anew."""
-        self._kept.unpersist()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.unpersist()
 
 
 def compare(

@@ -8,7 +8,7 @@ chooses this with ``decode="python"``; verdicts and texts of errors are the even
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final
@@ -19,10 +19,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from streams.errors import ConfigError, DecodeError
 from streams.events import EventType
-from streams.spark.batch_source import planned
+from streams.spark.batch_source import BatchReader
 from streams.spark.python_codec import EventReference, arrow_type, nullable, plain
 from streams.spark.read_options import ReadOptions, read_options
-from streams.spark.reader import Range, batches
 from streams.spark.schemas import column_type
 from streams.spark.shapes import Scalar, Structure, shape_of
 
@@ -59,18 +58,13 @@ class EventsDataSource(DataSource):
         return EventReference.parse(path)
 
 
-class _EventsReader(DataSourceReader):
+class _EventsReader(BatchReader):
     def __init__(self, options: ReadOptions, reference: EventReference) -> None:
-        self._options = options
+        super().__init__(options)
         self._reference = reference
 
-    def partitions(self) -> Sequence[InputPartition]:
-        return list(planned(self._options))
-
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        if not isinstance(partition, Range):  # Spark's way of saying that there is nothing to read
-            return iter(())
-        return map(EventBatches(self._reference.load()).of, batches(partition, self._options))
+        return map(EventBatches(self._reference.load()).of, super().read(partition))
 
 
 def typed_schema(shape: Structure) -> t.StructType:

@@ -22,7 +22,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
@@ -31,6 +31,7 @@ from streams.spark.kafka import TIMEOUT_SECONDS, client, partition_count, transl
 from streams.spark.marker_log import MarkerLog
 from streams.spark.markers import Request, Stored, Written
 from streams.spark.sending import Sender
+from streams.spark.write_options import SinkOptions
 
 _ROUNDS: Final = 3
 _FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
@@ -70,6 +71,17 @@ class Lane:
     kafka: dict[str, str] = field(repr=False)
     marker_log: str | None = None
     """A compacted topic that keeps the marker, too."""
+
+    @classmethod
+    def of(cls, identity: str, options: SinkOptions) -> Self:
+        """The lane of this identity, where the options of a write say."""
+        return cls(
+            identity=identity,
+            marker_topic=options.marker_topic,
+            topic=options.topic,
+            kafka=options.kafka,
+            marker_log=options.marker_log,
+        )
 
 
 def write_lane(

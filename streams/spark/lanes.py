@@ -105,13 +105,7 @@ def write_lanes(
 
 def lane_of(options: StreamWriteOptions, number: int) -> Lane:
     """Transactional id and marker group of one lane."""
-    return Lane(
-        identity=f"kes.spark.lanes.{options.sink}.{number}",
-        marker_topic=options.marker_topic,
-        topic=options.topic,
-        kafka=options.kafka,
-        marker_log=options.marker_log,
-    )
+    return Lane.of(f"kes.spark.lanes.{options.sink}.{number}", options)
 
 
 def _query_of(df: DataFrame) -> str:

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
@@ -29,6 +28,7 @@ from streams.protocols import Codec
 from streams.runtime.failures import EventFailure
 from streams.runtime.replay import Program
 from streams.spark.columns import HEADERS_TYPE
+from streams.spark.kept import Kept
 from streams.spark.replay_source import travelling
 from streams.spark.replay_task import END, POSITION, RECORD, RESULT, STATE, replayer
 from streams.spark.value_columns import ValueColumns
@@ -59,7 +59,7 @@ _TASK_SCHEMA: Final = t.StructType(
 _RESULT_SCHEMA: Final = from_arrow_schema(RESULT)
 
 
-class State:
+class State(Kept):
     """The state of an event source at one point: ``stores`` (partition, key, value, type) and ``positions``
     (partition, offset: the next one to handle). Both are views of ``kept``, if that is given: a DataFrame that is
     persisted until ``unpersist``, or the end of a ``with``."""
@@ -68,19 +68,6 @@ class State:
         self.stores = stores
         self.positions = positions
         self._kept = kept
-
-    def unpersist(self) -> None:
-        """Free what is kept: from now on the DataFrames compute everything anew."""
-        if self._kept is not None:
-            self._kept.unpersist()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.unpersist()
 
     def table(
         self, *, key: Any, value: Any, key_codec: Codec[Any] | None = None, value_codec: Codec[Any] | None = None

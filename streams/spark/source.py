@@ -21,7 +21,7 @@ from streams.errors import ConfigError
 from streams.spark.batch_source import BatchReader
 from streams.spark.options import flag
 from streams.spark.read_options import read_options
-from streams.spark.record_batches import read_schema
+from streams.spark.record_batches import check_schema, read_schema
 from streams.spark.sink import BatchWriter
 from streams.spark.stream_sink import StreamWriter
 from streams.spark.stream_source import stream_reader
@@ -42,7 +42,9 @@ class GrtDataSource(DataSource):
         return read_schema(include_headers=flag("includeHeaders", self.options.get("includeHeaders", "true")))
 
     def reader(self, schema: t.StructType) -> DataSourceReader:
-        return BatchReader(read_options(_plain(self.options)), schema)
+        options = read_options(_plain(self.options))
+        check_schema(schema, options)
+        return BatchReader(options)
 
     def writer(self, schema: t.StructType, overwrite: bool) -> DataSourceWriter:
         if overwrite:

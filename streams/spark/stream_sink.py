@@ -93,13 +93,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 def lane_of(options: StreamWriteOptions) -> Lane:
     """Transactional id and marker group of a sink."""
-    return Lane(
-        identity=f"kes.spark.stream.{options.sink}",
-        marker_topic=options.marker_topic,
-        topic=options.topic,
-        kafka=options.kafka,
-        marker_log=options.marker_log,
-    )
+    return Lane.of(f"kes.spark.stream.{options.sink}", options)
 
 
 def _task_of_query() -> tuple[str, int]:

@@ -29,6 +29,14 @@ from streams.sak.java import spark_java_home
 from tests.spark.proof_points import signal_job
 
 ROOT: Final = Path(__file__).parents[2]
+SPECULATION: Final = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.minTaskRuntime": "200ms",
+}
+"""A copy of a task that takes a little longer than the others."""
 _START_SECONDS: Final = 90.0
 _QUICK_START: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 

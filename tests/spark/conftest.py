@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -10,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import streams.spark as kes_spark
 from streams.testing.fixtures import BrokerAddress
+from tests.spark.proof_kit import Trial
 
 MakeTopic = Callable[..., str]
 Read = Callable[..., DataFrame]
@@ -44,3 +46,13 @@ def read(spark: SparkSession, kafka_broker: BrokerAddress) -> Read:
         return reader.option("subscribe", topic).options(**options).load()
 
     return load
+
+
+@pytest.fixture
+def trial(
+    request: pytest.FixtureRequest, kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path
+) -> Iterator[Trial]:
+    """A job under test with as many events as the module's ``EVENTS`` say."""
+    trial = Trial(kafka_broker.bootstrap_servers, tmp_path, topic_prefix, request.module.EVENTS)
+    yield trial
+    trial.close()

@@ -14,7 +14,7 @@ import pytest
 
 from streams.testing.fixtures import BrokerAddress
 from tests.spark.cluster_job import ROWS
-from tests.spark.cluster_kit import ROOT, StandaloneCluster
+from tests.spark.cluster_kit import ROOT, SPECULATION, StandaloneCluster
 from tests.spark.conftest import MakeTopic
 from tests.spark.proof_kit import Trial
 from tests.spark.proof_points import Strike
@@ -51,15 +51,8 @@ def test_executors_killed_while_they_write(
 ) -> None:
     """By SIGKILL, half way through the rows of a task, in every second batch; and a straggler whose copy is quicker."""
     trial = Trial(kafka_broker.bootstrap_servers, tmp_path, topic_prefix, EVENTS)
-    speculation = {
-        "spark.speculation": "true",
-        "spark.speculation.interval": "100ms",
-        "spark.speculation.multiplier": "1.1",
-        "spark.speculation.quantile": "0.5",
-        "spark.speculation.minTaskRuntime": "200ms",
-    }
     with contextlib.closing(trial):
-        settings = {**cluster.settings, **speculation}
+        settings = {**cluster.settings, **SPECULATION}
         faults = ("kill-executor", "slow")
         spec = trial.spec(rows_per_batch=EVENTS // 5, settings=settings, task_faults=faults, slow_seconds=30.0)
         trial.start(spec=spec).must_finish()

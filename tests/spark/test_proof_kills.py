@@ -3,25 +3,14 @@ die. The short form; ``test_proof_soak.py`` has the long one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from streams.testing.fixtures import BrokerAddress
 from tests.spark.proof_kit import Trial, wait_until
 from tests.spark.proof_points import COMMIT_POINTS, Strike
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 
 EVENTS = 20_000
-
-
-@pytest.fixture
-def trial(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> Iterator[Trial]:
-    trial = Trial(kafka_broker.bootstrap_servers, tmp_path, topic_prefix, EVENTS)
-    yield trial
-    trial.close()
 
 
 def test_drivers_killed_in_their_commit(trial: Trial) -> None:

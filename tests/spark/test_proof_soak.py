@@ -10,7 +10,6 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,20 +17,13 @@ import pytest
 
 from streams.testing.faults import KafkaProxy, Rule
 from streams.testing.fixtures import BrokerAddress, OwnBroker
-from tests.spark.cluster_kit import StandaloneCluster
+from tests.spark.cluster_kit import SPECULATION, StandaloneCluster
 from tests.spark.proof_kit import Report, Trial, kill_in_transactions, run_to_the_end, seed, wait_until
 from tests.spark.proof_points import COMMIT_POINTS, POINTS, Strike
 
 pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(3000)]
 
 EVENTS = int(os.environ.get("KES_PROOF_EVENTS") or 200_000)
-
-
-@pytest.fixture
-def trial(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> Iterator[Trial]:
-    trial = Trial(kafka_broker.bootstrap_servers, tmp_path, topic_prefix, EVENTS)
-    yield trial
-    trial.close()
 
 
 def noted(what: str, trial: Trial, report: Report, began: float, **facts: object) -> None:
@@ -232,19 +224,12 @@ def test_a_marker_that_expires(own_broker: OwnBroker, tmp_path: Path) -> None:
 def test_on_a_cluster(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> None:
     """Executors killed while they write, and stragglers with a copy on the other host."""
     began = time.monotonic()
-    speculation = {
-        "spark.speculation": "true",
-        "spark.speculation.interval": "100ms",
-        "spark.speculation.multiplier": "1.1",
-        "spark.speculation.quantile": "0.5",
-        "spark.speculation.minTaskRuntime": "200ms",
-    }
     staging = tmp_path / "staging"
     staging.mkdir()
     trial = Trial(kafka_broker.bootstrap_servers, tmp_path, topic_prefix, EVENTS)
     with StandaloneCluster(tmp_path) as cluster, contextlib.closing(trial):
         spec = trial.spec(
-            settings={**cluster.settings, **speculation},
+            settings={**cluster.settings, **SPECULATION},
             task_faults=("kill-executor", "slow"),
             slow_seconds=40.0,
             write_options={"stagingDir": str(staging), "stagingThreshold": "0"},

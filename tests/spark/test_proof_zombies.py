@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from streams.testing.fixtures import BrokerAddress
 from tests.spark.proof_kit import Trial, job_processes, wait_until
 from tests.spark.proof_points import Strike
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 
 EVENTS = 12_000
-
-
-@pytest.fixture
-def trial(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> Iterator[Trial]:
-    trial = Trial(kafka_broker.bootstrap_servers, tmp_path, topic_prefix, EVENTS)
-    yield trial
-    trial.close()
 
 
 def test_a_driver_frozen_in_its_transaction(trial: Trial) -> None:
