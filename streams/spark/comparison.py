@@ -29,7 +29,7 @@ class Comparison(Kept):
     extra: int
     different: int
     differences: DataFrame = field(repr=False, compare=False)
-    _kept: DataFrame = field(repr=False, compare=False)
+    _kept: DataFrame | None = field(repr=False, compare=False)
 
     @property
     def is_equal(self) -> bool:
