@@ -26,6 +26,7 @@ from streams.records import TopicPartition
 from streams.runtime import source_topics
 from streams.runtime.connections import DEFAULT_MESSAGE_LIMIT, KafkaConnections
 from streams.runtime.copies import make_store
+from streams.runtime.environment import MACHINE, Environment
 from streams.runtime.event_context import EventContext
 from streams.runtime.interjections import Interjection
 from streams.runtime.lifecycle import Engine
@@ -287,7 +288,9 @@ class EventSource(Generic[StoreT]):
                 _log.info("%s: draining; a second signal exits at once", signal.Signals(number).name)
                 self._ask_to_stop(drain=True)
 
-    async def _consume(self, connect: Callable[[EventSourceConfig], Connections]) -> None:
+    async def _consume(
+        self, connect: Callable[[EventSourceConfig], Connections], environment: Environment = MACHINE
+    ) -> None:
         if self._state in (SourceState.STARTING, SourceState.RUNNING, SourceState.STOPPING):
             raise RegistrationError("this event source is running already")
         self._router.freeze()
@@ -295,7 +298,7 @@ class EventSource(Generic[StoreT]):
         self._state = SourceState.STARTING
         self._loop = asyncio.get_running_loop()
         try:
-            await self._consume_until_stopped(connect)
+            await self._consume_until_stopped(connect, environment)
             self._state = SourceState.STOPPED
         except BaseException:
             self._state = SourceState.FAILED
@@ -305,7 +308,9 @@ class EventSource(Generic[StoreT]):
             self._stop_asked = None
             self._stopped.set()
 
-    async def _consume_until_stopped(self, connect: Callable[[EventSourceConfig], Connections]) -> None:
+    async def _consume_until_stopped(
+        self, connect: Callable[[EventSourceConfig], Connections], environment: Environment
+    ) -> None:
         config = self.config.resolved()
         connections = connect(config)
         with anyio.CancelScope() as self._preparing:
@@ -321,6 +326,7 @@ class EventSource(Generic[StoreT]):
             connections,
             message_limit=limit,
             now=asyncio.get_running_loop().time,
+            environment=environment,
         )
         try:
             await engine.run(self._started)

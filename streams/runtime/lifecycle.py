@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
-import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -28,6 +26,7 @@ from streams.errors import StreamsError
 from streams.group import Assigned, Fatal, GroupEvent, Lost, Revoked, TakeOver
 from streams.metrics import Measurement, MembershipChanged
 from streams.runtime.bridge import Inlet
+from streams.runtime.environment import MACHINE, Environment
 from streams.runtime.handler_threads import HandlerThreads
 from streams.runtime.moves import Moves
 from streams.runtime.partition_worker import PartitionWorker
@@ -40,7 +39,6 @@ from streams.runtime.slots import Slots
 from streams.runtime.status import Status
 from streams.runtime.takeover import TakeOvers
 from streams.runtime.transaction_pool import TransactionPool
-from streams.runtime.watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +59,7 @@ class Engine:
         *,
         message_limit: int,
         now: Callable[[], float],
-        rng: random.Random | None = None,
+        environment: Environment = MACHINE,
     ) -> None:
         self.config = config
         self.router = router
@@ -70,7 +68,8 @@ class Engine:
         self.connections = connections
         self.message_limit = message_limit
         self.now = now
-        self.rng = rng or random.Random()
+        self.environment = environment
+        self.rng = environment.rng()
         self.writer = uuid.UUID(int=self.rng.getrandbits(128)).hex
         self.partitions = Partitions(self)
         self.incarnation = 0
@@ -78,7 +77,7 @@ class Engine:
         self.failure: BaseException | None = None
         self.committed_transactions = 0
         self.committed_events = 0
-        self._watchdog = Watchdog(config.rebalance_timeout_seconds)
+        self._watchdog = environment.watchdog(config.rebalance_timeout_seconds)
         self._events: deque[GroupEvent] = deque()
         self._heard = Signal()
         self._stop = anyio.Event()
@@ -304,7 +303,7 @@ class Engine:
 
     def wall_ms(self) -> int:
         """Milliseconds since the epoch."""
-        return int(time.time() * 1000)
+        return int(self.environment.wall_seconds() * 1000)
 
     def _settled(self, txn: Transaction, committed: bool) -> None:
         if committed:

@@ -37,9 +37,6 @@ sweep."""
 STALLED_SECONDS = 5.0
 """Without any progress of a restore for so long everything is asked again, the fence included."""
 
-LOOK_UP_RECORDS = 1_000
-"""A look-up begins so many records before what one transaction of ours can have written."""
-
 Range = tuple[int, int]
 Receive = Callable[[int, list[IncomingRecord]], None]
 Cancelled = Callable[[], bool]
@@ -228,7 +225,7 @@ class TakeOvers:
             engine.takeover_client.log_range, self._config.changelog, [partition], engine.now() + STEP_SECONDS
         )
         low, high = answer[partition]
-        window = 2 * self._config.pool.max_batch_size + LOOK_UP_RECORDS
+        window = 2 * self._config.pool.max_batch_size + engine.environment.look_up_records
         while True:
             start = max(low, high - window)
             found = await self._offset_records(partition, start, high, serial)

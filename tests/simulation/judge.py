@@ -9,9 +9,9 @@ from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import MembershipLost, NotOwned, RecordRefused, Stopped
 from streams.events import event_type_of
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
+from streams.testing.simulation.broker import Log
 
 from . import program
-from .broker import Log
 
 CHANGELOG, DEAD_LETTERS = "sim.in.changelog", "sim.in.dead-letters"
 EXPECTED = (MembershipLost, NotOwned, Stopped, RecordRefused)

@@ -17,8 +17,8 @@ from streams.runtime.moves import Moves
 from streams.runtime.partition_worker import PartitionWorker
 from streams.runtime.partitions import Partitions
 from streams.runtime.takeover import TakeOvers
+from streams.testing.simulation import membership, producer
 
-from . import membership, producer
 from .safeguards import Patch, Safeguard
 
 Fits = Callable[[StateCopy], bool]

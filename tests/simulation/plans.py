@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from .faults import Plan
+from streams.testing.simulation.faults import Plan
+
 from .watch import STEPS
 
 ALL_KINDS = ("Add", "Add", "Add", "Slow", "Thread", "Flaky", "Skip", "Huge", "Drop")

@@ -17,10 +17,9 @@ from streams.outcomes import DEAD_LETTER, SKIP, ErrorPolicy, ErrorResponse, Exec
 from streams.records import Change, IncomingRecord, TopicPartition
 from streams.runtime.event_context import EventContext
 from streams.stores import Table
-
-from .faults import Plan
-from .producer import REFUSED_VALUE
-from .virtual_time import elapse
+from streams.testing.simulation.faults import Plan
+from streams.testing.simulation.producer import REFUSED_VALUE
+from streams.testing.simulation.virtual_time import elapse
 
 GROUP, TOPIC, OUT, TICKS, TOKENS = "sim", "in", "out", "ticks", "tokens"
 TICK_KEY = "_ticks"

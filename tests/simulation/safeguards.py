@@ -19,8 +19,7 @@ from streams.runtime.recovery import Recovery
 from streams.runtime.slot import Slot
 from streams.runtime.takeover import TakeOvers
 from streams.runtime.transaction_pool import TransactionPool
-
-from . import clients, process
+from streams.testing.simulation import clients, process
 
 Patch = pytest.MonkeyPatch
 

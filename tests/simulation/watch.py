@@ -16,9 +16,8 @@ import msgspec
 from streams.group import Assignment, MemberReport
 from streams.metrics import Measurement, OffsetMismatch, TransactionSettled
 from streams.runtime.changelog import ReleaseMarker
-
-from .broker import Entry
-from .virtual_time import elapse
+from streams.testing.simulation.broker import Entry
+from streams.testing.simulation.virtual_time import elapse
 
 STEPS = ("ordered", "told", "closed", "produced", "committed", "handing", "handed", "taking", "took", "announced")
 """Of a move, in their order: by the plan, to the donor, whose intake is closed; its marker; the donor tells the group

@@ -3,43 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from typing import Any
 
-from streams import event_source
 from streams.errors import MembershipFatal
 from streams.event_source import EventSource
-from streams.runtime import lifecycle, takeover
+from streams.metrics import Measurement
+from streams.runtime.environment import Environment
 from streams.runtime.event_context import EventContext
-from streams.runtime.lifecycle import Engine
+from streams.testing.simulation.broker import Broker
+from streams.testing.simulation.clients import SimConnections, SimInput
+from streams.testing.simulation.faults import Faults, Plan
+from streams.testing.simulation.group import Group
+from streams.testing.simulation.process import Process, Watched
+from streams.testing.simulation.virtual_time import Fibers, VirtualTimeLoop, elapse, run
 
 from . import program
-from .broker import Broker
-from .clients import SimConnections, SimInput
-from .faults import Faults, Plan
-from .group import Group
 from .judge import CHANGELOG, Judge
-from .process import Process
-from .virtual_time import Fibers, VirtualTimeLoop, elapse, run
 from .watch import Trap, Watch
 
 PATIENCE = 60.0
 """Simulated seconds, after the last fault, in which something must be committed, until everything is."""
-
-
-class SimWatchdog:
-    """The watchdog is a thread that looks at the real clock: it has nothing to see here."""
-
-    def __init__(self, limit_seconds: float) -> None: ...
-
-    def alive(self) -> bool:
-        return True
-
-    async def run(self) -> None:
-        await asyncio.Event().wait()
-
-    def stop(self) -> None: ...
 
 
 class Member:
@@ -48,13 +32,13 @@ class Member:
     def __init__(self, world: World, name: str, strategies: tuple[str, ...], instance: str) -> None:
         self.name, self.instance = name, instance
         self.strategies = strategies
-        self.process = Process(world, name)
+        self.process, self.environment = Process(world, name), world.environment
         self.source: EventSource[Any] = program.build(world.plan, instance, strategies, self.process)
         self.connections: list[SimConnections] = []
         self.task = world.loop.create_task(self._run(), name=name)
 
     async def _run(self) -> None:
-        await self.source._consume(lambda config: SimConnections(self.process, config))
+        await self.source._consume(lambda config: SimConnections(self.process, config), self.environment)
 
     def crash(self) -> None:
         self.process.kill()
@@ -82,6 +66,13 @@ class World:
         self.instances: dict[str, str] = {}
         self.phase = 0
         self.rolling: list[asyncio.Task[None]] = []
+        numbers = random.Random(seed)
+        self.environment = Environment(
+            rng=lambda: random.Random(numbers.getrandbits(64)),
+            wall_seconds=loop.time,
+            watchdog=Watched,
+            look_up_records=1,  # there are not many in these worlds
+        )
         self.judge = Judge(self)
         self.watch = Watch(self)
 
@@ -261,6 +252,10 @@ class World:
         """A step of a move on a member."""
         self.watch.noted(name, what, partition)
 
+    def measured(self, name: str, measurement: Measurement) -> None:
+        """A member's event source measured something."""
+        self.watch.measured(name, measurement)
+
     def fingerprint(self) -> list[tuple[str, int, list[tuple[bytes | None, bytes | None, bool]]]]:
         """Every entry of every log, but for headers: dead letters have the time of the wall clock in theirs."""
         return [
@@ -278,28 +273,8 @@ def simulate(seed: int, plan: Plan) -> World:
         made.append(world)
         await world.live()
 
-    with _seams(seed):
-        try:
-            run(main, limit_seconds=1_000.0)
-        except AssertionError as error:
-            made[0].differences.append(str(error))
-    return made[0]
-
-
-@contextlib.contextmanager
-def _seams(seed: int) -> Any:
-    """What the engine takes from outside of its connections: the watchdog's thread, and chance."""
-    numbers = random.Random(seed)
-
-    def engine(*args: Any, **kwargs: Any) -> Engine:
-        return Engine(*args, **kwargs, rng=random.Random(numbers.getrandbits(64)))
-
-    watchdog, lifecycle.Watchdog = lifecycle.Watchdog, SimWatchdog  # type: ignore[assignment,misc]
-    records, takeover.LOOK_UP_RECORDS = takeover.LOOK_UP_RECORDS, 1  # there are not many in these worlds
-    event_source.Engine = engine  # type: ignore[assignment,misc]
     try:
-        yield
-    finally:
-        lifecycle.Watchdog = watchdog  # type: ignore[misc]
-        takeover.LOOK_UP_RECORDS = records
-        event_source.Engine = Engine  # type: ignore[misc]
+        run(main, limit_seconds=1_000.0)
+    except AssertionError as error:
+        made[0].differences.append(str(error))
+    return made[0]

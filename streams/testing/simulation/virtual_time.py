@@ -11,12 +11,14 @@ import contextlib
 import itertools
 import selectors
 import threading
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Iterator
+from contextvars import Context
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 import anyio._backends._asyncio as anyio_backend
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 ORDERED = 1e-9
 """Seconds between two things that keep their order: timers of the very same moment have none."""
 PATIENT_ROUNDS = 50
@@ -29,12 +31,16 @@ class OutOfTime(AssertionError):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Time passes only between callbacks. Tasks hash by their number: sets of them have the same order each run."""
+    """Time passes only between callbacks. Tasks hash by their number: sets of them have the same order each run.
+
+    ``main`` is cancelled when the world does not come to its end within ``limit_seconds``, and ``trouble`` says why.
+    """
 
     def __init__(self, limit_seconds: float) -> None:
         self._virtual_now = 0.0
         self._limit = limit_seconds
         self._rounds = 0
+        self.numbers = itertools.count()
         self.main: asyncio.Task[Any] | None = None
         self.trouble: OutOfTime | None = None
         super().__init__(_Jump(self))
@@ -42,12 +48,17 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self.set_task_factory(_numbered)
 
     def time(self) -> float:
+        """Simulated seconds since the loop was made."""
         return self._virtual_now
 
-    def call_soon_threadsafe(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.Handle:
+    def call_soon_threadsafe(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """As ``call_soon``: whoever calls is on the loop's thread, or in a fiber while the loop stands still."""
         return self.call_soon(callback, *args, context=context)
 
     def jump(self, seconds: float | None) -> None:
+        """Nothing is to be done for so long; ``None``: no timer is set either."""
         if seconds is None:
             self._trouble("nothing is ready and nothing will be: everybody waits for somebody else")
         elif seconds > 0:
@@ -70,6 +81,18 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         assert self.main is not None
         self.main.cancel()
 
+    def run_main(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run until this is done, once or again and again. Raises what it raises, and ``OutOfTime``."""
+        with _numbered_scopes():
+            self.main = self.create_task(main)
+            try:
+                result: T = self.run_until_complete(self.main)
+            except asyncio.CancelledError:
+                if self.trouble is not None:
+                    raise self.trouble from None
+                raise
+            return result
+
 
 class _Jump(selectors.SelectSelector):
     def __init__(self, loop: VirtualTimeLoop) -> None:
@@ -82,11 +105,9 @@ class _Jump(selectors.SelectSelector):
 
 
 class _Task(asyncio.Task[Any]):
-    numbers = itertools.count()
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.number = next(_Task.numbers)
-        super().__init__(*args, **kwargs)
+    def __init__(self, coroutine: Any, *, loop: VirtualTimeLoop, **kwargs: Any) -> None:
+        self.number = next(loop.numbers)
+        super().__init__(coroutine, loop=loop, **kwargs)
 
     def __hash__(self) -> int:
         return self.number
@@ -96,18 +117,20 @@ class _Task(asyncio.Task[Any]):
 
 
 def _numbered(loop: asyncio.AbstractEventLoop, coroutine: Any, **kwargs: Any) -> _Task:
+    assert isinstance(loop, VirtualTimeLoop)
     return _Task(coroutine, loop=loop, **kwargs)
-
-
-_count_scopes = itertools.count()
 
 
 class _NumberedScope(anyio_backend.CancelScope):
     """A cancel scope with the same place in every set, each run."""
 
+    number: int
+
     def __new__(cls, **_: Any) -> _NumberedScope:
         scope = object.__new__(cls)
-        scope.number = next(_count_scopes)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        scope.number = next(loop.numbers)
         return scope
 
     def __hash__(self) -> int:
@@ -117,15 +140,30 @@ class _NumberedScope(anyio_backend.CancelScope):
         return self is other
 
 
+@contextlib.contextmanager
+def _numbered_scopes() -> Iterator[None]:
+    original = anyio_backend.CancelScope
+    anyio_backend.CancelScope = _NumberedScope  # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        anyio_backend.CancelScope = original  # type: ignore[misc]
+
+
 async def elapse(seconds: float) -> None:
     """So much simulated time passes."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
-    timer = loop.call_later(seconds, lambda: future.done() or future.set_result(None))
+    timer = loop.call_later(seconds, _wake, future)
     try:
         await future
     finally:
         timer.cancel()
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class Killed(BaseException):
@@ -229,19 +267,8 @@ class Fibers:
 
 def run(main: Callable[[VirtualTimeLoop], Coroutine[Any, Any, T]], limit_seconds: float) -> T:
     """Run a coroutine on a loop of its own, in virtual time."""
-    original = anyio_backend.CancelScope
-    _Task.numbers = itertools.count()
     loop = VirtualTimeLoop(limit_seconds)
-    anyio_backend.CancelScope = _NumberedScope  # type: ignore[misc]
     try:
-        loop.main = loop.create_task(main(loop))
-        try:
-            result: T = loop.run_until_complete(loop.main)
-        except asyncio.CancelledError:
-            if loop.trouble is not None:
-                raise loop.trouble from None
-            raise
-        return result
+        return loop.run_main(main(loop))
     finally:
-        anyio_backend.CancelScope = original  # type: ignore[misc]
         loop.close()

@@ -9,20 +9,22 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from streams.core.holdings import Holdings
 from streams.errors import MembershipFatal
 from streams.group import Assigned, Assignor, Copies, Fatal, GroupEvent, Lost, Order, Revoked, Snapshot
+from streams.testing.simulation.group import Group, Illegal, Inconsistent, Unknown
+from streams.testing.simulation.virtual_time import ORDERED, elapse
 
-from .group import Group, Illegal, Inconsistent, Unknown
-from .virtual_time import ORDERED, elapse
+if TYPE_CHECKING:
+    from streams.testing.simulation.process import Process
 
 
 class SimMembership:
     """``group.Membership`` of one process (``process.Process``)."""
 
-    def __init__(self, process: Any, instance: str, strategies: Mapping[str, Assignor], heartbeat: float) -> None:
+    def __init__(self, process: Process, instance: str, strategies: Mapping[str, Assignor], heartbeat: float) -> None:
         self._process, self._rng, self._heartbeat = process, process.rng, heartbeat
         self._group: Group = process.group
         self._strategies = strategies
@@ -131,7 +133,12 @@ class SimMembership:
     def _post(self, note: Callable[[], None]) -> None:
         loop = self._group.loop
         self._asked_until = max(self._asked_until + ORDERED, loop.time() + self._process.faults.post())
-        loop.call_at(self._asked_until, lambda: self._stopped or note())
+
+        def hear() -> None:
+            if not self._stopped:
+                note()
+
+        loop.call_at(self._asked_until, hear)
 
     # -- what the world looks at ---------------------------------------------------------------------------------------
 
@@ -193,7 +200,7 @@ class SimMembership:
             if generation < 0 or self._joining:  # who waits in JoinGroup is alive
                 continue
             await self._travel()
-            if self._joining or self._member != member or self.snapshot.generation != generation:
+            if not self._is_still(member, generation):
                 continue
             try:
                 self._group.heartbeat(member, generation)
@@ -205,6 +212,10 @@ class SimMembership:
                 await self._travel()
                 self._must_join = True
                 self._wake.set()
+
+    def _is_still(self, member: str, generation: int) -> bool:
+        """Whether nothing of that has changed during an await."""
+        return not self._joining and self._member == member and self.snapshot.generation == generation
 
     def _void(self, reason: str) -> None:
         self._member = ""
@@ -260,7 +271,8 @@ class SimMembership:
             if self.snapshot.incarnation != incarnation:
                 return
         self._waits_no_more()
-        self._must_join = self._must_join or joins_again
+        if joins_again:
+            self._must_join = True
         added = self.holdings.apply(generation, assignment)
         self._deliver(
             Assigned(

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from streams.core.incremental import PlanSettings
 from streams.core.strategies import assignor
 from streams.errors import BrokerUnavailable, Stopped
 from streams.records import IncomingRecord
+from streams.testing.simulation.membership import SimMembership
+from streams.testing.simulation.process import Process, SimWorker
+from streams.testing.simulation.producer import SimProducer
+from streams.testing.simulation.tail import SimTail
+from streams.testing.simulation.virtual_time import ORDERED
 from streams.topics import TopicSpec
-
-from .membership import SimMembership
-from .process import Process, SimWorker
-from .producer import SimProducer
-from .tail import SimTail
-from .virtual_time import ORDERED
 
 T = TypeVar("T")
 
@@ -221,7 +221,7 @@ class SimTakeOver:
             if name.startswith(self._prefix) and name[len(self._prefix) :].rpartition(".")[0] not in members
         ]
         for name in departed:
-            self._ask(f"fencing {name}", deadline, lambda name=name: broker.init(name, 5.0))
+            self._ask(f"fencing {name}", deadline, partial(broker.init, name, 5.0))
         return departed
 
     def stable_offsets(self, partitions: Collection[int], deadline: float) -> dict[int, int | None]:

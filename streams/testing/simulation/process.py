@@ -7,24 +7,74 @@ their effect long after everybody has stopped waiting for it.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from streams.metrics import Measurement
 from streams.runtime.bridge import DeadlinePassed
+from streams.testing.simulation.broker import Broker
+from streams.testing.simulation.faults import Faults
+from streams.testing.simulation.group import Group
+from streams.testing.simulation.membership import SimMembership
+from streams.testing.simulation.virtual_time import Fibers, Killed, VirtualTimeLoop
 
-from .faults import Faults
-from .membership import SimMembership
-from .virtual_time import Killed
+if TYPE_CHECKING:
+    from streams.testing.simulation.clients import SimInput
 
 T = TypeVar("T")
 FOREVER = 1e7
 
 
+class World(Protocol):
+    """What all processes of one simulation share. ``inputs``: the readers of source topics, to be woken."""
+
+    @property
+    def loop(self) -> VirtualTimeLoop: ...
+    @property
+    def rng(self) -> random.Random: ...
+    @property
+    def fibers(self) -> Fibers: ...
+    @property
+    def broker(self) -> Broker: ...
+    @property
+    def group(self) -> Group: ...
+    @property
+    def faults(self) -> Faults: ...
+    @property
+    def inputs(self) -> list[SimInput]: ...
+
+    def noted(self, name: str, what: str, partition: int) -> None:
+        """A process came to this step of a move."""
+        ...
+
+    def measured(self, name: str, measurement: Measurement) -> None:
+        """The event source of a process measured this."""
+        ...
+
+
+class Watched:
+    """``environment.LoopWatch`` in virtual time: a loop that never stands still has nothing to be watched for."""
+
+    def __init__(self, limit_seconds: float) -> None: ...
+
+    def alive(self) -> bool:
+        """Always."""
+        return True
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await asyncio.Event().wait()
+
+    def stop(self) -> None:
+        """Nothing to stop."""
+
+
 class Process:
     """What the parts of one member share: its life, its clock, its faults."""
 
-    def __init__(self, world: Any, name: str) -> None:
+    def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
         self.loop, self.rng, self.fibers = world.loop, world.rng, world.fibers
         self.broker, self.group = world.broker, world.group
@@ -60,7 +110,7 @@ class Process:
         while (left := self.broker.down_until - self.loop.time()) > 0:
             self.pause(left + self.faults.one_way())
 
-    def travel_times(self) -> Any:
+    def travel_times(self) -> Iterator[float]:
         """The same for coroutines: how long to sleep, again and again."""
         yield self.faults.one_way()
         while True:
@@ -74,11 +124,12 @@ class Process:
         """A step of a move, for those who wait for it."""
         self.world.noted(self.name, what, partition)
 
-    def measured(self, measurement: Any) -> None:
+    def measured(self, measurement: Measurement) -> None:
         """For the settings of its event source."""
-        self.world.watch.measured(self.name, measurement)
+        self.world.measured(self.name, measurement)
 
     def kill(self) -> None:
+        """Nothing of it happens any more, except what is under way to the broker."""
         self.dead = True
         for membership in self.memberships:
             membership.kill()
@@ -93,21 +144,24 @@ class SimWorker:
         self._running = False
 
     async def call(self, function: Callable[..., T], *args: Any, timeout: float | None = None) -> T:
+        """As ``bridge.Worker``."""
         loop = self._process.loop
         future: asyncio.Future[T] = loop.create_future()
         self._put((function, args, future))
         if timeout is None:
             return await future
-        timer = loop.call_later(timeout, lambda: future.done() or future.set_exception(DeadlinePassed()))
+        timer = loop.call_later(timeout, _expire, future)
         try:
             return await future
         finally:
             timer.cancel()
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
+        """As ``bridge.Worker``."""
         self._put((function, args, None))
 
     def abandon(self) -> None:
+        """As ``bridge.Worker``."""
         self._put(None)
 
     def _put(self, job: Any) -> None:
@@ -124,13 +178,24 @@ class SimWorker:
                 return  # and nothing runs afterwards: the thread has ended
             function, args, future = job
             process.pause(process.faults.switch())
-            outcome: Callable[[asyncio.Future[Any]], None]
+            result: Any = None
+            failure: BaseException | None = None
             try:
                 result = function(*args)
-                outcome = lambda waiting, result=result: waiting.set_result(result)  # noqa: E731
-            except Exception as error:
-                outcome = lambda waiting, error=error: waiting.set_exception(error)  # noqa: E731
+            except Killed:
+                raise
+            except BaseException as error:  # as on a real thread
+                failure = error
             process.pause(process.faults.switch())
-            if future is not None and not future.done():
-                outcome(future)
+            if future is None or future.done():
+                continue
+            if failure is None:
+                future.set_result(result)
+            else:
+                future.set_exception(failure)
         self._running = False
+
+
+def _expire(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_exception(DeadlinePassed())

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from streams.errors import TransactionFailed
 from streams.records import Headers, Record
 from streams.runtime.changelog import RELEASE_KEY
-
-from .broker import Entry, Refuses
-from .faults import Strike
-from .process import FOREVER, Process
+from streams.testing.simulation.broker import Entry, Refuses
+from streams.testing.simulation.faults import Strike
+from streams.testing.simulation.process import FOREVER, Process
 
 REFUSED_VALUE = b"REFUSED"
 """A record whose value contains this is too large for its topic."""

@@ -11,9 +11,8 @@ from typing import Any
 
 from streams.errors import OffsetError
 from streams.records import IncomingRecord
-
-from .broker import Log
-from .process import Process
+from streams.testing.simulation.broker import Log
+from streams.testing.simulation.process import Process
 
 Receive = Callable[[int, int, list[IncomingRecord], int, int], None]
 Fail = Callable[[int, int, Exception], None]

@@ -15,8 +15,7 @@ from functools import partial
 
 from streams.records import Headers, IncomingRecord
 from streams.runtime.changelog import RELEASE_KEY
-
-from .virtual_time import VirtualTimeLoop
+from streams.testing.simulation.virtual_time import VirtualTimeLoop
 
 
 class Refuses(Exception):
@@ -41,6 +40,8 @@ class Txn:
 
 @dataclass(eq=False)
 class Entry:
+    """One offset of a log: a record, or the marker of a transaction. ``gone``: compacted away."""
+
     key: bytes | None
     value: bytes | None
     headers: Headers | None

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from streams.group import Assignment, Assignor, MemberReport
-
-from .broker import Broker, Refuses
+from streams.testing.simulation.broker import Broker, Refuses
 
 
 class Unknown(Exception):
