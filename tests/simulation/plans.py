@@ -5,9 +5,40 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from streams.testing.simulation.faults import Plan
+from streams.testing.simulation.faults import Conditions
 
 from .watch import STEPS
+
+
+class Plan(Conditions, frozen=True, kw_only=True):
+    """One seed's world: sizes, speeds and what happens in it."""
+
+    members: int = 2
+    partitions: int = 3
+    keys: int = 6
+    records: int = 120
+    target_batch: int = 10
+    max_batch: int = 30
+    pending: int = 1
+    max_queued: int = 50
+    patient: bool = False
+    """Non-journalled store."""
+    kinds: tuple[str, ...] = ("Add",)
+    interjections: bool = False
+    actions: tuple[tuple[float, str], ...] = ()
+    call_timeout: float = 5.0
+    transaction_timeout: float = 5.0
+    session: float = 6.0
+    strategies: tuple[tuple[str, ...], ...] = (("incremental",),)
+    """What members are started with, the wanted one first; each ``migrate`` goes on to the next entry."""
+    num_standbys: int = 0
+    max_moves: int = 64
+    preparation_timeout: float = 20.0
+    leave_timeout: float = 10.0
+    drain_timeout: float = 8.0
+    smooth: bool = False
+    """Nothing goes wrong: moves have to be quick."""
+
 
 ALL_KINDS = ("Add", "Add", "Add", "Slow", "Thread", "Flaky", "Skip", "Huge", "Drop")
 

@@ -17,12 +17,14 @@ from streams.outcomes import DEAD_LETTER, SKIP, ErrorPolicy, ErrorResponse, Exec
 from streams.records import Change, IncomingRecord, TopicPartition
 from streams.runtime.event_context import EventContext
 from streams.stores import Table
-from streams.testing.simulation.faults import Plan
-from streams.testing.simulation.producer import REFUSED_VALUE
 from streams.testing.simulation.virtual_time import elapse
+
+from .plans import Plan
 
 GROUP, TOPIC, OUT, TICKS, TOKENS = "sim", "in", "out", "ticks", "tokens"
 TICK_KEY = "_ticks"
+REFUSED_VALUE = b"REFUSED"
+"""A record whose value contains this is too large for its topic."""
 
 
 class _Keyed(msgspec.Struct, frozen=True):

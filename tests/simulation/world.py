@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import zlib
 from typing import Any
 
 from streams.errors import MembershipFatal
@@ -13,13 +14,14 @@ from streams.runtime.environment import Environment
 from streams.runtime.event_context import EventContext
 from streams.testing.simulation.broker import Broker
 from streams.testing.simulation.clients import SimConnections, SimInput
-from streams.testing.simulation.faults import Faults, Plan
+from streams.testing.simulation.faults import Faults
 from streams.testing.simulation.group import Group
 from streams.testing.simulation.process import Process, Watched
 from streams.testing.simulation.virtual_time import Fibers, VirtualTimeLoop, elapse, run
 
 from . import program
 from .judge import CHANGELOG, Judge
+from .plans import Plan
 from .watch import Trap, Watch
 
 PATIENCE = 60.0
@@ -45,6 +47,12 @@ class Member:
         self.task.cancel()
 
 
+class _Broker(Broker):
+    def partition_of(self, topic: str, key: bytes | None) -> int:
+        """By a hash that is quick to compute: there are many worlds."""
+        return zlib.crc32(key or b"") % self.partitions
+
+
 class World:
     """Everything that one seed decides."""
 
@@ -53,8 +61,9 @@ class World:
         self.rng = random.Random(seed)
         self.fibers = Fibers(loop)
         self.faults = Faults(plan, self.rng)
-        self.broker = Broker(loop, self.rng, plan.partitions)
+        self.broker = _Broker(loop, self.rng, plan.partitions)
         self.broker.slow_markers = plan.slow_markers
+        self.broker.refuses = lambda _, entry: program.REFUSED_VALUE in (entry.value or b"")
         self.broker.on_append = lambda _: [reader.wake() for reader in self.inputs]
         self.group = Group(self.broker, plan.session, 15.0)
         self.inputs: list[SimInput] = []
@@ -251,6 +260,10 @@ class World:
     def noted(self, name: str, what: str, partition: int) -> None:
         """A step of a move on a member."""
         self.watch.noted(name, what, partition)
+
+    def passed(self, name: str, point: str, partition: int) -> bool:
+        """A member's way through a transaction: nothing waits for it here."""
+        return False
 
     def measured(self, name: str, measurement: Measurement) -> None:
         """A member's event source measured something."""

@@ -15,6 +15,7 @@ from functools import partial
 
 from streams.records import Headers, IncomingRecord
 from streams.runtime.changelog import RELEASE_KEY
+from streams.sak.murmur2 import partition_of
 from streams.testing.simulation.virtual_time import VirtualTimeLoop
 
 
@@ -47,6 +48,9 @@ class Entry:
     headers: Headers | None
     txn: Txn | None
     marker: bool = False
+    timestamp_ms: int = 0
+    number: int = 0
+    """Grows from entry to entry over all logs of a broker."""
     gone: bool = False
 
 
@@ -78,7 +82,9 @@ class Log:
         for offset in range(start, min(end, self.stable)):
             entry = self.entries[offset]
             if not entry.marker and not entry.gone and (entry.txn is None or entry.txn.outcome):
-                yield IncomingRecord(self.topic, self.partition, offset, entry.key, entry.value, entry.headers, 0)
+                yield IncomingRecord(
+                    self.topic, self.partition, offset, entry.key, entry.value, entry.headers, entry.timestamp_ms
+                )
 
     def compact(self, end: int) -> None:
         """Of each key only the last record below ``end`` stays. The log keeps its ends, and holes between them."""
@@ -105,6 +111,8 @@ class Broker:
 
     def __init__(self, loop: VirtualTimeLoop, rng: random.Random, partitions: int) -> None:
         self.loop, self.rng, self.partitions = loop, rng, partitions
+        self.topics: dict[str, int] = {}
+        """Numbers of partitions, where they are not ``partitions``."""
         self.logs: dict[tuple[str, int], Log] = {}
         self.ids: dict[str, _Id] = {}
         self.offsets: dict[int, int] = {}
@@ -118,9 +126,12 @@ class Broker:
         self.on_stable: list[Callable[[Log], None]] = []
         self.on_marker: Callable[[str, int, Entry], None] = lambda what, partition, entry: None
         """Hears of release markers: produced, and committed."""
+        self.refuses: Callable[[str, Entry], bool] = lambda topic, entry: False
+        """Whether a record is too large for its topic."""
         self.met: set[str] = set()
         """What was answered to anybody: errors, and what happened by itself."""
         self._numbers = itertools.count(1)
+        self._entries = itertools.count()
 
     def log(self, topic: str, partition: int) -> Log:
         found = self.logs.get((topic, partition))
@@ -128,12 +139,29 @@ class Broker:
             found = self.logs[topic, partition] = Log(topic, partition)
         return found
 
-    def append(self, topic: str, partition: int, key: bytes, value: bytes, headers: Headers) -> None:
-        """An input record, from a producer without transactions."""
+    def partition_of(self, topic: str, key: bytes | None) -> int:
+        """Where a record goes that names no partition: as Java's clients do it, and librdkafka as it is set here."""
+        count = self.topics.get(topic, self.partitions)
+        return self.rng.randrange(count) if key is None else partition_of(key, count)
+
+    def wall_ms(self) -> int:
+        """What records get for a timestamp."""
+        return 0
+
+    def append(
+        self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Headers | None
+    ) -> int:
+        """A record from a producer without transactions; returns its offset."""
         log = self.log(topic, partition)
-        log.append(Entry(key, value, headers, None))
+        offset = log.end
+        self._write(log, Entry(key, value, headers, None))
         self.on_append(topic)
         self._grown(log)
+        return offset
+
+    def _write(self, log: Log, entry: Entry) -> None:
+        entry.number, entry.timestamp_ms = next(self._entries), entry.timestamp_ms or self.wall_ms()
+        log.append(entry)
 
     # -- the transaction coordinator -----------------------------------------------------------------------------------
 
@@ -171,7 +199,7 @@ class Broker:
         log = self.log(topic, partition)
         txn.logs[log] = None
         entry.txn = txn
-        log.append(entry)
+        self._write(log, entry)
         if entry.key == RELEASE_KEY:
             txn.releases.append((partition, entry))
             self.on_marker("produced", partition, entry)
@@ -238,7 +266,7 @@ class Broker:
             self.loop.call_later(self.rng.uniform(0.0005, self.slow_markers), mark, write)
 
     def _mark(self, log: Log, txn: Txn) -> None:
-        log.append(Entry(None, None, None, txn, True))
+        self._write(log, Entry(None, None, None, txn, True))
         self._grown(log)
 
     def _grown(self, log: Log) -> None:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from streams.config import EventSourceConfig
 from streams.core.incremental import PlanSettings
 from streams.core.strategies import assignor
 from streams.errors import BrokerUnavailable, Stopped
 from streams.records import IncomingRecord
+from streams.runtime.connections import DEFAULT_MESSAGE_LIMIT
 from streams.testing.simulation.membership import SimMembership
 from streams.testing.simulation.process import Process, SimWorker
 from streams.testing.simulation.producer import SimProducer
@@ -23,10 +25,9 @@ T = TypeVar("T")
 class SimConnections:
     """``ports.Connections``."""
 
-    message_limit = 100_000
-
-    def __init__(self, process: Process, config: Any) -> None:
+    def __init__(self, process: Process, config: EventSourceConfig) -> None:
         self.process, self.config = process, config
+        self.message_limit = int(config.client_settings.get("message.max.bytes", DEFAULT_MESSAGE_LIMIT))
 
     def worker(self, name: str) -> SimWorker:
         return SimWorker(self.process)
@@ -202,7 +203,8 @@ class SimTakeOver:
 
     def _ask(self, what: str, deadline: float, effect: Callable[[], T | None]) -> T:
         process = self._process
-        strike = process.faults.strike("ask", process.loop.time())
+        process.at("ask")
+        strike = process.strike("ask")
         while True:
             process.travel()
             answer = effect()

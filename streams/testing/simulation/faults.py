@@ -32,40 +32,18 @@ POSSIBLE: Mapping[str, tuple[Strike, ...]] = {
 }
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One seed's world: sizes, speeds and the share of calls that are struck."""
+class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+    """How long things take, and the share of calls that are struck. Times are in seconds."""
 
-    members: int = 2
-    partitions: int = 3
-    keys: int = 6
-    records: int = 120
-    seconds: float = 40.0
-    calm_at: float = 30.0
     strikes: Mapping[str, float] = {}
+    """Of ``POSSIBLE``'s calls, the share that is struck, until ``calm_at``."""
+    calm_at: float = 30.0
     one_way: float = 0.002
     grid: float = 0.0
     """Delays are multiples of this: things happen at the very same moment."""
     queue_limit: int = 1_000
-    target_batch: int = 10
-    max_batch: int = 30
-    pending: int = 1
-    max_queued: int = 50
-    patient: bool = False
-    """Non-journalled store."""
-    kinds: tuple[str, ...] = ("Add",)
-    interjections: bool = False
-    actions: tuple[tuple[float, str], ...] = ()
     slow_markers: float = 0.02
-    call_timeout: float = 5.0
-    transaction_timeout: float = 5.0
-    session: float = 6.0
-    strategies: tuple[tuple[str, ...], ...] = (("incremental",),)
-    """What members are started with, the wanted one first; each ``migrate`` goes on to the next entry."""
-    num_standbys: int = 0
-    max_moves: int = 64
-    preparation_timeout: float = 20.0
-    leave_timeout: float = 10.0
-    drain_timeout: float = 8.0
+    """How long the broker takes for the markers of a transaction, at most."""
     tail_batch: int = 200
     """Offsets that are restored at a time; ``tail_pause``: seconds that each time takes, besides."""
     tail_pause: float = 0.0
@@ -76,14 +54,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How long a batch is on its way from a poll thread; now and then others are served before it."""
     marker_strikes: Mapping[str, float] = {}
     """The same as ``strikes``, for transactions with a release marker."""
-    smooth: bool = False
-    """Nothing goes wrong: moves have to be quick."""
 
 
 class Faults:
     """Draws from the seed's generator; off after ``calm_at``."""
 
-    def __init__(self, plan: Plan, rng: random.Random) -> None:
+    def __init__(self, plan: Conditions, rng: random.Random) -> None:
         self.plan, self.rng = plan, rng
         self.queue_limit = plan.queue_limit
         self.struck: list[tuple[float, str, str]] = []

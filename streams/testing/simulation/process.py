@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from streams.metrics import Measurement
 from streams.runtime.bridge import DeadlinePassed
 from streams.testing.simulation.broker import Broker
-from streams.testing.simulation.faults import Faults
+from streams.testing.simulation.faults import Faults, Strike
 from streams.testing.simulation.group import Group
 from streams.testing.simulation.membership import SimMembership
 from streams.testing.simulation.virtual_time import Fibers, Killed, VirtualTimeLoop
@@ -47,6 +47,10 @@ class World(Protocol):
 
     def noted(self, name: str, what: str, partition: int) -> None:
         """A process came to this step of a move."""
+        ...
+
+    def passed(self, name: str, point: str, partition: int) -> bool:
+        """A process comes to this point of its work; whether that makes something happen to it."""
         ...
 
     def measured(self, name: str, measurement: Measurement) -> None:
@@ -82,6 +86,8 @@ class Process:
         self.dead = False
         self.frozen_until = 0.0
         self.memberships: list[SimMembership] = []
+        self.forced: dict[str, deque[Strike]] = {}
+        """What is going to happen to the next calls, by kind."""
 
     def pause(self, seconds: float) -> None:
         """In a fiber: take time; longer while the process is frozen, for ever when it is dead."""
@@ -119,6 +125,22 @@ class Process:
             if left <= 0:
                 return
             yield left
+
+    def at(self, point: str, partition: int = -1) -> None:
+        """In a fiber: what waits for this point happens now, and is felt at once."""
+        if self.world.passed(self.name, point, partition):
+            self.pause(0.0)
+
+    def passes(self, point: str, partition: int = -1) -> None:
+        """The same on the loop: what happens is felt later."""
+        self.world.passed(self.name, point, partition)
+
+    def strike(self, call: str, at_least: float = 0.0) -> Strike | None:
+        """What happens to this call: what was asked for, or chance."""
+        forced = self.forced.get(call)
+        if forced:
+            return forced.popleft()
+        return self.faults.strike(call, self.loop.time(), at_least)
 
     def note(self, what: str, partition: int) -> None:
         """A step of a move, for those who wait for it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ from streams.testing.simulation.broker import Entry, Refuses
 from streams.testing.simulation.faults import Strike
 from streams.testing.simulation.process import FOREVER, Process
 
-REFUSED_VALUE = b"REFUSED"
-"""A record whose value contains this is too large for its topic."""
+EFFECTS = {"send": "offsets_sent", "commit": "committed", "abort": "aborted"}
+"""Kinds of calls, and the point at which the broker has done what they ask."""
 
 
 @dataclass
@@ -45,8 +44,9 @@ class SimProducer:
         self.refused: list[Refused] = []
 
     def init(self, timeout_seconds: float) -> None:
+        self._process.at("init")
         deadline = self._process.loop.time() + timeout_seconds
-        strike = self._faults.strike("init", self._process.loop.time())
+        strike = self._process.strike("init")
         if strike is Strike.HANGS:
             self._process.pause(FOREVER)
         if strike is Strike.REQUEST_LOST:
@@ -72,14 +72,18 @@ class SimProducer:
             raise TransactionFailed("begin_transaction", "_STATE", "unknown", "a transaction is under way")
         self._begun, self._sent_any, self._failed, self.refused = True, False, None, []
         self._releases = False
+        self._process.passes("begin")
 
     def produce(self, record: Record) -> bool:
-        partition = -1 if record.partition is None else record.partition
-        return self.produce_raw(record.topic, record.value, record.key, partition, record.headers)
+        partition, at = -1 if record.partition is None else record.partition, record.timestamp_ms or 0
+        return self._produce(record.topic, partition, Entry(record.key, record.value, record.headers, None, False, at))
 
     def produce_raw(
         self, topic: str, value: bytes | None, key: bytes | None, partition: int, headers: Headers | None
     ) -> bool:
+        return self._produce(topic, partition, Entry(key, value, headers, None))
+
+    def _produce(self, topic: str, partition: int, entry: Entry) -> bool:
         if self._failed is not None and self._failed.kind == "fenced":
             raise self._failed
         if self._closed or not self._begun:
@@ -87,9 +91,10 @@ class SimProducer:
         if len(self._queue) >= self._faults.queue_limit:
             return False
         if partition < 0:
-            partition = zlib.crc32(key or b"") % self._broker.partitions
-        self._queue.append((topic, partition, Entry(key, value, headers, None)))
-        self._releases = self._releases or key == RELEASE_KEY
+            partition = self._broker.partition_of(topic, entry.key)
+        self._process.passes("produce")
+        self._queue.append((topic, partition, entry))
+        self._releases = self._releases or entry.key == RELEASE_KEY
         self._schedule()
         return True
 
@@ -115,7 +120,7 @@ class SimProducer:
             return
         for _ in range(min(len(self._queue), self._faults.rng.randint(1, 30))):
             topic, partition, entry = self._queue[0]
-            if entry.value is not None and REFUSED_VALUE in entry.value:
+            if self._broker.refuses(topic, entry):
                 self._refuse(topic, partition)
                 self._failed = TransactionFailed("flush", "MSG_SIZE_TOO_LARGE", "abortable", "too large")
                 self._queue.clear()
@@ -129,6 +134,7 @@ class SimProducer:
                 return
             self._sent_any = True
             self._queue.popleft()
+            self._process.passes("produced")
         if self._queue:
             self._schedule()
 
@@ -139,8 +145,9 @@ class SimProducer:
         self.refused += [Refused(topic, partition, entry.key, entry.value) for _, _, entry in batch[:size]]
 
     def flush(self, timeout_seconds: float) -> None:
+        self._process.at("flush")
         process, deadline = self._process, self._process.loop.time() + timeout_seconds
-        strike = self._faults.strike("flush", process.loop.time(), self._share("flush"))
+        strike = process.strike("flush", self._share("flush"))
         if strike is not None:
             if strike is Strike.HANGS:
                 process.pause(FOREVER)
@@ -154,6 +161,7 @@ class SimProducer:
                 raise TransactionFailed("flush", "_TIMED_OUT", "unknown")
             process.pause(0.003)
         self._raise_if_failed()
+        process.at("flushed")
         process.travel()
 
     def send_offsets(self, topic: str, offsets: Mapping[int, int], metadata: bytes, timeout_seconds: float) -> None:
@@ -164,6 +172,7 @@ class SimProducer:
 
         if self._born < self._broker.last_outage and self._faults.rng.random() < 0.7:
             self._process.pause(FOREVER)  # librdkafka issues 5456 and 5511
+        self._process.at("send_offsets")
         self._request("send_offsets_to_transaction", timeout_seconds, effect)
         self._sent_any = True
 
@@ -181,6 +190,7 @@ class SimProducer:
 
     def _end(self, call: str, timeout_seconds: float, commit: bool) -> None:
         self._raise_if_failed()
+        self._process.at(call.split("_")[0])
         if self._sent_any:
             self._request(call, timeout_seconds, lambda: self._broker.end(self._name, self._epoch, commit))
         self._begun = False
@@ -188,7 +198,7 @@ class SimProducer:
     def _request(self, call: str, timeout_seconds: float, effect: Callable[[], bool]) -> None:
         process, deadline = self._process, self._process.loop.time() + timeout_seconds
         kind = call.split("_")[0]
-        strike = self._faults.strike(kind, process.loop.time(), self._share(kind))
+        strike = process.strike(kind, self._share(kind))
         if strike is Strike.REQUEST_LOST:
             self._no_answer(call, timeout_seconds)
         if strike is Strike.HANGS:
@@ -209,6 +219,8 @@ class SimProducer:
             except Refuses as refuses:
                 process.travel()
                 raise TransactionFailed(call, refuses.code, refuses.kind) from None
+            if done:
+                process.at(EFFECTS[kind])
             if strike is Strike.REPLY_LOST:
                 self._no_answer(call, timeout_seconds)
             process.travel()

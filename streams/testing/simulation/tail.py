@@ -93,7 +93,7 @@ class SimTail:
             return
         number = process.rng.choice(numbers)
         followed, log = self._followed[number], process.broker.log(self._topic, number)
-        if followed.resumed and process.faults.strike("tail", process.loop.time()) is not None:
+        if followed.resumed and process.strike("tail") is not None:
             del self._followed[number]
             error = OffsetError(f"{self._topic}[{number}]: {followed.position} is not in the log any more")
             self._later(process.faults.poll(), self._hand_over, self._fail, number, followed.epoch, error)
@@ -117,6 +117,7 @@ class SimTail:
         return not followed.at_end or followed.position < self._process.broker.log(self._topic, number).stable
 
     def _hand_over(self, give: Callable[..., None], number: int, epoch: int, *rest: Any) -> None:
+        self._process.passes("restore", number)
         try:
             give(number, epoch, *rest)
         except Exception as error:
