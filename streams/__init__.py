@@ -10,9 +10,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from streams.async_jobs import AsyncJobScheduler
     from streams.config import EventSourceConfig, PoolConfig
     from streams.event_source import EventSource
     from streams.events import event_type, upcaster
+    from streams.job_settings import COMPUTE, FAST_NETWORK, SLOW_NETWORK, WIDE_NETWORK, JobRetry, SchedulerConfig
     from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorPolicy, ErrorResponse, ExecutionState
     from streams.protocols import Codec, JournalledStore, StateStore
     from streams.records import Change, IncomingRecord, Record, TopicPartition
@@ -22,9 +24,14 @@ if TYPE_CHECKING:
     from streams.stores.table import Table
 
 __all__ = [
+    "COMPUTE",
     "DEAD_LETTER",
+    "FAST_NETWORK",
     "SKIP",
+    "SLOW_NETWORK",
     "STOP",
+    "WIDE_NETWORK",
+    "AsyncJobScheduler",
     "Change",
     "Codec",
     "ErrorPolicy",
@@ -34,10 +41,12 @@ __all__ = [
     "EventSourceConfig",
     "ExecutionState",
     "IncomingRecord",
+    "JobRetry",
     "JournalledStore",
     "PartitionStatistics",
     "PoolConfig",
     "Record",
+    "SchedulerConfig",
     "SimpleStore",
     "SourceState",
     "SourceStatistics",
@@ -49,6 +58,8 @@ __all__ = [
 ]
 
 _HOME = {
+    "AsyncJobScheduler": "streams.async_jobs",
+    "COMPUTE": "streams.job_settings",
     "Change": "streams.records",
     "Codec": "streams.protocols",
     "DEAD_LETTER": "streams.outcomes",
@@ -58,19 +69,24 @@ _HOME = {
     "EventSource": "streams.event_source",
     "EventSourceConfig": "streams.config",
     "ExecutionState": "streams.outcomes",
+    "FAST_NETWORK": "streams.job_settings",
     "IncomingRecord": "streams.records",
+    "JobRetry": "streams.job_settings",
     "JournalledStore": "streams.protocols",
     "PartitionStatistics": "streams.statistics",
     "PoolConfig": "streams.config",
     "Record": "streams.records",
     "SKIP": "streams.outcomes",
+    "SLOW_NETWORK": "streams.job_settings",
     "STOP": "streams.outcomes",
+    "SchedulerConfig": "streams.job_settings",
     "SimpleStore": "streams.stores.simple",
     "SourceState": "streams.statistics",
     "SourceStatistics": "streams.statistics",
     "StateStore": "streams.protocols",
     "Table": "streams.stores.table",
     "TopicPartition": "streams.records",
+    "WIDE_NETWORK": "streams.job_settings",
     "event_type": "streams.events",
     "upcaster": "streams.events",
 }

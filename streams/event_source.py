@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 import signal
@@ -21,6 +22,7 @@ from streams.core.router import Route, Router
 from streams.core.schedule import Schedule
 from streams.errors import NotOwned, RegistrationError, Stopped
 from streams.events import event_type_of
+from streams.job_settings import SchedulerConfig
 from streams.outcomes import ErrorPolicy, ExecutionState
 from streams.records import TopicPartition
 from streams.runtime import source_topics
@@ -28,10 +30,12 @@ from streams.runtime.connections import DEFAULT_MESSAGE_LIMIT, KafkaConnections
 from streams.runtime.copies import make_store
 from streams.runtime.environment import MACHINE, Environment
 from streams.runtime.event_context import EventContext
+from streams.runtime.handler_jobs import HandlerStageDefinition, key_of
 from streams.runtime.interjections import Interjection
 from streams.runtime.lifecycle import Engine
 from streams.runtime.ports import Connections
 from streams.runtime.replay import Program
+from streams.runtime.stages import Ahead
 from streams.statistics import PartitionStatistics, SourceState, SourceStatistics
 from streams.stores.stateless import Stateless
 from streams.topics import TopicSpec
@@ -82,6 +86,7 @@ class EventSource(Generic[StoreT]):
         *,
         on_error: ErrorPolicy | None = None,
         blocking: bool = False,
+        concurrency: int | SchedulerConfig | None = None,
     ) -> Callable[[Handler[StoreT, E]], Handler[StoreT, E]]:
         """Register the handler of one event type, as a decorator or with the handler as second argument.
 
@@ -89,12 +94,20 @@ class EventSource(Generic[StoreT]):
         Either way the order of the partition is kept. ``blocking=True`` runs a plain function on a thread of the
         partition, so that it may take its time. ``on_error`` overrides ``config.error_policy``. Raises
         ``RegistrationError``.
+
+        ``concurrency`` lets so many handlers of these events (an ``async def``) run at a time in this process, ahead of
+        their turn: those of one record key one after the other, others side by side. Such a handler has no store until
+        it has awaited ``ctx.turn()``; what it awaits before may happen again after a crash (at least once), what it
+        stores and forwards takes effect once and in the order of the partition. With a ``SchedulerConfig`` its other
+        bounds hold too (``timeout_seconds`` is not for handlers; retries are ``on_error``'s).
         """
         event_type = event_type_of(event_class)
+        settings = SchedulerConfig(concurrency=concurrency) if isinstance(concurrency, int) else concurrency
 
         def register(function: Handler[StoreT, E]) -> Handler[StoreT, E]:
-            policy = on_error or self.config.error_policy
-            self._router.add(Route(event_type.name, event_type, function, blocking=blocking, policy=policy))
+            policy, name = on_error or self.config.error_policy, event_type.name
+            ahead = None if settings is None else _concurrent(name, function, policy, settings)
+            self._router.add(Route(name, event_type, function, blocking=blocking, policy=policy, ahead=ahead))
             return function
 
         if handler is not None:
@@ -151,8 +164,10 @@ class EventSource(Generic[StoreT]):
 
     # -- interjections -------------------------------------------------------------------------------------------------
 
-    async def interject(self, partition: int, handler: InterjectionHandler[StoreT], /) -> None:
-        """Run a handler once, in this partition's order and transaction. Returns when that is *committed*.
+    async def interject(self, partition: int, handler: Callable[[EventContext[StoreT]], Any], /) -> Any:
+        """Run a handler once, in this partition's order and transaction. Returns what it answered, when that is
+        *committed*. It takes its place between two events: it waits neither for those that are queued nor for work
+        that runs ahead.
 
         On the loop of the event source. Raises what the handler raises (its effects are undone then), ``NotOwned``
         when the partition is not active on this member, ``MembershipLost`` when it was lost before the commit. Do not
@@ -161,28 +176,28 @@ class EventSource(Generic[StoreT]):
         worker = self._running().workers.get(partition)
         if worker is None or worker.state.value != "active":
             raise NotOwned(f"{self.config.topic}[{partition}] is not active on this member")
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def waiter(error: BaseException | None) -> None:
             if future.done():
                 return
             if error is None:
-                future.set_result(None)
+                future.set_result(interjection.result)
             else:
                 future.set_exception(error)
 
         route = Route(_name(handler), None, handler, blocking=False, policy=self.config.error_policy)
-        worker.inbox.put(Interjection(route, waiter))
-        await future
+        interjection = Interjection(route, waiter)
+        worker.inbox.put(interjection)
+        return await future
 
-    async def interject_all(self, handler: InterjectionHandler[StoreT], /) -> list[int]:
-        """``interject`` on every partition that is active on this member. Returns their numbers, once all are
-        committed."""
+    async def interject_all(self, handler: Callable[[EventContext[StoreT]], Any], /) -> dict[int, Any]:
+        """``interject`` on every partition that is active on this member. Returns the answers by partition, once all
+        are committed."""
         partitions = sorted(p for p, worker in self._running().workers.items() if worker.state.value == "active")
         async with asyncio.TaskGroup() as tasks:
-            for partition in partitions:
-                tasks.create_task(self.interject(partition, handler))
-        return partitions
+            asked = {partition: tasks.create_task(self.interject(partition, handler)) for partition in partitions}
+        return {partition: task.result() for partition, task in asked.items()}
 
     # -- running -------------------------------------------------------------------------------------------------------
 
@@ -238,6 +253,7 @@ class EventSource(Generic[StoreT]):
                     worker.inbox.records,
                     worker.inbox.size,
                     worker.inbox.paused,
+                    worker.events_ahead,
                 )
                 for number, worker in sorted(engine.workers.items())
             ),
@@ -248,6 +264,7 @@ class EventSource(Generic[StoreT]):
             engine.moves.statistics(),
             engine.membership.snapshot.member_id,
             tuple(engine.status.rebalances),
+            engine.stages.statistics(),
         )
 
     @property
@@ -400,6 +417,20 @@ class EventSource(Generic[StoreT]):
             )
         config = self.config.resolved()
         return await source_topics.delete(config, KafkaConnections(config))
+
+
+def _concurrent(name: str, handler: Callable[..., Any], policy: ErrorPolicy, settings: SchedulerConfig) -> Ahead:
+    if not inspect.iscoroutinefunction(handler):
+        raise RegistrationError(
+            f"the handler of {name} has a concurrency, so it must be async def; for plain functions there is "
+            "AsyncJobScheduler"
+        )
+    if settings.timeout_seconds is not None or settings.retry is not None:
+        raise RegistrationError(
+            f"the handler of {name}: timeout_seconds and retry are for the jobs of AsyncJobScheduler; a handler has "
+            "on_error=ErrorPolicy(retries=...), and asyncio.timeout"
+        )
+    return Ahead(HandlerStageDefinition(name=name, handler=handler, policy=policy, config=settings), key_of)
 
 
 def _seconds(value: float | timedelta) -> float:

@@ -27,6 +27,8 @@ class PartitionStatistics(msgspec.Struct, frozen=True):
     queued_records: int
     queued_bytes: int
     paused: bool
+    events_ahead: int = 0
+    """Events whose work runs ahead of their turn, and those that wait behind them (they count as queued, too)."""
 
 
 class CopyStatistics(msgspec.Struct, frozen=True):
@@ -45,6 +47,16 @@ class CopyStatistics(msgspec.Struct, frozen=True):
     seconds: float
     seconds_left: float | None
     lag_seconds: float
+
+
+class StageStatistics(msgspec.Struct, frozen=True):
+    """Work that runs ahead of its turn, of one scheduler, batcher or concurrent handler: what runs, what waits for a
+    slot or its key, and how many keys have work."""
+
+    name: str
+    running: int
+    waiting: int
+    keys: int
 
 
 class MoveStatistics(msgspec.Struct, frozen=True):
@@ -80,3 +92,4 @@ class SourceStatistics(msgspec.Struct, frozen=True):
     moves: tuple[MoveStatistics, ...] = ()
     member_id: str = ""
     rebalances: tuple[RebalanceStatistics, ...] = ()
+    stages: tuple[StageStatistics, ...] = ()

@@ -12,9 +12,11 @@ from streams.outcomes import ErrorPolicy
 
 
 class Route:
-    """What is known about one type of events. ``wire_version`` is the version header that needs no upcasting."""
+    """What is known about one type of events. ``wire_version`` is the version header that needs no upcasting.
+    ``ahead`` (``runtime.stages.Ahead``): what does the work of these events ahead of their turn."""
 
     __slots__ = (
+        "ahead",
         "decode",
         "event_type",
         "handler",
@@ -35,6 +37,7 @@ class Route:
         *,
         blocking: bool,
         policy: ErrorPolicy,
+        ahead: Any = None,
     ) -> None:
         self.name = name
         self.event_type = event_type
@@ -45,7 +48,8 @@ class Route:
         self.is_blocking = blocking
         if self.is_async and blocking:
             raise RegistrationError(f"the handler of {name} is async; blocking=True is for plain functions")
-        self.plain = not self.is_async and not blocking
+        self.ahead = ahead
+        self.plain = not self.is_async and not blocking and ahead is None
         self.policy = policy
         self.decode: Callable[..., Any] = event_type.decode if event_type is not None else _as_it_is
         self.version = event_type.version if event_type is not None else 1

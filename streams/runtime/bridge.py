@@ -1,4 +1,4 @@
-"""The two doors between threads and the event loop. Nothing else in the runtime crosses that line.
+"""The doors between threads (and processes) and the event loop. Nothing else in the runtime crosses that line.
 
 ``Worker.call``   loop -> thread: run one blocking call, await its result, give up at a deadline (per batch: about 60
 us). ``Inlet.put``     thread -> loop: hand over a batch; the loop's function runs soon (per batch: about 15 us).
@@ -13,10 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import queue
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
+
+from anyio import CapacityLimiter, to_process
 
 T = TypeVar("T")
 _Job = tuple[Callable[..., Any], tuple[Any, ...], "asyncio.Future[Any] | None", asyncio.AbstractEventLoop]
@@ -87,6 +90,12 @@ class Inlet(Generic[T]):
     def put(self, item: T) -> None:
         """``receive(item)`` runs on the loop, in the order of the calls. Dropped silently once the loop is closed."""
         _post(self._loop, self._receive, item)
+
+
+async def in_process(function: Callable[..., T], *args: Any) -> T:
+    """Run ``function(*args)`` in one of the processes that are kept for it; cancelled, that process is killed. As many
+    run as are asked for at a time. The function and its arguments must be importable and picklable there."""
+    return await to_process.run_sync(function, *args, cancellable=True, limiter=CapacityLimiter(math.inf))
 
 
 def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: Any) -> None:

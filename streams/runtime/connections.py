@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from streams.clients import kafka_python_settings
 from streams.clients.admin import TopicAdmin
@@ -19,9 +19,11 @@ from streams.clients.transactional import TransactionalProducer
 from streams.config import EventSourceConfig
 from streams.core.strategies import PlanSettings, assignor
 from streams.group import Membership, TakeOver
-from streams.runtime.bridge import Worker
+from streams.runtime.bridge import Worker, in_process
 from streams.runtime.poller import Poller
 from streams.runtime.tail import Tail
+
+T = TypeVar("T")
 
 DEFAULT_MESSAGE_LIMIT = 1_000_000
 """librdkafka's default for ``message.max.bytes``."""
@@ -59,6 +61,10 @@ class KafkaConnections:
     def worker(self, name: str) -> Worker:
         """A thread for blocking calls."""
         return Worker(name)
+
+    async def in_process(self, function: Callable[..., T], *args: Any) -> T:
+        """A process for work that keeps a processor busy."""
+        return await in_process(function, *args)
 
     def producer(self, transactional_id: str, *, one_by_one: bool = False) -> TransactionalProducer:
         """A producer that is not initialised yet; ``one_by_one`` sends each record in a batch of its own."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import EncodeError, RecordRefused, StoreError
 from streams.events import event_type_of
 from streams.outcomes import ExecutionState
 from streams.records import Change, Headers, IncomingRecord, Output, Record, TopicPartition
+
+if TYPE_CHECKING:
+    from streams.runtime.host import Host
 
 StoreT = TypeVar("StoreT")
 
@@ -21,7 +24,21 @@ class EventContext(Generic[StoreT]):
     Use it from the handler only (for ``blocking=True`` that is the handler's thread).
     """
 
-    __slots__ = ("_closed", "_journal", "_limit", "_outputs", "attempt", "error", "input", "store", "topic_partition")
+    __slots__ = (
+        "_closed",
+        "_journal",
+        "_limit",
+        "_outputs",
+        "attempt",
+        "error",
+        "host",
+        "input",
+        "store",
+        "topic_partition",
+    )
+
+    host: Host
+    """For the toolkit itself; set where a handler may wait for something."""
 
     def __init__(
         self,
@@ -144,6 +161,13 @@ class EventContext(Generic[StoreT]):
         for change in changes:
             if not any(change is known for known in self._journal):
                 self._journal.append(change)
+
+    async def turn(self) -> None:
+        """Wait until everything before this event in its partition is complete: from then on it may use the store.
+
+        For handlers registered with ``concurrency=...``, which run ahead of their turn; whatever they await after it
+        holds up the partition. In any other handler it is the event's turn already, and this returns at once.
+        """
 
     def fail(self, error: BaseException) -> ExecutionState:
         """Fail the event for this reason: ``return ctx.fail(error)``."""

@@ -1,4 +1,4 @@
-"""The threads of blocking handlers, one per partition that has such a handler."""
+"""The threads of blocking handlers, one per partition that has such a handler; and those of jobs, as many as run."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ class HandlerThreads:
     def __init__(self, make: Callable[[str], Blocking]) -> None:
         self._make = make
         self._threads: dict[int, Blocking] = {}
+        self._idle: list[Blocking] = []
+        self._made = 0
 
     async def call(self, partition: int, function: Callable[..., T], *args: object) -> T:
         """Run it on the partition's thread. When the caller is cancelled the call goes on, but nobody waits behind
@@ -36,8 +38,33 @@ class HandlerThreads:
                 del self._threads[partition]
                 thread.abandon()
 
+    async def run(self, function: Callable[..., T], *args: object) -> T:
+        """Run it on a thread that is idle, or a new one. When the caller is cancelled the call goes on, and its thread
+        ends with it."""
+        if self._idle:
+            thread = self._idle.pop()
+        else:
+            self._made += 1
+            thread = self._make(f"kes-job-{self._made}")
+        done = False
+        try:
+            result = await thread.call(function, *args)
+            done = True
+            return result
+        except Exception:
+            done = True
+            raise
+        finally:
+            if done:
+                self._idle.append(thread)
+            else:
+                thread.abandon()
+
     def close(self) -> None:
         """Let all of them end."""
+        for thread in self._idle:
+            thread.abandon()
+        self._idle.clear()
         for thread in self._threads.values():
             thread.abandon()
         self._threads.clear()

@@ -1,4 +1,4 @@
-"""What waits for one partition's worker: batches of records and interjections, in order, within bounds."""
+"""What waits for one partition's worker: batches of records in order and within bounds, and interjections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Inbox:
     counts against the partition's own bounds.
     """
 
-    def __init__(self, config: EventSourceConfig, source: Input, partition: int) -> None:
+    def __init__(self, config: EventSourceConfig, source: Input, partition: int, wake: Signal) -> None:
         self.records = 0
         self.size = 0
         self.counted = 0
@@ -30,16 +30,17 @@ class Inbox:
         self._resume_at = (0, 0)
         self._input = source
         self._partition = partition
-        self._items: deque[list[IncomingRecord] | Interjection] = deque()
-        self._wake = Signal()
+        self._batches: deque[list[IncomingRecord]] = deque()
+        self._asked: deque[Interjection] = deque()
+        self._wake = wake
 
     def __bool__(self) -> bool:
-        return bool(self._items)
+        return bool(self._batches)
 
     def add(self, records: list[IncomingRecord]) -> None:
         """Queue records; pauses the partition when its queue is full."""
         size = size_of(records)
-        self._items.append(records)
+        self._batches.append(records)
         self.records += len(records)
         self.size += size
         self.counted += len(records)
@@ -59,17 +60,17 @@ class Inbox:
         self._uncount(self.counted, self.counted_size)
 
     def put(self, interjection: Interjection) -> None:
-        """Queue an interjection behind what is queued already."""
-        self._items.append(interjection)
+        """Queue an interjection. It does not wait for the records: it takes its place between two of them."""
+        self._asked.append(interjection)
         self._wake.notify()
 
-    def take(self) -> list[IncomingRecord] | Interjection:
-        """The next item. Records stay counted until ``handled``."""
-        return self._items.popleft()
+    def take(self) -> list[IncomingRecord]:
+        """The next batch. Its records stay counted until ``handled``."""
+        return self._batches.popleft()
 
-    async def wait(self, timeout: float | None) -> None:
-        """Wait for something to take, for ``drop``, or for the timeout."""
-        await self._wake.wait(timeout)
+    def take_interjection(self) -> Interjection | None:
+        """The next one, if there is one."""
+        return self._asked.popleft() if self._asked else None
 
     def handled(self, records: list[IncomingRecord]) -> None:
         """These are done."""
@@ -83,10 +84,10 @@ class Inbox:
 
     def drop(self, reason: Exception) -> None:
         """Forget everything; whoever waits for an interjection is told why."""
-        for item in self._items:
-            if isinstance(item, Interjection):
-                item.done(reason)
-        self._items.clear()
+        for interjection in self._asked:
+            interjection.done(reason)
+        self._asked.clear()
+        self._batches.clear()
         self._uncount(self.counted, self.counted_size)
         self.records = self.size = 0
         self._wake.notify()

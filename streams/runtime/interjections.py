@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 from streams.core.router import Route
 from streams.core.schedule import Schedule
@@ -11,13 +12,15 @@ from streams.core.transaction import Waiter
 
 
 class Interjection:
-    """One run. ``waiter`` is told when it is committed, or why not; scheduled runs have none."""
+    """One run. ``waiter`` is told when it is committed, or why not; scheduled runs have none. ``result``: what the
+    handler answered."""
 
-    __slots__ = ("route", "waiter")
+    __slots__ = ("result", "route", "waiter")
 
     def __init__(self, route: Route, waiter: Waiter | None = None) -> None:
         self.route = route
         self.waiter = waiter
+        self.result: Any = None
 
     def done(self, error: BaseException | None) -> None:
         """Tell the waiter, if there is one."""

@@ -36,6 +36,7 @@ from streams.runtime.recovery import Recovery
 from streams.runtime.signal import Signal
 from streams.runtime.slot import Slot
 from streams.runtime.slots import Slots
+from streams.runtime.stages import Stages
 from streams.runtime.status import Status
 from streams.runtime.takeover import TakeOvers
 from streams.runtime.transaction_pool import TransactionPool
@@ -86,6 +87,7 @@ class Engine:
         self.accepting = True
         """Whether partitions may still come here: until the last barrier begins."""
         self.handler_threads = HandlerThreads(connections.worker)
+        self.stages = Stages(self)
         self._tasks: TaskGroup
 
     @property
@@ -232,6 +234,7 @@ class Engine:
         self.moves.close()
         self.takeovers.close()
         self.status.close()
+        self.stages.close()
         self.handler_threads.close()
         self.control.abandon()
 
@@ -300,6 +303,10 @@ class Engine:
                 self.config.metrics_handler(measurement)
             except Exception:
                 _log.exception("the metrics handler failed")
+
+    async def in_process(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run a job in a process of its own."""
+        return await self.connections.in_process(function, *args)
 
     def wall_ms(self) -> int:
         """Milliseconds since the epoch."""

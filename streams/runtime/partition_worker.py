@@ -1,9 +1,9 @@
 """One partition, one task, one writer of its store.
 
 The hot path is ``_slice``: plain handlers, run back to back without an await, a slice at a time. Everything that
-needs patience (async and blocking handlers, failures, interjections) goes through ``_one`` and its neighbours, an
-event at a time. Both end in ``pool.admit``, in the order of the partition, so what is admitted is always a completed
-prefix.
+needs patience (async and blocking handlers, failures, interjections) goes through ``Attempts``, an event at a time.
+Both end in ``pool.admit``, in the order of the partition, so what is admitted is always a completed prefix. Events
+whose work runs ahead of their turn, and those behind them, are in the ``Line`` until then.
 """
 
 from __future__ import annotations
@@ -11,41 +11,35 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import math
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.lowlevel
 
 from streams.core.partition import PartitionState
-from streams.core.router import Route
-from streams.core.transaction import Waiter
-from streams.errors import DecodeError, NotOwned
-from streams.events import parse_version
+from streams.errors import DecodeError
 from streams.metrics import EventFailed
-from streams.outcomes import ErrorPolicy, ErrorResponse, ExecutionState
+from streams.outcomes import ErrorResponse, ExecutionState
 from streams.protocols import JournalledStore
 from streams.records import TYPE_HEADER, VERSION_HEADER, Change, IncomingRecord, Output, TopicPartition
+from streams.runtime.attempts import Attempts
 from streams.runtime.changelog import OffsetRecord
 from streams.runtime.copies import StateCopy
-from streams.runtime.dead_letters import dead_letter
 from streams.runtime.event_context import EventContext
 from streams.runtime.failures import (
-    FINAL,
     Answered,
     EventFailure,
     RestartNeeded,
-    backoff,
     cancelled_inside,
     change_too_large,
     describe,
-    describe_type,
     is_fatal,
     reason_of,
 )
 from streams.runtime.inbox import Inbox
 from streams.runtime.interjections import Interjection, Timetable
+from streams.runtime.line import Entry, Line
+from streams.runtime.signal import Signal
 
 if TYPE_CHECKING:
     from streams.runtime.host import Host
@@ -58,6 +52,9 @@ SLICE: Final = 128
 LONGEST_SLICE_SECONDS: Final = 0.005
 """Slices of slow handlers get shorter until they take about so long: everybody else, commits included, waits
 meanwhile."""
+
+YIELD_EVERY: Final = 32
+"""Events that enter the line between two looks at the loop: 20 to 50 us each."""
 
 
 class PartitionWorker:
@@ -72,16 +69,17 @@ class PartitionWorker:
         self.store: Any = None  # until it is adopted
         self.offset_record: OffsetRecord | None = None
         self.watermark = -1
-        self.inbox = Inbox(engine.config, engine.input, partition)
+        self._wake = Signal()  # something came, or a turn has come
+        self.inbox = Inbox(engine.config, engine.input, partition, self._wake)
         self.started_at: int | None = None  # where it began without any committed offset
         self.replaced_by: PartitionWorker | None = None  # after a restart
-        self.known_failures: dict[int, tuple[int, BaseException]] = {}
-        self.met_failures: dict[int, tuple[int, BaseException]] = {}  # known ones that were met, for the next restart
-        self.dead_lettered: set[int] = set()
         self.scope = anyio.CancelScope()
         self.finished = anyio.Event()  # the task has ended
         self.gone = anyio.Event()  # the partition is released or void
         self.is_journalled = False
+        self.attempts = Attempts(self)
+        self._line = Line()
+        self._next: Entry | None = None  # would be the line's last one, but finds no room
         self._timetable = Timetable(engine.schedules, engine.rng)
         self._closing = False
         self._slice_size = SLICE // 8
@@ -109,50 +107,86 @@ class PartitionWorker:
         """Nothing more is handled after the event that is running now; what is queued is dropped (it is not
         committed)."""
         self._closing = True
-        self.inbox.drop(self._given_up())
+        self.inbox.drop(self.attempts.given_up())
+
+    def undo(self, journal: list[Change]) -> None:
+        """Take an event's changes back."""
+        store = self.store
+        if self.is_journalled and store is not None:  # None: voided while the event ran, and dropped as a whole
+            store.end()
+            store.undo(journal)
+
+    @property
+    def events_ahead(self) -> int:
+        """Events in the line."""
+        return len(self._line)
 
     # -- the task ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Handle what comes until the intake is closed. Raises ``RestartNeeded``, and ``EventFailure`` to stop the
-        source."""
+        """Handle what comes until the intake is closed, then what has begun. Raises ``RestartNeeded``, and
+        ``EventFailure`` to stop the source."""
         self._timetable.start(self.engine.now())
-        while not self._closing:
-            due = self._timetable.due(self.engine.now())
-            if due is not None:
-                await self._interjection(due)
-            elif not self.inbox:
-                await self.inbox.wait(self._timetable.seconds_to_next(self.engine.now()))
-            else:
-                item = self.inbox.take()
-                if isinstance(item, Interjection):
-                    await self._interjection(item)
-                else:
-                    await self.handle(item)
+        try:
+            while not self._closing:
+                interjected = await self._between()
+                if self._line.is_ready:
+                    await self._turn()
+                elif self.inbox:
+                    await self.handle(self.inbox.take())
+                elif not interjected:
+                    await self._wait()
+            self._line.cut()
+            await self.settle_line()
+        finally:
+            self.drop_line()
 
     async def handle(self, records: list[IncomingRecord]) -> None:
-        """Handle what the inbox gave, in order, or as much of it as there is before the intake is closed. Raises as
-        ``run``."""
+        """Handle what the inbox gave, in order, or as much of it as there is before the intake is closed; the last of
+        it may be left in the line. Raises as ``run``."""
         pool, now = self.engine.pool, self.engine.now
         position = 0
         while position < len(records) and not self._closing:
-            if pool.is_full:
+            if self._line or self._next is not None:
+                position += await self._in_line(records[position])
+            elif pool.is_full:
                 await pool.wait_room()
                 continue  # anything may have happened meanwhile
-            start, began = position, now()
-            position, failure = self._slice(records, start, min(start + self._slice_size, len(records)))
-            self._adapt(now() - began)
-            pool.pump()
-            if failure is not None or position == start:
-                await self._one(records[position], failure)
-                position += 1
             else:
-                await anyio.lowlevel.checkpoint()
+                start, began = position, now()
+                position, failure = self._slice(records, start, min(start + self._slice_size, len(records)))
+                self._adapt(now() - began)
+                pool.pump()
+                ahead = failure is None and position < len(records) and self._goes_ahead(records[position])
+                if ahead:
+                    self.inbox.handled(records[start:position])
+                    position += await self._in_line(records[position])
+                else:
+                    if failure is not None or position == start:
+                        await self.attempts.one(records[position], failure)
+                        position += 1
+                    else:
+                        await anyio.lowlevel.checkpoint()
+                    if not self._closing:
+                        self.inbox.handled(records[start:position])
             if not self._closing:
-                self.inbox.handled(records[start:position])
-            due = self._timetable.due(now())
-            if due is not None and not self._closing:
-                await self._interjection(due)
+                await self._between()
+
+    async def settle_line(self) -> None:
+        """Take the turns of all that is in the line."""
+        while self._line:
+            if self._line.is_ready:
+                await self._turn()
+            else:
+                await self._wake.wait()
+
+    def drop_line(self) -> None:
+        """Forget what is in the line; what runs for it is cancelled."""
+        self._next = None
+        self._line.drop()
+
+    async def _wait(self) -> None:
+        await self._wake.wait(self._timetable.seconds_to_next(self.engine.now()))
 
     def _adapt(self, slice_seconds: float) -> None:
         if slice_seconds > LONGEST_SLICE_SECONDS:
@@ -166,14 +200,14 @@ class PartitionWorker:
         engine, partition, store, tp = self.engine, self.partition, self.store, self.topic_partition
         routes, limit, admit = engine.router.routes, engine.message_limit, engine.pool.admit
         journalled = self.is_journalled
-        if self.known_failures:
+        if self.attempts.known_failures:
             return start, None
         for position in range(start, stop):
             record = records[position]
             name = version = None
             for header, content in record.headers or ():
                 if header == TYPE_HEADER and name is None:
-                    name = content or b""  # the first one counts, as for _read; null and empty name nothing
+                    name = content or b""  # the first one counts, as for Attempts.read; null and empty name nothing
                 elif header == VERSION_HEADER and version is None:
                     version = content or b""
             route = routes.get(name) if name is not None else None
@@ -184,7 +218,7 @@ class PartitionWorker:
             try:
                 event = route.decode(record.value, route.version)
             except DecodeError:
-                return position, None  # met again by _one, which knows what to do
+                return position, None  # met again by one(), which knows what to do
             ctx = EventContext(store, tp, record, outputs, journal, limit)
             if journalled:
                 store.begin(journal)
@@ -195,7 +229,7 @@ class PartitionWorker:
                         answer.close()
                         route.plain = False
                         ctx.close()
-                        self._undo(journal)
+                        self.undo(journal)
                         soiled = RestartNeeded(record.offset, 0, Answered(answer, None))
                         return position, None if journalled else soiled
                     raise Answered(answer, ctx.error)
@@ -204,7 +238,7 @@ class PartitionWorker:
                         raise change_too_large(change, limit)
             except (Exception, asyncio.CancelledError) as error:
                 ctx.close()
-                self._undo(journal)
+                self.undo(journal)
                 return position, error if isinstance(error, Exception) else cancelled_inside(error)
             ctx._closed = True
             if journalled:
@@ -214,176 +248,94 @@ class PartitionWorker:
             admit(partition, offset + 1, offset, outputs, journal)
         return stop, None
 
-    # -- one event, with patience --------------------------------------------------------------------------------------
+    # -- work ahead of its turn ----------------------------------------------------------------------------------------
 
-    async def _one(self, record: IncomingRecord, failure: BaseException | None) -> None:
-        """Handle one record whatever it takes: decode errors, retries, policies. ``failure``: the first attempt's, if
-        made."""
-        if isinstance(failure, RestartNeeded):
-            raise failure
-        known = self.known_failures.pop(record.offset, None)
-        if known is not None:
-            self.met_failures[record.offset] = known
-        attempts, error = known or (0 if failure is None else 1, failure)
-        route, event, unreadable = self._read(record)
-        if unreadable is not None:
-            await self._last_word(record, None, self.engine.config.decode_policy, unreadable, 1)
-            return
-        assert route is not None
-        soiled = failure is not None  # the store has seen an attempt that failed
-        while True:
-            if error is not None:
-                if soiled and not self.is_journalled:
-                    raise RestartNeeded(record.offset, attempts, error)
-                if attempts > route.policy.retries or isinstance(error, FINAL) or is_fatal(error):
-                    await self._last_word(record, route, route.policy, error, attempts)
-                    return
-                await anyio.sleep(backoff(route.policy, attempts, self.engine.rng))
-            attempts += 1
-            error = await self._attempt(route, event, record, attempts)
-            if error is None:
-                return
-            soiled = True
-
-    def _read(self, record: IncomingRecord) -> tuple[Route | None, Any, DecodeError | None]:
-        """(route, event, None), or the reason why there is none."""
+    def _goes_ahead(self, record: IncomingRecord) -> bool:
         router = self.engine.router
         name = record.header(TYPE_HEADER)
-        route = router.routes.get(name) if name is not None else None
-        if route is None:
-            route = router.default
-            if route is None:
-                advice = "register a handler for it, or a default handler, or set decode_policy"
-                return None, None, DecodeError(f"{record.where}: {describe_type(record)}; {advice}")
-        versions = [content for header, content in record.headers or () if header == VERSION_HEADER]
+        route = router.routes.get(name, router.default) if name is not None else router.default
+        return route is not None and route.ahead is not None
+
+    async def _in_line(self, record: IncomingRecord) -> int:
+        """One step while work runs ahead: a turn that has come, or this record's way into the line (1), or a wait."""
+        if self._line.is_ready:
+            await self._turn()
+            return 0
+        if not self._enter(record):
+            await self._wait()
+            return 0
+        if len(self._line) % YIELD_EVERY == 0:
+            await anyio.lowlevel.checkpoint()
+        return 1
+
+    def _enter(self, record: IncomingRecord) -> bool:
+        """Let its work begin ahead, or have it wait behind those in front. ``False``: there is no room for its work."""
+        entry = self._next or self._entry(record)
+        self._next = None
+        if not entry.is_settled:
+            assert entry.route is not None
+            if not self.engine.stages.get(entry.route.ahead.stage).begin(entry):
+                self._next = entry
+                return False
+        self._line.append(entry)
+        return True
+
+    def _entry(self, record: IncomingRecord) -> Entry:
+        if not self._goes_ahead(record):
+            entry = Entry(self.epoch, record, None, None, self._wake.notify)
+            entry.settle(None)
+            return entry
+        route, event, unreadable = self.attempts.read(record)
+        entry = Entry(self.epoch, record, route, event, self._wake.notify)
+        if unreadable is not None:
+            entry.settle(None)
+            return entry
+        assert route is not None
         try:
-            return route, route.decode(record.value, parse_version(versions[0]) if versions else 1), None
-        except DecodeError as error:
-            return route, None, DecodeError(f"{record.where}: {error}")
+            entry.work = route.ahead.plan(record, event)
+        except Exception as error:
+            entry.fail(error, 1)
+        return entry
 
-    async def _attempt(self, route: Route, event: Any, record: IncomingRecord, attempt: int) -> BaseException | None:
-        """Run the handler once; admits the event if it completes, undoes it if it fails."""
-        return await self._run(route, record, attempt, lambda ctx: route.handler(ctx, event), record.offset + 1, None)
-
-    async def _run(
-        self,
-        route: Route,
-        record: IncomingRecord | None,
-        attempt: int,
-        handle: Callable[[EventContext[Any]], Any],
-        watermark: int,
-        waiter: Waiter | None,
-    ) -> BaseException | None:
-        journal: list[Change] = []
-        outputs: list[Output] = []
-        limit = self.engine.message_limit
-        ctx = EventContext(self.store, self.topic_partition, record, outputs, journal, limit, attempt)
-        if self.is_journalled:
-            self.store.begin(journal)
+    async def _turn(self) -> None:
+        """The first one in the line: everything before it is complete."""
+        entry = self._line.take()
+        attempts, record = self.attempts, entry.record
         try:
-            answer: Any
-            if route.is_blocking:
-                answer = await self.engine.handler_threads.call(self.partition, handle, ctx)
+            if entry.route is None or entry.finish is None:
+                if entry.error is None:
+                    await attempts.one(record, None)
+                else:
+                    await attempts.failed(record, entry.route, entry.error, entry.attempts)
             else:
-                answer = handle(ctx)
-                if isinstance(answer, Awaitable):
-                    answer = await answer
-            if answer is not None and answer is not ExecutionState.COMPLETE:
-                raise Answered(answer, ctx.error)
-            for change in journal:
-                if change.value is not None and len(change.value) > limit:
-                    raise change_too_large(change, limit)
-        except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and anyio.current_effective_deadline() == -math.inf:
-                raise  # we are cancelled ourselves; otherwise the handler awaited what somebody else had cancelled
-            ctx.close()
-            self._undo(journal)
-            return error if isinstance(error, Exception) else cancelled_inside(error)
-        ctx.close()
-        if self.is_journalled and self.store is not None:
-            self.store.end()
-        if record is None and not outputs and not journal:
-            self._nothing_to_commit(waiter)
-        else:
-            await self._admit(watermark, ctx.offset, outputs, journal, waiter)
-        return None
-
-    async def _admit(
-        self, watermark: int, origin: int, outputs: list[Output], journal: list[Change], waiter: Waiter | None = None
-    ) -> None:
-        """Admit a completed event, when there is room; unless the partition is not ours any more by then. (A
-        cancelled task still runs on once when what it waited for had happened already: the state decides, not the
-        cancellation.)"""
-        pool = self.engine.pool
-        while pool.is_full and self.state.admits:
-            await pool.wait_room()
-        if self.state.admits:
-            self.watermark = watermark
-            pool.admit(self.partition, watermark, origin, outputs, journal, waiter)
-            pool.pump()
-        elif waiter is not None:
-            waiter(self._given_up())
-
-    def _given_up(self) -> NotOwned:
-        return NotOwned(f"{self.topic_partition} was given up before the interjection was committed")
-
-    def _nothing_to_commit(self, waiter: Waiter | None) -> None:
-        """An interjection that changed nothing is committed when everything before it is."""
-        if waiter is not None:
-            last = self.engine.pool.last_with(self.partition)
-            if last is None:
-                waiter(None)
-            else:
-                last.waiters.append((self.partition, waiter))
-
-    def _undo(self, journal: list[Change]) -> None:
-        store = self.store
-        if self.is_journalled and store is not None:  # None: voided while the event ran, and dropped as a whole
-            store.end()
-            store.undo(journal)
-
-    async def _last_word(
-        self,
-        record: IncomingRecord,
-        route: Route | None,
-        policy: ErrorPolicy,
-        error: BaseException,
-        attempts: int,
-    ) -> None:
-        """The retries are used up: do what the policy says."""
-        engine = self.engine
-        response = ErrorResponse.FAIL_CONSUMER if is_fatal(error) else policy.then
-        what = route.name if route is not None else "a record that cannot be read"
-        engine.measure(EventFailed(self.partition, record.offset, describe(error), response.value))
-        text = f"{record.where} ({what}) failed after {attempts} attempt(s): {describe(error)}"
-        if response is ErrorResponse.FATALLY_EXIT:
-            engine.exit_now(f"{text}; fatally_exit")
-        if response is ErrorResponse.FAIL_CONSUMER:
-            raise EventFailure(
-                f"{text}; the source stops, and the record will be met again at the next start"
-            ) from error
-        _log.log(logging.WARNING, "%s; %s", text, response.value, exc_info=error if route is not None else None)
-        outputs: list[Output] = []
-        if response is ErrorResponse.DEAD_LETTER:
-            letter = dead_letter(engine.config.dead_letters, record, error, attempts, engine.wall_ms())
-            if len(letter.value or b"") > engine.message_limit:
-                raise EventFailure(f"{text}; its dead letter is refused too, so the source stops") from error
-            if engine.pool.last_with(self.partition) is None:
-                self.dead_lettered.clear()  # those are committed
-            self.dead_lettered.add(record.offset)
-            outputs.append(letter)
-        await self._admit(record.offset + 1, record.offset, outputs, [])
+                if entry.context is not None:
+                    entry.context.store = self.store
+                await attempts.persist(record, entry.route, entry.finish, entry.attempts, None, context=entry.context)
+        finally:
+            entry.drop()
+        if not self._closing:
+            self.inbox.handled([record])
 
     # -- interjections -------------------------------------------------------------------------------------------------
+
+    async def _between(self) -> bool:
+        """What has its place between two events: one that is due, one that was asked for. No more: events have their
+        turn, too."""
+        due = self._timetable.due(self.engine.now())
+        if due is not None:
+            await self._interjection(due)
+        asked = self.inbox.take_interjection()
+        if asked is not None:
+            await self._interjection(asked)
+        return due is not None or asked is not None
 
     async def _interjection(self, interjection: Interjection) -> None:
         engine = self.engine
         try:
-            error = await self._run(
-                interjection.route, None, 1, interjection.route.handler, self.watermark, interjection.waiter
-            )
+            ctx = self.attempts.context(None)
+            error = await self.attempts.run(ctx, interjection.route.handler, self.watermark, interjection)
         except BaseException:  # cancelled: whoever waits for it must hear of it
-            interjection.done(self._given_up())
+            interjection.done(self.attempts.given_up())
             raise
         if error is None:
             return

@@ -67,7 +67,8 @@ class Partitions:
         """Its store is complete up to ``offset``: start working."""
         worker.state = worker.state.to(_S.ACTIVE)
         worker.watermark = offset
-        worker.known_failures = {met: known for met, known in worker.known_failures.items() if met >= offset}
+        attempts = worker.attempts
+        attempts.known_failures = {met: known for met, known in attempts.known_failures.items() if met >= offset}
         self._engine.spawn(partial(self._work, worker))
         self._engine.input.add(worker.partition, offset, worker.epoch)
         self._callback(self._engine.config.on_partition_activated, worker.partition)
@@ -102,7 +103,7 @@ class Partitions:
             with worker.scope:
                 await worker.run()
         except RestartNeeded as need:
-            known = worker.met_failures | worker.known_failures
+            known = worker.attempts.met_failures | worker.attempts.known_failures
             if need.attempts:
                 known[need.offset] = (need.attempts, need.error)
             self._begin_restart(worker, known, settle=True)
@@ -208,11 +209,11 @@ class Partitions:
         if worker.state is _S.DRAINING:
             self._void(worker)  # what it may still complete would leave a gap; the next owner meets the event again
             return
-        if origin in worker.dead_lettered:
+        if origin in worker.attempts.dead_lettered:
             self._void(worker)  # or what comes next would be committed over the gap
             engine.fail(EventFailure(f"{worker.topic_partition}@{origin}: its dead letter is refused: {error}"))
             return
-        known = worker.met_failures | worker.known_failures
+        known = worker.attempts.met_failures | worker.attempts.known_failures
         if origin >= 0:
             known[origin] = (1, error)
         elif engine.config.error_policy.then is ErrorResponse.FAIL_CONSUMER:
@@ -252,7 +253,7 @@ class Partitions:
         fresh = self._new_worker(worker.partition)
         worker.state = worker.state.to(_S.VOID)
         self.workers[worker.partition] = worker.replaced_by = fresh
-        fresh.known_failures = known
+        fresh.attempts.known_failures = known
         fresh.started_at = worker.started_at
         await self._engine.takeovers.take_over([fresh])
 

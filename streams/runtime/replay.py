@@ -25,13 +25,14 @@ from streams.errors import StreamsError
 from streams.metrics import EventFailed, Measurement
 from streams.outcomes import ErrorPolicy, ErrorResponse
 from streams.records import Change, IncomingRecord, Output, TopicPartition
-from streams.runtime.bridge import Worker
+from streams.runtime.bridge import Worker, in_process
 from streams.runtime.copies import StateCopy, make_store
 from streams.runtime.failures import EventFailure, RestartNeeded
 from streams.runtime.handler_threads import HandlerThreads
 from streams.runtime.partition_worker import PartitionWorker
+from streams.runtime.stages import Stages
 
-_workers_log = logging.getLogger("streams.runtime.partition_worker")
+_workers_log = logging.getLogger("streams.runtime.attempts")
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -76,6 +77,7 @@ class PartitionReplay:
         self.now = asyncio.get_running_loop().time
         self.message_limit = program.message_limit
         self.handler_threads = HandlerThreads(Worker)
+        self.stages = Stages(self)
         self.input = _NoInput()
         self.pool = _Kept(self)
         self.partition = partition
@@ -117,6 +119,7 @@ class PartitionReplay:
 
     def close(self) -> None:
         """Let store and threads go."""
+        self.stages.close()
         self.handler_threads.close()
         if self._worker is not None:
             self._worker.drop_store()
@@ -137,17 +140,18 @@ class PartitionReplay:
             worker = self._at_work()
             worker.inbox.add(records)
             batch = worker.inbox.take()
-            assert isinstance(batch, list)
             level = _workers_log.level
             _workers_log.setLevel(logging.CRITICAL)  # every failure is in the results
             try:
                 await worker.handle(batch)
+                await worker.settle_line()
             except RestartNeeded as need:
                 self._restart(worker, need)
             except EventFailure as failure:
                 self.stopped = failure
             finally:
                 _workers_log.setLevel(level)
+                worker.drop_line()
             self._watermark = worker.watermark
             left = [record for record in records if record.offset >= self._watermark]
             self.records += len(records) - len(left)
@@ -170,12 +174,12 @@ class PartitionReplay:
             worker.adopt(StateCopy(self.partition, 1, store, 0.0))
             worker.state = worker.state.to(PartitionState.ACTIVE)
             worker.watermark = self._watermark
-            worker.known_failures = self._known
+            worker.attempts.known_failures = self._known
         return self._worker
 
     def _restart(self, worker: PartitionWorker, need: RestartNeeded) -> None:
         """The store cannot be undone: another one, filled from what is complete."""
-        known = worker.met_failures | worker.known_failures
+        known = worker.attempts.met_failures | worker.attempts.known_failures
         if need.attempts:
             known[need.offset] = (need.attempts, need.error)
         self._known = known
@@ -204,6 +208,10 @@ class PartitionReplay:
             self._completed.failed.append(measurement)
             if measurement.response == ErrorResponse.DEAD_LETTER.value:
                 self._completed.dead.add(measurement.offset)
+
+    async def in_process(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run it in a process of its own."""
+        return await in_process(function, *args)
 
     def exit_now(self, text: str) -> NoReturn:
         """The policy asks for the end of the process; here it is the end of the partition."""
@@ -276,4 +284,6 @@ def _without_waiting(program: Program) -> Router:
 
 def _copy(route: Route) -> Route:
     policy: ErrorPolicy = msgspec.structs.replace(route.policy, backoff_seconds=0.0, max_backoff_seconds=0.0)
-    return Route(route.name, route.event_type, route.handler, blocking=route.is_blocking, policy=policy)
+    return Route(
+        route.name, route.event_type, route.handler, blocking=route.is_blocking, policy=policy, ahead=route.ahead
+    )

@@ -109,6 +109,11 @@ class Tail:
             self._wanted.clear()
             self._commands.put(None)
 
+    @property
+    def ended(self) -> bool:
+        """Whether no thread of it runs: not yet, or not any more."""
+        return self._thread is None or not self._thread.is_alive()
+
     # ------------------------------------------------------------------ the thread
 
     def _run(self) -> None:

@@ -15,7 +15,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -64,6 +64,8 @@ MOVE_POINTS: Final = (
     "tail.received",
 )
 """Points of a planned move: only groups that move partitions warm, or keep standbys, pass these."""
+
+T = TypeVar("T")
 
 
 class FaultPlan:
@@ -120,6 +122,10 @@ class FaultyConnections:
     def worker(self, name: str) -> Blocking:
         """Untouched."""
         return self._real.worker(name)
+
+    async def in_process(self, function: Callable[..., T], *args: Any) -> T:
+        """Untouched."""
+        return await self._real.in_process(function, *args)
 
     def producer(self, transactional_id: str, *, one_by_one: bool = False) -> Producer:
         """With points around every call of a transaction."""

@@ -186,7 +186,7 @@ def failed_events_are_not_undone(patch: Patch) -> None:
         if self._journalled:
             self.store.end()
 
-    patch.setattr(PartitionWorker, "_undo", only_end)
+    patch.setattr(PartitionWorker, "undo", only_end)
 
 
 def refused_events_leave_their_state(patch: Patch) -> None:

@@ -320,7 +320,7 @@ class Bench:
 
     def make(
         self,
-        handler: Handler[Any, Named],
+        handler: Handler[Any, Named] | None = None,
         *,
         partitions: int = 1,
         store: Any = TABLE,
@@ -337,7 +337,8 @@ class Bench:
             **settings,
         )
         self.source = EventSource(config, store)
-        self.source.register_event_type(Named, handler, blocking=blocking, on_error=on_error)
+        if handler is not None:
+            self.source.register_event_type(Named, handler, blocking=blocking, on_error=on_error)
         return self.source
 
     def run(self) -> asyncio.Task[None]:

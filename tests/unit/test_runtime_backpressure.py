@@ -18,6 +18,7 @@ from streams.records import IncomingRecord
 from streams.runtime.inbox import Inbox
 from streams.runtime.partitions import Partitions
 from streams.runtime.poller import Batch, Poller, Records, size_of
+from streams.runtime.signal import Signal
 
 PATIENCE = 10.0
 QUEUE, POLL = 500, 50
@@ -77,7 +78,7 @@ class Bench:
         config = EventSourceConfig(
             group_id="g", topic="t", num_partitions=partitions, max_queued_records=QUEUE, max_queued_bytes=most_bytes
         )
-        self.inboxes = [Inbox(config, self.poller, number) for number in range(partitions)]
+        self.inboxes = [Inbox(config, self.poller, number, Signal()) for number in range(partitions)]
         self.handled = [0] * partitions
         self.failures: list[Exception] = []
         workers = {
@@ -104,7 +105,6 @@ class Bench:
         inbox = self.inboxes[number]
         while inbox:
             records = inbox.take()
-            assert isinstance(records, list)
             assert [record.offset for record in records] == list(
                 range(self.handled[number], self.handled[number] + len(records))
             )
@@ -228,7 +228,8 @@ def ask(told: Told, **inboxes: Inbox) -> None:
 
 
 def inbox_of(told: Any, partition: int = 0) -> Inbox:
-    return Inbox(EventSourceConfig(group_id="g", topic="t", num_partitions=9, max_queued_records=100), told, partition)
+    config = EventSourceConfig(group_id="g", topic="t", num_partitions=9, max_queued_records=100)
+    return Inbox(config, told, partition, Signal())
 
 
 def test_the_one_with_most_makes_room() -> None:

@@ -1,0 +1,148 @@
+"""Work that talks to the world, many at once, inside an event source's order and transactions."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, Generic, TypeVar
+
+from streams.core.router import Route
+from streams.errors import RegistrationError
+from streams.event_source import EventSource
+from streams.events import event_type_of
+from streams.job_settings import COMPUTE, SchedulerConfig
+from streams.outcomes import ErrorPolicy, ExecutionState
+from streams.records import IncomingRecord
+from streams.runtime.event_context import EventContext
+from streams.runtime.jobs import JobDefinition, JobStage
+from streams.runtime.stages import Ahead
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+StoreT = TypeVar("StoreT")
+E = TypeVar("E")
+Answer = ExecutionState | None
+Planner = Callable[[E], tuple[Hashable, ItemT] | None]
+P = TypeVar("P", bound=Callable[..., Any])
+
+KINDS = ("async", "thread", "process")
+
+
+class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
+    """Runs a job for each event ahead of the event's turn, and a finalizer with its result at its turn.
+
+    ``job(item)`` is ``async def`` (a task of the event loop), a plain function (on a thread of its own), or, with
+    ``kind="process"``, a plain function that keeps a processor busy (in a process; function, item and result must be
+    picklable). Jobs of one key and partition run one after the other, in the order of their events; others run side by
+    side, within ``config``. A job has no store and no context. It runs **at least once**: again after a crash, a lost
+    partition or an aborted attempt, so what it does outside must bear that (an idempotency key, an upsert).
+
+    ``finalizer(ctx, item, result)`` is a handler like any other: it runs in the order of the partition, has the store,
+    forwards, and takes effect exactly once. ``on_failure(ctx, item, error)`` is called in its place when a job has
+    failed for good; without it such an event goes to its error policy's last word (``ErrorPolicy.then``: retries are
+    the job's, ``config.retry``). ``then`` passes results on to another scheduler as its items, with the same key,
+    instead of finalizing: stages with limits of their own, still in order per key.
+
+    What waits never blocks: an event for whose job there is no room stays where it is, and only its partition's reading
+    waits with it. While the first event in a partition's order is not done nothing behind it is committed; other
+    partitions are not held up. When a partition is given up in good order, jobs that run and are next in its order are
+    waited for (``drain_timeout_seconds``), the rest is cancelled and done again by the next owner.
+
+    Made before the event source starts, and belongs to it.
+    """
+
+    def __init__(
+        self,
+        source: EventSource[StoreT],
+        job: Callable[[ItemT], ResultT] | Callable[[ItemT], Awaitable[ResultT]],
+        finalizer: Callable[[EventContext[StoreT], ItemT, ResultT], Answer | Awaitable[Answer]] | None = None,
+        *,
+        config: SchedulerConfig = COMPUTE,
+        kind: str | None = None,
+        on_failure: Callable[[EventContext[StoreT], ItemT, Exception], Answer | Awaitable[Answer]] | None = None,
+        then: AsyncJobScheduler[StoreT, ResultT, Any] | None = None,
+        name: str = "",
+    ) -> None:
+        self.name = name or getattr(job, "__qualname__", None) or repr(job)
+        is_async = _is_async(job)
+        kind = kind or ("async" if is_async else "thread")
+        if kind not in KINDS:
+            raise RegistrationError(f"the kind of the jobs {self.name} is {kind!r}; use one of {', '.join(KINDS)}")
+        if is_async != (kind == "async"):
+            what = "async" if is_async else "a plain function"
+            raise RegistrationError(f"the job {self.name} is {what}; it cannot be of the kind {kind!r}")
+        if then is not None and finalizer is not None:
+            raise RegistrationError(f"the jobs {self.name} have a finalizer and `then`: results go to one of them")
+        if then is not None and then._source is not source:
+            raise RegistrationError(f"the jobs {self.name} and {then.name} (`then`) are of two event sources")
+        self._source: EventSource[StoreT] = source
+        self._definition: JobDefinition = JobDefinition(
+            name=self.name,
+            kind=kind,
+            job=job,
+            finalizer=finalizer,
+            on_failure=on_failure,
+            config=config,
+            then=None if then is None else then._definition,
+        )
+
+    def register_event_type(
+        self,
+        event_class: type[E],
+        planner: Planner[E, ItemT] | None = None,
+        /,
+        *,
+        key: Callable[[E], Hashable] | None = None,
+        on_error: ErrorPolicy | None = None,
+    ) -> Callable[[P], P]:
+        """Schedule a job for each event of this class.
+
+        Either the function that is decorated (or given) maps an event to the job's ``(key, item)``, or to ``None`` if
+        it needs none (the event then completes in its turn); or ``key`` alone maps it to the key, and the event itself
+        is the item. The function runs ahead of the event's turn, so it gets the event and nothing else; what it raises
+        goes to ``on_error`` (default: ``config.error_policy``). Raises ``RegistrationError``.
+        """
+        if (planner is not None) and key is not None:
+            raise RegistrationError(f"give {event_class.__name__} a function that plans its job, or a key; not both")
+
+        def register(function: P) -> P:
+            self._add(event_class, lambda _, event: function(event), on_error)
+            return function
+
+        if planner is not None:
+            register(planner)
+        elif key is not None:
+            self._add(event_class, lambda _, event: (key(event), event), on_error)
+        return register
+
+    async def schedule(self, ctx: EventContext[StoreT], item: ItemT) -> Answer:
+        """Run one job and its finalizer for a handler or an interjection that has its turn already; they are its rest:
+        ``return scheduler.schedule(ctx, item)``.
+
+        The job takes its slot like the others. The partition waits meanwhile (nothing else has its turn): for work that
+        depends on the store; what can run ahead should be registered. Raises what the job raises, unless ``on_failure``
+        takes it.
+        """
+        stage = ctx.host.stages.get(self._definition)
+        assert isinstance(stage, JobStage)
+        answer: Answer = await stage.complete(ctx, item)
+        return answer
+
+    def _add(
+        self,
+        event_class: type[Any],
+        planner: Callable[[IncomingRecord, Any], tuple[Hashable, Any] | None],
+        on_error: ErrorPolicy | None,
+    ) -> None:
+        event_type = event_type_of(event_class)
+        ahead = Ahead(self._definition, planner)
+        policy = on_error or self._source.config.error_policy
+        route = Route(event_type.name, event_type, self._definition.job, blocking=False, policy=policy, ahead=ahead)
+        self._source._router.add(route)
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004

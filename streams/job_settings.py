@@ -1,0 +1,74 @@
+"""Settings of work that runs ahead of its turn: how much at once, how long, how often again."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+import msgspec
+
+from streams.errors import ConfigError
+
+
+class JobRetry(msgspec.Struct, frozen=True, kw_only=True):
+    """When a job that failed is tried again, and how long it takes to wait (``stamina`` does it).
+
+    ``attempts``: in all, the first one included. ``wait_initial_seconds`` before the second, doubled for each further
+    one up to ``wait_max_seconds``, plus up to ``wait_jitter_seconds`` at random. ``timeout_seconds``: no further
+    attempt after so long, all together (``None``: no such bound). ``on``: the errors that are worth it; others fail the
+    job at once.
+    """
+
+    attempts: int = 3
+    wait_initial_seconds: float = 0.1
+    wait_max_seconds: float = 5.0
+    wait_jitter_seconds: float = 0.1
+    timeout_seconds: float | None = 45.0
+    on: tuple[type[Exception], ...] = (Exception,)
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ConfigError(f"JobRetry.attempts is {self.attempts}; it must be 1 or more (the first one counts)")
+        for name in ("wait_initial_seconds", "wait_max_seconds", "wait_jitter_seconds"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"JobRetry.{name} is {getattr(self, name)}; it must be 0 or more")
+        if self.timeout_seconds is not None and self.timeout_seconds <= 0:
+            raise ConfigError(f"JobRetry.timeout_seconds is {self.timeout_seconds}; it must be more than 0, or None")
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How much a scheduler does at once (names of the ancestor's ``SchedulerConfig``).
+
+    ``concurrency``: jobs that run at a time in this process, all partitions together. ``worker_queue_depth``: jobs of
+    one key that may wait behind the one that runs. ``max_concurrent_keys``: keys of one partition that may have jobs. A
+    partition whose next event finds no room waits with reading on, and nobody else does. ``timeout_seconds``: for one
+    attempt of a job (``None``: as long as it takes). ``retry``: ``None`` means one attempt.
+    """
+
+    concurrency: int
+    worker_queue_depth: int = 100
+    max_concurrent_keys: int = 10_000
+    timeout_seconds: float | None = None
+    retry: JobRetry | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("concurrency", 1), ("worker_queue_depth", 0), ("max_concurrent_keys", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigError(f"SchedulerConfig.{name} is {value!r}; it must be a whole number, {least} or more")
+        if self.timeout_seconds is not None and not self.timeout_seconds > 0:
+            raise ConfigError(
+                f"SchedulerConfig.timeout_seconds is {self.timeout_seconds}; it must be more than 0, or None"
+            )
+
+
+_CPUS: Final = os.cpu_count() or 1
+
+COMPUTE: Final = SchedulerConfig(concurrency=_CPUS, worker_queue_depth=1000)
+"""Work for the processors: as many jobs as there are."""
+FAST_NETWORK: Final = SchedulerConfig(concurrency=4 * _CPUS)
+"""Calls that are back within milliseconds."""
+SLOW_NETWORK: Final = SchedulerConfig(concurrency=16 * _CPUS)
+"""Calls that take tens of milliseconds or more."""
+WIDE_NETWORK: Final = SchedulerConfig(concurrency=32 * _CPUS, worker_queue_depth=1000)
+"""Many slow calls, and many of them for one key."""

@@ -1,0 +1,241 @@
+"""One event with patience: reading it, its attempts, its policy, and its way into a transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from streams.core.router import Route
+from streams.core.transaction import Waiter
+from streams.errors import DecodeError, NotOwned
+from streams.events import parse_version
+from streams.metrics import EventFailed
+from streams.outcomes import ErrorPolicy, ErrorResponse, ExecutionState
+from streams.records import TYPE_HEADER, VERSION_HEADER, Change, IncomingRecord, Output
+from streams.runtime.dead_letters import dead_letter
+from streams.runtime.event_context import EventContext
+from streams.runtime.failures import (
+    FINAL,
+    Answered,
+    EventFailure,
+    RestartNeeded,
+    backoff,
+    cancelled_inside,
+    change_too_large,
+    describe,
+    describe_type,
+    is_fatal,
+)
+from streams.runtime.interjections import Interjection
+
+if TYPE_CHECKING:
+    from streams.runtime.partition_worker import PartitionWorker
+
+_log = logging.getLogger(__name__)
+
+Handle = Callable[[EventContext[Any]], Any]
+"""What an event, or an interjection, does with its context. May be asynchronous."""
+
+
+class Attempts:
+    """The patient way through one partition's events, beside the worker's hot path. On its task."""
+
+    def __init__(self, worker: PartitionWorker) -> None:
+        self._worker = worker
+        self._engine = worker.engine
+        self.known_failures: dict[int, tuple[int, BaseException]] = {}
+        """Offset -> attempts and the last error: met before a restart, not to be tried again."""
+        self.met_failures: dict[int, tuple[int, BaseException]] = {}
+        """Known ones that were met, for the next restart."""
+        self.dead_lettered: set[int] = set()
+
+    def read(self, record: IncomingRecord) -> tuple[Route | None, Any, DecodeError | None]:
+        """(route, event, None), or the reason why there is none."""
+        router = self._engine.router
+        name = record.header(TYPE_HEADER)
+        route = router.routes.get(name) if name is not None else None
+        if route is None:
+            route = router.default
+            if route is None:
+                advice = "register a handler for it, or a default handler, or set decode_policy"
+                return None, None, DecodeError(f"{record.where}: {describe_type(record)}; {advice}")
+        versions = [content for header, content in record.headers or () if header == VERSION_HEADER]
+        try:
+            return route, route.decode(record.value, parse_version(versions[0]) if versions else 1), None
+        except DecodeError as error:
+            return route, None, DecodeError(f"{record.where}: {error}")
+
+    async def one(self, record: IncomingRecord, failure: BaseException | None) -> None:
+        """Handle one record whatever it takes: decode errors, retries, policies. ``failure``: the first attempt's, if
+        made."""
+        if isinstance(failure, RestartNeeded):
+            raise failure
+        route, event, unreadable = self.read(record)
+        if unreadable is not None:
+            self._is_known(record)
+            await self._last_word(record, None, self._engine.config.decode_policy, unreadable, 1)
+            return
+        assert route is not None
+        handler = route.handler
+        attempts = 0 if failure is None else 1
+        await self.persist(record, route, lambda ctx: handler(ctx, event), attempts, failure, failure is not None)
+
+    async def persist(
+        self,
+        record: IncomingRecord,
+        route: Route,
+        handle: Handle,
+        attempts: int,
+        error: BaseException | None,
+        soiled: bool = False,
+        context: EventContext[Any] | None = None,
+    ) -> None:
+        """Attempt it until it completes, or its policy has the last word. ``attempts`` were made, the last one failed
+        with ``error``; ``soiled``: the store has seen an attempt that failed. ``context`` is for the next attempt."""
+        known = self._is_known(record)
+        if known is not None and error is None:
+            attempts, error = known
+        while True:
+            if error is not None:
+                if soiled and not self._worker.is_journalled:
+                    raise RestartNeeded(record.offset, attempts, error)
+                if attempts > route.policy.retries or isinstance(error, FINAL) or is_fatal(error):
+                    await self._last_word(record, route, route.policy, error, attempts)
+                    return
+                await anyio.sleep(backoff(route.policy, attempts, self._engine.rng))
+            attempts += 1
+            ctx, context = context or self.context(record, attempts), None
+            error = await self.run(ctx, handle, record.offset + 1, blocking=route.is_blocking)
+            if error is None:
+                return
+            soiled = True
+
+    async def failed(self, record: IncomingRecord, route: Route | None, error: BaseException, attempts: int) -> None:
+        """Its work has failed for good, ahead of its turn; the store knows nothing of it."""
+        self._is_known(record)
+        policy = self._engine.config.error_policy if route is None else route.policy
+        await self._last_word(record, route, policy, error, attempts)
+
+    def context(self, record: IncomingRecord | None, attempt: int = 1) -> EventContext[Any]:
+        """A fresh one."""
+        worker, limit = self._worker, self._engine.message_limit
+        ctx: EventContext[Any] = EventContext(worker.store, worker.topic_partition, record, [], [], limit, attempt)
+        ctx.host = self._engine
+        return ctx
+
+    async def run(
+        self,
+        ctx: EventContext[Any],
+        handle: Handle,
+        watermark: int,
+        interjection: Interjection | None = None,
+        *,
+        blocking: bool = False,
+    ) -> BaseException | None:
+        """Run it once; admits the event if it completes, undoes it if it fails."""
+        worker, engine = self._worker, self._engine
+        journal, outputs, limit = ctx._journal, ctx._outputs, engine.message_limit
+        if worker.is_journalled:
+            worker.store.begin(journal)
+        try:
+            answer: Any
+            if blocking:
+                answer = await engine.handler_threads.call(worker.partition, handle, ctx)
+            else:
+                answer = handle(ctx)
+                if isinstance(answer, Awaitable):
+                    answer = await answer
+            if interjection is not None and not isinstance(answer, ExecutionState):
+                interjection.result = answer
+            elif answer is not None and answer is not ExecutionState.COMPLETE:
+                raise Answered(answer, ctx.error)
+            for change in journal:
+                if change.value is not None and len(change.value) > limit:
+                    raise change_too_large(change, limit)
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and anyio.current_effective_deadline() == -math.inf:
+                raise  # we are cancelled ourselves; otherwise the handler awaited what somebody else had cancelled
+            ctx.close()
+            worker.undo(journal)
+            return error if isinstance(error, Exception) else cancelled_inside(error)
+        ctx.close()
+        if worker.is_journalled and worker.store is not None:
+            worker.store.end()
+        waiter = None if interjection is None else interjection.waiter
+        if interjection is not None and not outputs and not journal:
+            self._nothing_to_commit(waiter)
+        else:
+            await self._admit(watermark, ctx.offset, outputs, journal, waiter)
+        return None
+
+    def given_up(self) -> NotOwned:
+        """Why somebody waits in vain."""
+        return NotOwned(f"{self._worker.topic_partition} was given up before the interjection was committed")
+
+    async def _admit(
+        self, watermark: int, origin: int, outputs: list[Output], journal: list[Change], waiter: Waiter | None = None
+    ) -> None:
+        """Admit a completed event, when there is room; unless the partition is not ours any more by then. (A
+        cancelled task still runs on once when what it waited for had happened already: the state decides, not the
+        cancellation.)"""
+        pool, worker = self._engine.pool, self._worker
+        while pool.is_full and worker.state.admits:
+            await pool.wait_room()
+        if worker.state.admits:
+            worker.watermark = watermark
+            pool.admit(worker.partition, watermark, origin, outputs, journal, waiter)
+            pool.pump()
+        elif waiter is not None:
+            waiter(self.given_up())
+
+    def _nothing_to_commit(self, waiter: Waiter | None) -> None:
+        """An interjection that changed nothing is committed when everything before it is."""
+        if waiter is not None:
+            last = self._engine.pool.last_with(self._worker.partition)
+            if last is None:
+                waiter(None)
+            else:
+                last.waiters.append((self._worker.partition, waiter))
+
+    def _is_known(self, record: IncomingRecord) -> tuple[int, BaseException] | None:
+        known = self.known_failures.pop(record.offset, None)
+        if known is not None:
+            self.met_failures[record.offset] = known
+        return known
+
+    async def _last_word(
+        self,
+        record: IncomingRecord,
+        route: Route | None,
+        policy: ErrorPolicy,
+        error: BaseException,
+        attempts: int,
+    ) -> None:
+        """The retries are used up: do what the policy says."""
+        engine = self._engine
+        response = ErrorResponse.FAIL_CONSUMER if is_fatal(error) else policy.then
+        what = route.name if route is not None else "a record that cannot be read"
+        engine.measure(EventFailed(self._worker.partition, record.offset, describe(error), response.value))
+        text = f"{record.where} ({what}) failed after {attempts} attempt(s): {describe(error)}"
+        if response is ErrorResponse.FATALLY_EXIT:
+            engine.exit_now(f"{text}; fatally_exit")
+        if response is ErrorResponse.FAIL_CONSUMER:
+            raise EventFailure(
+                f"{text}; the source stops, and the record will be met again at the next start"
+            ) from error
+        _log.log(logging.WARNING, "%s; %s", text, response.value, exc_info=error if route is not None else None)
+        outputs: list[Output] = []
+        if response is ErrorResponse.DEAD_LETTER:
+            letter = dead_letter(engine.config.dead_letters, record, error, attempts, engine.wall_ms())
+            if len(letter.value or b"") > engine.message_limit:
+                raise EventFailure(f"{text}; its dead letter is refused too, so the source stops") from error
+            if engine.pool.last_with(self._worker.partition) is None:
+                self.dead_lettered.clear()  # those are committed
+            self.dead_lettered.add(record.offset)
+            outputs.append(letter)
+        await self._admit(record.offset + 1, record.offset, outputs, [])

@@ -1,0 +1,88 @@
+"""Runs jobs as tasks of the loop, by the rules of ``core.keyed_jobs``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable
+from typing import Any
+
+from streams.core.keyed_jobs import KeyedJobs
+from streams.job_settings import SchedulerConfig
+from streams.runtime.line import Entry
+from streams.runtime.stages import Blocked
+from streams.statistics import StageStatistics
+
+
+class Job:
+    """One job: ``run`` is called when its slot and its key are free. What it raises must be dealt with inside."""
+
+    __slots__ = ("is_over", "key", "lane", "run", "task")
+
+    def __init__(self, lane: Hashable, key: Hashable, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self.lane = lane
+        self.key = key
+        self.run = run
+        self.task: asyncio.Task[None] | None = None
+        self.is_over = False
+
+
+class JobRunner:
+    """The jobs of one stage. On the loop; nothing here blocks or waits."""
+
+    def __init__(self, name: str, config: SchedulerConfig) -> None:
+        self._name = name
+        self._jobs: KeyedJobs[Job] = KeyedJobs(
+            config.concurrency, config.worker_queue_depth, config.max_concurrent_keys
+        )
+        self._blocked = Blocked()
+        self._running: set[Job] = set()
+
+    def has_room(self, entry: Entry, key: Hashable) -> bool:
+        """Whether a job of this key may be added; if not, the entry is woken when there may be room."""
+        if self._jobs.has_room(entry.lane, key):
+            return True
+        self._blocked.add(entry)
+        return False
+
+    def add(self, job: Job) -> None:
+        """Queue it; it begins when slot and key are free, now if they are."""
+        self._jobs.add(job.lane, job.key, job)
+        self._pump()
+
+    def over(self, job: Job) -> None:
+        """It needs its slot and its key no more (said by itself, or when its task ends)."""
+        if not job.is_over:
+            job.is_over = True
+            self._jobs.ended(job.lane, job.key)
+            self._pump()
+            self._blocked.wake()
+
+    def cancel(self, job: Job) -> None:
+        """Nobody wants it any more."""
+        if job.task is not None:
+            job.task.cancel()
+        elif self._jobs.withdraw(job.lane, job.key, job):
+            self._blocked.wake()
+
+    def statistics(self) -> StageStatistics:
+        """What is under way."""
+        return StageStatistics(self._name, self._jobs.running, self._jobs.waiting, self._jobs.keys)
+
+    def close(self) -> None:
+        """Cancel what runs."""
+        for job in list(self._running):
+            self.cancel(job)
+
+    def _pump(self) -> None:
+        while (job := self._jobs.take()) is not None:
+            self._begin(job)
+
+    def _begin(self, job: Job) -> None:
+        task = job.task = asyncio.get_running_loop().create_task(job.run(), name=f"kes-job-{self._name}")
+        self._running.add(job)
+
+        def ended(_: object) -> None:  # here, and not in the task: one that is cancelled at once never runs
+            self._running.discard(job)
+            self.over(job)
+
+        task.add_done_callback(ended)
