@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from streams.config import EventSourceConfig, PoolConfig
     from streams.event_source import EventSource
     from streams.events import event_type, upcaster
+    from streams.global_change_log import GlobalChangeLog, GlobalChangeLogStatistics
+    from streams.global_table import GlobalTable
     from streams.job_settings import COMPUTE, FAST_NETWORK, SLOW_NETWORK, WIDE_NETWORK, JobRetry, SchedulerConfig
     from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorPolicy, ErrorResponse, ExecutionState
     from streams.protocols import Codec, JournalledStore, StateStore
@@ -40,6 +42,9 @@ __all__ = [
     "EventSource",
     "EventSourceConfig",
     "ExecutionState",
+    "GlobalChangeLog",
+    "GlobalChangeLogStatistics",
+    "GlobalTable",
     "IncomingRecord",
     "JobRetry",
     "JournalledStore",
@@ -70,6 +75,9 @@ _HOME = {
     "EventSourceConfig": "streams.config",
     "ExecutionState": "streams.outcomes",
     "FAST_NETWORK": "streams.job_settings",
+    "GlobalChangeLog": "streams.global_change_log",
+    "GlobalChangeLogStatistics": "streams.global_change_log",
+    "GlobalTable": "streams.global_table",
     "IncomingRecord": "streams.records",
     "JobRetry": "streams.job_settings",
     "JournalledStore": "streams.protocols",

@@ -16,6 +16,7 @@
     ├── ``MembershipLost``           the engine: what the member owned is void, it joins again
     ├── ``MembershipFatal``          the operator: the group will not have this member at all
     ├── ``TransactionFailed``        the engine first, then the operator: a transactional call failed (`call` names it)
+    ├── ``NotCaughtUp``              the caller: a global change log has not received everything in time
     ├── ``NotOwned``                 the caller: the partition is not active on this member
     └── ``Stopped``                  the caller: the event source is not running (any more)
 """
@@ -88,6 +89,10 @@ class MembershipFatal(StreamsError):
 
 class NotOwned(StreamsError):
     """The partition is not active on this member (any more); the request was not carried out here."""
+
+
+class NotCaughtUp(StreamsError, TimeoutError):
+    """A global change log has not received everything in time. The message names partitions and positions."""
 
 
 class Stopped(StreamsError):

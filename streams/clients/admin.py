@@ -133,6 +133,12 @@ class TopicAdmin:
                 )
         return result
 
+    def identity(self, name: str, timeout_seconds: float = 10.0) -> tuple[str, int] | None:
+        """Topic id and number of partitions; ``None``: there is no such topic. Asks for no settings, which a mere
+        reader may not be allowed to see."""
+        topic = self._layouts([name], time.monotonic() + timeout_seconds)[name]
+        return None if topic is None else (str(topic.topic_id), len(topic.partitions))
+
     def create(self, specs: Sequence[TopicSpec], timeout_seconds: float = 30.0) -> list[str]:
         """Create what is missing, and wait until every partition of all ``specs`` has a leader.
 

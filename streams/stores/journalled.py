@@ -49,11 +49,14 @@ class JournalledBytes:
 
     def revoked(self) -> None:
         """Free everything. Whoever kept the store gets ``StoreError`` from now on."""
-        self._engine.clear()
-        self._journal = None
-        self._engine = gone = _Revoked(self.partition)
+        self._close(f"the store of {self.partition} was revoked: the partition is no longer here")
+
+    def _close(self, why: str) -> None:
+        engine, self._journal = self._engine, None
+        self._engine = gone = _Closed(why)  # first: a scan that goes on beside it must not end as if it were complete
         self._get = gone.get
         self._put = gone.put
+        engine.clear()
 
     def dump(self) -> Iterator[tuple[bytes, bytes]]:
         """Every key and value as bytes, for checks and tools. In the order of the keys if the engine has one."""
@@ -95,13 +98,13 @@ class JournalledBytes:
             raise StoreError(f"keys that start with {RESERVED_KEY_PREFIX!r} are reserved (store of {self.partition})")
 
 
-class _Revoked:
+class _Closed:
     """The engine of a store whose partition is gone: every use is refused."""
 
-    def __init__(self, partition: TopicPartition) -> None:
-        self._partition = partition
+    def __init__(self, why: str) -> None:
+        self._why = why
 
     def _refuse(self, *_: Any) -> NoReturn:
-        raise StoreError(f"the store of {self._partition} was revoked: the partition is no longer here")
+        raise StoreError(self._why)
 
     get = put = delete = items = range = clear = __len__ = _refuse

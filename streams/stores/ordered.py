@@ -55,7 +55,7 @@ class OrderedEngine:
     ) -> Iterator[tuple[bytes, bytes]]:
         size = _FIRST_CHUNK
         while True:
-            chunk = list(islice(self._sorted_keys().irange(low, high, inclusive, reverse), size))
+            chunk = self._chunk(low, high, inclusive, reverse, size)
             for key in chunk:
                 value = self._data.get(key)
                 if value is not None:
@@ -75,6 +75,11 @@ class OrderedEngine:
 
     def __len__(self) -> int:
         return len(self._data)
+
+    def _chunk(
+        self, low: bytes | None, high: bytes | None, inclusive: tuple[bool, bool], reverse: bool, size: int
+    ) -> list[bytes]:
+        return list(islice(self._sorted_keys().irange(low, high, inclusive, reverse), size))
 
     def _sorted_keys(self) -> SortedList[bytes]:
         if self._new_keys:

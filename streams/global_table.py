@@ -1,0 +1,273 @@
+"""``GlobalTable``: what a global change log keeps of a topic, read like a ``Table``."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Callable, Iterator
+from itertools import chain
+from operator import itemgetter
+from typing import Any, Generic, NoReturn, TypeVar, cast
+
+from streams.codecs import codec_for
+from streams.errors import ConfigError, DecodeError, RegistrationError, StoreError
+from streams.events import EventType, event_type_of, parse_version
+from streams.protocols import Codec
+from streams.records import TYPE_HEADER, VERSION_HEADER, Change, IncomingRecord, TopicPartition
+from streams.stores.engines import KeyValueEngine, OrderedKeyValueEngine
+from streams.stores.memory import HashEngine
+from streams.stores.ordered import OrderedEngine
+from streams.stores.table import Table
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class GlobalTable(Table[K, V], Generic[K, V]):
+    """A read-only ``Table`` of all partitions of a topic. Made by ``GlobalChangeLog.table``, filled by that log.
+
+    The reading methods are those of ``Table``: ``get``, ``in``, ``len``, ``items``, ``keys``, ``values``; with
+    ``ordered=True`` also ``range``, ``prefix``, ``first``, ``last``. They may be called from any thread at any time,
+    also while changes come in; ``get`` takes no lock. A scan sees what ``Table`` promises for one that is written to
+    meanwhile: it is no snapshot.
+
+    A key that two partitions have has no one value: ``get`` and ``in`` raise ``StoreError`` that names the partitions,
+    scans give the key once for each. The state of an event source may be like that, and a topic whose number of
+    partitions was changed. ``of_partition(n)`` reads one partition alone.
+
+    Before ``wait_caught_up`` has returned the table is not complete. After the log was stopped, or has failed, every
+    reading raises ``StoreError``: what is not kept up to date any more does not pass for the truth. Writing methods
+    raise ``StoreError`` always.
+    """
+
+    def __init__(
+        self, topic: str, ordered: bool, key_codec: Codec[K], value_codec: Codec[V], event: EventType[V] | None
+    ) -> None:
+        self._all = _AllPartitionsInOrder(topic) if ordered else _AllPartitions(topic)
+        super().__init__(_WholeTopic(topic, -1), self._all, key_codec, value_codec)
+        self._topic = topic
+        self._codecs = key_codec, value_codec
+        self._event = event
+        self._make_engine: Callable[[], KeyValueEngine] = _SharedOrderedEngine if ordered else HashEngine
+        self._views: dict[int, tuple[Table[K, V], KeyValueEngine]] = {}
+        self._views_lock = threading.Lock()
+        self._closed = ""
+
+    def of_partition(self, number: int) -> Table[K, V]:
+        """The table of one partition alone; empty if there is nothing in it (or no such partition). Read-only, and for
+        any thread, too."""
+        return self._view(number)[0]
+
+    def receive(self, record: IncomingRecord) -> None:
+        """Take a record of the topic. For the log, on its thread. Raises ``DecodeError`` for a key or a value that can
+        not be read, and keeps what it has of the key."""
+        key = cast(bytes, record.key)
+        self._decode_key(key)
+        value = record.value
+        if value is not None:
+            value = self._checked(record, value)
+        engine = self._view(record.partition)[1]
+        if value is None:
+            engine.delete(key)
+        else:
+            engine.put(key, value)
+
+    def begin(self, journal: list[Change], /) -> None:
+        """Refused: no handler writes here."""
+        self._refuse_write()
+
+    def receive_change(self, change: Change, /) -> None:
+        """Refused: the log fills the table."""
+        self._refuse_write()
+
+    def undo(self, journal: list[Change], /) -> None:
+        """Refused: nothing was done."""
+        self._refuse_write()
+
+    def revoked(self) -> None:
+        """The log was stopped: every reading is refused from now on."""
+        self.close(f"the table of {self._topic} is closed: its global change log was stopped")
+
+    def close(self, why: str) -> None:
+        """For the log: let everything go, and answer ``StoreError(why)`` from now on. Repeating changes nothing."""
+        with self._views_lock:
+            if self._closed:
+                return
+            self._closed = why
+            views = list(self._views.values())
+        self._close(why)
+        for view, _ in views:
+            view._close(why)
+
+    def _view(self, number: int) -> tuple[Table[K, V], KeyValueEngine]:
+        found = self._views.get(number)
+        if found is not None:
+            return found
+        with self._views_lock:
+            if self._closed:
+                raise StoreError(self._closed)
+            found = self._views.get(number)
+            if found is None:
+                engine = self._make_engine()
+                found = Table(TopicPartition(self._topic, number), engine, *self._codecs), engine
+                self._all.add(number, engine)
+                self._views[number] = found
+            return found
+
+    def _checked(self, record: IncomingRecord, value: bytes) -> bytes:
+        """The value's bytes as they are kept: decoded once, so that a bad one is met by the log and not by a handler;
+        events of an older version brought up to the present one."""
+        name = record.header(TYPE_HEADER) if record.headers else None
+        event = self._event
+        if name is None or event is None:
+            self._decode_value(value)
+            return value
+        if name != event.name.encode():
+            raise DecodeError(f"a {name.decode(errors='replace')[:80]!r} in a table of {event.name!r}")
+        version = 1
+        if any(header == VERSION_HEADER for header, _ in record.headers or ()):
+            version = parse_version(record.header(VERSION_HEADER))
+        decoded = event.decode(value, version)
+        return value if version == event.version else event.encode(decoded)
+
+    def _refuse_write(self) -> NoReturn:
+        raise StoreError(f"the global table of {self._topic} is read-only: produce to the topic")
+
+
+def make_table(
+    topic: str,
+    key: type[K],
+    value: type[V],
+    ordered: bool,
+    key_codec: Codec[K] | None,
+    value_codec: Codec[V] | None,
+) -> GlobalTable[K, V]:
+    """An empty table; the arguments are those of ``Table.factory``. Raises ``ConfigError``."""
+    keys: Codec[K] = codec_for(key) if key_codec is None else key_codec
+    if ordered and not getattr(keys, "order_preserving", False):
+        raise ConfigError(f"table(ordered=True): {type(keys).__name__} of {key!r} does not keep keys in order")
+    event: EventType[V] | None = None
+    if value_codec is None:
+        try:
+            event = event_type_of(value)
+        except RegistrationError:  # int, str and the like: plain values
+            event = None
+        values: Codec[V] = codec_for(value) if event is None else _PresentVersion(event)
+    else:
+        values = value_codec
+    return GlobalTable(topic, ordered, keys, values, event)
+
+
+class _PresentVersion(Generic[V]):
+    """An event class as codec: as it is written today, by its own codec if it has one."""
+
+    def __init__(self, event: EventType[V]) -> None:
+        self._event = event
+        self.encode = event.encode
+
+    def decode(self, data: bytes, /) -> V:
+        return self._event.decode(data, self._event.version)
+
+
+class _WholeTopic(TopicPartition):
+    """Where the state of a whole topic is, for messages."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return self.topic
+
+
+class _AllPartitions:
+    """``KeyValueEngine`` over one engine for each partition; nothing is written through it."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._engines: tuple[tuple[int, Any], ...] = ()
+        self._gets: tuple[Callable[[bytes], bytes | None], ...] = ()
+
+    def add(self, number: int, engine: KeyValueEngine) -> None:
+        """One thread at a time; readers see all of it or nothing."""
+        self._engines = tuple(sorted((*self._engines, (number, engine)), key=itemgetter(0)))
+        self._gets = tuple(engine.get for _, engine in self._engines)
+
+    def get(self, key: bytes) -> bytes | None:
+        found: bytes | None = None
+        for get in self._gets:
+            value = get(key)
+            if value is not None:
+                if found is not None:
+                    self._refuse(key)
+                found = value
+        return found
+
+    def put(self, key: bytes, value: bytes) -> None:
+        raise NotImplementedError  # writes are refused before they come here
+
+    def delete(self, key: bytes, /) -> None:
+        raise NotImplementedError
+
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        return chain.from_iterable(engine.items() for _, engine in self._engines)
+
+    def clear(self) -> None:
+        for _, engine in self._engines:
+            engine.clear()
+
+    def __len__(self) -> int:
+        return sum(len(engine) for _, engine in self._engines)
+
+    def _refuse(self, key: bytes) -> NoReturn:
+        where = [number for number, engine in self._engines if engine.get(key) is not None]
+        raise StoreError(
+            f"{self._topic}: the key {key[:80]!r} is in partitions {', '.join(map(str, where))}, so it has no one "
+            "value: say which, with of_partition(n); if the topic got more partitions, or was written to with two "
+            "partitioners, delete the old one by a tombstone in its partition"
+        )
+
+
+class _AllPartitionsInOrder(_AllPartitions):
+    """The same, over engines that keep their keys in order."""
+
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        return self.range(None, None)
+
+    def range(
+        self,
+        low: bytes | None,
+        high: bytes | None,
+        /,
+        *,
+        reverse: bool = False,
+        inclusive: tuple[bool, bool] = (True, False),
+    ) -> Iterator[tuple[bytes, bytes]]:
+        engines: list[OrderedKeyValueEngine] = [engine for _, engine in self._engines]
+        found = [engine.range(low, high, reverse=reverse, inclusive=inclusive) for engine in engines]
+        return found[0] if len(found) == 1 else heapq.merge(*found, key=itemgetter(0), reverse=reverse)
+
+
+class _SharedOrderedEngine(OrderedEngine):
+    """An ``OrderedEngine`` that one thread writes to while others read: the list of keys has a lock, held for one
+    change or one chunk of a scan."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+
+    def put(self, key: bytes, value: bytes, /) -> None:
+        with self._lock:
+            super().put(key, value)
+
+    def delete(self, key: bytes, /) -> None:
+        with self._lock:
+            super().delete(key)
+
+    def clear(self) -> None:
+        with self._lock:
+            super().clear()
+
+    def _chunk(
+        self, low: bytes | None, high: bytes | None, inclusive: tuple[bool, bool], reverse: bool, size: int
+    ) -> list[bytes]:
+        with self._lock:
+            return super()._chunk(low, high, inclusive, reverse, size)
