@@ -47,6 +47,12 @@ def make_topic(cluster: KafkaCluster, name: str) -> None:
         done.result(30)
 
 
+def in_sync(cluster: KafkaCluster, topic: str) -> int:
+    """Replicas of partition 0 that have everything; 0 while the broker that is asked has not heard of a new topic."""
+    known = cluster.partitions().get((topic, 0))
+    return 0 if known is None else len(known.in_sync)
+
+
 def produce(cluster: KafkaCluster, topic: str, values: list[str]) -> None:
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "enable.idempotence": True, "log_level": 0})
     for number, value in enumerate(values):
@@ -127,7 +133,7 @@ def test_frozen_and_stopped_nodes(cluster: KafkaCluster, topic_prefix: str) -> N
     frozen = cluster.node(1)
     frozen.freeze()
     try:
-        wait_until(lambda: len(cluster.partitions()[topic, 0].in_sync) == 2)
+        wait_until(lambda: in_sync(cluster, topic) == 2)
         assert cluster.controller() in {2, 3}
         produce(cluster, topic, ["a", "b", "c"])
     finally:
