@@ -3,11 +3,12 @@ the watch over its loop. Tests give it a simulated one."""
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from streams.runtime.watchdog import Watchdog
 
@@ -24,12 +25,13 @@ class LoopWatch(Protocol):
 class Environment:
     """``rng``: makes the generator of one run. ``wall_seconds``: seconds since 1970. ``watchdog``: called with the
     seconds for which the loop may stand still. ``look_up_records``: a look-up begins so many records before what one
-    transaction of ours can have written."""
+    transaction of ours can have written. ``exit``: ends the process at once."""
 
     rng: Callable[[], random.Random] = random.Random
     wall_seconds: Callable[[], float] = time.time
     watchdog: Callable[[float], LoopWatch] = Watchdog
     look_up_records: int = 1_000
+    exit: Callable[[int], NoReturn] = os._exit
 
 
 MACHINE = Environment()

@@ -7,7 +7,6 @@ in ``partitions`` and ``moves``.
 from __future__ import annotations
 
 import logging
-import os
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -142,7 +141,7 @@ class Engine:
         """The user's policy asked for the process to end on the spot."""
         _log.critical("%s", text)
         logging.shutdown()
-        os._exit(70)
+        self.environment.exit(70)
 
     def _connect(self) -> None:
         config, connections = self.config, self.connections

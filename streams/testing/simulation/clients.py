@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from streams.config import EventSourceConfig
 from streams.core.incremental import PlanSettings
@@ -32,6 +32,14 @@ class SimConnections:
     def worker(self, name: str) -> SimWorker:
         return SimWorker(self.process)
 
+    async def in_process(self, function: Callable[..., T], *args: Any) -> T:
+        """The work of another process, which is alone with what it was given."""
+        worker = self.worker("process")
+        try:
+            return await worker.call(function, *args)
+        finally:
+            worker.abandon()
+
     def producer(self, transactional_id: str, *, one_by_one: bool = False) -> SimProducer:
         return SimProducer(self.process, transactional_id, self.config.transaction_timeout_seconds, one_by_one)
 
@@ -46,6 +54,15 @@ class SimConnections:
 
     def topics(self) -> SimTopics:
         return SimTopics()
+
+    def source_topics(self) -> SimTopics:
+        return SimTopics()
+
+    def source_log(self) -> SimTakeOver:
+        return SimTakeOver(self.process, self.config.group_id)
+
+    def status_board(self) -> NoReturn:
+        raise NotImplementedError("nobody can look at a simulated group's board: set publish_status=False")
 
     def group(self, alive: Callable[[], bool]) -> tuple[SimMembership, SimTakeOver]:
         process, config = self.process, self.config
@@ -101,6 +118,11 @@ class SimInput:
     def close(self) -> None:
         self._closed = True
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing wakes it any more."""
+        return self._closed or self._process.dead
+
     def wake(self) -> None:
         if not self._polling and not self._closed:
             self._polling = True
@@ -110,7 +132,7 @@ class SimInput:
         process = self._process
         if self._closed or process.dead:
             return
-        wait = max(process.frozen_until, process.broker.down_until) - process.loop.time()
+        wait = process.away()
         if wait > 0:
             process.loop.call_later(wait + process.faults.one_way(), self._poll)
             return
@@ -131,12 +153,14 @@ class SimInput:
             self.wake()
 
     def _hand_over(self, batch: Any, epochs: Any) -> None:
-        wait = self._process.frozen_until - self._process.loop.time()
-        if wait > 0:
+        process, frozen = self._process, self._process.frozen()
+        if frozen > 0:
             self._thawed += ORDERED
-            self._process.loop.call_at(self._process.frozen_until + self._thawed, self._hand_over, batch, epochs)
-        elif not self._process.dead:
-            self._deliver((batch, epochs))
+            process.loop.call_at(process.loop.time() + frozen + self._thawed, self._hand_over, batch, epochs)
+        elif not process.dead:
+            process.passes("poll.after")
+            if not process.dead:
+                self._deliver((batch, epochs))
 
 
 class SimReader:
@@ -203,7 +227,7 @@ class SimTakeOver:
 
     def _ask(self, what: str, deadline: float, effect: Callable[[], T | None]) -> T:
         process = self._process
-        process.at("ask")
+        process.at("ask.before")
         strike = process.strike("ask")
         while True:
             process.travel()
@@ -236,6 +260,15 @@ class SimTakeOver:
     def log_sizes(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, int]:
         broker = self._process.broker
         return self._ask("sizes", deadline, lambda: {n: 100 * broker.log(topic, n).end for n in partitions})
+
+    def remove_member(self, member_id: str, instance: str | None, deadline: float) -> bool:
+        group = self._process.group
+        known = self._ask("removing a member", deadline, lambda: member_id in group.members)
+        group.leave(member_id)
+        return known
+
+    def close(self) -> None:
+        pass
 
     def topic_id(self, topic: str, deadline: float) -> str:
         return self._ask("topic id", deadline, lambda: "id")

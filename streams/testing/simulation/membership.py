@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from streams.testing.simulation.process import Process
 
 
+HEARD = {Assigned: "assigned.before", Revoked: "revoke.before", Lost: "lost.before", Fatal: "fatal.before"}
+"""What the engine is about to hear, and the point that is passed then."""
+
+
 class SimMembership:
     """``group.Membership`` of one process (``process.Process``)."""
 
@@ -50,6 +54,8 @@ class SimMembership:
 
         def hear(event: GroupEvent) -> None:
             if not self._stopped:
+                self._process.passes(HEARD[type(event)])
+            if not self._stopped:
                 deliver(event)
                 if isinstance(event, Assigned):
                     for partition in event.releasing:
@@ -59,6 +65,8 @@ class SimMembership:
         self._tasks = [loop.create_task(self._run()), loop.create_task(self._beat())]
 
     def released(self, partitions: Collection[int], incarnation: int, generation: int) -> None:
+        self._process.passes("revoke.after")
+
         def note() -> None:
             if not self._is_current(incarnation) or not self._is_answer(generation):
                 return
@@ -234,6 +242,7 @@ class SimMembership:
 
     async def _join(self) -> None:
         self._must_join = False
+        self._process.passes("join.before")
         report = self.holdings.report()
         await self._travel()
         new = not self._member

@@ -7,6 +7,7 @@ their effect long after everybody has stopped waiting for it.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -85,6 +86,8 @@ class Process:
         self.faults: Faults = world.faults
         self.dead = False
         self.frozen_until = 0.0
+        self.longest_wait = math.inf
+        """Seconds after which it looks again whether it is still frozen: somebody may thaw it."""
         self.memberships: list[SimMembership] = []
         self.forced: dict[str, deque[Strike]] = {}
         """What is going to happen to the next calls, by kind."""
@@ -97,10 +100,19 @@ class Process:
         while True:
             if self.dead:
                 raise Killed
-            left = self.frozen_until - self.loop.time()
+            left = self.frozen()
             if left <= 0:
                 return
             self.fibers.pause(left)
+
+    def frozen(self) -> float:
+        """For how long to wait before it looks whether it goes on; 0 or less: it does."""
+        return min(self.frozen_until - self.loop.time(), self.longest_wait)
+
+    def away(self) -> float:
+        """The same, for the process and its broker."""
+        until = max(self.frozen_until, self.broker.down_until)
+        return min(until - self.loop.time(), self.longest_wait)
 
     def send(self, seconds: float = 0.0) -> None:
         """The way to the broker, in a fiber: a request that is under way arrives, whatever becomes of its sender."""
@@ -120,8 +132,7 @@ class Process:
         """The same for coroutines: how long to sleep, again and again."""
         yield self.faults.one_way()
         while True:
-            now = self.loop.time()
-            left = max(self.frozen_until, self.broker.down_until, now + FOREVER if self.dead else 0.0) - now
+            left = FOREVER if self.dead else self.away()
             if left <= 0:
                 return
             yield left

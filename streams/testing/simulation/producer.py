@@ -13,7 +13,7 @@ from streams.testing.simulation.broker import Entry, Refuses
 from streams.testing.simulation.faults import Strike
 from streams.testing.simulation.process import FOREVER, Process
 
-EFFECTS = {"send": "offsets_sent", "commit": "committed", "abort": "aborted"}
+EFFECTS = {"send": "send_offsets.after", "commit": "commit.after", "abort": "abort.after"}
 """Kinds of calls, and the point at which the broker has done what they ask."""
 
 
@@ -44,7 +44,7 @@ class SimProducer:
         self.refused: list[Refused] = []
 
     def init(self, timeout_seconds: float) -> None:
-        self._process.at("init")
+        self._process.at("init.before")
         deadline = self._process.loop.time() + timeout_seconds
         strike = self._process.strike("init")
         if strike is Strike.HANGS:
@@ -54,6 +54,8 @@ class SimProducer:
         while True:
             self._process.send()
             epoch = self._broker.init(self._name, self._transaction_timeout)
+            if epoch is not None:
+                self._process.at("init.after")
             if strike is Strike.REPLY_LOST:
                 self._no_answer("init_transactions", timeout_seconds)
             self._process.travel()
@@ -72,7 +74,7 @@ class SimProducer:
             raise TransactionFailed("begin_transaction", "_STATE", "unknown", "a transaction is under way")
         self._begun, self._sent_any, self._failed, self.refused = True, False, None, []
         self._releases = False
-        self._process.passes("begin")
+        self._process.passes("begin.after")
 
     def produce(self, record: Record) -> bool:
         partition, at = -1 if record.partition is None else record.partition, record.timestamp_ms or 0
@@ -92,7 +94,7 @@ class SimProducer:
             return False
         if partition < 0:
             partition = self._broker.partition_of(topic, entry.key)
-        self._process.passes("produce")
+        self._process.passes("produce.before")
         self._queue.append((topic, partition, entry))
         self._releases = self._releases or entry.key == RELEASE_KEY
         self._schedule()
@@ -109,11 +111,11 @@ class SimProducer:
     def _send(self) -> None:
         """librdkafka's own thread sends what is queued, in order."""
         self._sending = False
-        process, now = self._process, self._process.loop.time()
+        process = self._process
         if self._closed or process.dead or self._failed is not None:
             self._queue.clear()
             return
-        wait = max(process.frozen_until, self._broker.down_until) - now
+        wait = process.away()
         if wait > 0:
             self._sending = True
             process.loop.call_later(wait + self._faults.one_way(), self._send)
@@ -134,7 +136,7 @@ class SimProducer:
                 return
             self._sent_any = True
             self._queue.popleft()
-            self._process.passes("produced")
+            self._process.passes("produce.after")
         if self._queue:
             self._schedule()
 
@@ -145,7 +147,7 @@ class SimProducer:
         self.refused += [Refused(topic, partition, entry.key, entry.value) for _, _, entry in batch[:size]]
 
     def flush(self, timeout_seconds: float) -> None:
-        self._process.at("flush")
+        self._process.at("flush.before")
         process, deadline = self._process, self._process.loop.time() + timeout_seconds
         strike = process.strike("flush", self._share("flush"))
         if strike is not None:
@@ -161,7 +163,7 @@ class SimProducer:
                 raise TransactionFailed("flush", "_TIMED_OUT", "unknown")
             process.pause(0.003)
         self._raise_if_failed()
-        process.at("flushed")
+        process.at("flush.after")
         process.travel()
 
     def send_offsets(self, topic: str, offsets: Mapping[int, int], metadata: bytes, timeout_seconds: float) -> None:
@@ -172,7 +174,7 @@ class SimProducer:
 
         if self._born < self._broker.last_outage and self._faults.rng.random() < 0.7:
             self._process.pause(FOREVER)  # librdkafka issues 5456 and 5511
-        self._process.at("send_offsets")
+        self._process.at("send_offsets.before")
         self._request("send_offsets_to_transaction", timeout_seconds, effect)
         self._sent_any = True
 
@@ -190,7 +192,7 @@ class SimProducer:
 
     def _end(self, call: str, timeout_seconds: float, commit: bool) -> None:
         self._raise_if_failed()
-        self._process.at(call.split("_")[0])
+        self._process.at(call.split("_")[0] + ".before")
         if self._sent_any:
             self._request(call, timeout_seconds, lambda: self._broker.end(self._name, self._epoch, commit))
         self._begun = False

@@ -69,7 +69,7 @@ class SimTail:
         process = self._process
         if self._closed or process.dead:
             return
-        wait = process.frozen_until - process.loop.time()
+        wait = process.frozen()
         if wait > 0:
             self._later(wait, step, *args)
         else:
@@ -117,7 +117,7 @@ class SimTail:
         return not followed.at_end or followed.position < self._process.broker.log(self._topic, number).stable
 
     def _hand_over(self, give: Callable[..., None], number: int, epoch: int, *rest: Any) -> None:
-        self._process.passes("restore", number)
+        self._process.passes("tail.received", number)
         try:
             give(number, epoch, *rest)
         except Exception as error:
