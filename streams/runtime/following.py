@@ -125,14 +125,15 @@ class Following:
             if self._ended.is_set():
                 return
             for number in range(len(self._followed), partitions):
-                self._followed[number] = self._follow(number, _Followed(0), FROM_START)
+                self._followed[number] = _Followed(0)  # first: the thread may be quicker
+                self._follow(number, FROM_START)
 
     def go_on(self, partition: int) -> None:
         """Read a partition again that failed, from where it was."""
         with self._lock:
             followed = self._followed[partition]
             if not followed.paused and not self._ended.is_set():
-                self._follow(partition, followed, followed.next)
+                self._follow(partition, followed.next)
 
     def pause(self, partitions: Collection[int] | None) -> None:
         """Hand over nothing of these (``None``: of all that there are); what a receiver has at this moment is the last
@@ -158,7 +159,7 @@ class Following:
                     continue
                 followed.paused = False
                 if not self._ended.is_set():
-                    self._follow(number, followed, followed.next)
+                    self._follow(number, followed.next)
 
     def end(self) -> None:
         """Hand over nothing more, also of what is on its way; the tail's thread ends soon."""
@@ -218,10 +219,9 @@ class Following:
         self._epoch += 1
         return self._epoch
 
-    def _follow(self, number: int, followed: _Followed, offset: int) -> _Followed:
-        followed.epoch = self._new_epoch()
-        self._tail.follow(number, offset, followed.epoch)
-        return followed
+    def _follow(self, number: int, offset: int) -> None:
+        epoch = self._followed[number].epoch = self._new_epoch()
+        self._tail.follow(number, offset, epoch)
 
     def _checked(self, partitions: Collection[int] | None) -> Collection[int]:
         if partitions is None:

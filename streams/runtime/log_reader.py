@@ -108,7 +108,7 @@ class LogReader:
         self._began = time.monotonic()
         self.state = SourceState.RUNNING
         self._following.grow(questions.partitions)
-        self._task(self._watch(self._following, questions))
+        self._task(self._watch, self._following, questions)
 
     def on_failure(self, cancel: Callable[[], None]) -> None:
         """Call this when it fails, or now if it has."""
@@ -157,8 +157,12 @@ class LogReader:
         following, questions = self.running(), self._questions
         assert questions is not None  # it is running
         deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
-        await self._look(following, questions, deadline)
-        marks = await questions.ends(deadline)
+        try:
+            await self._look(following, questions, deadline)
+            marks = await questions.ends(deadline)
+        except Stopped:
+            self.running()  # raises what it failed with meanwhile, if that is why
+            raise
         following.grow(len(marks))
         missing = await self._reach({number: mark.stable for number, mark in marks.items()}, deadline)
         if missing:
@@ -203,7 +207,7 @@ class LogReader:
 
     def _heard_failure(self, partition: int, error: Exception) -> None:
         if isinstance(error, TopicError | OffsetError) and self.state is SourceState.RUNNING:
-            self._task(self._examine(partition, error))
+            self._task(self._examine, partition, error)
         else:
             self._fail(error)
 
@@ -253,10 +257,10 @@ class LogReader:
             raise loss
         following.grow(questions.partitions)
 
-    def _task(self, work: Coroutine[Any, Any, None]) -> None:
+    def _task(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
         async def run() -> None:
             try:
-                await work
+                await work(*args)
             except Stopped:
                 pass
             except Exception as error:

@@ -104,7 +104,7 @@ class _Closed:
     def __init__(self, why: str) -> None:
         self._why = why
 
-    def _refuse(self, *_: Any) -> NoReturn:
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise StoreError(self._why)
 
     get = put = delete = items = range = clear = __len__ = _refuse

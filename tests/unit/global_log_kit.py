@@ -1,0 +1,235 @@
+"""A topic in memory for global change logs: the real threads, a consumer and answers of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from streams import Change, GlobalChangeLog
+from streams.clients.admin import TopicDescription, Watermarks
+from streams.clients.tail import LOG_START, Progress
+from streams.errors import BrokerUnavailable
+from streams.records import Headers, IncomingRecord
+from streams.runtime.bridge import Worker
+from streams.runtime.tail import Tail
+
+PATIENCE = 20.0
+
+
+class Partition:
+    """Committed records by offset; ``stable`` and ``end`` may be beyond them (markers, holes, open transactions)."""
+
+    def __init__(self) -> None:
+        self.records: list[IncomingRecord] = []
+        self.stable = self.end = 0
+
+
+class MemoryTopic:
+    """What the cluster has. Tests change it; the log's threads read it."""
+
+    def __init__(self, name: str = "rates", partitions: int = 2) -> None:
+        self.name = name
+        self.lock = threading.Lock()
+        self.logs = [Partition() for _ in range(partitions)]
+        self.identity = "id-1"
+        self.exists = True
+        self.answers = True
+        self.policy = "compact"
+        self.failures: dict[int, list[Exception]] = {}
+        """Errors that a partition meets, one for each time that it is read."""
+        self.followed: list[tuple[int, int]] = []
+        self.open_consumers = 0
+
+    def put(
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        partition: int = 0,
+        headers: Headers | None = None,
+        *,
+        offset: int | None = None,
+    ) -> int:
+        """Commit a record; its offset. ``offset`` leaves a hole before it."""
+        with self.lock:
+            log = self.logs[partition]
+            at = log.end if offset is None else offset
+            log.records.append(IncomingRecord(self.name, partition, at, key, value, headers, 1))
+            log.stable = log.end = at + 1
+            return at
+
+    def pass_over(self, partition: int, offsets: int = 1) -> None:
+        """Markers and aborted records."""
+        with self.lock:
+            log = self.logs[partition]
+            log.end += offsets
+            log.stable = log.end
+
+    def open_transaction(self, partition: int, offsets: int = 1) -> None:
+        """The high watermark moves, the last stable offset does not."""
+        with self.lock:
+            self.logs[partition].end += offsets
+
+    def end_transaction(self, partition: int) -> None:
+        """It is aborted."""
+        with self.lock:
+            self.logs[partition].stable = self.logs[partition].end
+
+
+class MemoryConsumer:
+    """``runtime.tail.Consumer`` over a ``MemoryTopic``."""
+
+    def __init__(self, topic: MemoryTopic) -> None:
+        self.topic = topic
+        self.positions: dict[int, int] = {}
+        self.told_end: dict[int, int] = {}
+        self.failed: dict[int, Exception] = {}
+        topic.open_consumers += 1
+
+    def add(self, partition: int, offset: int) -> None:
+        self.topic.followed.append((partition, offset))
+        failures = self.topic.failures.get(partition)
+        if failures:
+            self.failed[partition] = failures.pop(0)
+        self.positions[partition] = 0 if offset == LOG_START else offset
+
+    def remove(self, partition: int) -> None:
+        self.positions.pop(partition, None)
+        self.told_end.pop(partition, None)
+
+    def poll_batch(self, timeout_seconds: float, limit: int) -> dict[int, Progress]:
+        found = {}
+        with self.topic.lock:
+            for number, position in self.positions.items():
+                log = self.topic.logs[number]
+                failures = self.topic.failures.get(number)
+                if failures:
+                    self.failed[number] = failures.pop(0)
+                if number in self.failed:
+                    continue
+                batch = [record for record in log.records if record.offset >= position][:limit]
+                if batch and batch[-1] is not log.records[-1]:
+                    self.positions[number] = batch[-1].offset + 1
+                    found[number] = Progress(batch, self.positions[number], log.end, False)
+                elif batch or (log.stable >= position and self.told_end.get(number) != log.stable):
+                    self.positions[number] = self.told_end[number] = log.stable
+                    found[number] = Progress(batch, log.stable, log.end, True)
+        if not found:
+            time.sleep(0.001)
+        return found
+
+    def take_failures(self) -> Mapping[int, Exception]:
+        failed, self.failed = self.failed, {}
+        for number in failed:
+            self.remove(number)
+        return failed
+
+    def close(self) -> None:
+        self.topic.open_consumers -= 1
+
+
+class MemoryTopics:
+    """``runtime.followed_topic.Topics``."""
+
+    def __init__(self, topic: MemoryTopic) -> None:
+        self.topic = topic
+
+    def _check(self) -> None:
+        if not self.topic.answers:
+            raise BrokerUnavailable("nobody answers")
+
+    def identity(self, name: str, timeout_seconds: float) -> tuple[str, int] | None:
+        assert name == self.topic.name
+        self._check()
+        return (self.topic.identity, len(self.topic.logs)) if self.topic.exists else None
+
+    def watermarks(self, topic: str, partitions: None, timeout_seconds: float) -> dict[int, Watermarks]:
+        self._check()
+        with self.topic.lock:
+            return {n: Watermarks(0, log.stable, log.end) for n, log in enumerate(self.topic.logs)}
+
+    def describe(self, names: list[str], timeout_seconds: float) -> dict[str, TopicDescription | None]:
+        self._check()
+        described = TopicDescription(
+            name=names[0],
+            topic_id=self.topic.identity,
+            partitions=len(self.topic.logs),
+            replication_factor=1,
+            configs={"cleanup.policy": self.topic.policy},
+        )
+        return {names[0]: described}
+
+
+class MemoryConnections:
+    """``runtime.followed_topic.Connections``."""
+
+    addresses = "memory:9092"
+
+    def __init__(self, topic: MemoryTopic) -> None:
+        self.topic = topic
+
+    def worker(self) -> Worker:
+        return Worker("kes-topic-questions")
+
+    def topics(self) -> MemoryTopics:
+        return MemoryTopics(self.topic)
+
+    def tail(self) -> Tail:
+        return Tail(lambda: MemoryConsumer(self.topic))
+
+
+def log_over(topic: MemoryTopic, **settings: Any) -> GlobalChangeLog:
+    log = GlobalChangeLog(topic.name, bootstrap_servers=MemoryConnections.addresses, **settings)
+    log._reader._connections = MemoryConnections(topic)  # type: ignore[assignment]
+    return log
+
+
+async def until(condition: Callable[[], object], what: object = "it did not happen") -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.001)
+
+
+class Heard:
+    """A receiver of records that remembers them, and may be told to refuse some."""
+
+    def __init__(self, refuse: bytes | None = None) -> None:
+        self.records: list[IncomingRecord] = []
+        self.refuse = refuse
+        self.threads: set[threading.Thread] = set()
+
+    def __call__(self, record: IncomingRecord) -> None:
+        self.threads.add(threading.current_thread())
+        if record.key == self.refuse:
+            raise KeyError("mine")
+        self.records.append(record)
+
+    @property
+    def keys(self) -> list[bytes | None]:
+        return [record.key for record in self.records]
+
+
+class Changes:
+    """A store of the user's."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self.ends = 0
+
+    def receive_change(self, change: Change) -> None:
+        self.changes.append(change)
+
+    def revoked(self) -> None:
+        self.ends += 1
+
+
+def threads_end() -> Iterator[None]:
+    """Around a test: every thread that it began has ended."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), thread.name
