@@ -192,8 +192,9 @@ class KafkaCluster:
             seconds,
         )
 
-    def controller(self, seconds: float = 30.0) -> int:
-        """The node that leads the metadata quorum; waits as ``leader_of`` does."""
+    def controller(self, seconds: float = 60.0) -> int:
+        """The node that leads the metadata quorum; waits as ``leader_of`` does, but longer: brokers hand the question
+        on to the controller, and hang on a frozen one for 30 s (measured) although the others have elected another."""
         return self._running(questions.controller, "who the controller is", seconds)
 
     def partitions(self, seconds: float = 30.0) -> Mapping[tuple[str, int], PartitionState]:

@@ -34,7 +34,7 @@ def cluster() -> Iterator[KafkaCluster]:
         yield cluster
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "the condition did not come true in time"
