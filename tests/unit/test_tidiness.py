@@ -25,6 +25,7 @@ PACKAGES = [path for path in LIBRARY if path.name == "__init__.py"]
 SLEEP_ALLOWED: dict[str, str] = {
     "tests/broker/bank.py": "a handler that is slow on purpose",
     "tests/broker/battery_kit.py": "a load with a rate",
+    "tests/broker/http_service.py": "a service that is slow on purpose",
     "tests/broker/test_engine_backpressure.py": "a handler that is slow on purpose",
     "tests/broker/test_engine_errors.py": "an async handler lets others run",
     "tests/broker/test_engine_interjections.py": "handlers that are slow on purpose, or never end",
