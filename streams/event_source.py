@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import anyio
 import msgspec
 
 from streams.config import EventSourceConfig
-from streams.core.router import Route, Router
-from streams.core.schedule import Schedule
-from streams.errors import NotOwned, RegistrationError, Stopped
-from streams.events import event_type_of
-from streams.job_settings import SchedulerConfig
-from streams.outcomes import ErrorPolicy, ExecutionState
+from streams.core.router import Route
+from streams.errors import NotOwned, RegistrationError, Stopped, StreamsError
+from streams.handlers import Handlers, name_of
 from streams.records import TopicPartition
 from streams.runtime import source_topics
 from streams.runtime.connections import DEFAULT_MESSAGE_LIMIT, KafkaConnections
 from streams.runtime.copies import make_store
 from streams.runtime.environment import MACHINE, Environment
 from streams.runtime.event_context import EventContext
-from streams.runtime.handler_jobs import HandlerStageDefinition, key_of
 from streams.runtime.interjections import Interjection
 from streams.runtime.lifecycle import Engine
 from streams.runtime.ports import Connections
 from streams.runtime.replay import Program
-from streams.runtime.stages import Ahead
 from streams.statistics import PartitionStatistics, SourceState, SourceStatistics
 from streams.stores.stateless import Stateless
 from streams.topics import TopicSpec
@@ -43,124 +37,46 @@ from streams.topics import TopicSpec
 _log = logging.getLogger(__name__)
 
 StoreT = TypeVar("StoreT")
-E = TypeVar("E")
-Answer = ExecutionState | None
-Handler = Callable[[EventContext[StoreT], E], Answer | Awaitable[Answer]]
-InterjectionHandler = Callable[[EventContext[StoreT]], Answer | Awaitable[Answer]]
-H = TypeVar("H", bound=Callable[..., Any])
+Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
 
 
-class EventSource(Generic[StoreT]):
+class EventSource(Handlers[StoreT]):
     """Reads a topic of typed events, and handles each exactly once.
 
     ``store`` makes the state store of one partition (``Table.factory(...)``, or a factory of your own); without it the
     source is stateless. Register handlers, then ``run`` (or ``await consume_events()`` in a loop of your own, or
     ``kes run module:source``). One object runs once at a time; registering ends with the first start.
+
+    ``lifespan`` makes an asynchronous context manager for what handlers and jobs need as long as the source runs (an
+    HTTP client, a database pool): entered on its event loop before any partition is worked on, left after the last.
+    What it raises on the way in stops the source with a ``StreamsError``. Replays (``streams.spark.replay``) do not
+    enter it.
     """
 
     @overload
-    def __init__(self: EventSource[None], config: EventSourceConfig) -> None: ...
+    def __init__(self: EventSource[None], config: EventSourceConfig, *, lifespan: Lifespan | None = None) -> None: ...
 
     @overload
-    def __init__(self, config: EventSourceConfig, store: Callable[[TopicPartition], StoreT]) -> None: ...
+    def __init__(
+        self, config: EventSourceConfig, store: Callable[[TopicPartition], StoreT], *, lifespan: Lifespan | None = None
+    ) -> None: ...
 
-    def __init__(self, config: EventSourceConfig, store: Callable[[TopicPartition], Any] | None = None) -> None:
-        self.config = config
+    def __init__(
+        self,
+        config: EventSourceConfig,
+        store: Callable[[TopicPartition], Any] | None = None,
+        *,
+        lifespan: Lifespan | None = None,
+    ) -> None:
+        super().__init__(config)
+        self._lifespan = lifespan
         self._store_factory: Callable[[TopicPartition], Any] = store or Stateless
-        self._router = Router()
-        self._schedules: list[tuple[Schedule, Route]] = []
         self._state = SourceState.CREATED
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = threading.Event()
         self._stop_asked: bool | None = None  # drain or not
         self._preparing: anyio.CancelScope | None = None  # while there is no engine yet
-
-    # -- registering ---------------------------------------------------------------------------------------------------
-
-    def register_event_type(
-        self,
-        event_class: type[E],
-        handler: Handler[StoreT, E] | None = None,
-        /,
-        *,
-        on_error: ErrorPolicy | None = None,
-        blocking: bool = False,
-        concurrency: int | SchedulerConfig | None = None,
-    ) -> Callable[[Handler[StoreT, E]], Handler[StoreT, E]]:
-        """Register the handler of one event type, as a decorator or with the handler as second argument.
-
-        The handler is a plain function or ``async def``; it answers nothing (complete) or an ``ExecutionState``.
-        Either way the order of the partition is kept. ``blocking=True`` runs a plain function on a thread of the
-        partition, so that it may take its time. ``on_error`` overrides ``config.error_policy``. Raises
-        ``RegistrationError``.
-
-        ``concurrency`` lets so many handlers of these events (an ``async def``) run at a time in this process, ahead of
-        their turn: those of one record key one after the other, others side by side. Such a handler has no store until
-        it has awaited ``ctx.turn()``; what it awaits before may happen again after a crash (at least once), what it
-        stores and forwards takes effect once and in the order of the partition. With a ``SchedulerConfig`` its other
-        bounds hold too (``timeout_seconds`` is not for handlers; retries are ``on_error``'s).
-        """
-        event_type = event_type_of(event_class)
-        settings = SchedulerConfig(concurrency=concurrency) if isinstance(concurrency, int) else concurrency
-
-        def register(function: Handler[StoreT, E]) -> Handler[StoreT, E]:
-            policy, name = on_error or self.config.error_policy, event_type.name
-            ahead = None if settings is None else _concurrent(name, function, policy, settings)
-            self._router.add(Route(name, event_type, function, blocking=blocking, policy=policy, ahead=ahead))
-            return function
-
-        if handler is not None:
-            register(handler)
-        return register
-
-    def register_default_handler(
-        self,
-        handler: Handler[StoreT, bytes | None] | None = None,
-        /,
-        *,
-        on_error: ErrorPolicy | None = None,
-        blocking: bool = False,
-    ) -> Callable[[Handler[StoreT, bytes | None]], Handler[StoreT, bytes | None]]:
-        """Register what handles records whose type has no handler; it gets the value's bytes as they came."""
-
-        def register(function: Handler[StoreT, bytes | None]) -> Handler[StoreT, bytes | None]:
-            policy = on_error or self.config.error_policy
-            self._router.set_default(Route("(default)", None, function, blocking=blocking, policy=policy))
-            return function
-
-        if handler is not None:
-            register(handler)
-        return register
-
-    def schedule_interjection(
-        self,
-        handler: InterjectionHandler[StoreT] | None = None,
-        /,
-        *,
-        every: float | timedelta,
-        jitter: float | timedelta = 0.0,
-        on_error: ErrorPolicy | None = None,
-    ) -> Callable[[InterjectionHandler[StoreT]], InterjectionHandler[StoreT]]:
-        """Run a handler on every active partition, every so many seconds, within its order and transaction.
-
-        Runs that were missed are not made up for. A failed run is undone; then ``on_error`` (default:
-        ``config.error_policy``) says whether the source stops or the next run is waited for.
-        """
-        schedule = Schedule(_seconds(every), _seconds(jitter))
-
-        def register(function: InterjectionHandler[StoreT]) -> InterjectionHandler[StoreT]:
-            if self._state is not SourceState.CREATED:
-                raise RegistrationError(
-                    "schedule_interjection comes too late: register before the event source is started"
-                )
-            route = Route(_name(function), None, function, blocking=False, policy=on_error or self.config.error_policy)
-            self._schedules.append((schedule, route))
-            return function
-
-        if handler is not None:
-            register(handler)
-        return register
 
     # -- interjections -------------------------------------------------------------------------------------------------
 
@@ -186,7 +102,7 @@ class EventSource(Generic[StoreT]):
             else:
                 future.set_exception(error)
 
-        route = Route(_name(handler), None, handler, blocking=False, policy=self.config.error_policy)
+        route = Route(name_of(handler), None, handler, blocking=False, policy=self.config.error_policy)
         interjection = Interjection(route, waiter)
         worker.inbox.put(interjection)
         return await future
@@ -334,6 +250,17 @@ class EventSource(Generic[StoreT]):
             await source_topics.prepare(config, connections)
         if self._stop_asked is not None:
             return
+        async with AsyncExitStack() as resources:
+            if self._lifespan is not None:
+                try:
+                    await resources.enter_async_context(self._lifespan())
+                except Exception as error:
+                    what = f"the event source of group {config.group_id} does not start: its lifespan failed"
+                    raise StreamsError(f"{what}: {error!r}") from error
+            if self._stop_asked is None:
+                await self._run_engine(config, connections, environment)
+
+    async def _run_engine(self, config: EventSourceConfig, connections: Connections, environment: Environment) -> None:
         limit = getattr(connections, "message_limit", 1_000_000)
         engine = self._engine = Engine(
             config,
@@ -417,28 +344,6 @@ class EventSource(Generic[StoreT]):
             )
         config = self.config.resolved()
         return await source_topics.delete(config, KafkaConnections(config))
-
-
-def _concurrent(name: str, handler: Callable[..., Any], policy: ErrorPolicy, settings: SchedulerConfig) -> Ahead:
-    if not inspect.iscoroutinefunction(handler):
-        raise RegistrationError(
-            f"the handler of {name} has a concurrency, so it must be async def; for plain functions there is "
-            "AsyncJobScheduler"
-        )
-    if settings.timeout_seconds is not None or settings.retry is not None:
-        raise RegistrationError(
-            f"the handler of {name}: timeout_seconds and retry are for the jobs of AsyncJobScheduler; a handler has "
-            "on_error=ErrorPolicy(retries=...), and asyncio.timeout"
-        )
-    return Ahead(HandlerStageDefinition(name=name, handler=handler, policy=policy, config=settings), key_of)
-
-
-def _seconds(value: float | timedelta) -> float:
-    return value.total_seconds() if isinstance(value, timedelta) else float(value)
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", None) or repr(function)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

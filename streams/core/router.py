@@ -82,6 +82,11 @@ class Router:
         """The source starts: no more changes."""
         self._frozen = True
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the source was started."""
+        return self._frozen
+
     def _refuse_if_frozen(self, what: str) -> None:
         if self._frozen:
             raise RegistrationError(f"{what} comes too late: register before the event source is started")

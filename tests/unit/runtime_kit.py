@@ -13,9 +13,9 @@ import msgspec
 
 from streams import Change, EventContext, EventSource, EventSourceConfig, Table, TopicPartition, event_type
 from streams.errors import RecordRefused
-from streams.event_source import Handler
 from streams.events import event_type_of
 from streams.group import Assigned, Assignment, Copies, GroupEvent, Lost, Order, Snapshot
+from streams.handlers import Handler
 from streams.outcomes import ErrorPolicy
 from streams.records import Headers, IncomingRecord, Record
 from streams.runtime.bridge import Worker

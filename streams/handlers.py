@@ -1,0 +1,143 @@
+"""What is registered for an event source before it starts: handlers by event type, and scheduled interjections."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any, Generic, TypeVar
+
+from streams.config import EventSourceConfig
+from streams.core.router import Route, Router
+from streams.core.schedule import Schedule
+from streams.errors import RegistrationError
+from streams.events import event_type_of
+from streams.job_settings import SchedulerConfig
+from streams.outcomes import ErrorPolicy, ExecutionState
+from streams.runtime.event_context import EventContext
+from streams.runtime.handler_jobs import HandlerStageDefinition, key_of
+from streams.runtime.stages import Ahead
+
+StoreT = TypeVar("StoreT")
+E = TypeVar("E")
+Answer = ExecutionState | None
+Handler = Callable[[EventContext[StoreT], E], Answer | Awaitable[Answer]]
+InterjectionHandler = Callable[[EventContext[StoreT]], Answer | Awaitable[Answer]]
+
+
+class Handlers(Generic[StoreT]):
+    """The registering half of ``EventSource``."""
+
+    def __init__(self, config: EventSourceConfig) -> None:
+        self.config = config
+        self._router = Router()
+        self._schedules: list[tuple[Schedule, Route]] = []
+
+    def register_event_type(
+        self,
+        event_class: type[E],
+        handler: Handler[StoreT, E] | None = None,
+        /,
+        *,
+        on_error: ErrorPolicy | None = None,
+        blocking: bool = False,
+        concurrency: int | SchedulerConfig | None = None,
+    ) -> Callable[[Handler[StoreT, E]], Handler[StoreT, E]]:
+        """Register the handler of one event type, as a decorator or with the handler as second argument.
+
+        The handler is a plain function or ``async def``; it answers nothing (complete) or an ``ExecutionState``.
+        Either way the order of the partition is kept. ``blocking=True`` runs a plain function on a thread of the
+        partition, so that it may take its time. ``on_error`` overrides ``config.error_policy``. Raises
+        ``RegistrationError``.
+
+        ``concurrency`` lets so many handlers of these events (an ``async def``) run at a time in this process, ahead of
+        their turn: those of one record key one after the other, others side by side. Such a handler has no store until
+        it has awaited ``ctx.turn()``; what it awaits before may happen again after a crash (at least once), what it
+        stores and forwards takes effect once and in the order of the partition. With a ``SchedulerConfig`` its other
+        bounds hold too (``timeout_seconds`` is not for handlers; retries are ``on_error``'s).
+        """
+        event_type = event_type_of(event_class)
+        settings = SchedulerConfig(concurrency=concurrency) if isinstance(concurrency, int) else concurrency
+
+        def register(function: Handler[StoreT, E]) -> Handler[StoreT, E]:
+            policy, name = on_error or self.config.error_policy, event_type.name
+            ahead = None if settings is None else _concurrent(name, function, policy, settings)
+            self._router.add(Route(name, event_type, function, blocking=blocking, policy=policy, ahead=ahead))
+            return function
+
+        if handler is not None:
+            register(handler)
+        return register
+
+    def register_default_handler(
+        self,
+        handler: Handler[StoreT, bytes | None] | None = None,
+        /,
+        *,
+        on_error: ErrorPolicy | None = None,
+        blocking: bool = False,
+    ) -> Callable[[Handler[StoreT, bytes | None]], Handler[StoreT, bytes | None]]:
+        """Register what handles records whose type has no handler; it gets the value's bytes as they came."""
+
+        def register(function: Handler[StoreT, bytes | None]) -> Handler[StoreT, bytes | None]:
+            policy = on_error or self.config.error_policy
+            self._router.set_default(Route("(default)", None, function, blocking=blocking, policy=policy))
+            return function
+
+        if handler is not None:
+            register(handler)
+        return register
+
+    def schedule_interjection(
+        self,
+        handler: InterjectionHandler[StoreT] | None = None,
+        /,
+        *,
+        every: float | timedelta,
+        jitter: float | timedelta = 0.0,
+        on_error: ErrorPolicy | None = None,
+    ) -> Callable[[InterjectionHandler[StoreT]], InterjectionHandler[StoreT]]:
+        """Run a handler on every active partition, every so many seconds, within its order and transaction.
+
+        Runs that were missed are not made up for. A failed run is undone; then ``on_error`` (default:
+        ``config.error_policy``) says whether the source stops or the next run is waited for.
+        """
+        schedule = Schedule(_seconds(every), _seconds(jitter))
+
+        def register(function: InterjectionHandler[StoreT]) -> InterjectionHandler[StoreT]:
+            if self._router.is_frozen:
+                raise RegistrationError(
+                    "schedule_interjection comes too late: register before the event source is started"
+                )
+            route = Route(
+                name_of(function), None, function, blocking=False, policy=on_error or self.config.error_policy
+            )
+            self._schedules.append((schedule, route))
+            return function
+
+        if handler is not None:
+            register(handler)
+        return register
+
+
+def _concurrent(name: str, handler: Callable[..., Any], policy: ErrorPolicy, settings: SchedulerConfig) -> Ahead:
+    if not inspect.iscoroutinefunction(handler):
+        raise RegistrationError(
+            f"the handler of {name} has a concurrency, so it must be async def; for plain functions there is "
+            "AsyncJobScheduler"
+        )
+    if settings.timeout_seconds is not None or settings.retry is not None:
+        raise RegistrationError(
+            f"the handler of {name}: timeout_seconds and retry are for the jobs of AsyncJobScheduler; a handler has "
+            "on_error=ErrorPolicy(retries=...), and asyncio.timeout"
+        )
+    return Ahead(HandlerStageDefinition(name=name, handler=handler, policy=policy, config=settings), key_of)
+
+
+def _seconds(value: float | timedelta) -> float:
+    return value.total_seconds() if isinstance(value, timedelta) else float(value)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What a function is called in messages."""
+    return getattr(function, "__qualname__", None) or repr(function)
