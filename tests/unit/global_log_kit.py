@@ -117,7 +117,7 @@ class MemoryConsumer:
                     self.positions[number] = self.told_end[number] = log.stable
                     found[number] = Progress(batch, log.stable, log.end, True)
         if not found:
-            time.sleep(0.001)
+            threading.Event().wait(0.001)  # nothing came, as a poll has it
         return found
 
     def take_failures(self) -> Mapping[int, Exception]:
