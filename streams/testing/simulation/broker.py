@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -235,6 +235,14 @@ class Broker:
             self.met.add("_FENCED")
             raise Refuses("_FENCED", "fenced")
         return state
+
+    def expire(self, names: Collection[str]) -> bool:
+        """Abort what is open under these ids, as if it had been open for too long. Whether there was any."""
+        found = [(state, state.txn) for name, state in self.ids.items() if name in names]
+        still = [(state, txn) for state, txn in found if txn is not None and txn.outcome is None]
+        for state, txn in still:
+            self._expire(state, txn)
+        return bool(still)
 
     def _expire(self, state: _Id, txn: Txn) -> None:
         if state.txn is txn and txn.outcome is None:

@@ -46,6 +46,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         super().__init__(_Jump(self))
         self._clock_resolution = 1e-6  # what is due within it happens in the same round
         self.set_task_factory(_numbered)
+        self.set_debug(False)  # or it complains that fibers are threads
 
     def time(self) -> float:
         """Simulated seconds since the loop was made."""
@@ -182,6 +183,7 @@ class Fiber:
         self._job: Callable[[], None] | None = None
         self.killed = False
         self.pausing = False
+        self._wrong: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="fiber", daemon=True)
         self._thread.start()
 
@@ -193,6 +195,9 @@ class Fiber:
         self._go.release()
         self._back.acquire()
         self._fibers.current = before
+        wrong, self._wrong = self._wrong, None
+        if wrong is not None:
+            raise wrong
 
     def pause(self, seconds: float) -> None:
         """Called on the fiber's thread."""
@@ -215,8 +220,12 @@ class Fiber:
         self._go.acquire()
         while (job := self._job) is not None:
             self._job = None
-            with contextlib.suppress(Killed):
+            try:
                 job()
+            except Killed:
+                pass
+            except BaseException as error:  # a mistake of the simulation: told on the loop, or all would stand still
+                self._wrong = error
             self._fibers.idle.append(self)
             self._switch()
         self._back.release()

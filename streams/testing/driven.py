@@ -1,0 +1,310 @@
+"""What a ``TestDriver`` drives: members of one event source over a simulated broker, on one loop of virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import inspect
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from streams.config import EventSourceConfig
+from streams.core.router import Route, Router
+from streams.errors import StreamsError
+from streams.event_source import EventSource
+from streams.metrics import Measurement
+from streams.records import IncomingRecord, TopicPartition
+from streams.runtime.environment import Environment
+from streams.runtime.lifecycle import Engine
+from streams.testing.points import Point, Trap, point_of_move
+from streams.testing.simulation.broker import Broker, Entry, Log
+from streams.testing.simulation.clients import SimConnections, SimInput
+from streams.testing.simulation.faults import Conditions, Faults
+from streams.testing.simulation.group import Group
+from streams.testing.simulation.process import Process, Watched
+from streams.testing.simulation.virtual_time import Fibers, VirtualTimeLoop, elapse
+
+Source = EventSource[Any] | Callable[[], EventSource[Any]]
+"""A source, whose copies are run; or a function that makes one, called for each start of a member, as a new process
+would."""
+
+CALM = Conditions(one_way=0.001, hear=(0.0,), post=(0.0,), polls=(0.0,), slow_markers=0.002, queue_limit=100_000)
+"""Everything is quick, nothing is struck."""
+NAP = 0.05
+"""Seconds after which what is frozen looks whether it was thawed."""
+
+
+class Exited(StreamsError):
+    """An error policy of the source under test asked for the end of the process (``fatally_exit``)."""
+
+
+class _Died(Exception):
+    """The handler's process was killed in front of it."""
+
+
+class Member:
+    """One process: a source of its own, its connections, its task."""
+
+    def __init__(self, world: DrivenWorld, number: int) -> None:
+        self.number = number
+        self.process = Process(world, str(number))
+        self.process.longest_wait = NAP
+        self.source = world.build(self.process, number)
+        self.reported = False
+        self.task = world.loop.create_task(self._run(world), name=f"member {number}")
+
+    async def _run(self, world: DrivenWorld) -> None:
+        await self.source._consume(lambda config: SimConnections(self.process, config), world.environment(self))
+
+    @property
+    def engine(self) -> Engine | None:
+        """While it runs."""
+        return None if self.is_down else self.source._engine
+
+    @property
+    def is_down(self) -> bool:
+        """Whether it was killed, or has ended."""
+        return self.process.dead or self.task.done()
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it stands still."""
+        return self.process.frozen() > 0
+
+    @property
+    def transactional_ids(self) -> list[str]:
+        """Of its producers."""
+        config = self.source.config
+        return [f"{config.group_id}.{config.instance_id}.{number}" for number in range(config.pool.pool_size)]
+
+    def crash(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.task.cancel()
+
+
+class _Broker(Broker):
+    def __init__(self, world: DrivenWorld, partitions: int) -> None:
+        super().__init__(world.loop, world.rng, partitions)
+        self._world = world
+
+    def wall_ms(self) -> int:
+        return int(self._world.wall_seconds() * 1000)
+
+
+class DrivenWorld:
+    """``simulation.process.World``: what all members share. Everything that chance decides comes from ``seed``."""
+
+    def __init__(self, source: Source, *, seed: int, conditions: Conditions, start_time: float) -> None:
+        self._make = source if not isinstance(source, EventSource) else None
+        self._source = _snapshot(source) if isinstance(source, EventSource) else source()
+        self._start_time = start_time
+        self.loop = VirtualTimeLoop(float("inf"))
+        self.rng = random.Random(seed)
+        self._numbers = random.Random(seed)
+        self.fibers = Fibers(self.loop)
+        self.faults = Faults(conditions, self.rng)
+        config = self.config = self._source.config
+        self.broker = _Broker(self, config.num_partitions)
+        self.broker.slow_markers = conditions.slow_markers
+        self.broker.on_stable.append(self._grown)
+        self.broker.on_marker = self._marker
+        self.group = Group(self.broker, config.session_timeout_seconds, config.rebalance_timeout_seconds)
+        self.inputs: list[SimInput] = []
+        self.members: dict[int, Member] = {}
+        self.all_members: list[Member] = []
+        self.traps: list[Trap] = []
+        self.trace: list[str] = []
+        self.errors: list[BaseException] = []
+        """What traps raised."""
+
+    def store_factory(self, where: TopicPartition) -> Any:
+        """An empty store of the source."""
+        return self._source._store_factory(where)
+
+    def wall_seconds(self) -> float:
+        """The time of day."""
+        return self._start_time + self.loop.time()
+
+    def environment(self, member: Member) -> Environment:
+        """Of one run of a member."""
+
+        def leave(code: int) -> Any:
+            self.errors.append(Exited(f"member {member.number} ended its process with code {code}: fatally_exit"))
+            member.crash()
+            raise asyncio.CancelledError
+
+        return Environment(
+            rng=lambda: random.Random(self._numbers.getrandbits(64)),
+            wall_seconds=self.wall_seconds,
+            watchdog=Watched,
+            look_up_records=1_000,
+            exit=leave,
+        )
+
+    def start(self, number: int) -> Member:
+        """A process with this number, which must not be running."""
+        self.note(f"member {number} starts")
+        member = self.members[number] = Member(self, number)
+        self.all_members.append(member)
+        return member
+
+    def note(self, text: str) -> None:
+        """For the trace."""
+        self.trace.append(f"{self.loop.time():.6f} {text}")
+
+    def running(self) -> list[Member]:
+        """Those that are not down."""
+        return [member for member in self.members.values() if not member.is_down]
+
+    async def end(self) -> None:
+        """Kill everything, wait for all tasks to end."""
+        for member in self.all_members:
+            member.crash()
+        rest = asyncio.all_tasks(self.loop) - {asyncio.current_task(self.loop)}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+
+    # -- World ---------------------------------------------------------------------------------------------------------
+
+    def passed(self, name: str, point: str, partition: int) -> bool:
+        """A member passes a point: traps that wait for it spring."""
+        number = int(name)
+        sprung = [trap for trap in self.traps if trap.meets(point, number, partition)]
+        for trap in sprung:
+            action = getattr(trap.action, "__name__", repr(trap.action))
+            self.note(f"member {number} at {point}: {action}")
+            try:
+                trap.action(number)
+            except Exception as error:
+                self.errors.append(error)
+        return bool(sprung)
+
+    def noted(self, name: str, what: str, partition: int) -> None:
+        """A step of a move."""
+        point = point_of_move(what)
+        if point is not None:
+            self.passed(name, point, partition)
+
+    def measured(self, name: str, measurement: Measurement) -> None:
+        """Nothing is done with what members measure; the source's own ``metrics_handler`` hears of it."""
+
+    def _grown(self, log: Log) -> None:
+        if log.topic == self.config.topic:
+            self.inputs = [reader for reader in self.inputs if not reader.is_closed]
+            for reader in self.inputs:
+                reader.wake()
+
+    def _marker(self, what: str, partition: int, entry: Entry) -> None:
+        assert entry.txn is not None
+        instance = entry.txn.name.rsplit(".", 2)[1]
+        number = instance.rpartition("-")[2]
+        point: Point | None = {"produced": "release.produced", "committed": "release.committed"}.get(what)  # type: ignore[assignment]
+        if point is not None:
+            self.loop.call_soon(self.passed, number, point, partition)
+
+    # -- sources -------------------------------------------------------------------------------------------------------
+
+    def build(self, process: Process, number: int) -> EventSource[Any]:
+        """The source of a member."""
+        made = _snapshot(self._source) if self._make is None else self._make()
+        given = made.config
+        made.config = _driven(given, number, process)
+        wrap = functools.partial(_watched, process=process)
+        router = made._router
+        router.routes = {name: wrap(route) for name, route in router.routes.items()}
+        router.default = None if router.default is None else wrap(router.default)
+        made._schedules = [(schedule, wrap(route)) for schedule, route in made._schedules]
+        return made
+
+
+def _snapshot(source: EventSource[Any]) -> EventSource[Any]:
+    """The same registrations; the source itself is left as it is."""
+    made: EventSource[Any] = EventSource(source.config, source._store_factory)
+    router = made._router = Router()
+    router.routes, router.default = dict(source._router.routes), source._router.default
+    made._schedules = list(source._schedules)
+    return made
+
+
+def _driven(config: EventSourceConfig, number: int, process: Process) -> EventSourceConfig:
+    activated = config.on_partition_activated
+
+    def active(partition: int) -> None:
+        process.note("active", partition)
+        if activated is not None:
+            activated(partition)
+
+    return msgspec.structs.replace(
+        config,
+        bootstrap_servers="simulated",
+        source_bootstrap_servers="",
+        source_client_settings={},
+        instance_id=f"{config.instance_id or 'member'}-{number}",
+        membership="streams",
+        static_membership=False,
+        publish_status=False,
+        on_partition_activated=active,
+    )
+
+
+def _watched(route: Route, process: Process) -> Route:
+    """The same route, with points around its handler."""
+    handler, made = route.handler, copy.copy(route)
+
+    def before(ctx: Any) -> None:
+        process.passes("handler.before", ctx.topic_partition.partition)
+        if process.dead:
+            raise _Died
+
+    def after(ctx: Any) -> None:
+        process.passes("handler.after", ctx.topic_partition.partition)
+        if process.dead:
+            raise _Died
+
+    if route.is_async:
+
+        @functools.wraps(handler)
+        async def watched_async(ctx: Any, *event: Any) -> Any:
+            before(ctx)
+            answer = await handler(ctx, *event)
+            after(ctx)
+            return answer
+
+        made.handler = watched_async
+    else:
+
+        @functools.wraps(handler)
+        def watched(ctx: Any, *event: Any) -> Any:
+            before(ctx)
+            answer = handler(ctx, *event)
+            if not inspect.iscoroutine(answer) and not isinstance(answer, Awaitable):
+                after(ctx)
+            return answer
+
+        made.handler = watched
+    return made
+
+
+def committed_records(broker: Broker, topic: str) -> Iterator[tuple[Entry, IncomingRecord]]:
+    """What a ``read_committed`` reader of a topic sees, partition by partition."""
+    for (name, _), log in sorted(broker.logs.items()):
+        if name == topic:
+            for record in log.committed(0, log.end):
+                yield log.entries[record.offset], record
+
+
+async def until(done: Callable[[], bool], deadline: float) -> bool:
+    """Wait in virtual time; ``False``: it did not come to that before ``deadline``."""
+    loop, step = asyncio.get_running_loop(), 0.0005
+    while not done():
+        if loop.time() >= deadline:
+            return False
+        await elapse(min(step, max(deadline - loop.time(), 0.0)))
+        step = min(step * 1.5, 0.1)
+    return True

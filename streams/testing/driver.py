@@ -1,0 +1,390 @@
+"""``TestDriver``: the real engine without a broker, with time and crashes in the hands of a test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Final, Generic, Literal, TypeVar, overload
+
+from streams.errors import ConfigError, NotOwned
+from streams.event_source import EventSource
+from streams.events import event_type_of
+from streams.records import TYPE_HEADER, Change, Headers, IncomingRecord, Record, TopicPartition
+from streams.runtime.event_context import EventContext
+from streams.statistics import SourceStatistics
+from streams.testing.driven import CALM, committed_records, until
+from streams.testing.driving import Driving, Unsettled, decoded
+from streams.testing.points import Point, Trap
+from streams.testing.simulation.faults import Conditions, Strike
+from streams.testing.simulation.virtual_time import elapse
+
+StoreT = TypeVar("StoreT")
+E = TypeVar("E")
+
+Call = Literal["init", "flush", "send_offsets", "commit", "abort", "ask"]
+"""Calls to the broker that can be struck: those of a transaction, and the questions of a take-over."""
+
+START_TIME: Final = 1_700_000_000.0
+"""The time of day at which drivers start, in seconds since 1970."""
+
+
+class TestDriver(Driving, Generic[StoreT]):
+    """Runs an event source over a simulated broker, in virtual time: no waiting, no network, the same run each time.
+
+    ``source`` is not started itself; its copies are (same handlers, schedules and store factory, each with an instance
+    name of its own), so it can be used again. A function that makes a source is called for each start of a member
+    instead, as a new process would run it. ``members`` are started, numbered from 0. All chance comes from ``seed``.
+    ``topics`` gives numbers of partitions to topics that have not as many as the source. ``conditions`` say how long
+    things take; ``patience`` for how many simulated seconds a call waits until everything is done. ``start=False``
+    leaves it to ``start``, to set traps before.
+
+    Use it from one thread, outside of event loops, as a context manager: ``close`` ends everything. What makes a
+    member stop with an error is raised by the call during which it happens. Raises ``ConfigError`` for arguments that
+    cannot be, ``Stopped`` when it is closed.
+    """
+
+    __test__ = False
+
+    def __init__(
+        self,
+        source: EventSource[StoreT] | Callable[[], EventSource[StoreT]],
+        members: int = 1,
+        seed: int = 0,
+        *,
+        topics: Mapping[str, int] | None = None,
+        conditions: Conditions = CALM,
+        patience: float = 60.0,
+        start_time: float = START_TIME,
+        start: bool = True,
+    ) -> None:
+        super().__init__(source, members, seed, topics or {}, conditions, patience, start_time)
+        self.seed = seed
+        if start:
+            try:
+                self.start()
+            except BaseException:
+                self.close()
+                raise
+
+    def start(self) -> None:
+        """Start the members; returns when every partition is worked on. Without effect on those that run."""
+        for number in range(self._first_members):
+            if number not in self._world.members:
+                self._world.start(number)
+        self._settle(balanced=True)
+
+    def __enter__(self) -> TestDriver[StoreT]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- input ---------------------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        event: object,
+        *,
+        key: str | bytes | None = None,
+        partition: int | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        wait: bool = True,
+    ) -> IncomingRecord:
+        """Append an event to the source's topic, and run until everything is committed. Returns the record.
+
+        ``partition``: by the key if it is not given (murmur2, as Java does), by chance without a key. ``wait=False``
+        leaves the running to the next call. Returns early when no member is running (any more). Raises ``Unsettled``
+        when something is left to do at the end of the patience, and what makes a member stop.
+        """
+        described = event_type_of(type(event))
+        data = key.encode() if isinstance(key, str) else key
+        topic = self._world.config.topic
+        record = Record(topic, described.encode(event), data, described.headers + list(headers), partition)
+        return self.send_record(record, wait=wait)
+
+    def send_record(self, record: Record, *, wait: bool = True) -> IncomingRecord:
+        """The same with a ready record, which may be one that no handler can read."""
+        self._check_open()
+        world = self._world
+        if record.topic != world.config.topic:
+            raise ConfigError(f"the record is for {record.topic}; this driver's source reads {world.config.topic}")
+        partition = record.partition
+        if partition is None:
+            partition = world.broker.partition_of(record.topic, record.key)
+        self._check_partition(partition)
+        headers: Headers = list(record.headers or ())
+        offset = world.broker.append(record.topic, partition, record.key, record.value, headers)
+        if wait:
+            self.settle()
+        return IncomingRecord(
+            record.topic, partition, offset, record.key, record.value, headers, world.broker.wall_ms()
+        )
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        """Simulated seconds since the driver was made."""
+        return self._world.loop.time()
+
+    def time(self) -> float:
+        """The simulated time of day, in seconds since 1970: what ``time.time`` is outside."""
+        return self._world.wall_seconds()
+
+    def settle(self, patience: float | None = None) -> None:
+        """Run until everything that was sent is committed, and nothing is under way. Raises as ``send``."""
+        self._settle(balanced=False, patience=patience)
+
+    def advance(self, seconds: float) -> None:
+        """Let so much time pass: what is scheduled, timed or to be tried again by then happens."""
+        if seconds < 0:
+            raise ConfigError(f"time cannot go back by {-seconds} seconds")
+        self._run(elapse(seconds))
+
+    # -- what came of it -----------------------------------------------------------------------------------------------
+
+    @overload
+    def outputs(self, topic: str, /) -> list[IncomingRecord]: ...
+    @overload
+    def outputs(self, topic: str, event_class: type[E], /) -> list[E]: ...
+    @overload
+    def outputs(self, topic: str, /, *event_classes: type[Any]) -> list[Any]: ...
+
+    def outputs(self, topic: str, /, *event_classes: type[Any]) -> list[Any]:
+        """What a ``read_committed`` reader sees of a topic, in the order in which it was written.
+
+        Records; or events, if their classes are named. Raises ``DecodeError`` for a record of another type.
+        """
+        found = sorted(committed_records(self._world.broker, topic), key=lambda pair: pair[0].number)
+        records = [record for _, record in found]
+        return [decoded(record, event_classes) for record in records] if event_classes else records
+
+    @overload
+    def new_outputs(self, topic: str, /) -> list[IncomingRecord]: ...
+    @overload
+    def new_outputs(self, topic: str, event_class: type[E], /) -> list[E]: ...
+    @overload
+    def new_outputs(self, topic: str, /, *event_classes: type[Any]) -> list[Any]: ...
+
+    def new_outputs(self, topic: str, /, *event_classes: type[Any]) -> list[Any]:
+        """The same without what an earlier call for this topic has returned."""
+        seen = self._read.get(topic, -1)
+        found = sorted(committed_records(self._world.broker, topic), key=lambda pair: pair[0].number)
+        self._read[topic] = max([seen, *(entry.number for entry, _ in found)])
+        records = [record for entry, record in found if entry.number > seen]
+        return [decoded(record, event_classes) for record in records] if event_classes else records
+
+    def dead_letters(self) -> list[IncomingRecord]:
+        """Committed dead letters, in the order in which they were written."""
+        return self.outputs(self._world.config.dead_letters)
+
+    def committed_offsets(self) -> dict[int, int]:
+        """The group's offsets: of each partition that has one, the first that is not handled."""
+        return dict(sorted(self._world.broker.offsets.items()))
+
+    def changelog(self, partition: int) -> dict[bytes, bytes]:
+        """The state as it is committed: the last value of each key, without the engine's own records."""
+        self._check_partition(partition)
+        state: dict[bytes, bytes] = {}
+        for record in self._changes(partition):
+            assert record.key is not None
+            if record.value is None:
+                state.pop(record.key, None)
+            else:
+                state[record.key] = record.value
+        return state
+
+    def store(self, partition: int) -> StoreT:
+        """The store of the member that works on this partition; look at it, do not write. Raises ``NotOwned``."""
+        self._check_partition(partition)
+        owner = self.owner(partition)
+        engine = None if owner is None else self._world.members[owner].engine
+        if engine is None:
+            raise NotOwned(f"{self._world.config.topic}[{partition}] is not active on any member")
+        store: StoreT = engine.workers[partition].store
+        return store
+
+    def stores(self) -> dict[int, StoreT]:
+        """The stores of all partitions that are worked on."""
+        return {number: self.store(number) for number in self._partitions() if self.owner(number) is not None}
+
+    def restored_store(self, partition: int) -> StoreT:
+        """A new store, filled from the committed changelog: what the next owner would begin with."""
+        self._check_partition(partition)
+        config = self._world.config
+        store: Any = self._world.store_factory(TopicPartition(config.topic, partition))
+        for record in self._changes(partition):
+            kind = record.header(TYPE_HEADER)
+            assert record.key is not None
+            store.receive_change(Change(record.key, record.value, None, kind.decode() if kind else ""))
+        made: StoreT = store
+        return made
+
+    # -- members -------------------------------------------------------------------------------------------------------
+
+    @property
+    def members(self) -> list[int]:
+        """Those that are running, frozen ones included."""
+        return sorted(member.number for member in self._world.running())
+
+    def owner(self, partition: int) -> int | None:
+        """The member on which this partition is active."""
+        self._check_partition(partition)
+        for member in self._world.running():
+            engine = member.engine
+            worker = engine.workers.get(partition) if engine is not None else None
+            if worker is not None and worker.state.value == "active" and not member.is_frozen:
+                return member.number
+        return None
+
+    def statistics(self, member: int | None = None) -> SourceStatistics:
+        """What a member says about itself."""
+        return self._member(member).source.statistics()
+
+    def interject(self, partition: int, handler: Callable[[EventContext[StoreT]], Any]) -> Any:
+        """``EventSource.interject`` on the partition's owner: returns its answer once it is committed, raises what it
+        raises, and ``NotOwned``."""
+        owner = self.owner(partition)
+        if owner is None:
+            raise NotOwned(f"{self._world.config.topic}[{partition}] is not active on any member")
+        asked = self._world.members[owner].source.interject(partition, handler)
+        return self._run(asyncio.wait_for(asked, self._patience))
+
+    def join(self) -> int:
+        """One more member; returns its number when the group is settled."""
+        number = max(self._world.members, default=-1) + 1
+        self._world.start(number)
+        self._settled_if_outside()
+        return number
+
+    def leave(self, member: int | None = None) -> None:
+        """A member stops in good order; returns when it has, and the group is settled."""
+        found = self._member(member)
+        self._world.note(f"member {found.number} is stopped")
+        found.source._ask_to_stop(drain=True)
+        if not self._stepping:
+            if not self._run(until(lambda: found.is_down, self.now + self._patience)):
+                raise Unsettled(f"member {found.number} has not stopped after {self._patience} simulated seconds")
+            self._settled_if_outside()
+
+    def rebalance(self, member: int | None = None) -> None:
+        """A guest joins, the group settles, and the guest leaves again. (``member`` is of no importance.)"""
+        guest = self.join()
+        if self._stepping:
+            self._world.loop.call_later(1.0, self._dismiss, guest)
+        else:
+            self.leave(guest)
+
+    def restart(self, member: int | None = None) -> None:
+        """Start a member that is down, with the same instance name; returns when the group is settled."""
+        world = self._world
+        down = [number for number, known in world.members.items() if known.is_down]
+        if member is None and len(down) == 1:
+            member = down[0]
+        if member is None:
+            raise ConfigError(f"name the member to restart; down are {down or 'none'}")
+        if member in world.members and member not in down:
+            raise ConfigError(f"member {member} is running; crash it, or let it leave, before it is restarted")
+        self._check_known(member)
+        world.start(member)
+        self._settled_if_outside()
+
+    # -- faults --------------------------------------------------------------------------------------------------------
+
+    def at(
+        self,
+        point: Point,
+        action: Callable[[int], object],
+        *,
+        member: int | None = None,
+        partition: int | None = None,
+        skip: int = 0,
+        times: int = 1,
+    ) -> Trap:
+        """``action(member)`` when a member passes this point (``points.POINTS``) the next time.
+
+        ``driver.at("commit.before", driver.crash)``; any function of a member's number will do. ``member`` and
+        ``partition`` let it wait for these only, ``skip`` lets so many pass before, ``times`` makes it spring more
+        than once. Not all points know a partition: those of transactions have none.
+        """
+        if partition is not None:
+            self._check_partition(partition)
+        trap = Trap(point, action, member=member, partition=partition, skip=skip, times=times)
+        self._world.traps.append(trap)
+        return trap
+
+    def crash(self, member: int | None = None) -> None:
+        """SIGKILL: a member is gone, without a word to anybody. The group finds out when its session has expired."""
+        found = self._member(member)
+        self._world.note(f"member {found.number} is killed")
+        found.crash()
+
+    def freeze(self, member: int | None = None, seconds: float | None = None) -> None:
+        """SIGSTOP: a member's connections stand still, for so long or until ``thaw``."""
+        found = self._member(member)
+        self._world.note(f"member {found.number} is frozen")
+        found.process.frozen_until = float("inf") if seconds is None else self.now + seconds
+
+    def thaw(self, member: int | None = None) -> None:
+        """SIGCONT."""
+        found = self._member(member)
+        self._world.note(f"member {found.number} is thawed")
+        found.process.frozen_until = self.now
+
+    def fence(self, member: int | None = None) -> None:
+        """Somebody else takes a member's transactional ids: what it has open is aborted, its producers are fenced."""
+        found, broker = self._member(member), self._world.broker
+        self._world.note(f"member {found.number} is fenced")
+        for name in found.transactional_ids:
+            if name in broker.ids:
+                broker.init(name, self._world.config.transaction_timeout_seconds)
+
+    def evict(self, member: int | None = None) -> None:
+        """The group forgets a member, which finds out at its next heartbeat or commit, and joins again."""
+        found = self._member(member)
+        self._world.note(f"member {found.number} is evicted")
+        for membership in found.process.memberships:
+            self._world.group.leave(membership.member)
+
+    def abort(self, member: int | None = None) -> None:
+        """The broker aborts a member's open transaction, as it does with one that is open for too long; without an
+        open one, the next one right before its commit."""
+        found = self._member(member)
+        if not self._world.broker.expire(found.transactional_ids):
+            self.at("commit.before", self.abort, member=found.number)
+
+    def lose_reply(self, call: Call, member: int | None = None) -> None:
+        """The next such call has its effect, but its answer does not come."""
+        self._strike(call, Strike.REPLY_LOST, member)
+
+    def lose_request(self, call: Call, member: int | None = None) -> None:
+        """The next such call gets no answer, and has no effect either."""
+        self._strike(call, Strike.REQUEST_LOST, member)
+
+    def delay(self, call: Call, member: int | None = None) -> None:
+        """The next such call (of a transaction) has its effect when nobody waits for it any more."""
+        self._strike(call, Strike.LATE, member)
+
+    def outage(self, seconds: float) -> None:
+        """The broker does not answer for so long."""
+        self._world.note(f"the broker is away for {seconds} s")
+        self._world.broker.down_until = self._world.broker.last_outage = self.now + seconds
+
+    def forget_group(self) -> None:
+        """The group's coordinator comes back without its memory: members, generation and offsets are gone."""
+        self._world.note("the coordinator forgets the group")
+        self._world.group.forget()
+
+    def compact(self) -> None:
+        """The changelog is compacted."""
+        for log in self._world.broker.logs.values():
+            if log.topic == self._world.config.changelog:
+                log.compact(log.stable)
+
+    @property
+    def trace(self) -> list[str]:
+        """What happened to members, with times: for messages."""
+        return list(self._world.trace)
