@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
+import sys
 from collections.abc import Awaitable, Callable, Hashable
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from streams.core.router import Route
-from streams.errors import RegistrationError
+from streams.errors import PlanError, RegistrationError
 from streams.event_source import EventSource
 from streams.events import event_type_of
 from streams.job_settings import COMPUTE, SchedulerConfig
 from streams.outcomes import ErrorPolicy, ExecutionState
 from streams.records import IncomingRecord
+from streams.runtime.calls import is_async, kind_of
 from streams.runtime.event_context import EventContext
 from streams.runtime.jobs import JobDefinition, JobStage
 from streams.runtime.stages import Ahead
+
+if TYPE_CHECKING:
+    from streams.async_batcher import AsyncBatcher
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 StoreT = TypeVar("StoreT")
 E = TypeVar("E")
 Answer = ExecutionState | None
-Planner = Callable[[E], tuple[Hashable, ItemT] | None]
+Planner = Callable[[IncomingRecord, E], tuple[Hashable, ItemT] | None]
 P = TypeVar("P", bound=Callable[..., Any])
-
-KINDS = ("async", "thread", "process")
 
 
 class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
@@ -61,17 +63,15 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         config: SchedulerConfig = COMPUTE,
         kind: str | None = None,
         on_failure: Callable[[EventContext[StoreT], ItemT, Exception], Answer | Awaitable[Answer]] | None = None,
-        then: AsyncJobScheduler[StoreT, ResultT, Any] | None = None,
+        then: AsyncJobScheduler[StoreT, ResultT, Any] | AsyncBatcher[StoreT, ResultT] | None = None,
         name: str = "",
     ) -> None:
         self.name = name or getattr(job, "__qualname__", None) or repr(job)
-        is_async = _is_async(job)
-        kind = kind or ("async" if is_async else "thread")
-        if kind not in KINDS:
-            raise RegistrationError(f"the kind of the jobs {self.name} is {kind!r}; use one of {', '.join(KINDS)}")
-        if is_async != (kind == "async"):
-            what = "async" if is_async else "a plain function"
-            raise RegistrationError(f"the job {self.name} is {what}; it cannot be of the kind {kind!r}")
+        kind = kind_of(f"the jobs {self.name}", job, kind)
+        if kind == "process":
+            _check_importable(self.name, job)
+        if source._router.is_frozen:
+            raise RegistrationError(f"the jobs {self.name} come too late: make them before the event source is started")
         if then is not None and finalizer is not None:
             raise RegistrationError(f"the jobs {self.name} have a finalizer and `then`: results go to one of them")
         if then is not None and then._source is not source:
@@ -98,16 +98,17 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
     ) -> Callable[[P], P]:
         """Schedule a job for each event of this class.
 
-        Either the function that is decorated (or given) maps an event to the job's ``(key, item)``, or to ``None`` if
-        it needs none (the event then completes in its turn); or ``key`` alone maps it to the key, and the event itself
-        is the item. The function runs ahead of the event's turn, so it gets the event and nothing else; what it raises
-        goes to ``on_error`` (default: ``config.error_policy``). Raises ``RegistrationError``.
+        Either the function that is decorated (or given) maps record and event to the job's ``(key, item)``, or to
+        ``None`` if there is nothing to do (then the event completes in its turn, without the finalizer); or ``key``
+        alone maps the event to the key, and the event itself is the item. A key is anything hashable that compares by
+        value. The function runs ahead of the event's turn, once, so it has no store; an event for which it raises goes
+        to the last word of ``on_error`` (default: ``config.error_policy``) at its turn. Raises ``RegistrationError``.
         """
         if (planner is not None) and key is not None:
             raise RegistrationError(f"give {event_class.__name__} a function that plans its job, or a key; not both")
 
         def register(function: P) -> P:
-            self._add(event_class, lambda _, event: function(event), on_error)
+            self._add(event_class, function, on_error)
             return function
 
         if planner is not None:
@@ -135,14 +136,43 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         planner: Callable[[IncomingRecord, Any], tuple[Hashable, Any] | None],
         on_error: ErrorPolicy | None,
     ) -> None:
-        event_type = event_type_of(event_class)
-        ahead = Ahead(self._definition, planner)
+        event_type, what = event_type_of(event_class), f"{event_class.__name__} by {self.name}"
+        if is_async(planner):
+            raise RegistrationError(f"the function that plans {what} is async; it runs on the loop and must not wait")
+
+        def plan(record: IncomingRecord, event: Any) -> tuple[Hashable, Any] | None:
+            return _checked(planner(record, event), record, what)
+
         policy = on_error or self._source.config.error_policy
+        ahead = Ahead(self._definition, plan)
         route = Route(event_type.name, event_type, self._definition.job, blocking=False, policy=policy, ahead=ahead)
         self._source._router.add(route)
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+def _checked(planned: Any, record: IncomingRecord, what: str) -> tuple[Hashable, Any] | None:
+    if planned is None:
+        return None
+    if not isinstance(planned, tuple) or len(planned) != 2:
+        raise PlanError(
+            f"{record.where}: the function that plans {what} answered {type(planned).__name__}; it has to answer a "
+            "tuple (key, item), or None"
+        )
+    try:
+        hash(planned[0])
+    except Exception as error:
+        raise PlanError(
+            f"{record.where}: the key of {what} is a {type(planned[0]).__name__}, which cannot be hashed ({error}); "
+            "use a str, bytes, int or a tuple of such"
+        ) from error
+    return planned
+
+
+def _check_importable(name: str, job: Callable[..., Any]) -> None:
+    found: Any = sys.modules.get(getattr(job, "__module__", ""))
+    for part in getattr(job, "__qualname__", "").split("."):
+        found = getattr(found, part, None)
+    if inspect.isroutine(job) and found is not job:
+        raise RegistrationError(
+            f"the job {name} cannot be found by its name in another process; it must be a function at the top of a "
+            "module"
+        )

@@ -10,12 +10,15 @@
     ├── ``RecordError``              the error policy: one record cannot be handled
     │     ├── ``DecodeError``        its bytes, its type header or its version
     │     ├── ``EncodeError``        an output or a change cannot be turned into bytes
+    │     ├── ``PlanError``          what its planner answered is not what a job or a batch takes
     │     └── ``RecordRefused``      the broker will not take an output or a change of its event
     ├── ``StoreError``               the caller: a store was used in a way that cannot be kept exactly-once
     ├── ``StateDiskError``           the operator: the disk under a durable store failed (path in the message)
     ├── ``MembershipLost``           the engine: what the member owned is void, it joins again
     ├── ``MembershipFatal``          the operator: the group will not have this member at all
     ├── ``TransactionFailed``        the engine first, then the operator: a transactional call failed (`call` names it)
+    ├── ``ProcessJobError``          the caller: a job cannot go to another process, or nothing came back from there
+    ├── ``BatchError``               the caller: the call of a batcher did not answer with one result per item
     ├── ``NotCaughtUp``              the caller: a global change log has not received everything in time
     ├── ``NotOwned``                 the caller: the partition is not active on this member
     └── ``Stopped``                  the caller: the event source is not running (any more)
@@ -67,6 +70,10 @@ class EncodeError(RecordError):
     """A value that its codec cannot turn into bytes."""
 
 
+class PlanError(RecordError):
+    """What a planner answered for an event is not what a job or a batch takes. The message names event and record."""
+
+
 class RecordRefused(RecordError):
     """The broker refuses an output or a change (too large, unknown topic, not authorised)."""
 
@@ -89,6 +96,15 @@ class MembershipFatal(StreamsError):
 
 class NotOwned(StreamsError):
     """The partition is not active on this member (any more); the request was not carried out here."""
+
+
+class ProcessJobError(StreamsError):
+    """A job of the kind ``process`` cannot be sent there, or what comes of it cannot be sent back, or its process died.
+    The message names the function."""
+
+
+class BatchError(StreamsError):
+    """The function of a batcher answered something other than one result per item. The message names the batcher."""
 
 
 class NotCaughtUp(StreamsError, TimeoutError):

@@ -78,7 +78,20 @@ class EventFailed(msgspec.Struct, frozen=True):
     response: str
 
 
-Measurement = TransactionSettled | TakeOverDone | PartitionMoved | OffsetMismatch | MembershipChanged | EventFailed
+class JobEnded(msgspec.Struct, frozen=True):
+    """A job of the scheduler ``name`` ended, after so many attempts and seconds (its waiting for a slot not counted).
+    ``outcome``: ``done``, ``failed`` or ``cancelled``."""
+
+    name: str
+    partition: int
+    seconds: float
+    attempts: int
+    outcome: str
+
+
+Measurement = (
+    TransactionSettled | TakeOverDone | PartitionMoved | OffsetMismatch | MembershipChanged | EventFailed | JobEnded
+)
 MetricsHandler = Callable[[Measurement], None]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from streams.core.router import Route
+from streams.core.timers import Timer
 from streams.core.transaction import Waiter
 from streams.errors import DecodeError, NotOwned
 from streams.events import parse_version
@@ -20,7 +21,6 @@ from streams.records import TYPE_HEADER, VERSION_HEADER, Change, IncomingRecord,
 from streams.runtime.dead_letters import dead_letter
 from streams.runtime.event_context import EventContext
 from streams.runtime.failures import (
-    FINAL,
     Answered,
     EventFailure,
     RestartNeeded,
@@ -30,6 +30,7 @@ from streams.runtime.failures import (
     describe,
     describe_type,
     is_fatal,
+    is_last,
 )
 from streams.runtime.interjections import Interjection
 
@@ -50,12 +51,23 @@ class Attempts:
         self._engine = worker.engine
         self.known_failures: dict[int, tuple[int, BaseException]] = {}
         """Offset -> attempts and the last error: met before a restart, not to be tried again."""
+        self.known_timers: dict[int, tuple[int, BaseException]] = {}
+        """The same of timers, by their origin."""
         self.met_failures: dict[int, tuple[int, BaseException]] = {}
-        """Known ones that were met, for the next restart."""
+        """Known ones that were met, for the next restart; offsets, and origins of timers."""
         self.dead_lettered: set[int] = set()
 
-    def read(self, record: IncomingRecord) -> tuple[Route | None, Any, DecodeError | None]:
-        """(route, event, None), or the reason why there is none."""
+    def expect(self, known: dict[int, tuple[int, BaseException]], offset: int) -> None:
+        """Work begins at this offset; these are known to fail."""
+        self.known_failures = {origin: failure for origin, failure in known.items() if origin >= offset}
+        self.known_timers = {origin: failure for origin, failure in known.items() if origin < -1}
+
+    def known(self) -> dict[int, tuple[int, BaseException]]:
+        """What is known to fail, for the next worker of this partition."""
+        return self.met_failures | self.known_failures | self.known_timers
+
+    def read(self, record: IncomingRecord, where: str = "") -> tuple[Route | None, Any, DecodeError | None]:
+        """(route, event, None), or the reason why there is none; ``where``: what it calls the record."""
         router = self._engine.router
         name = record.header(TYPE_HEADER)
         route = router.routes.get(name) if name is not None else None
@@ -63,12 +75,12 @@ class Attempts:
             route = router.default
             if route is None:
                 advice = "register a handler for it, or a default handler, or set decode_policy"
-                return None, None, DecodeError(f"{record.where}: {describe_type(record)}; {advice}")
+                return None, None, DecodeError(f"{where or record.where}: {describe_type(record)}; {advice}")
         versions = [content for header, content in record.headers or () if header == VERSION_HEADER]
         try:
             return route, route.decode(record.value, parse_version(versions[0]) if versions else 1), None
         except DecodeError as error:
-            return route, None, DecodeError(f"{record.where}: {error}")
+            return route, None, DecodeError(f"{where or record.where}: {error}")
 
     async def one(self, record: IncomingRecord, failure: BaseException | None) -> None:
         """Handle one record whatever it takes: decode errors, retries, policies. ``failure``: the first attempt's, if
@@ -77,8 +89,8 @@ class Attempts:
             raise failure
         route, event, unreadable = self.read(record)
         if unreadable is not None:
-            self._is_known(record)
-            await self._last_word(record, None, self._engine.config.decode_policy, unreadable, 1)
+            self.is_known(record.offset)
+            await self.last_word(record, None, self._engine.config.decode_policy, unreadable, 1)
             return
         assert route is not None
         handler = route.handler
@@ -94,38 +106,53 @@ class Attempts:
         error: BaseException | None,
         soiled: bool = False,
         context: EventContext[Any] | None = None,
+        timer: Timer | None = None,
     ) -> None:
         """Attempt it until it completes, or its policy has the last word. ``attempts`` were made, the last one failed
-        with ``error``; ``soiled``: the store has seen an attempt that failed. ``context`` is for the next attempt."""
-        known = self._is_known(record)
+        with ``error``; ``soiled``: the store has seen an attempt that failed. ``context`` is for the next attempt.
+        ``timer``: the record is that timer's event."""
+        origin = record.offset if timer is None else timer.origin
+        known = self.is_known(origin)
         if known is not None and error is None:
             attempts, error = known
         while True:
             if error is not None:
                 if soiled and not self._worker.is_journalled:
-                    raise RestartNeeded(record.offset, attempts, error)
-                if attempts > route.policy.retries or isinstance(error, FINAL) or is_fatal(error):
-                    await self._last_word(record, route, route.policy, error, attempts)
+                    raise RestartNeeded(origin, attempts, error)
+                if is_last(route.policy, attempts, error):
+                    await self.last_word(record, route, route.policy, error, attempts, timer)
                     return
                 await anyio.sleep(backoff(route.policy, attempts, self._engine.rng))
+                if not self._worker.state.admits:
+                    return  # given up meanwhile
             attempts += 1
-            ctx, context = context or self.context(record, attempts), None
-            error = await self.run(ctx, handle, record.offset + 1, blocking=route.is_blocking)
+            if timer is None:
+                ctx, context = context or self.context(record, attempts), None
+                watermark = record.offset + 1
+            else:
+                ctx, watermark = self.context(None, attempts, timer), self._worker.watermark
+            error = await self.run(ctx, handle, watermark, blocking=route.is_blocking)
             if error is None:
                 return
             soiled = True
 
     async def failed(self, record: IncomingRecord, route: Route | None, error: BaseException, attempts: int) -> None:
         """Its work has failed for good, ahead of its turn; the store knows nothing of it."""
-        self._is_known(record)
+        if not isinstance(error, Exception):
+            raise error  # what ends a process, and not an event
+        self.is_known(record.offset)
         policy = self._engine.config.error_policy if route is None else route.policy
-        await self._last_word(record, route, policy, error, attempts)
+        await self.last_word(record, route, policy, error, attempts)
 
-    def context(self, record: IncomingRecord | None, attempt: int = 1) -> EventContext[Any]:
+    def context(self, record: IncomingRecord | None, attempt: int = 1, timer: Timer | None = None) -> EventContext[Any]:
         """A fresh one."""
         worker, limit = self._worker, self._engine.message_limit
-        ctx: EventContext[Any] = EventContext(worker.store, worker.topic_partition, record, [], [], limit, attempt)
+        ctx: EventContext[Any] = EventContext(
+            worker.store, worker.topic_partition, record, [], [], limit, attempt, worker.timers
+        )
         ctx.host = self._engine
+        if timer is not None:
+            ctx.begin_timer(timer)
         return ctx
 
     async def run(
@@ -148,8 +175,8 @@ class Attempts:
                 answer = await engine.handler_threads.call(worker.partition, handle, ctx)
             else:
                 answer = handle(ctx)
-                if isinstance(answer, Awaitable):
-                    answer = await answer
+            if isinstance(answer, Awaitable):
+                answer = await answer
             if interjection is not None and not isinstance(answer, ExecutionState):
                 interjection.result = answer
             elif answer is not None and answer is not ExecutionState.COMPLETE:
@@ -167,10 +194,10 @@ class Attempts:
         if worker.is_journalled and worker.store is not None:
             worker.store.end()
         waiter = None if interjection is None else interjection.waiter
-        if interjection is not None and not outputs and not journal:
+        if interjection is not None and not outputs and not journal and not ctx.timer_changes:
             self._nothing_to_commit(waiter)
         else:
-            await self._admit(watermark, ctx.offset, outputs, journal, waiter)
+            await self._admit(watermark, ctx.origin, outputs, journal, waiter, ctx.timer_changes)
         return None
 
     def given_up(self) -> NotOwned:
@@ -178,7 +205,13 @@ class Attempts:
         return NotOwned(f"{self._worker.topic_partition} was given up before the interjection was committed")
 
     async def _admit(
-        self, watermark: int, origin: int, outputs: list[Output], journal: list[Change], waiter: Waiter | None = None
+        self,
+        watermark: int,
+        origin: int,
+        outputs: list[Output],
+        journal: list[Change],
+        waiter: Waiter | None = None,
+        timers: dict[str, Timer | None] | None = None,
     ) -> None:
         """Admit a completed event, when there is room; unless the partition is not ours any more by then. (A
         cancelled task still runs on once when what it waited for had happened already: the state decides, not the
@@ -188,6 +221,8 @@ class Attempts:
             await pool.wait_room()
         if worker.state.admits:
             worker.watermark = watermark
+            if timers:
+                journal += worker.timers.admitted(timers)
             pool.admit(worker.partition, watermark, origin, outputs, journal, waiter)
             pool.pump()
         elif waiter is not None:
@@ -202,40 +237,48 @@ class Attempts:
             else:
                 last.waiters.append((self._worker.partition, waiter))
 
-    def _is_known(self, record: IncomingRecord) -> tuple[int, BaseException] | None:
-        known = self.known_failures.pop(record.offset, None)
+    def is_known(self, origin: int) -> tuple[int, BaseException] | None:
+        """(attempts, the last error) of an event, or a timer, that is known to fail; now it is met."""
+        known = (self.known_failures if origin >= 0 else self.known_timers).pop(origin, None)
         if known is not None:
-            self.met_failures[record.offset] = known
+            self.met_failures[origin] = known
         return known
 
-    async def _last_word(
+    async def last_word(
         self,
         record: IncomingRecord,
         route: Route | None,
         policy: ErrorPolicy,
         error: BaseException,
         attempts: int,
+        timer: Timer | None = None,
     ) -> None:
         """The retries are used up: do what the policy says."""
         engine = self._engine
+        origin, watermark, name = record.offset, record.offset + 1, record.where
+        removed: dict[str, Timer | None] = {}
+        if timer is not None:
+            origin, watermark, removed = timer.origin, self._worker.watermark, {timer.name: None}
+            name = f"timer {timer.name!r} of {self._worker.topic_partition}"
         response = ErrorResponse.FAIL_CONSUMER if is_fatal(error) else policy.then
         what = route.name if route is not None else "a record that cannot be read"
         engine.measure(EventFailed(self._worker.partition, record.offset, describe(error), response.value))
-        text = f"{record.where} ({what}) failed after {attempts} attempt(s): {describe(error)}"
+        text = f"{name} ({what}) failed after {attempts} attempt(s): {describe(error)}"
         if response is ErrorResponse.FATALLY_EXIT:
             engine.exit_now(f"{text}; fatally_exit")
         if response is ErrorResponse.FAIL_CONSUMER:
             raise EventFailure(
-                f"{text}; the source stops, and the record will be met again at the next start"
+                f"{text}; the source stops, and {'the record' if timer is None else 'it'} will be met again at the "
+                "next start"
             ) from error
         _log.log(logging.WARNING, "%s; %s", text, response.value, exc_info=error if route is not None else None)
         outputs: list[Output] = []
         if response is ErrorResponse.DEAD_LETTER:
-            letter = dead_letter(engine.config.dead_letters, record, error, attempts, engine.wall_ms())
+            letter = dead_letter(engine.config.dead_letters, record, error, attempts, engine.wall_ms(), timer)
             if len(letter.value or b"") > engine.message_limit:
                 raise EventFailure(f"{text}; its dead letter is refused too, so the source stops") from error
             if engine.pool.last_with(self._worker.partition) is None:
                 self.dead_lettered.clear()  # those are committed
-            self.dead_lettered.add(record.offset)
+            self.dead_lettered.add(origin)
             outputs.append(letter)
-        await self._admit(record.offset + 1, record.offset, outputs, [])
+        await self._admit(watermark, origin, outputs, [], timers=removed)

@@ -13,13 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import queue
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
-
-from anyio import CapacityLimiter, to_process
 
 T = TypeVar("T")
 _Job = tuple[Callable[..., Any], tuple[Any, ...], "asyncio.Future[Any] | None", asyncio.AbstractEventLoop]
@@ -92,12 +89,6 @@ class Inlet(Generic[T]):
         _post(self._loop, self._receive, item)
 
 
-async def in_process(function: Callable[..., T], *args: Any) -> T:
-    """Run ``function(*args)`` in one of the processes that are kept for it; cancelled, that process is killed. As many
-    run as are asked for at a time. The function and its arguments must be importable and picklable there."""
-    return await to_process.run_sync(function, *args, cancellable=True, limiter=CapacityLimiter(math.inf))
-
-
 def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: Any) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to hear it
         loop.call_soon_threadsafe(function, *args)
@@ -109,8 +100,13 @@ def _resolve(future: asyncio.Future[T], result: T) -> None:
 
 
 def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)
+    if future.done():
+        return
+    if isinstance(error, StopIteration):  # no future takes it, and who waits for this one would wait for ever
+        raised = RuntimeError("the function raised StopIteration")
+        raised.__cause__ = error
+        error = raised
+    future.set_exception(error)
 
 
 def _expire(future: asyncio.Future[Any]) -> None:

@@ -19,8 +19,9 @@ from streams.clients.transactional import TransactionalProducer
 from streams.config import EventSourceConfig
 from streams.core.strategies import PlanSettings, assignor
 from streams.group import Membership, TakeOver
-from streams.runtime.bridge import Worker, in_process
+from streams.runtime.bridge import Worker
 from streams.runtime.poller import Poller
+from streams.runtime.processes import in_process
 from streams.runtime.tail import Tail
 
 T = TypeVar("T")

@@ -57,6 +57,11 @@ def is_fatal(error: BaseException) -> bool:
     return isinstance(error, Answered) and error.answer is not ExecutionState.FAIL
 
 
+def is_last(policy: ErrorPolicy, attempts: int, error: BaseException) -> bool:
+    """Whether an event that has failed so often is not tried again."""
+    return attempts > policy.retries or isinstance(error, FINAL) or is_fatal(error) or not isinstance(error, Exception)
+
+
 def reason_of(error: BaseException) -> BaseException:
     """What the handler gave as its reason, if it answered instead of raising; else the error itself."""
     return error.__cause__ if isinstance(error, Answered) and error.__cause__ is not None else error

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from streams.errors import StoreError
 from streams.job_settings import SchedulerConfig
 from streams.outcomes import ErrorPolicy, ExecutionState
-from streams.records import IncomingRecord, TopicPartition
+from streams.records import Change, IncomingRecord, TopicPartition
 from streams.runtime.event_context import EventContext
-from streams.runtime.failures import FINAL, Answered, backoff, cancelled_inside, is_fatal
+from streams.runtime.failures import Answered, backoff, cancelled_inside, is_last
 from streams.runtime.job_runner import Job, JobRunner
 from streams.runtime.line import Entry
+from streams.runtime.stages import described
 from streams.statistics import StageStatistics
 
 if TYPE_CHECKING:
@@ -36,25 +37,36 @@ class AheadContext(EventContext[Any]):
     @property
     def store(self) -> Any:
         """The partition's store; from the event's turn on."""
-        if not self._turn.done():
-            raise StoreError(
-                f"{self.topic_partition}@{self.offset}: the store was used ahead of the event's turn; "
-                "await ctx.turn() first"
-            )
+        self._needs_turn("the store was used")
         return self._store
 
     @store.setter
     def store(self, store: Any) -> None:
         self._store = store
 
+    def record_change(self, *changes: Change) -> None:
+        """See ``EventContext.record_change``; from the event's turn on."""
+        self._needs_turn("record_change was called")
+        super().record_change(*changes)
+
     async def turn(self) -> None:
         """See ``EventContext.turn``."""
+        if self._closed:
+            self._needs_turn("turn was awaited")
         self._reached()
         await asyncio.shield(self._turn)
 
     def arrive(self) -> None:
         """The turn has come."""
         self._turn.set_result(None)
+
+    def _needs_turn(self, what: str) -> None:
+        if self._closed:
+            raise StoreError(f"{self.topic_partition}@{self.offset}: {what} after the event had ended or was given up")
+        if not self._turn.done():
+            raise StoreError(
+                f"{self.topic_partition}@{self.offset}: {what} ahead of the event's turn; await ctx.turn() first"
+            )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -65,6 +77,11 @@ class HandlerStageDefinition:
     handler: Callable[[EventContext[Any], Any], Any]
     policy: ErrorPolicy
     config: SchedulerConfig
+
+    @property
+    def described(self) -> tuple[str, ...]:
+        """See ``stages.StageDefinition``."""
+        return ("handler", *described(self.handler))
 
     def open(self, host: Host) -> HandlerStage:
         """For one run."""
@@ -80,80 +97,105 @@ class HandlerStage:
     """One running concurrent handler."""
 
     def __init__(self, definition: HandlerStageDefinition, host: Host) -> None:
-        self._definition = definition
-        self._host = host
-        self._runner = JobRunner(definition.name, definition.config)
+        self.definition = definition
+        self.host = host
+        self.runner = JobRunner(definition.name, definition.config)
 
     def begin(self, entry: Entry) -> bool:
         """See ``stages.Stage``."""
-        if not self._runner.has_room(entry, entry.work):
+        if not self.runner.has_room(entry, entry.work):
             return False
-        job = Job(entry.lane, entry.work, lambda: self._run(entry, job))
-        entry.cancel = lambda: self._runner.cancel(job)
-        self._runner.add(job)
+        run = _Run(self, entry)
+        entry.cancel = run.cancel
+        self.runner.add(run.job)
         return True
 
     def statistics(self) -> StageStatistics:
         """What is under way."""
-        return self._runner.statistics()
+        return self.runner.statistics()
 
-    def close(self) -> None:
-        """Cancel what runs."""
-        self._runner.close()
+    def close(self) -> list[asyncio.Task[None]]:
+        """See ``stages.Stage``."""
+        return self.runner.close()
 
-    async def _run(self, entry: Entry, job: Job) -> None:
+
+class _Run:
+    """One event's handler, with as many attempts as it takes to get to its turn. What comes later is the event's
+    outcome at its turn, and a further attempt is made there, as for any handler."""
+
+    def __init__(self, stage: HandlerStage, entry: Entry) -> None:
+        self._stage = stage
+        self._entry = entry
+        self._ctx: AheadContext | None = None
+        self._outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._attempt = 1
+        self.job = Job(entry.lane, entry.work, self._run, self._end)
+
+    def cancel(self) -> None:
+        """The event is done with, or given up: what still runs for it touches nothing more."""
+        if self._ctx is not None:
+            self._ctx.close()
+        self._stage.runner.cancel(self.job)
+
+    async def _run(self) -> None:
+        entry, policy, rng = self._entry, self._stage.definition.policy, self._stage.host.rng
         entry.begun = True
-        policy, rng = self._definition.policy, self._host.rng
-        attempt = 1
-        while (error := await self._try(entry, job, attempt)) is not None:
-            if attempt > policy.retries or isinstance(error, FINAL) or is_fatal(error):
-                entry.fail(error, attempt)
+        while True:
+            error = await self._try()
+            if entry.is_settled or error is None:
+                self._end(error)
                 return
-            await asyncio.sleep(backoff(policy, attempt, rng))
-            attempt += 1
+            if is_last(policy, self._attempt, error):
+                entry.fail(error, self._attempt)
+                return
+            await asyncio.sleep(backoff(policy, self._attempt, rng))
+            self._attempt += 1
 
-    async def _try(self, entry: Entry, job: Job, attempt: int) -> Exception | None:
-        """Run the handler once. Returns its error if there is one ahead of the turn; what comes later is the event's
-        outcome at its turn."""
-        definition, record = self._definition, entry.record
-        outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-        async def finish(ctx: EventContext[Any]) -> Any:
-            if not isinstance(ctx, AheadContext):  # a further attempt, all of it in the event's turn
-                return await definition.handler(ctx, entry.event)
-            ctx.arrive()
-            return await outcome
-
-        def reached() -> None:
-            if not entry.is_settled:
-                entry.settle(finish, ctx, attempt - 1)
-                self._runner.over(job)  # waiting for the turn takes no slot, or nobody might have one left
-
-        where = TopicPartition(self._host.config.topic, record.partition)
-        ctx = AheadContext(where, record, self._host.message_limit, attempt, reached)
-        ctx.host = self._host
-        error: Exception | None = None
-        answer: Any = None
+    async def _try(self) -> BaseException | None:
+        """Run the handler once. Returns its error."""
+        host, entry = self._stage.host, self._entry
+        where = TopicPartition(host.config.topic, entry.record.partition)
+        ctx = self._ctx = AheadContext(where, entry.record, host.message_limit, self._attempt, self._reached)
+        ctx.host = host
         try:
-            answer = await definition.handler(ctx, entry.event)
-            if answer is not None and answer is not ExecutionState.COMPLETE:
-                error = Answered(answer, ctx.error)
+            answer = await self._stage.definition.handler(ctx, entry.event)
         except asyncio.CancelledError as cancelled:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                outcome.cancel()
                 raise
-            error = cancelled_inside(cancelled)
-        except Exception as raised:
+            error: BaseException = cancelled_inside(cancelled)
+        except GeneratorExit:
+            raise  # the loop is gone
+        except BaseException as raised:  # whatever it is, it belongs to the event
             error = raised
-        if not entry.is_settled:
-            if error is None:
-                outcome.set_result(None)
-                entry.settle(finish, ctx, attempt - 1)
-            return error
-        if error is None:
-            outcome.set_result(None)
         else:
-            outcome.set_exception(error)
-            outcome.exception()  # it may be that nobody asks
-        return None
+            if answer is None or answer is ExecutionState.COMPLETE:
+                return None
+            error = Answered(answer, ctx.error)
+        if not entry.is_settled:
+            ctx.close()  # what it may have left behind is not part of the next attempt
+        return error
+
+    def _reached(self) -> None:
+        """The handler waits for its turn."""
+        entry = self._entry
+        if not entry.is_settled:
+            entry.settle(self._finish, self._ctx, self._attempt - 1)
+            self._stage.runner.over(self.job)  # that takes no slot, or nobody might have one left
+
+    def _end(self, error: BaseException | None) -> None:
+        """The handler has ended, before its turn or after."""
+        if not self._outcome.done():
+            if error is None:
+                self._outcome.set_result(None)
+            else:
+                self._outcome.set_exception(error)
+                self._outcome.exception()  # it may be that nobody asks
+        self._reached()
+
+    async def _finish(self, ctx: EventContext[Any]) -> Any:
+        """The event's turn."""
+        if ctx is not self._ctx or not isinstance(ctx, AheadContext):  # a further attempt, all of it in the turn
+            return await self._stage.definition.handler(ctx, self._entry.event)
+        ctx.arrive()
+        return await self._outcome

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any
 
 from streams.core.keyed_jobs import KeyedJobs
 from streams.job_settings import SchedulerConfig
+from streams.runtime.failures import cancelled_inside
 from streams.runtime.line import Entry
 from streams.runtime.stages import Blocked
 from streams.statistics import StageStatistics
 
 
 class Job:
-    """One job: ``run`` is called when its slot and its key are free. What it raises must be dealt with inside."""
+    """One job: ``run`` is called when its slot and its key are free. What it raises should be dealt with inside; what
+    is not, and a cancellation that nobody here asked for, goes to ``lost``: whoever waits must hear of it."""
 
-    __slots__ = ("is_over", "key", "lane", "run", "task")
+    __slots__ = ("is_over", "key", "lane", "lost", "run", "task")
 
-    def __init__(self, lane: Hashable, key: Hashable, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def __init__(
+        self,
+        lane: Hashable,
+        key: Hashable,
+        run: Callable[[], Coroutine[Any, Any, None]],
+        lost: Callable[[BaseException], None],
+    ) -> None:
         self.lane = lane
         self.key = key
         self.run = run
+        self.lost = lost
         self.task: asyncio.Task[None] | None = None
         self.is_over = False
 
@@ -35,7 +45,8 @@ class JobRunner:
             config.concurrency, config.worker_queue_depth, config.max_concurrent_keys
         )
         self._blocked = Blocked()
-        self._running: set[Job] = set()
+        self._running: dict[Job, asyncio.Task[None]] = {}
+        self._context = contextvars.copy_context()  # or a job would inherit that of whichever ended before it
 
     def has_room(self, entry: Entry, key: Hashable) -> bool:
         """Whether a job of this key may be added; if not, the entry is woken when there may be room."""
@@ -58,7 +69,7 @@ class JobRunner:
             self._blocked.wake()
 
     def cancel(self, job: Job) -> None:
-        """Nobody wants it any more."""
+        """Nobody wants it any more. One that runs keeps its slot until it has ended."""
         if job.task is not None:
             job.task.cancel()
         elif self._jobs.withdraw(job.lane, job.key, job):
@@ -68,21 +79,27 @@ class JobRunner:
         """What is under way."""
         return StageStatistics(self._name, self._jobs.running, self._jobs.waiting, self._jobs.keys)
 
-    def close(self) -> None:
-        """Cancel what runs."""
-        for job in list(self._running):
-            self.cancel(job)
+    def close(self) -> list[asyncio.Task[None]]:
+        """Cancel what runs. Returns it."""
+        for task in self._running.values():
+            task.cancel()
+        return list(self._running.values())
 
     def _pump(self) -> None:
         while (job := self._jobs.take()) is not None:
             self._begin(job)
 
     def _begin(self, job: Job) -> None:
-        task = job.task = asyncio.get_running_loop().create_task(job.run(), name=f"kes-job-{self._name}")
-        self._running.add(job)
+        loop, context = asyncio.get_running_loop(), self._context.copy()
+        task = job.task = loop.create_task(job.run(), name=f"kes-job-{self._name}", context=context)
+        self._running[job] = task
 
         def ended(_: object) -> None:  # here, and not in the task: one that is cancelled at once never runs
-            self._running.discard(job)
+            del self._running[job]
+            if task.cancelled():
+                job.lost(cancelled_inside(asyncio.CancelledError()))
+            elif (error := task.exception()) is not None:
+                job.lost(error)
             self.over(job)
 
         task.add_done_callback(ended)

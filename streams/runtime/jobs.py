@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import stamina
+from typing import TYPE_CHECKING, Any, cast
 
 from streams.job_settings import SchedulerConfig
+from streams.metrics import JobEnded
+from streams.runtime.calls import Calls
 from streams.runtime.event_context import EventContext
-from streams.runtime.failures import cancelled_inside
 from streams.runtime.job_runner import Job, JobRunner
 from streams.runtime.line import Entry, Finish
+from streams.runtime.stages import Follower, StageDefinition, described
 from streams.statistics import StageStatistics
 
 if TYPE_CHECKING:
@@ -31,7 +31,13 @@ class JobDefinition:
     finalizer: Callable[[EventContext[Any], Any, Any], Any] | None
     on_failure: Callable[[EventContext[Any], Any, Exception], Any] | None
     config: SchedulerConfig
-    then: JobDefinition | None = None
+    then: StageDefinition | None = None
+
+    @property
+    def described(self) -> tuple[str, ...]:
+        """See ``stages.StageDefinition``."""
+        functions = described(self.job, self.finalizer, self.on_failure)
+        return (self.kind, *functions, *(() if self.then is None else self.then.described))
 
     def open(self, host: Host) -> JobStage:
         """For one run."""
@@ -45,8 +51,8 @@ class JobStage:
         self._definition = definition
         self._host = host
         self._runner = JobRunner(definition.name, definition.config)
-        self._once = _once(definition, host)
-        self._retries = _retries(definition.config)
+        config = definition.config
+        self._calls = Calls(host, definition.kind, definition.job, config.timeout_seconds, config.retry)
 
     def begin(self, entry: Entry) -> bool:
         """See ``stages.Stage``."""
@@ -56,86 +62,84 @@ class JobStage:
         key, item = entry.work
         if not self._runner.has_room(entry, key):
             return False
-        self._add(entry, key, item)
+        self.add(entry, key, item)
         return True
 
     def statistics(self) -> StageStatistics:
         """What is under way."""
         return self._runner.statistics()
 
-    def close(self) -> None:
-        """Cancel what runs."""
-        self._runner.close()
+    def close(self) -> list[asyncio.Task[None]]:
+        """See ``stages.Stage``."""
+        return self._runner.close()
 
     async def complete(self, ctx: EventContext[Any], item: Any) -> Any:
         """A job, and what comes after it, for a handler that has its turn. Returns the finalizer's answer."""
         definition = self._definition
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[tuple[Any, BaseException | None]] = asyncio.get_running_loop().create_future()
 
-        async def run() -> None:
-            result, error, _ = await self._outcome(item)
+        def end(result: Any, error: BaseException | None) -> None:
             if not future.done():
                 future.set_result((result, error))
 
+        async def run() -> None:
+            result, error, _ = await self._outcome(item, ctx.topic_partition.partition)
+            end(result, error)
+
         alone = object()  # these have no order among each other
-        job = Job(alone, alone, run)
+        job = Job(alone, alone, run, lambda error: end(None, error))
         self._runner.add(job)
         try:
             result, error = await future
         finally:
             self._runner.cancel(job)
-        if error is not None and definition.on_failure is None:
-            raise error
         if error is None and definition.then is not None:
             return await self._following(definition.then).complete(ctx, result)
         if error is None:
             answer = _finish(definition.finalizer, item, result)(ctx)
-        else:
+        elif definition.on_failure is not None and isinstance(error, Exception):
             answer = _finish(definition.on_failure, item, error)(ctx)
+        else:
+            raise error
         return await answer if isinstance(answer, Awaitable) else answer
 
-    def _add(self, entry: Entry, key: Hashable, item: Any) -> None:
+    def add(self, entry: Entry, key: Hashable, item: Any) -> None:
+        """See ``stages.Follower``."""
         definition = self._definition
 
         async def run() -> None:
             entry.begun = True
-            result, error, attempts = await self._outcome(item)
+            result, error, attempts = await self._outcome(item, entry.record.partition)
+            if entry.is_settled:  # dropped, and the job would not hear of it
+                return
             if error is None and definition.then is not None:
-                self._following(definition.then)._add(entry, key, result)
+                self._following(definition.then).add(entry, key, result)
             elif error is None:
                 entry.settle(_finish(definition.finalizer, item, result))
-            elif definition.on_failure is not None:
+            elif definition.on_failure is not None and isinstance(error, Exception):
                 entry.settle(_finish(definition.on_failure, item, error))
             else:
                 entry.fail(error, attempts)
 
-        job = Job(entry.lane, key, run)
+        job = Job(entry.lane, key, run, lambda error: entry.fail(error, 1))
         entry.cancel = lambda: self._runner.cancel(job)
         self._runner.add(job)
 
-    def _following(self, definition: JobDefinition) -> JobStage:
-        stage = self._host.stages.get(definition)
-        assert isinstance(stage, JobStage)
-        return stage
+    def _following(self, definition: StageDefinition) -> Follower:
+        return cast(Follower, self._host.stages.get(definition))
 
-    async def _outcome(self, item: Any) -> tuple[Any, Exception | None, int]:
+    async def _outcome(self, item: Any, partition: int) -> tuple[Any, BaseException | None, int]:
         """(result, error, attempts made)"""
-        made = 0
-
-        async def attempt() -> Any:
-            nonlocal made
-            made += 1
-            return await self._once(item)
-
+        host = self._host
+        if host.config.metrics_handler is None:
+            return await self._calls.outcome(item)
+        began, attempts, outcome = host.now(), 1, "cancelled"
         try:
-            return await (attempt() if self._retries is None else self._retries(attempt)), None, made
-        except asyncio.CancelledError as cancelled:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            return None, cancelled_inside(cancelled), made
-        except Exception as error:
-            return None, error, made
+            result, error, attempts = await self._calls.outcome(item)
+            outcome = "done" if error is None else "failed"
+            return result, error, attempts
+        finally:
+            host.measure(JobEnded(self._definition.name, partition, host.now() - began, attempts, outcome))
 
 
 def _nothing(_: EventContext[Any]) -> None:
@@ -146,37 +150,3 @@ def _finish(function: Callable[..., Any] | None, item: Any, outcome: Any) -> Fin
     if function is None:
         return _nothing
     return lambda ctx: function(ctx, item, outcome)
-
-
-def _once(definition: JobDefinition, host: Host) -> Callable[[Any], Awaitable[Any]]:
-    """One attempt of a job, with its timeout."""
-    seconds, run = definition.config.timeout_seconds, _runner(definition, host)
-
-    async def limited(item: Any) -> Any:
-        async with asyncio.timeout(seconds):
-            return await run(item)
-
-    return run if seconds is None else limited
-
-
-def _retries(config: SchedulerConfig) -> Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]] | None:
-    """What calls an attempt as often as it takes."""
-    retry = config.retry
-    if retry is None or retry.attempts == 1:
-        return None
-    return stamina.AsyncRetryingCaller(
-        attempts=retry.attempts,
-        timeout=retry.timeout_seconds,
-        wait_initial=retry.wait_initial_seconds,
-        wait_max=retry.wait_max_seconds,
-        wait_jitter=retry.wait_jitter_seconds,
-    ).on(retry.on)
-
-
-def _runner(definition: JobDefinition, host: Host) -> Callable[[Any], Awaitable[Any]]:
-    job = definition.job
-    if definition.kind == "async":
-        return job
-    if definition.kind == "thread":
-        return lambda item: host.handler_threads.run(job, item)
-    return lambda item: host.in_process(job, item)

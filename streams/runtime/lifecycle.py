@@ -6,6 +6,7 @@ in ``partitions`` and ``moves``.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
 from collections import deque
@@ -45,9 +46,14 @@ _log = logging.getLogger(__name__)
 CLOSE_SECONDS = 5.0
 """For leaving the group at the end."""
 
+JOBS_SECONDS = 1.0
+"""For cancelled jobs to tidy up at the end, before they are left to themselves."""
+
 
 class Engine:
     """One run of an event source, on one event loop. Made new for each run."""
+
+    fires_timers = True
 
     def __init__(
         self,
@@ -120,6 +126,7 @@ class Engine:
                     await self._leave()
                     self._tasks.cancel_scope.cancel()
         finally:
+            await self._end_jobs()
             self._disconnect()
         if self.failure is not None:
             raise self.failure
@@ -227,13 +234,18 @@ class Engine:
             _log.warning("the drain is cut short; what is not committed will be done again by the next owner")
         giving_up.cancel_scope.cancel()
 
+    async def _end_jobs(self) -> None:
+        tasks = self.stages.close()
+        if tasks:
+            with anyio.move_on_after(JOBS_SECONDS, shield=True):
+                await asyncio.wait(tasks)
+
     def _disconnect(self) -> None:
         self._watchdog.stop()
         self.partitions.drop_stores()
         self.moves.close()
         self.takeovers.close()
         self.status.close()
-        self.stages.close()
         self.handler_threads.close()
         self.control.abandon()
 

@@ -8,6 +8,7 @@ their offsets whatever the jobs do, and a replay comes to the same results.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -79,8 +80,13 @@ class Entry:
         """Something that the entry waited for may be there: look again."""
         self._wake()
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing but the route's handler to run, from the bytes on."""
+        return self.is_settled and self.finish is None and self.error is None
+
     def drop(self) -> None:
-        """Its partition is given up: nobody waits for it any more."""
+        """Nobody waits for it any more: its turn is over, or its partition is given up."""
         self.is_settled = True
         cancel, self.cancel = self.cancel, None
         if cancel is not None:
@@ -105,16 +111,29 @@ class Line:
         """Behind all others."""
         self._entries.append(entry)
 
-    def take(self) -> Entry:
-        """The first one leaves the line."""
-        return self._entries.popleft()
+    @property
+    def first(self) -> Entry:
+        """Whose turn is next."""
+        return self._entries[0]
+
+    def leave(self, count: int) -> None:
+        """So many had their turn."""
+        for _ in range(count):
+            self._entries.popleft()
+
+    def plain(self, most: int) -> list[Entry]:
+        """The first ones, as long as they are plain; at most ``most``."""
+        return list(itertools.takewhile(lambda entry: entry.is_plain, itertools.islice(self._entries, most)))
 
     def cut(self) -> None:
-        """Nothing new begins: drop the first entry whose work has not begun, and all behind it."""
+        """Nothing new begins: drop the first entry whose work has not begun, and all behind it; and what would be the
+        last but for a handler that has not begun either."""
         kept: deque[Entry] = deque()
         while self._entries and self._entries[0].begun:
             kept.append(self._entries.popleft())
         self.drop()
+        while kept and kept[-1].is_plain:
+            kept.pop()
         self._entries = kept
 
     def drop(self) -> None:

@@ -34,12 +34,14 @@ from streams.runtime.failures import (
     change_too_large,
     describe,
     is_fatal,
+    is_last,
     reason_of,
 )
 from streams.runtime.inbox import Inbox
 from streams.runtime.interjections import Interjection, Timetable
 from streams.runtime.line import Entry, Line
 from streams.runtime.signal import Signal
+from streams.runtime.timers import PartitionTimers
 
 if TYPE_CHECKING:
     from streams.runtime.host import Host
@@ -54,7 +56,7 @@ LONGEST_SLICE_SECONDS: Final = 0.005
 meanwhile."""
 
 YIELD_EVERY: Final = 32
-"""Events that enter the line between two looks at the loop: 20 to 50 us each."""
+"""Steps in the line between two looks at the loop, at most: 20 to 100 us each, besides the handlers."""
 
 
 class PartitionWorker:
@@ -77,12 +79,14 @@ class PartitionWorker:
         self.finished = anyio.Event()  # the task has ended
         self.gone = anyio.Event()  # the partition is released or void
         self.is_journalled = False
+        self.timers = PartitionTimers(self)
         self.attempts = Attempts(self)
         self._line = Line()
         self._next: Entry | None = None  # would be the line's last one, but finds no room
         self._timetable = Timetable(engine.schedules, engine.rng)
         self._closing = False
         self._slice_size = SLICE // 8
+        self._steps, self._breathed_at = 0, 0.0
 
     # -- called by the engine ------------------------------------------------------------------------------------------
 
@@ -90,6 +94,7 @@ class PartitionWorker:
         """Work on the state of this copy from now on."""
         self.store = copy.store
         self.offset_record = copy.offset_record
+        self.timers.restore(copy.timers.values())
         self.is_journalled = isinstance(self.store, JournalledStore)
 
     def take_store(self) -> Any:
@@ -115,6 +120,11 @@ class PartitionWorker:
         if self.is_journalled and store is not None:  # None: voided while the event ran, and dropped as a whole
             store.end()
             store.undo(journal)
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether nothing new is handled any more."""
+        return self._closing
 
     @property
     def events_ahead(self) -> int:
@@ -144,37 +154,25 @@ class PartitionWorker:
     async def handle(self, records: list[IncomingRecord]) -> None:
         """Handle what the inbox gave, in order, or as much of it as there is before the intake is closed; the last of
         it may be left in the line. Raises as ``run``."""
-        pool, now = self.engine.pool, self.engine.now
+        pool = self.engine.pool
         position = 0
         while position < len(records) and not self._closing:
-            if self._line or self._next is not None:
+            if self._line or self._next is not None or self._goes_ahead(records[position]):
                 position += await self._in_line(records[position])
             elif pool.is_full:
                 await pool.wait_room()
                 continue  # anything may have happened meanwhile
             else:
-                start, began = position, now()
-                position, failure = self._slice(records, start, min(start + self._slice_size, len(records)))
-                self._adapt(now() - began)
-                pool.pump()
-                ahead = failure is None and position < len(records) and self._goes_ahead(records[position])
-                if ahead:
+                start = position
+                position = await self._back_to_back(records, start)
+                if not self._closing:
                     self.inbox.handled(records[start:position])
-                    position += await self._in_line(records[position])
-                else:
-                    if failure is not None or position == start:
-                        await self.attempts.one(records[position], failure)
-                        position += 1
-                    else:
-                        await anyio.lowlevel.checkpoint()
-                    if not self._closing:
-                        self.inbox.handled(records[start:position])
             if not self._closing:
                 await self._between()
 
     async def settle_line(self) -> None:
-        """Take the turns of all that is in the line."""
-        while self._line:
+        """Take the turns of all that is in the line, for as long as that may be committed."""
+        while self._line and self.state.admits:
             if self._line.is_ready:
                 await self._turn()
             else:
@@ -185,8 +183,28 @@ class PartitionWorker:
         self._next = None
         self._line.drop()
 
+    async def _back_to_back(self, records: list[IncomingRecord], start: int) -> int:
+        """Handle some of these records, one at least. Returns the position of the next."""
+        began = self.engine.now()
+        position, failure = self._slice(records, start, min(start + self._slice_size, len(records)))
+        self._adapt(self.engine.now() - began)
+        self.engine.pool.pump()
+        if failure is not None or position == start:
+            await self.attempts.one(records[position], failure)
+            return position + 1
+        await anyio.lowlevel.checkpoint()
+        return position
+
+    async def _breathe(self) -> None:
+        """Called after each step that may have waited for nothing: the others have their turn, too."""
+        self._steps += 1
+        if self._steps >= YIELD_EVERY or self.engine.now() - self._breathed_at > LONGEST_SLICE_SECONDS:
+            await anyio.lowlevel.checkpoint()
+            self._steps, self._breathed_at = 0, self.engine.now()
+
     async def _wait(self) -> None:
-        await self._wake.wait(self._timetable.seconds_to_next(self.engine.now()))
+        times = self._timetable.seconds_to_next(self.engine.now()), self.timers.seconds_to_next()
+        await self._wake.wait(min((time for time in times if time is not None), default=None))
 
     def _adapt(self, slice_seconds: float) -> None:
         if slice_seconds > LONGEST_SLICE_SECONDS:
@@ -198,6 +216,7 @@ class PartitionWorker:
         """Run plain handlers back to back. Returns the position of the first record that needs patience, and why if it
         is because its handler failed."""
         engine, partition, store, tp = self.engine, self.partition, self.store, self.topic_partition
+        timers = self.timers
         routes, limit, admit = engine.router.routes, engine.message_limit, engine.pool.admit
         journalled = self.is_journalled
         if self.attempts.known_failures:
@@ -219,7 +238,7 @@ class PartitionWorker:
                 event = route.decode(record.value, route.version)
             except DecodeError:
                 return position, None  # met again by one(), which knows what to do
-            ctx = EventContext(store, tp, record, outputs, journal, limit)
+            ctx = EventContext(store, tp, record, outputs, journal, limit, 1, timers)
             if journalled:
                 store.begin(journal)
             try:
@@ -243,6 +262,8 @@ class PartitionWorker:
             ctx._closed = True
             if journalled:
                 store.end()
+            if ctx.timer_changes:
+                journal += timers.admitted(ctx.timer_changes)
             offset = record.offset
             self.watermark = offset + 1
             admit(partition, offset + 1, offset, outputs, journal)
@@ -264,8 +285,7 @@ class PartitionWorker:
         if not self._enter(record):
             await self._wait()
             return 0
-        if len(self._line) % YIELD_EVERY == 0:
-            await anyio.lowlevel.checkpoint()
+        await self._breathe()
         return 1
 
     def _enter(self, record: IncomingRecord) -> bool:
@@ -291,43 +311,57 @@ class PartitionWorker:
             entry.settle(None)
             return entry
         assert route is not None
+        known = self.attempts.known_failures.get(record.offset)
+        if known is not None and is_last(route.policy, *known):
+            entry.fail(known[1], known[0])  # no use in doing its work again
+            return entry
         try:
             entry.work = route.ahead.plan(record, event)
-        except Exception as error:
-            entry.fail(error, 1)
+        except (Exception, asyncio.CancelledError) as error:
+            entry.fail(error if isinstance(error, Exception) else cancelled_inside(error), 1)
         return entry
 
     async def _turn(self) -> None:
-        """The first one in the line: everything before it is complete."""
-        entry = self._line.take()
+        """The first one in the line, or some plain ones: everything before it is complete."""
+        plain = [] if self.engine.pool.is_full else self._line.plain(self._slice_size)
+        if plain:
+            records = [entry.record for entry in plain]
+            done = await self._back_to_back(records, 0)
+        else:
+            records, done = [self._line.first.record], 1
+            await self._turn_of(self._line.first)
+        self._line.leave(done)
+        if not self._closing:
+            self.inbox.handled(records[:done])
+        await self._breathe()
+
+    async def _turn_of(self, entry: Entry) -> None:
         attempts, record = self.attempts, entry.record
         try:
-            if entry.route is None or entry.finish is None:
-                if entry.error is None:
-                    await attempts.one(record, None)
-                else:
-                    await attempts.failed(record, entry.route, entry.error, entry.attempts)
+            if entry.error is not None:
+                await attempts.failed(record, entry.route, entry.error, entry.attempts)
+            elif entry.finish is None or entry.route is None:
+                await attempts.one(record, None)
             else:
                 if entry.context is not None:
                     entry.context.store = self.store
                 await attempts.persist(record, entry.route, entry.finish, entry.attempts, None, context=entry.context)
         finally:
             entry.drop()
-        if not self._closing:
-            self.inbox.handled([record])
 
     # -- interjections -------------------------------------------------------------------------------------------------
 
     async def _between(self) -> bool:
-        """What has its place between two events: one that is due, one that was asked for. No more: events have their
-        turn, too."""
+        """What has its place between two events: a scheduled run that is due, one that was asked for, and a few timers.
+        No more: events have their turn, too."""
         due = self._timetable.due(self.engine.now())
         if due is not None:
             await self._interjection(due)
         asked = self.inbox.take_interjection()
         if asked is not None:
             await self._interjection(asked)
-        return due is not None or asked is not None
+        fired = not self._closing and await self.timers.run_due()
+        return due is not None or asked is not None or fired
 
     async def _interjection(self, interjection: Interjection) -> None:
         engine = self.engine

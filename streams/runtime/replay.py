@@ -20,16 +20,19 @@ from streams.config import EventSourceConfig
 from streams.core.partition import PartitionState
 from streams.core.router import Route, Router
 from streams.core.schedule import Schedule
+from streams.core.timers import Timer
 from streams.core.transaction import Transaction, Waiter
 from streams.errors import StreamsError
 from streams.metrics import EventFailed, Measurement
 from streams.outcomes import ErrorPolicy, ErrorResponse
 from streams.records import Change, IncomingRecord, Output, TopicPartition
-from streams.runtime.bridge import Worker, in_process
+from streams.runtime.bridge import Worker
+from streams.runtime.changelog import TIMER_PREFIX
 from streams.runtime.copies import StateCopy, make_store
 from streams.runtime.failures import EventFailure, RestartNeeded
 from streams.runtime.handler_threads import HandlerThreads
 from streams.runtime.partition_worker import PartitionWorker
+from streams.runtime.processes import in_process
 from streams.runtime.stages import Stages
 
 _workers_log = logging.getLogger("streams.runtime.attempts")
@@ -73,6 +76,7 @@ class PartitionReplay:
         self.config = program.config
         self.router = _without_waiting(program)
         self.schedules: Sequence[tuple[Schedule, Route]] = ()
+        self.fires_timers = False
         self.rng = random.Random(0)
         self.now = asyncio.get_running_loop().time
         self.message_limit = program.message_limit
@@ -87,6 +91,7 @@ class PartitionReplay:
         self._store_factory = program.store_factory
         self._state: dict[bytes, bytes] = {}
         self._types: dict[bytes, str] = {}  # of keys whose changes have one
+        self._timers: dict[str, Timer] = {}
         self._last_offset = -1
         self._completed = Completed([], set(), [])
         self._known: dict[int, tuple[int, BaseException]] = {}  # failures that a new worker must not try again
@@ -171,18 +176,21 @@ class PartitionReplay:
             for change in self.contents():
                 store.receive_change(change)
             worker = self._worker = PartitionWorker(self, self.partition, 1)
-            worker.adopt(StateCopy(self.partition, 1, store, 0.0))
+            copy = StateCopy(self.partition, 1, store, 0.0)
+            copy.timers = self._timers
+            worker.adopt(copy)
             worker.state = worker.state.to(PartitionState.ACTIVE)
             worker.watermark = self._watermark
-            worker.attempts.known_failures = self._known
+            worker.attempts.expect(self._known, self._watermark)
         return self._worker
 
     def _restart(self, worker: PartitionWorker, need: RestartNeeded) -> None:
         """The store cannot be undone: another one, filled from what is complete."""
-        known = worker.attempts.met_failures | worker.attempts.known_failures
+        known = worker.attempts.known()
         if need.attempts:
             known[need.offset] = (need.attempts, need.error)
         self._known = known
+        self._timers = worker.timers.contents()
         worker.drop_store()
         self._worker = None
 
@@ -200,7 +208,8 @@ class PartitionReplay:
         """An event is complete."""
         self._completed.outputs.extend(outputs)
         for change in changes:
-            self._keep(change)
+            if not change.key.startswith(TIMER_PREFIX):  # those the worker keeps
+                self._keep(change)
 
     def measure(self, measurement: Measurement) -> None:
         """Failed events are told of here, before their dead letter is admitted."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,6 +12,7 @@ from streams.runtime.line import Entry
 from streams.statistics import StageStatistics
 
 if TYPE_CHECKING:
+    from streams.runtime.event_context import EventContext
     from streams.runtime.host import Host
 
 
@@ -23,7 +25,23 @@ class Stage(Protocol):
         ...
 
     def statistics(self) -> StageStatistics: ...
-    def close(self) -> None: ...
+
+    def close(self) -> Collection[asyncio.Task[Any]]:
+        """Cancel what still runs. Returns the tasks that take a moment to end."""
+        ...
+
+
+class Follower(Stage, Protocol):
+    """A stage that goes on where another one ends (``then``)."""
+
+    def add(self, entry: Entry, key: Hashable, item: Any) -> None:
+        """Go on with an entry, whose work has this key and this result so far. Whether there is room is not asked: its
+        event is in the line already."""
+        ...
+
+    async def complete(self, ctx: EventContext[Any], item: Any) -> Any:
+        """The same for a handler that has its turn. Returns what the event's handler answers."""
+        ...
 
 
 class StageDefinition(Protocol):
@@ -31,6 +49,11 @@ class StageDefinition(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def described(self) -> tuple[str, ...]:
+        """What two copies of it have in common, as far as it can be seen from outside."""
+        ...
 
     def open(self, host: Host) -> Stage: ...
 
@@ -62,26 +85,36 @@ class Stages:
         """One value per stage that is open."""
         return tuple(stage.statistics() for _, stage in self._open.values())
 
-    def close(self) -> None:
-        """Let all of them go; what still runs is cancelled."""
-        for _, stage in self._open.values():
-            stage.close()
+    def close(self) -> list[asyncio.Task[Any]]:
+        """Let all of them go; what still runs is cancelled. Returns the tasks that take a moment to end."""
+        tasks = [task for _, stage in self._open.values() for task in stage.close()]
         self._open.clear()
+        return tasks
+
+
+def described(*functions: Callable[..., Any] | None) -> tuple[str, ...]:
+    """The names of a stage's functions, for ``StageDefinition.described``."""
+    return tuple(
+        ""
+        if function is None
+        else f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+        for function in functions
+    )
 
 
 class Blocked:
     """Entries that found no room; all of them look again when some comes free."""
 
     def __init__(self) -> None:
-        self._wakes: set[Callable[[], None]] = set()
+        self._wakes: dict[Callable[[], None], None] = {}  # not a set: in the order in which they came
 
     def add(self, entry: Entry) -> None:
         """Wake it next time."""
-        self._wakes.add(entry.wake)
+        self._wakes[entry.wake] = None
 
     def wake(self) -> None:
         """There may be room."""
         if self._wakes:
-            wakes, self._wakes = self._wakes, set()
+            wakes, self._wakes = self._wakes, {}
             for wake in wakes:
                 wake()

@@ -1,0 +1,110 @@
+"""The user's function of a stage, called with its timeout and its retries: as a task, on a thread, in a process."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import stamina
+
+from streams.errors import RegistrationError
+from streams.job_settings import JobRetry
+from streams.runtime.failures import cancelled_inside
+
+if TYPE_CHECKING:
+    from streams.runtime.host import Host
+
+KINDS = ("async", "thread", "process")
+
+
+def kind_of(what: str, function: Callable[..., Any], kind: str | None) -> str:
+    """How ``what`` is to be called; by default as its function says. Raises ``RegistrationError``."""
+    found_async = is_async(function)
+    kind = kind or ("async" if found_async else "thread")
+    if kind not in KINDS:
+        raise RegistrationError(f"the kind of {what} is {kind!r}; use one of {', '.join(KINDS)}")
+    if found_async != (kind == "async"):
+        found = "async" if found_async else "a plain function"
+        raise RegistrationError(f"the function of {what} is {found}; it cannot be of the kind {kind!r}")
+    return kind
+
+
+class Calls:
+    """Calls one function of one run. ``timeout_seconds`` is for an attempt."""
+
+    def __init__(
+        self,
+        host: Host,
+        kind: str,
+        function: Callable[[Any], Any],
+        timeout_seconds: float | None,
+        retry: JobRetry | None,
+    ) -> None:
+        self._once = _once(_runner(host, kind, function), timeout_seconds)
+        self._retries = _retries(retry)
+
+    async def outcome(self, argument: Any) -> tuple[Any, BaseException | None, int]:
+        """(result, error, attempts made). Raises ``CancelledError`` only if its task is cancelled. An error that is no
+        ``Exception`` (``SystemExit``) is for whoever has the event's turn, and not for the event's policy."""
+        made = 0
+
+        async def attempt() -> Any:
+            nonlocal made
+            made += 1
+            return await self._once(argument)
+
+        try:
+            return await (attempt() if self._retries is None else self._retries(attempt)), None, made
+        except asyncio.CancelledError as cancelled:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return None, cancelled_inside(cancelled), made
+        except GeneratorExit:
+            raise  # the loop is gone
+        except BaseException as error:
+            return None, error, made
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it makes something to be awaited."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _once(run: Callable[[Any], Awaitable[Any]], seconds: float | None) -> Callable[[Any], Awaitable[Any]]:
+    async def limited(argument: Any) -> Any:
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                return await run(argument)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise  # the function's own
+            raise TimeoutError(f"it took longer than timeout_seconds={seconds}") from error
+
+    return run if seconds is None else limited
+
+
+def _retries(retry: JobRetry | None) -> Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]] | None:
+    if retry is None or retry.attempts == 1:
+        return None
+    return stamina.AsyncRetryingCaller(
+        attempts=retry.attempts,
+        timeout=retry.timeout_seconds,
+        wait_initial=retry.wait_initial_seconds,
+        wait_max=retry.wait_max_seconds,
+        wait_jitter=retry.wait_jitter_seconds,
+    ).on(retry.on)
+
+
+def _runner(host: Host, kind: str, function: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
+    if kind == "async":
+        return function
+    if kind == "thread":
+        return lambda argument: host.handler_threads.run(function, argument)
+    return lambda argument: host.in_process(function, argument)
