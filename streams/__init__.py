@@ -10,13 +10,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from streams.async_batcher import AsyncBatcher, BatchItem
     from streams.async_jobs import AsyncJobScheduler
     from streams.config import EventSourceConfig, PoolConfig
     from streams.event_source import EventSource
     from streams.events import event_type, upcaster
     from streams.global_change_log import GlobalChangeLog, GlobalChangeLogStatistics
     from streams.global_table import GlobalTable
-    from streams.job_settings import COMPUTE, FAST_NETWORK, SLOW_NETWORK, WIDE_NETWORK, JobRetry, SchedulerConfig
+    from streams.job_settings import (
+        COMPUTE,
+        FAST_NETWORK,
+        SLOW_NETWORK,
+        WIDE_NETWORK,
+        BatcherConfig,
+        JobRetry,
+        SchedulerConfig,
+    )
     from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorPolicy, ErrorResponse, ExecutionState
     from streams.protocols import Codec, JournalledStore, StateStore
     from streams.records import Change, IncomingRecord, Record, TopicPartition
@@ -33,7 +42,10 @@ __all__ = [
     "SLOW_NETWORK",
     "STOP",
     "WIDE_NETWORK",
+    "AsyncBatcher",
     "AsyncJobScheduler",
+    "BatchItem",
+    "BatcherConfig",
     "Change",
     "Codec",
     "ErrorPolicy",
@@ -63,7 +75,10 @@ __all__ = [
 ]
 
 _HOME = {
+    "AsyncBatcher": "streams.async_batcher",
     "AsyncJobScheduler": "streams.async_jobs",
+    "BatchItem": "streams.runtime.batches",
+    "BatcherConfig": "streams.job_settings",
     "COMPUTE": "streams.job_settings",
     "Change": "streams.records",
     "Codec": "streams.protocols",

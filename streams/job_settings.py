@@ -62,6 +62,39 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+class BatcherConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """When a batcher calls, and how much it takes in.
+
+    ``max_batch_size``: items of one call, at most. ``max_delay_seconds``: how long an item waits for company when there
+    is a slot for a batch; 0: a batch begins as soon as there is a slot (what comes while all slots are taken makes the
+    next ones). ``max_concurrent_batches``: calls that run at a time in this process. ``max_queued_items``: items of one
+    partition that wait or run; beyond, its reading waits (nobody else's does). An event with more items than that goes
+    in alone. ``timeout_seconds``: for one attempt of a call (``None``: as long as it takes). ``retry``: of a call that
+    raises, with all of its items; ``None`` means one attempt.
+    """
+
+    max_batch_size: int = 100
+    max_delay_seconds: float = 0.005
+    max_concurrent_batches: int = 4
+    max_queued_items: int = 10_000
+    timeout_seconds: float | None = None
+    retry: JobRetry | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_size", "max_concurrent_batches", "max_queued_items"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"BatcherConfig.{name} is {value!r}; it must be a whole number, 1 or more")
+        if not 0 <= self.max_delay_seconds < 86_400:
+            raise ConfigError(
+                f"BatcherConfig.max_delay_seconds is {self.max_delay_seconds}; it must be 0 or more, less than a day"
+            )
+        if self.timeout_seconds is not None and not self.timeout_seconds > 0:
+            raise ConfigError(
+                f"BatcherConfig.timeout_seconds is {self.timeout_seconds}; it must be more than 0, or None"
+            )
+
+
 _CPUS: Final = os.cpu_count() or 1
 
 COMPUTE: Final = SchedulerConfig(concurrency=_CPUS, worker_queue_depth=1000)

@@ -51,12 +51,16 @@ class CopyStatistics(msgspec.Struct, frozen=True):
 
 class StageStatistics(msgspec.Struct, frozen=True):
     """Work that runs ahead of its turn, of one scheduler, batcher or concurrent handler: what runs, what waits for a
-    slot or its key, and how many keys have work."""
+    slot or its key, and how many keys have work. For a batcher that is counted in items, for a producer in records."""
 
     name: str
     running: int
     waiting: int
     keys: int
+    batches: int = 0
+    """Calls that a batcher has made so far."""
+    mean_batch_size: float = 0.0
+    """Items per call of a batcher, so far."""
 
 
 class MoveStatistics(msgspec.Struct, frozen=True):

@@ -1,0 +1,415 @@
+"""Batches ahead of the turn, over a broker in memory: what is called when, with what, and what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from streams import (
+    AsyncBatcher,
+    AsyncJobScheduler,
+    BatcherConfig,
+    BatchItem,
+    EventContext,
+    IncomingRecord,
+    JobRetry,
+    SchedulerConfig,
+)
+from streams.errors import BatchError, ConfigError, RegistrationError
+from streams.outcomes import DEAD_LETTER
+from tests.unit.runtime_kit import OUT, PATIENCE, Bench, Named, count
+
+pytestmark = pytest.mark.asyncio
+
+Items = list[BatchItem[Any]]
+
+
+class World:
+    """What calls talk to: each ends when it is told to, by the names in it."""
+
+    def __init__(self, *, is_open: bool = False) -> None:
+        self.calls: list[list[str]] = []
+        self.running: list[list[str]] = []
+        self.cancelled: list[list[str]] = []
+        self.errors: dict[str, Exception] = {}
+        self._gate = asyncio.Event()
+        if is_open:
+            self._gate.set()
+        self._told: dict[int, asyncio.Event] = {}
+
+    async def call(self, items: Items) -> list[Any]:
+        names = [item.value.name for item in items]
+        number = len(self.calls)
+        self.calls.append(names)
+        self.running.append(names)
+        try:
+            if not self._gate.is_set():
+                await self._told.setdefault(number, asyncio.Event()).wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(names)
+            raise
+        finally:
+            self.running.remove(names)
+        return [self.errors.get(name, name.upper()) for name in names]
+
+    def end(self, *numbers: int) -> None:
+        for number in numbers:
+            self._told.setdefault(number, asyncio.Event()).set()
+
+    def open(self) -> None:
+        self._gate.set()
+        self.end(*range(len(self.calls)))
+
+
+def finalize(ctx: EventContext[Any], items: Items) -> None:
+    count(ctx, "seen")
+    ctx.forward(OUT, Named("+".join(item.result for item in items)), key="k")
+
+
+@pytest_asyncio.fixture
+async def bench() -> AsyncIterator[Bench]:
+    made = Bench()
+    yield made
+    if made.tasks and not made.tasks[-1].done():
+        await asyncio.wait_for(made.source.stop(), PATIENCE)
+        await made.tasks[-1]
+
+
+def words(_: IncomingRecord | None, event: Named) -> list[tuple[str, Named]]:
+    """An item per letter: the key is the letter before its number."""
+    return [(word[0], Named(word)) for word in event.name.split()]
+
+
+def batched(bench: Bench, execute: Any, *, partitions: int = 1, **settings: Any) -> AsyncBatcher[Any, Named]:
+    source = bench.make(None, partitions=partitions, **settings.pop("source", {}))
+    on_error = settings.pop("on_error", None)
+    config = BatcherConfig(**{"max_delay_seconds": 0.0, **settings.pop("config", {})})
+    batcher: AsyncBatcher[Any, Named] = AsyncBatcher(
+        source, execute, settings.pop("finalizer", finalize), config=config, **settings
+    )
+    batcher.register_event_type(Named, words, on_error=on_error)
+    return batcher
+
+
+async def test_items_of_many_events_are_one_call_and_events_complete_in_order(bench: Bench) -> None:
+    world = World()
+    batched(bench, world.call, config={"max_batch_size": 4, "max_concurrent_batches": 2})
+    bench.broker.send("a1 b1", "c1", "d1", "e1", "f1 g1")
+    bench.run()
+    await bench.until(lambda: len(world.calls) == 2, "two calls run")
+    assert world.calls == [["a1", "b1", "c1", "d1"], ["e1", "f1", "g1"]]
+    world.end(1)
+    await bench.until(lambda: len(world.running) == 1, "the second one is back")
+    assert bench.broker.outputs() == []
+    world.end(0)
+    await bench.until(lambda: bench.broker.outputs() == ["A1+B1", "C1", "D1", "E1", "F1+G1"], "in order")
+    assert bench.broker.offsets == {0: 5}
+
+
+async def test_a_key_is_in_one_call_at_a_time_and_in_order_within_it(bench: Bench) -> None:
+    world = World()
+    batched(bench, world.call, config={"max_batch_size": 3, "max_concurrent_batches": 4})
+    bench.broker.send("a1", "a2", "b1", "a3", "a4", "a5", "c1")
+    bench.run()
+    await bench.until(lambda: len(world.calls) == 2, "the second call has what is not held by the first")
+    assert world.calls == [["a1", "a2", "b1"], ["c1"]]
+    world.open()
+    await bench.until(lambda: bench.broker.offsets == {0: 7}, "all done")
+    assert world.calls[2] == ["a3", "a4", "a5"]
+
+
+async def test_an_event_with_more_items_than_a_batch_or_than_there_is_room_for(bench: Bench) -> None:
+    world = World(is_open=True)
+    batched(bench, world.call, config={"max_batch_size": 2, "max_queued_items": 3, "max_concurrent_batches": 1})
+    bench.broker.send("a1", "a2 b1 c1 d1 e1 f1 g1", "h1")
+    bench.run()
+    await bench.until(lambda: bench.broker.offsets == {0: 3}, "all done")
+    assert bench.broker.outputs() == ["A1", "A2+B1+C1+D1+E1+F1+G1", "H1"]
+    assert all(len(names) <= 2 for names in world.calls)
+    assert world.calls.index(["a1"]) == 0, "the large event went in when nothing else was there"
+
+
+async def test_a_bound_holds_up_its_own_partition_only(bench: Bench) -> None:
+    world = World()
+    batched(
+        bench,
+        world.call,
+        partitions=2,
+        config={"max_batch_size": 1, "max_queued_items": 2, "max_concurrent_batches": 8},
+    )
+    bench.run()
+    await bench.until_active()
+    bench.broker.send("a1", "b1", "c1")
+    await bench.until(lambda: world.calls == [["a1"], ["b1"]], "two are let in")
+    bench.broker.send("z1", partition=1)
+    await bench.until(lambda: ["z1"] in world.calls, "the other one goes on")
+    world.end(world.calls.index(["z1"]))
+    await bench.until(lambda: bench.broker.outputs() == ["Z1"], "and completes")
+    assert ["c1"] not in world.calls
+    world.open()
+    await bench.until(lambda: bench.broker.outputs() == ["Z1", "A1", "B1", "C1"], "all done")
+
+
+async def test_an_item_waits_for_company_for_so_long(bench: Bench) -> None:
+    world = World(is_open=True)
+    batched(bench, world.call, config={"max_delay_seconds": 3600.0, "max_batch_size": 3})
+    bench.broker.send("a1", "b1")
+    bench.run()
+    source = bench.source
+    await bench.until(lambda: source.statistics().stages and source.statistics().stages[0].waiting == 2, "they wait")
+    assert world.calls == []
+    bench.broker.send("c1")
+    await bench.until(lambda: bench.broker.offsets == {0: 3}, "the batch is full")
+    assert world.calls == [["a1", "b1", "c1"]]
+    statistics = source.statistics().stages[0]
+    assert (statistics.running, statistics.waiting, statistics.keys) == (0, 0, 0)
+    assert (statistics.batches, statistics.mean_batch_size) == (1, 3.0)
+
+
+async def test_after_its_delay_a_batch_begins_that_is_not_full(bench: Bench) -> None:
+    world = World(is_open=True)
+    batched(bench, world.call, config={"max_delay_seconds": 0.05, "max_batch_size": 100})
+    bench.broker.send("a1", "b1")
+    bench.run()
+    await bench.until(lambda: bench.broker.offsets == {0: 2}, "both done")
+    assert world.calls == [["a1", "b1"]]
+
+
+async def test_events_without_items_keep_the_order(bench: Bench) -> None:
+    world = World()
+    source = bench.make(None)
+    seen: list[int] = []
+
+    def final(ctx: EventContext[Any], items: Items) -> None:
+        seen.append(len(items))
+        ctx.forward(OUT, Named(f"{ctx.offset}"), key="k")
+
+    batcher: AsyncBatcher[Any, Named] = AsyncBatcher(source, world.call, final)
+
+    @batcher.register_event_type(Named)
+    def plan(_: IncomingRecord, event: Named) -> Any:
+        return {"none": None, "empty": []}.get(event.name, (event.name, event))
+
+    bench.broker.send("a", "none", "empty", "b")
+    bench.run()
+    await bench.until(lambda: world.calls == [["a", "b"]], "the call runs")
+    assert bench.broker.outputs() == []
+    world.open()
+    await bench.until(lambda: bench.broker.offsets == {0: 4}, "all done")
+    assert bench.broker.outputs() == ["0", "2", "3"], "None has no finalizer, an empty list has"
+    assert seen == [1, 0, 1]
+
+
+async def test_an_item_that_failed_fails_its_event_and_no_other(bench: Bench) -> None:
+    world = World(is_open=True)
+    world.errors["b2"] = RuntimeError("b2 is bad")
+    batched(bench, world.call, on_error=DEAD_LETTER)
+    bench.broker.send("a1 b1", "a2 b2", "a3 b3")
+    bench.run()
+    await bench.until(lambda: bench.broker.offsets == {0: 3}, "all passed")
+    assert world.calls == [["a1", "b1", "a2", "b2", "a3", "b3"]]
+    assert bench.broker.outputs() == ["A1+B1", "A3+B3"]
+    letters = bench.broker.logs[bench.source.config.dead_letters, 0]
+    assert len(letters) == 1
+    assert any(b"b2 is bad" in (value or b"") for _, value in letters[0].headers or ())
+
+
+async def test_on_failure_gets_all_items_of_the_event(bench: Bench) -> None:
+    world = World(is_open=True)
+    world.errors["b1"] = RuntimeError("no")
+
+    def failed(ctx: EventContext[Any], items: Items) -> None:
+        ctx.forward(OUT, Named(" ".join(f"{item.value.name}:{item.result}:{item.error}" for item in items)), key="k")
+
+    batched(bench, world.call, on_failure=failed)
+    bench.broker.send("a1 b1", "c1")
+    bench.run()
+    await bench.until(lambda: bench.broker.offsets == {0: 2}, "all passed")
+    assert bench.broker.outputs() == ["a1:A1:None b1:None:no", "C1"]
+
+
+async def test_a_call_that_raises_is_tried_again_then_fails_all_of_its_items(bench: Bench) -> None:
+    tries: list[int] = []
+
+    async def execute(items: Items) -> None:
+        tries.append(len(items))
+        raise RuntimeError("no")
+
+    retry = JobRetry(attempts=3, wait_initial_seconds=0.001, wait_jitter_seconds=0)
+    batched(bench, execute, on_error=DEAD_LETTER, config={"retry": retry})
+    bench.broker.send("a1 b1", "c1")
+    bench.run()
+    await bench.until(lambda: bench.broker.offsets == {0: 2}, "passed")
+    assert tries == [3, 3, 3]
+    assert len(bench.broker.logs[bench.source.config.dead_letters, 0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [([1], "answered 1 results for 3 items"), ([1, 2, 3, 4], "answered 4 results"), ("abc", "answered 'str'")],
+)
+async def test_a_wrong_number_of_results_is_refused_by_name(bench: Bench, answer: Any, said: str) -> None:
+    errors: list[BaseException] = []
+
+    async def execute(items: Items) -> Any:
+        return answer
+
+    def failed(ctx: EventContext[Any], items: Items) -> None:
+        errors.extend(item.error for item in items if item.error is not None)
+
+    batched(bench, execute, on_failure=failed, name="writer")
+    bench.broker.send("a1 b1 c1")
+    bench.run()
+    await bench.until(lambda: bench.broker.offsets == {0: 1}, "passed")
+    assert len(errors) == 3
+    assert isinstance(errors[0], BatchError)
+    assert "writer" in str(errors[0])
+    assert said in str(errors[0])
+
+
+async def test_no_results_are_none_for_each(bench: Bench) -> None:
+    results: list[Any] = []
+
+    async def execute(items: Items) -> None: ...
+
+    def final(ctx: EventContext[Any], items: Items) -> None:
+        results.extend((item.result, item.error) for item in items)
+
+    batched(bench, execute, finalizer=final)
+    bench.broker.send("a1 b1")
+    bench.run()
+    await bench.until(lambda: bench.broker.offsets == {0: 1}, "done")
+    assert results == [(None, None), (None, None)]
+
+
+async def test_a_timeout_is_the_error_of_the_items(bench: Bench) -> None:
+    world = World()
+    batched(bench, world.call, on_error=DEAD_LETTER, config={"timeout_seconds": 0.01})
+    bench.broker.send("a1")
+    bench.run()
+    await bench.until(lambda: bench.broker.offsets == {0: 1}, "passed")
+    assert world.cancelled == [["a1"]]
+
+
+@pytest.mark.parametrize("planned", [5, "ab", [1], [("k",)], [([], 1)], (("k", 1) for _ in range(2))])
+async def test_what_is_no_list_of_items_fails_the_event_by_name(bench: Bench, planned: Any) -> None:
+    world = World(is_open=True)
+    source = bench.make(None)
+    batcher: AsyncBatcher[Any, Named] = AsyncBatcher(source, world.call, finalize, name="writer")
+    batcher.register_event_type(Named, lambda record, event: planned)
+    bench.broker.send("a")
+    task = bench.run()
+    await asyncio.wait([task], timeout=PATIENCE)
+    with pytest.raises(Exception, match=r"writer.*Named"):
+        task.result()
+    assert world.calls == []
+
+
+async def test_user_data_and_threads(bench: Bench) -> None:
+    source = bench.make(None)
+
+    def execute(items: Items) -> list[str]:
+        return [item.value + "!" for item in items]
+
+    def final(ctx: EventContext[Any], items: Items) -> None:
+        ctx.forward(OUT, Named(f"{items[0].user_data}{items[0].result}"), key="k")
+
+    batcher: AsyncBatcher[Any, str] = AsyncBatcher(source, execute, final)
+
+    @batcher.register_event_type(Named)
+    def plan(record: IncomingRecord, event: Named) -> BatchItem[str]:
+        return BatchItem(event.name, event.name, user_data=record.offset)
+
+    bench.broker.send("abc", "de")
+    bench.run()
+    await bench.until(lambda: bench.broker.outputs() == ["0abc!", "1de!"], "done")
+
+
+async def test_a_stop_waits_for_calls_that_run_and_drops_the_rest(bench: Bench) -> None:
+    world = World()
+    batched(bench, world.call, config={"max_batch_size": 2, "max_concurrent_batches": 1})
+    source = bench.source
+    bench.broker.send("a1", "b1", "c1")
+    bench.run()
+    await bench.until(lambda: world.calls == [["a1", "b1"]], "it runs")
+    stopping = asyncio.create_task(source.stop())
+    await bench.until(lambda: source.statistics().partitions[0].state == "draining", "it drains")
+    world.open()
+    await asyncio.wait_for(stopping, PATIENCE)
+    assert bench.broker.outputs() == ["A1", "B1"]
+    assert world.calls == [["a1", "b1"]]
+    assert bench.broker.offsets == {0: 2}
+
+
+async def test_when_the_membership_is_lost_calls_are_cancelled_and_made_again(bench: Bench) -> None:
+    world = World()
+    batched(bench, world.call, config={"max_batch_size": 2, "max_concurrent_batches": 1})
+    bench.broker.send("a1", "b1", "c1")
+    bench.run()
+    await bench.until(lambda: world.calls == [["a1", "b1"]], "it runs")
+    bench.connections.membership.lose_and_rejoin()
+    await bench.until(lambda: len(world.calls) == 2, "again")
+    assert world.cancelled == [["a1", "b1"]]
+    assert world.calls[1] == ["a1", "b1"]
+    world.open()
+    await bench.until(lambda: bench.broker.outputs() == ["A1", "B1", "C1"], "done")
+
+
+async def test_submit_in_a_handler_that_has_its_turn(bench: Bench) -> None:
+    world = World(is_open=True)
+    world.errors["c1"] = RuntimeError("c1 is bad")
+    source = bench.make(None)
+    batcher: AsyncBatcher[Any, Named] = AsyncBatcher(source, world.call)
+
+    @source.register_event_type(Named, on_error=DEAD_LETTER)
+    async def handler(ctx: EventContext[Any], event: Named) -> None:
+        items = await batcher.submit(ctx, words(None, event))
+        ctx.forward(OUT, Named("+".join(item.result for item in items)), key="k")
+
+    bench.broker.send("a1 b1", "", "c1", "d1")
+    bench.run()
+    await bench.until(lambda: bench.broker.offsets == {0: 4}, "all done")
+    assert bench.broker.outputs() == ["A1+B1", "", "D1"]
+    assert len(bench.broker.logs[source.config.dead_letters, 0]) == 1
+
+
+async def test_settings_that_cannot_be(bench: Bench) -> None:
+    source = bench.make(None)
+    for settings in (
+        {"max_batch_size": 0},
+        {"max_concurrent_batches": 0},
+        {"max_queued_items": True},
+        {"max_delay_seconds": -1},
+        {"timeout_seconds": 0},
+    ):
+        with pytest.raises(ConfigError, match=f"BatcherConfig.{next(iter(settings))}"):
+            BatcherConfig(**settings)
+    with pytest.raises(RegistrationError, match="cannot be of the kind 'thread'"):
+        AsyncBatcher(source, World().call, kind="thread")
+    with pytest.raises(RegistrationError, match="use one of"):
+        AsyncBatcher(source, World().call, kind="fiber")
+    with pytest.raises(RegistrationError, match="not both"):
+        AsyncBatcher(source, World().call).register_event_type(Named, words, key=lambda event: event.name)
+
+
+async def test_a_scheduler_goes_on_with_a_batcher(bench: Bench) -> None:
+    world = World()
+    source = bench.make(None)
+    batcher: AsyncBatcher[Any, Named] = AsyncBatcher(source, world.call, finalize)
+
+    async def job(event: Named) -> Named:
+        return Named(event.name + "j")
+
+    scheduler: AsyncJobScheduler[Any, Named, Named] = AsyncJobScheduler(
+        source, job, config=SchedulerConfig(concurrency=8), then=batcher
+    )
+    scheduler.register_event_type(Named, key=lambda event: event.name[0])
+    bench.broker.send("a1", "b1", "a2")
+    bench.run()
+    await bench.until(lambda: world.calls != [], "a call runs")
+    world.open()
+    await bench.until(lambda: bench.broker.outputs() == ["A1J", "B1J", "A2J"], "in order")
