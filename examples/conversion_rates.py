@@ -1,0 +1,46 @@
+"""Writes rates for ``examples.conversion``: ``python -m examples.conversion_rates USD=0.92 JPY=0.0061``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from examples.conversion import RATES, Rate
+from streams.codecs import codec_for
+from streams.events import event_type_of
+
+KEYS = codec_for(tuple[str, int])
+
+
+def create_topic(servers: str, partitions: int = 3) -> None:
+    """A compacted topic, if there is none."""
+    topic = NewTopic(RATES, partitions, 1, config={"cleanup.policy": "compact"})
+    client = AdminClient({"bootstrap.servers": servers})  # kept: one that is collected answers nothing
+    if (error := client.create_topics([topic])[RATES].exception(30)) is not None and "already exists" not in str(error):
+        raise error
+
+
+def write(servers: str, rates: list[Rate]) -> None:
+    """Returns when the broker has them."""
+    producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True})
+    kind = event_type_of(Rate)
+    for rate in rates:
+        key = KEYS.encode((rate.currency, rate.valid_from_ms))
+        producer.produce(RATES, kind.encode(rate), key, headers=kind.headers)
+    if producer.flush(30):
+        raise TimeoutError(f"Kafka at {servers} does not take the rates")
+
+
+def main() -> None:
+    servers, now = os.environ.get("KES_BOOTSTRAP_SERVERS", "127.0.0.1:9092"), int(time.time() * 1000)
+    pairs = [argument.split("=") for argument in sys.argv[1:]]
+    create_topic(servers)
+    write(servers, [Rate(currency, now, round(float(euros) * 1_000_000)) for currency, euros in pairs])
+
+
+if __name__ == "__main__":
+    main()
