@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from streams.codecs import RESERVED_KEY_PREFIX
+from streams.core.timers import Timer
 from streams.errors import OffsetError
 from streams.records import IncomingRecord
 
@@ -18,6 +19,10 @@ OFFSET_KEY = RESERVED_KEY_PREFIX + b"offset"
 """Key of the one record per changelog partition and transaction that carries the input offset (protocol, section 6)."""
 RELEASE_KEY = RESERVED_KEY_PREFIX + b"release"
 """Key of the release marker, the last record of a partition's last transaction on its donor (protocol, section 8)."""
+TIMER_PREFIX = RESERVED_KEY_PREFIX + b"timer."
+"""Key of a timer: this, and the timer's name in UTF-8. Its value is a ``TimerRecord``; a tombstone removes it."""
+TIMER_FORMAT = 1
+"""The newest layout of ``TimerRecord`` that is known here."""
 
 
 class OffsetRecord(msgspec.Struct, frozen=True):
@@ -38,6 +43,17 @@ class ReleaseMarker(msgspec.Struct, frozen=True):
     generation: int
 
 
+class TimerRecord(msgspec.Struct, frozen=True):
+    """A timer in the changelog, as JSON (``value`` and ``key`` in base64): see ``core.timers.Timer``."""
+
+    v: int
+    due_ms: int
+    type: str
+    version: int
+    value: bytes
+    key: bytes | None
+
+
 T = TypeVar("T")
 
 
@@ -51,11 +67,42 @@ def decode_release(record: IncomingRecord) -> ReleaseMarker:
     return _decode(record, ReleaseMarker, "release marker")
 
 
+def timer_key(name: str) -> bytes:
+    """The key of the timer with this name. Raises ``UnicodeEncodeError`` for lone surrogates."""
+    return TIMER_PREFIX + name.encode()
+
+
+def encode_timer(timer: Timer) -> bytes:
+    """The value of a timer's record."""
+    return msgspec.json.encode(
+        TimerRecord(TIMER_FORMAT, timer.due_ms, timer.type, timer.version, timer.value, timer.key)
+    )
+
+
+def decode_timer(record: IncomingRecord) -> tuple[str, Timer | None]:
+    """(name, timer) of the changelog record of a timer; ``None``: it is removed. Raises ``OffsetError`` for what cannot
+    be read."""
+    try:
+        name = (record.key or b"")[len(TIMER_PREFIX) :].decode()
+    except UnicodeDecodeError as error:
+        raise _unreadable(record, "timer", error) from error
+    if record.value is None:
+        return name, None
+    found = _decode(record, TimerRecord, "timer")
+    if found.v > TIMER_FORMAT:
+        raise _unreadable(record, "timer", f"its format is {found.v}, the newest known here is {TIMER_FORMAT}")
+    return name, Timer(name, found.due_ms, found.type, found.value, found.version, found.key)
+
+
 def _decode(record: IncomingRecord, kind: type[T], name: str) -> T:
     try:
         return msgspec.json.decode(record.value or b"", type=kind)
     except msgspec.DecodeError as error:
-        raise OffsetError(
-            f"{record.where}: the {name} cannot be read ({error}): something else writes to the changelog, or a newer "
-            "version of this package does"
-        ) from error
+        raise _unreadable(record, name, error) from error
+
+
+def _unreadable(record: IncomingRecord, name: str, error: object) -> OffsetError:
+    return OffsetError(
+        f"{record.where}: the {name} cannot be read ({error}): something else writes to the changelog, or a newer "
+        "version of this package does"
+    )

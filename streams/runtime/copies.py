@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from streams.codecs import RESERVED_KEY_PREFIX
+from streams.core.timers import Timer
 from streams.errors import OffsetError, RegistrationError, StreamsError
 from streams.protocols import StateStore
 from streams.records import TYPE_HEADER, Change, IncomingRecord, TopicPartition
@@ -20,10 +21,12 @@ from streams.runtime.bridge import Inlet
 from streams.runtime.changelog import (
     OFFSET_KEY,
     RELEASE_KEY,
+    TIMER_PREFIX,
     OffsetRecord,
     ReleaseMarker,
     decode_offset,
     decode_release,
+    decode_timer,
 )
 from streams.runtime.signal import Broadcast
 from streams.statistics import CopyStatistics
@@ -69,6 +72,7 @@ class StateCopy:
         "size",
         "start",
         "store",
+        "timers",
         "timestamp_ms",
         "warm",
     )
@@ -85,6 +89,7 @@ class StateCopy:
         self.warm = False  # it was ready when a take-over began
         self.last = -1  # offset of the last record
         self.offset_record: OffsetRecord | None = None
+        self.timers: dict[str, Timer] = {}
         self.marker: ReleaseMarker | None = None
         self.failure: Exception | None = None
         self.records = 0
@@ -116,12 +121,21 @@ class StateCopy:
                 change(Change(key, value, None, kind.decode() if kind else ""))
             elif key == OFFSET_KEY and value is not None:
                 self.offset_record = decode_offset(record)
+            elif key.startswith(TIMER_PREFIX):
+                self._receive_timer(record)
         last = records[-1]
         self.marker = decode_release(last) if last.key == RELEASE_KEY and last.value is not None else None
         self.last = last.offset
         self.timestamp_ms = last.timestamp_ms
         self.records += len(records)
         self.size += size
+
+    def _receive_timer(self, record: IncomingRecord) -> None:
+        name, timer = decode_timer(record)
+        if timer is None:
+            self.timers.pop(name, None)
+        else:
+            self.timers[name] = timer
 
 
 class StateCopies:
@@ -187,12 +201,20 @@ class StateCopies:
         self._let_go(partition)
         self.changed.notify()
 
-    def adopt(self, partition: int, store: Any, offset_record: OffsetRecord | None, position: int) -> None:
-        """Keep the store of a partition that was worked on here until now. It contains everything below ``position``,
-        and maybe more: reading that again ends at the same state."""
+    def adopt(
+        self,
+        partition: int,
+        store: Any,
+        offset_record: OffsetRecord | None,
+        timers: dict[str, Timer],
+        position: int,
+    ) -> None:
+        """Keep store and timers of a partition that was worked on here until now. They contain everything below
+        ``position``, and maybe more: reading that again ends at the same state."""
         self._discard(partition)
         copy = self._new(partition, store)
         copy.offset_record = offset_record
+        copy.timers = timers
         self._follow(copy, position)
 
     def take(self, partition: int, when: Callable[[StateCopy], bool] = lambda _: True) -> StateCopy | None:

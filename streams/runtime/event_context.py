@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 from streams.codecs import RESERVED_KEY_PREFIX
+from streams.core.timers import Timer
 from streams.errors import EncodeError, RecordRefused, StoreError
 from streams.events import event_type_of
 from streams.outcomes import ExecutionState
 from streams.records import Change, Headers, IncomingRecord, Output, Record, TopicPartition
+from streams.runtime.changelog import encode_timer
 
 if TYPE_CHECKING:
     from streams.runtime.host import Host
+    from streams.runtime.timers import PartitionTimers
 
 StoreT = TypeVar("StoreT")
+
+OWN_NAME: Final = "@"
+"""Names of timers that the toolkit chose begin with it."""
+LONGEST_NAME: Final = 500
+"""Bytes of a timer's name, at most."""
+LATEST_SECONDS: Final = 253_402_300_800
+"""The end of the year 9999, which is as far as a datetime goes."""
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class EventContext(Generic[StoreT]):
@@ -34,6 +48,9 @@ class EventContext(Generic[StoreT]):
         "host",
         "input",
         "store",
+        "timer",
+        "timer_changes",
+        "timers",
         "topic_partition",
     )
 
@@ -49,6 +66,7 @@ class EventContext(Generic[StoreT]):
         journal: list[Change],
         limit: int,
         attempt: int = 1,
+        timers: PartitionTimers | None = None,
     ) -> None:
         self.store = store
         self.topic_partition = topic_partition
@@ -59,6 +77,9 @@ class EventContext(Generic[StoreT]):
         self._journal = journal
         self._limit = limit
         self._closed = False
+        self.timers = timers  # of the partition, from the event's turn on
+        self.timer: Timer | None = None
+        self.timer_changes: dict[str, Timer | None] | None = None
 
     @property
     def offset(self) -> int:
@@ -67,8 +88,15 @@ class EventContext(Generic[StoreT]):
 
     @property
     def is_interjection(self) -> bool:
-        """Whether this is scheduled or ad-hoc work without an input record."""
+        """Whether this is work without an input record: scheduled, asked for, or a timer's (``timer`` tells)."""
         return self.input is None
+
+    @property
+    def origin(self) -> int:
+        """For the toolkit itself: the input record's offset, or what stands for it."""
+        if self.input is not None:
+            return self.input.offset
+        return -1 if self.timer is None else self.timer.origin
 
     @overload
     def forward(self, topic: Record, /) -> None: ...
@@ -122,9 +150,8 @@ class EventContext(Generic[StoreT]):
         if headers:
             shared = shared + list(headers)
         tp, record = self.topic_partition, self.input
-        self._outputs.append(
-            Output(topic, value, key, shared, partition, timestamp_ms, tp[1], -1 if record is None else record.offset)
-        )
+        origin = self.origin if record is None else record.offset
+        self._outputs.append(Output(topic, value, key, shared, partition, timestamp_ms, tp[1], origin))
 
     def _collect(self, record: Record) -> None:
         size = len(record.value or b"") + len(record.key or b"")
@@ -139,7 +166,7 @@ class EventContext(Generic[StoreT]):
                 -1 if record.partition is None else record.partition,
                 record.timestamp_ms or 0,
                 self.topic_partition.partition,
-                self.offset,
+                self.origin,
             )
         )
 
@@ -162,6 +189,87 @@ class EventContext(Generic[StoreT]):
             if not any(change is known for known in self._journal):
                 self._journal.append(change)
 
+    # -- timers --------------------------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> datetime:
+        """The time of day in UTC, as timers count it: to the millisecond, and virtual in a simulated world."""
+        timers = self.timers
+        return datetime.fromtimestamp((self.host.wall_ms() if timers is None else timers.now_ms()) / 1000, UTC)
+
+    def schedule_at(
+        self, when: datetime | float, event: object, *, name: str | None = None, key: str | bytes | None = None
+    ) -> str:
+        """Set a durable timer: at ``when`` (an aware datetime, or seconds since the epoch) the handler of this event's
+        type gets the event, once, in this partition's order, as an interjection with ``ctx.timer``. Returns its name.
+
+        The timer is part of this event's transaction: it is set when the event completes, and not if it fails. It is
+        kept in the changelog, so it fires wherever the partition is then; never early, and if nobody works on the
+        partition at that time, as soon as somebody does. ``name`` is one of this partition's timers: one that is set is
+        replaced; without it the timer gets a name of its own. ``key`` is ``ctx.timer.key`` then (default: the key of
+        the record, or timer, that is being handled). Raises ``EncodeError``, ``RecordRefused`` (too large),
+        ``RegistrationError`` (no event class, or nobody handles it), ``StoreError`` (after the handler ended).
+        """
+        if self._closed:
+            raise _outlived("schedule_at", self)
+        event_type = event_type_of(type(event))
+        if self.timers is not None:
+            self.timers.refuse_unhandled(event_type.name)
+        changes = self.timer_changes
+        if changes is None:
+            changes = self.timer_changes = {}
+        if name is None:
+            name = self._own_name(len(changes))
+        else:
+            _check_name(name)
+        if key is None:
+            known = self.input or self.timer
+            key = None if known is None else known.key
+        elif isinstance(key, str):
+            key = key.encode()
+        timer = Timer(name, _due_ms(when), event_type.name, event_type.encode(event), event_type.version, key)
+        size = len(encode_timer(timer))
+        if size > self._limit:
+            raise _too_large(f"the changelog (the timer {name!r})", size, self._limit)
+        changes[name] = timer
+        return name
+
+    def schedule_in(
+        self, delay: timedelta | float, event: object, *, name: str | None = None, key: str | bytes | None = None
+    ) -> str:
+        """``schedule_at`` that time from ``now`` (timedelta, or seconds)."""
+        if not isinstance(delay, timedelta):
+            delay = timedelta(seconds=delay)
+        return self.schedule_at(self.now + delay, event, name=name, key=key)
+
+    def cancel_timer(self, name: str) -> bool:
+        """Remove a timer of this partition, in this event's transaction. ``False``: there is none of this name (any
+        more). Raises ``StoreError`` ahead of the event's turn, and after the handler ended."""
+        if self._closed:
+            raise _outlived("cancel_timer", self)
+        if self.timers is None:
+            raise StoreError(
+                f"{self.topic_partition}@{self.offset}: cancel_timer was called ahead of the event's turn; "
+                "await ctx.turn() first"
+            )
+        changes = self.timer_changes
+        if changes is None:
+            changes = self.timer_changes = {}
+        there = changes[name] is not None if name in changes else name in self.timers
+        if there:
+            changes[name] = None
+        return there
+
+    def begin_timer(self, timer: Timer) -> None:
+        """For the toolkit itself: this is the timer's event, which removes it when it completes."""
+        self.timer = timer
+        self.timer_changes = {timer.name: None}
+
+    def _own_name(self, number: int) -> str:
+        if self.input is None and self.timer is None:
+            return f"{OWN_NAME}{self.host.rng.getrandbits(64):x}/{number}"
+        return f"{OWN_NAME}{self.origin}/{number}"
+
     async def turn(self) -> None:
         """Wait until everything before this event in its partition is complete: from then on it may use the store.
 
@@ -177,6 +285,37 @@ class EventContext(Generic[StoreT]):
     def close(self) -> None:
         """The handler is done: what it still tries to do with this context is refused."""
         self._closed = True
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name or name.startswith(OWN_NAME):
+        raise StoreError(
+            f"a timer's name is {name!r}; it must be a text, not empty, that does not begin with {OWN_NAME}"
+        )
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise StoreError(f"the timer's name {name!r} is no valid Unicode: {error.reason}") from error
+    if size > LONGEST_NAME:
+        raise StoreError(f"the timer's name {name[:40]!r}... has {size} bytes; at most {LONGEST_NAME} are allowed")
+
+
+def _due_ms(when: object) -> int:
+    """Milliseconds since the epoch, rounded up: never early."""
+    if isinstance(when, datetime):
+        if when.tzinfo is None:
+            raise StoreError(f"a timer was set for {when.isoformat()} without a time zone; give an aware datetime")
+        due_ms = -((EPOCH - when) // MILLISECOND)
+    elif isinstance(when, int | float) and not isinstance(when, bool):
+        due_ms = math.ceil(when * 1000) if -LATEST_SECONDS < when < LATEST_SECONDS else LATEST_SECONDS * 1000
+    else:
+        raise StoreError(
+            f"a timer was set for {when!r}; give an aware datetime, or seconds since the epoch (schedule_in takes a "
+            "delay)"
+        )
+    if not 0 <= due_ms < LATEST_SECONDS * 1000:
+        raise StoreError(f"a timer was set for {when!r}: that is no time from 1970 to 9999 (seconds, not milliseconds)")
+    return due_ms
 
 
 def _outlived(method: str, ctx: EventContext[Any]) -> StoreError:

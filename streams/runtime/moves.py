@@ -151,7 +151,8 @@ class Moves:
         self._handed_over[partition] = order
         # Only what keeps bytes by key may be given the last records again; a cancelled event may have left its traces.
         if position is not None and worker.is_journalled and not worker.scope.cancel_called:
-            self.copies.adopt(partition, worker.take_store(), worker.offset_record, position)
+            timers = worker.timers.contents()
+            self.copies.adopt(partition, worker.take_store(), worker.offset_record, timers, position)
         else:
             worker.drop_store()
             self.copies.renew(partition)

@@ -344,7 +344,7 @@ class PartitionWorker:
                 await attempts.one(record, None)
             else:
                 if entry.context is not None:
-                    entry.context.store = self.store
+                    entry.context.store, entry.context.timers = self.store, self.timers
                 await attempts.persist(record, entry.route, entry.finish, entry.attempts, None, context=entry.context)
         finally:
             entry.drop()

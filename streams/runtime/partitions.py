@@ -67,8 +67,7 @@ class Partitions:
         """Its store is complete up to ``offset``: start working."""
         worker.state = worker.state.to(_S.ACTIVE)
         worker.watermark = offset
-        attempts = worker.attempts
-        attempts.known_failures = {met: known for met, known in attempts.known_failures.items() if met >= offset}
+        worker.attempts.expect(worker.attempts.known(), offset)
         self._engine.spawn(partial(self._work, worker))
         self._engine.input.add(worker.partition, offset, worker.epoch)
         self._callback(self._engine.config.on_partition_activated, worker.partition)
@@ -103,7 +102,7 @@ class Partitions:
             with worker.scope:
                 await worker.run()
         except RestartNeeded as need:
-            known = worker.attempts.met_failures | worker.attempts.known_failures
+            known = worker.attempts.known()
             if need.attempts:
                 known[need.offset] = (need.attempts, need.error)
             self._begin_restart(worker, known, settle=True)
@@ -213,8 +212,8 @@ class Partitions:
             self._void(worker)  # or what comes next would be committed over the gap
             engine.fail(EventFailure(f"{worker.topic_partition}@{origin}: its dead letter is refused: {error}"))
             return
-        known = worker.attempts.met_failures | worker.attempts.known_failures
-        if origin >= 0:
+        known = worker.attempts.known()
+        if origin != -1:
             known[origin] = (1, error)
         elif engine.config.error_policy.then is ErrorResponse.FAIL_CONSUMER:
             self._void(worker)

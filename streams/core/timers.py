@@ -1,0 +1,87 @@
+"""Timers of one partition: what is to happen at a certain time of day, by name, and in the order in which it is due.
+
+A heap of (due, name) beside a dict by name: setting, replacing, removing and taking the first one cost O(log n). What
+was replaced or removed stays in the heap until it comes to its top, or until half of the heap is of that kind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+_SLACK: Final = 64
+"""So many outdated entries of the heap are not worth building it anew."""
+
+
+class Timer(msgspec.Struct, frozen=True):
+    """One durable timer of a partition: at ``due_ms`` (milliseconds since the epoch) the event in ``value`` is given to
+    the handler of its ``type``. ``key`` is what an input record's key would be; ``version`` is the event type's."""
+
+    name: str
+    due_ms: int
+    type: str
+    value: bytes
+    version: int = 1
+    key: bytes | None = None
+
+    @property
+    def due(self) -> datetime:
+        """When it is due, in UTC."""
+        return datetime.fromtimestamp(self.due_ms / 1000, UTC)
+
+    @property
+    def origin(self) -> int:
+        """What stands for an offset where effects are traced to their event: below -1, the same after a restart, and
+        another one once the timer is set anew for another time."""
+        digest = hashlib.blake2b(f"{self.due_ms} {self.name}".encode(), digest_size=7).digest()
+        return -2 - int.from_bytes(digest)
+
+
+class Timers:
+    """The timers of one partition."""
+
+    def __init__(self, timers: Iterable[Timer] = ()) -> None:
+        self._by_name = {timer.name: timer for timer in timers}
+        self._heap: list[tuple[int, str]] = []
+        self._rebuild()
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    def __iter__(self) -> Iterator[Timer]:
+        """In no order."""
+        return iter(self._by_name.values())
+
+    def apply(self, changes: Mapping[str, Timer | None]) -> None:
+        """Set these, by name; ``None`` removes one, if it is there."""
+        for name, timer in changes.items():
+            if timer is None:
+                self._by_name.pop(name, None)
+            else:
+                self._by_name[name] = timer
+                heapq.heappush(self._heap, (timer.due_ms, name))
+        if len(self._heap) > 2 * len(self._by_name) + _SLACK:
+            self._rebuild()
+
+    def first(self) -> Timer | None:
+        """The one that is due first; of several at one time, the one with the lowest name."""
+        heap = self._heap
+        while heap:
+            due_ms, name = heap[0]
+            timer = self._by_name.get(name)
+            if timer is not None and timer.due_ms == due_ms:
+                return timer
+            heapq.heappop(heap)
+        return None
+
+    def _rebuild(self) -> None:
+        self._heap = [(timer.due_ms, timer.name) for timer in self._by_name.values()]
+        heapq.heapify(self._heap)
