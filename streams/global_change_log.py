@@ -171,7 +171,8 @@ class GlobalChangeLog:
 
     async def stop(self) -> None:
         """Stop reading; returns when no receiver runs any more and ``revoked`` was called. A receiver that does not
-        come back within ten seconds is left to itself (logged). Repeating is harmless; does not raise a failure."""
+        come back within ten seconds is left to itself (logged). Both threads end, the one for questions when the answer
+        that it waits for has come or is overdue. Repeating is harmless; does not raise a failure."""
         await self._reader.stop()
 
     async def wait_stopped(self) -> None:

@@ -223,6 +223,8 @@ class ChangelogTail:
 
     def _note(self, error: KafkaError, partition: int | None) -> None:
         """An error that came in place of a record: of one partition, or of the topic and so of all of them."""
+        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:  # librdkafka looks a coordinator up; none is needed
+            return
         number = -1 if partition is None else partition
         for about in [number] if number >= 0 else list(self._positions):
             position = self._positions.get(about)

@@ -49,7 +49,7 @@ class LogPartitionStatistics(msgspec.Struct, frozen=True):
     """One partition of a global change log. ``position``: everything below it was received (-1: nothing is known yet);
     ``end``: the high watermark as far as it is known (-1: not yet); ``lag``: the difference, in offsets (transaction
     markers, compacted records and what an open transaction holds back count). ``records`` and ``size_bytes`` (keys and
-    values) were received, ``skipped`` records were passed over by the error policy."""
+    values) were read, ``skipped`` records were passed over by the error policy."""
 
     partition: int
     position: int

@@ -228,7 +228,8 @@ class LogReader:
                 _log.debug("%s: %s", self.topic, unavailable)
         if isinstance(error, OffsetError) or now - began >= self._topic_timeout:
             raise error
-        _log.info("%s[%d] is tried again: %s", self.topic, partition, error)
+        if began == now:
+            _log.warning("%s[%d] is tried again for %g s: %s", self.topic, partition, self._topic_timeout, error)
         await anyio.sleep(RETRY_SECONDS)
         following.go_on(partition)
 

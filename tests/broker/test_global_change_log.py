@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from streams import SKIP, EventContext, EventSource, GlobalChangeLog, IncomingRecord, Table
+from streams import SKIP, EventContext, EventSource, GlobalChangeLog, IncomingRecord, SourceState, Table
 from streams.clients.admin import TopicAdmin
 from streams.clients.settings import ClientSettings
-from streams.errors import RecordError, StoreError
+from streams.errors import DecodeError, RecordError, StoreError
 from streams.testing.fixtures import BrokerAddress, OwnBroker
 from tests.broker.engine_kit import TOTALS, Added, Lab, Running, Totals, until
 from tests.broker.global_log_kit import PATIENCE, Writer, create, in_thread, log_over, threads_end
@@ -282,4 +283,31 @@ class TestStores:
                 await lab.add("b", amount=2)
                 await run.until_handled(2)
         assert await lab.counts() == {"a": 10, "b": 14}
+        writer.producer.close()
+
+    async def test_a_view_that_fails_stops_the_source_that_it_lives_with(
+        self, kafka_broker: BrokerAddress, topic_prefix: str
+    ) -> None:
+        lab, rates_topic = Lab(kafka_broker.bootstrap_servers, topic_prefix), topic_prefix + "rates"
+        await lab.create()
+        await in_thread(create, TopicAdmin(lab.settings), rates_topic)
+        writer = await in_thread(Writer, lab.settings, rates_topic)
+        await in_thread(writer.commit, (0, "k", "5"))
+
+        @asynccontextmanager
+        async def lifespan() -> AsyncIterator[None]:
+            rates = log_over(lab.settings, rates_topic)
+            rates.table(key=str, value=float)
+            async with rates:
+                await rates.wait_caught_up(PATIENCE)
+                yield
+
+        source = EventSource(lab.config(), TOTALS, lifespan=lifespan)
+        source.register_event_type(Added, lambda ctx, event: None)
+        task = asyncio.create_task(source.consume_events())
+        await until(lambda: source.state is SourceState.RUNNING, "it runs")
+        await in_thread(writer.commit, (1, "k", "no number"))
+        with pytest.raises(DecodeError, match=rf"{rates_topic}\[1\]@0"):
+            await asyncio.wait_for(task, PATIENCE)
+        assert source.state is SourceState.FAILED
         writer.producer.close()

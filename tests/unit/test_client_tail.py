@@ -134,6 +134,14 @@ def test_errors_of_one_partition_and_of_all(tail: ChangelogTail, script: Scripte
     assert all(isinstance(error, TopicError) and "ACL" in str(error) for error in failures.values())
 
 
+def test_no_right_to_the_group_is_no_matter(tail: ChangelogTail, script: Scripted) -> None:
+    tail.add(0, 5)
+    tail._connection.on_error(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
+    script.messages = [said(-1, -1001, KafkaError.GROUP_AUTHORIZATION_FAILED), message(0, 5)]
+    assert set(tail.poll_batch(0)) == {0}
+    assert tail.take_failures() == {}
+
+
 def test_a_failure_of_what_was_removed_meanwhile_is_not_told(tail: ChangelogTail, script: Scripted) -> None:
     tail.add(0, 5)
     script.messages = [said(0, -1001, KafkaError._AUTO_OFFSET_RESET)]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import random
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -25,6 +28,7 @@ from streams.errors import (
     RegistrationError,
     Stopped,
     StoreError,
+    TopicError,
 )
 from streams.records import TYPE_HEADER
 from streams.runtime import followed_topic, log_reader
@@ -326,6 +330,44 @@ class TestPausing:
             for partitions, offset in (((0,), 1), (None, 1), (0, -1)):
                 with pytest.raises(ConfigError, match="at_offset"):
                     log.resume(partitions, at_offset=offset)
+
+    async def test_any_order_of_pausing_and_writing_hands_over_each_record_once(self) -> None:
+        """From several threads at once, with breaks in the reading in between. ``SEED=`` repeats the choices."""
+        seed = int(os.environ.get("SEED") or time.time_ns() % 1_000_000)
+        print(f"SEED={seed}")
+        rng = random.Random(seed)
+        topic = MemoryTopic(partitions=3)
+        log, heard, written, stop = log_over(topic), Heard(), [0, 0, 0], threading.Event()
+        log.add_receiver(heard)
+
+        def disturb(own: random.Random) -> None:
+            while not stop.is_set():
+                chosen = own.sample(range(3), own.randrange(1, 4))
+                own.choice((log.pause, log.resume))(chosen)
+
+        async with log:
+            threads = [threading.Thread(target=disturb, args=(random.Random(rng.random()),)) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            for _ in range(rng.randrange(200, 400)):
+                number = rng.randrange(3)
+                for _ in range(rng.randrange(1, 8)):
+                    topic.put(b"k", b"%d" % written[number], number)
+                    written[number] += 1
+                if rng.random() < 0.3:
+                    topic.pass_over(number, rng.randrange(1, 5))
+                if rng.random() < 0.05:
+                    topic.failures[number] = [TopicError("not known yet")]
+                await asyncio.sleep(0)
+            stop.set()
+            for thread in threads:
+                thread.join(PATIENCE)
+            log.resume()
+            assert await log.wait_caught_up(PATIENCE), f"SEED={seed}"
+            for number in range(3):
+                values = [int(record.value or b"") for record in heard.records if record.partition == number]
+                assert values == list(range(written[number])), f"SEED={seed}"
+            assert [p.records for p in log.statistics().partitions] == written
 
 
 class TestStopping:
