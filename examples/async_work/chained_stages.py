@@ -6,8 +6,10 @@ TARIFFS_URL=http://127.0.0.1:8000 kes run examples.async_work.chained_stages:sou
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
+from collections.abc import AsyncIterator
 
 import httpx
 import msgspec
@@ -60,12 +62,21 @@ class Usage(msgspec.Struct, frozen=True):
     watt_hours: int
 
 
+@contextlib.asynccontextmanager
+async def connected() -> AsyncIterator[None]:
+    """One client for as long as the event source runs."""
+    global client
+    async with httpx.AsyncClient(base_url=os.environ.get("TARIFFS_URL", "http://127.0.0.1:8000")) as client:
+        yield
+
+
+client: httpx.AsyncClient
 source = EventSource(
     EventSourceConfig(group_id="billing", topic="readings", num_partitions=4),
     store=Table.factory(key=str, value=int),
+    lifespan=connected,
 )
 Context = EventContext[Table[str, int]]
-client = httpx.AsyncClient(base_url=os.environ.get("TARIFFS_URL", "http://127.0.0.1:8000"))
 
 
 def parse(upload: ReadingsUploaded) -> Usage:

@@ -102,6 +102,16 @@ class Example:
 
         until(there, f"{count} records in {topic}; see {workers.log}")
 
+    def until_handled(self, count: int, workers: Workers) -> None:
+        """Wait until the group has committed so many input records."""
+        config = self.source.config
+
+        def there() -> bool:
+            assert workers.process.poll() is None, f"kes run has ended:\n{workers.log.read_text()[-3000:]}"
+            return sum(self._admin.committed(config.group_id, config.topic).values()) >= count
+
+        until(there, f"{count} records of {config.topic} are handled; see {workers.log}")
+
     @contextlib.contextmanager
     def run(self, folder: Path, workers: int = 2) -> Iterator[Workers]:
         """``kes run`` beside the test; at the end it is stopped in good order, if the test has not failed."""

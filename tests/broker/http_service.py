@@ -12,7 +12,9 @@ from typing import Any
 
 
 class Service(ThreadingHTTPServer):
-    """Payments (``POST /charges``) and tariffs (``GET /tariffs/<meter>``); ``with Service(seed) as service``.
+    """Payments (``POST /charges``) and tariffs (``GET /tariffs/<meter>``): ``with Service(seed) as service``.
+
+    Scores too (``GET /scores/<transfer>``): those of ``poison`` transfers are never told.
 
     A quarter of the calls is answered with 503, some are taken and answered too late. A charge whose idempotency key is
     known is answered as before, and not made again. The customer ``declined`` always hears 402.
@@ -63,6 +65,19 @@ class Service(ThreadingHTTPServer):
             luck = self._random.random()
             return (503, {}, 0.0) if luck < 0.25 else (200, {"cents_per_kwh": tariff_of(meter)}, luck / 20)
 
+    def score(self, transfer: str) -> tuple[int, dict[str, Any], float]:
+        with self._lock:
+            self.calls[transfer] += 1
+            luck = self._random.random()
+            if transfer.startswith("poison") or self.down or luck < 0.25:
+                return 503, {}, 0.0
+            return 200, {"score": score_of(transfer)}, luck / 50
+
+
+def score_of(transfer: str) -> int:
+    """How risky it is."""
+    return sum(transfer.encode()) % 100
+
 
 def tariff_of(meter: str) -> int:
     """What a kilowatt hour costs."""
@@ -78,7 +93,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(*self.server.charge(self.headers["Idempotency-Key"], asked["customer"], asked["cents"]))
 
     def do_GET(self) -> None:
-        self._answer(*self.server.tariff(self.path.rpartition("/")[2]))
+        kind, _, name = self.path.strip("/").partition("/")
+        self._answer(*(self.server.tariff if kind == "tariffs" else self.server.score)(name))
 
     def _answer(self, status: int, answer: dict[str, Any], seconds: float) -> None:
         time.sleep(seconds)
