@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import functools
-import inspect
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import msgspec
 
+from streams.codecs import RESERVED_KEY_PREFIX
 from streams.config import EventSourceConfig
 from streams.core.router import Route, Router
 from streams.errors import StreamsError
 from streams.event_source import EventSource
 from streams.metrics import Measurement
-from streams.records import IncomingRecord, TopicPartition
+from streams.records import TYPE_HEADER, Change, IncomingRecord, TopicPartition
+from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.environment import Environment
+from streams.runtime.handler_jobs import HandlerStageDefinition
 from streams.runtime.lifecycle import Engine
+from streams.runtime.stages import Ahead
 from streams.testing.points import Point, Trap, point_of_move
 from streams.testing.simulation.broker import Broker, Entry, Log
 from streams.testing.simulation.clients import SimConnections, SimInput
@@ -121,10 +125,24 @@ class DrivenWorld:
         self.trace: list[str] = []
         self.errors: list[BaseException] = []
         """What traps raised."""
+        self.awaited = 0
+        """Members that are down and will be started again by themselves."""
 
-    def store_factory(self, where: TopicPartition) -> Any:
-        """An empty store of the source."""
-        return self._source._store_factory(where)
+    def changes(self, partition: int) -> Iterator[IncomingRecord]:
+        """The committed changelog without the engine's own records."""
+        log = self.broker.log(self.config.changelog, partition)
+        for record in log.committed(0, log.end):
+            if record.key is not None and not record.key.startswith(RESERVED_KEY_PREFIX):
+                yield record
+
+    def restored_store(self, partition: int) -> Any:
+        """A new store, filled from the committed changelog."""
+        store = self._source._store_factory(TopicPartition(self.config.topic, partition))
+        for record in self.changes(partition):
+            assert record.key is not None
+            kind = record.header(TYPE_HEADER)
+            store.receive_change(Change(record.key, record.value, None, kind.decode() if kind else ""))
+        return store
 
     def wall_seconds(self) -> float:
         """The time of day."""
@@ -160,6 +178,15 @@ class DrivenWorld:
     def running(self) -> list[Member]:
         """Those that are not down."""
         return [member for member in self.members.values() if not member.is_down]
+
+    def handled(self, partition: int) -> int:
+        """The first offset of the input that is not handled, by what is committed in the changelog."""
+        log = self.broker.log(self.config.changelog, partition)
+        for offset in range(log.stable - 1, -1, -1):
+            if log.entries[offset].key == OFFSET_KEY:
+                for record in log.committed(offset, offset + 1):
+                    return max(decode_offset(record).offset, 0)
+        return 0
 
     async def end(self) -> None:
         """Kill everything, wait for all tasks to end."""
@@ -223,11 +250,17 @@ class DrivenWorld:
         return made
 
 
+RUN_STATE = ("_engine", "_loop", "_preparing", "_state", "_stop_asked", "_stopped")
+"""What of a source belongs to its run, and not to what was registered."""
+
+
 def _snapshot(source: EventSource[Any]) -> EventSource[Any]:
     """The same registrations; the source itself is left as it is."""
-    made: EventSource[Any] = EventSource(source.config, source._store_factory)
-    router = made._router = Router()
-    router.routes, router.default = dict(source._router.routes), source._router.default
+    made, idle = copy.copy(source), EventSource(source.config, source._store_factory)
+    for name in RUN_STATE:
+        setattr(made, name, getattr(idle, name))
+    made._router = Router()
+    made._router.routes, made._router.default = dict(source._router.routes), source._router.default
     made._schedules = list(source._schedules)
     return made
 
@@ -255,40 +288,42 @@ def _driven(config: EventSourceConfig, number: int, process: Process) -> EventSo
 
 def _watched(route: Route, process: Process) -> Route:
     """The same route, with points around its handler."""
-    handler, made = route.handler, copy.copy(route)
+    made = copy.copy(route)
+    made.handler = watched(route.handler, process, is_async=route.is_async)
+    ahead = route.ahead
+    if isinstance(ahead, Ahead) and isinstance(ahead.stage, HandlerStageDefinition):
+        made.ahead = Ahead(dataclasses.replace(ahead.stage, handler=made.handler), ahead.plan)
+    return made
 
-    def before(ctx: Any) -> None:
-        process.passes("handler.before", ctx.topic_partition.partition)
+
+def watched(handler: Callable[..., Any], process: Process, *, is_async: bool) -> Callable[..., Any]:
+    """The same handler, with points around it."""
+
+    def passes(point: Point, ctx: Any) -> None:
+        process.passes(point, ctx.topic_partition.partition)
         if process.dead:
             raise _Died
 
-    def after(ctx: Any) -> None:
-        process.passes("handler.after", ctx.topic_partition.partition)
-        if process.dead:
-            raise _Died
-
-    if route.is_async:
+    if is_async:
 
         @functools.wraps(handler)
         async def watched_async(ctx: Any, *event: Any) -> Any:
-            before(ctx)
+            passes("handler.before", ctx)
             answer = await handler(ctx, *event)
-            after(ctx)
+            passes("handler.after", ctx)
             return answer
 
-        made.handler = watched_async
-    else:
+        return watched_async
 
-        @functools.wraps(handler)
-        def watched(ctx: Any, *event: Any) -> Any:
-            before(ctx)
-            answer = handler(ctx, *event)
-            if not inspect.iscoroutine(answer) and not isinstance(answer, Awaitable):
-                after(ctx)
-            return answer
+    @functools.wraps(handler)
+    def watched_plain(ctx: Any, *event: Any) -> Any:
+        passes("handler.before", ctx)
+        answer = handler(ctx, *event)
+        if not isinstance(answer, Awaitable):
+            passes("handler.after", ctx)
+        return answer
 
-        made.handler = watched
-    return made
+    return watched_plain
 
 
 def committed_records(broker: Broker, topic: str) -> Iterator[tuple[Entry, IncomingRecord]]:

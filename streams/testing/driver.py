@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Generic, Literal, TypeVar, overload
@@ -10,10 +11,11 @@ from typing import Any, Final, Generic, Literal, TypeVar, overload
 from streams.errors import ConfigError, NotOwned
 from streams.event_source import EventSource
 from streams.events import event_type_of
-from streams.records import TYPE_HEADER, Change, Headers, IncomingRecord, Record, TopicPartition
+from streams.records import Headers, IncomingRecord, Record
 from streams.runtime.event_context import EventContext
 from streams.statistics import SourceStatistics
-from streams.testing.driven import CALM, committed_records, until
+from streams.testing.checks import broken_promises
+from streams.testing.driven import CALM, committed_records, until, watched
 from streams.testing.driving import Driving, Unsettled, decoded
 from streams.testing.points import Point, Trap
 from streams.testing.simulation.faults import Conditions, Strike
@@ -189,7 +191,7 @@ class TestDriver(Driving, Generic[StoreT]):
         """The state as it is committed: the last value of each key, without the engine's own records."""
         self._check_partition(partition)
         state: dict[bytes, bytes] = {}
-        for record in self._changes(partition):
+        for record in self._world.changes(partition):
             assert record.key is not None
             if record.value is None:
                 state.pop(record.key, None)
@@ -214,14 +216,16 @@ class TestDriver(Driving, Generic[StoreT]):
     def restored_store(self, partition: int) -> StoreT:
         """A new store, filled from the committed changelog: what the next owner would begin with."""
         self._check_partition(partition)
-        config = self._world.config
-        store: Any = self._world.store_factory(TopicPartition(config.topic, partition))
-        for record in self._changes(partition):
-            kind = record.header(TYPE_HEADER)
-            assert record.key is not None
-            store.receive_change(Change(record.key, record.value, None, kind.decode() if kind else ""))
-        made: StoreT = store
-        return made
+        store: StoreT = self._world.restored_store(partition)
+        return store
+
+    def check(self) -> None:
+        """Raise ``AssertionError`` for what contradicts exactly-once, whatever the source does: a transaction that
+        hangs, input that is not handled or was handled again, a store (or warm copy, if it has ``items()``) that is not
+        what its changelog says. When everything is settled."""
+        broken = list(broken_promises(self._world))
+        if broken:
+            raise AssertionError("\n".join(broken))
 
     # -- members -------------------------------------------------------------------------------------------------------
 
@@ -250,8 +254,12 @@ class TestDriver(Driving, Generic[StoreT]):
         owner = self.owner(partition)
         if owner is None:
             raise NotOwned(f"{self._world.config.topic}[{partition}] is not active on any member")
-        asked = self._world.members[owner].source.interject(partition, handler)
-        return self._run(asyncio.wait_for(asked, self._patience))
+        member = self._world.members[owner]
+        seen = watched(handler, member.process, is_async=inspect.iscoroutinefunction(handler))
+        try:
+            return self._run(asyncio.wait_for(member.source.interject(partition, seen), self._patience))
+        except TimeoutError:
+            raise Unsettled(f"the interjection is not committed after {self._patience} simulated seconds") from None
 
     def join(self) -> int:
         """One more member; returns its number when the group is settled."""

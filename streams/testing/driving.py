@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
-from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import ConfigError, DecodeError, Stopped
 from streams.event_source import EventSource
 from streams.events import event_type_of, parse_version
@@ -196,14 +195,6 @@ class Driving:
         found = self._member(member)
         self._world.note(f"the next {call} of member {found.number}: {strike.name}")
         found.process.forced.setdefault(kind, deque()).append(strike)
-
-    # -- reading -------------------------------------------------------------------------------------------------------
-
-    def _changes(self, partition: int) -> Iterator[IncomingRecord]:
-        log = self._world.broker.log(self._world.config.changelog, partition)
-        for record in log.committed(0, log.end):
-            if record.key is not None and not record.key.startswith(RESERVED_KEY_PREFIX):
-                yield record
 
 
 def _failure(member: Member) -> BaseException | None:

@@ -12,6 +12,8 @@ from streams.testing.simulation.broker import Log
 
 def nothing_can_happen(world: DrivenWorld) -> bool:
     """Whether all members are down, or frozen until somebody thaws them."""
+    if world.awaited:
+        return False
     return all(member.is_frozen and member.process.frozen_until == float("inf") for member in world.running())
 
 
@@ -21,7 +23,7 @@ def unhandled(world: DrivenWorld) -> dict[int, tuple[int, int]]:
     for partition in range(world.config.num_partitions):
         log = world.broker.logs.get((world.config.topic, partition))
         if log is not None:
-            left = [record.offset for record in log.committed(world.broker.offsets.get(partition, 0), log.end)]
+            left = [record.offset for record in log.committed(world.handled(partition), log.end)]
             if left:
                 found[partition] = left[0], len(left)
     return found
@@ -44,6 +46,8 @@ def reasons_to_wait(world: DrivenWorld, *, balanced: bool) -> Iterator[str]:
             yield f"member {member.number} is starting"
         elif engine is not None and not member.is_frozen and engine.pool.unsettled:
             yield f"member {member.number} has {len(engine.pool.unsettled)} transaction(s) that are not settled"
+    if world.awaited:
+        yield f"{world.awaited} member(s) are about to be started again"
     if balanced:
         yield from _out_of_place(world)
 
