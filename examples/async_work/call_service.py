@@ -106,6 +106,8 @@ def paid(ctx: Context, item: Charge, receipt: str) -> None:
 
 def not_paid(ctx: Context, item: Charge, error: Exception) -> None:
     """In the finalizer's place when the last attempt has failed."""
+    if not isinstance(error, Unavailable | TimeoutError | httpx.HTTPError):
+        raise error  # a mistake in this file, not the service's: the event source stops, and nothing is lost
     ctx.forward(RESULTS, PaymentFailed(item.request.payment, type(error).__name__), key=item.request.customer)
 
 
