@@ -11,6 +11,11 @@ import msgspec
 from rich.console import Console
 from rich.status import Status
 
+from benchmarks.async_work.figures import PARTS, quick
+from benchmarks.async_work.figures import Sizes as AsyncSizes
+from benchmarks.async_work.run import Bench as AsyncBench
+from benchmarks.async_work.run import find_quixstreams
+from benchmarks.async_work.run import in_short as async_in_short
 from benchmarks.cluster import Cluster
 from benchmarks.drain import drain
 from benchmarks.report import MIB, Run, machine_facts, show
@@ -24,7 +29,7 @@ from benchmarks.systems import DEFAULT, Failed, System
 from streams.broker import KafkaBroker
 from streams.errors import StreamsError
 
-MEASURES = ("drain", "latency", "memory", "restore", "stalls", "spark")
+MEASURES = ("drain", "latency", "memory", "restore", "stalls", "spark", "async")
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -32,7 +37,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="benchmarks",
         description="Measures the event source against a hand-written confluent-kafka loop that does the same work, "
-        "and the Spark data source against Spark's own Kafka connector.",
+        "work ahead of its turn against a loop of asyncio and against quixstreams, and the Spark data source against "
+        "Spark's own Kafka connector.",
         epilog="A system is NAME[@FOLDER][:OPTION=VALUE,...]: engine, handwritten:events=1000, engine@../other, "
         "engine:pool.batch_delay_seconds=0.005,client.linger.ms=1. The first one is what ratios refer to.",
     )
@@ -49,6 +55,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=400_000, help="of a job of Spark (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=200_000, help="rows in a batch of a Spark stream")
     parser.add_argument("--partitions", type=int, nargs="+", default=[2, 1, 4], help="and tasks, of Spark's jobs")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="of async")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[64, 16, 256], help="of async work")
+    parser.add_argument("--async-seconds", type=float, default=6, help="of a throughput run (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=20_130_101)
     parser.add_argument("--quick", action="store_true", help="one short round: does it work, and about how fast?")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for JSON (default: %(default)s)")
@@ -61,6 +70,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         parsed.records, parsed.repeats, parsed.seconds, parsed.memory_seconds = 60_000, 1, 5, 10
         parsed.rates, parsed.rows, parsed.batch = parsed.rates[:1], 50_000, 20_000
         parsed.partitions = parsed.partitions[:1]
+    sizes = AsyncSizes(
+        concurrencies=tuple(parsed.concurrency),
+        seconds=parsed.async_seconds,
+        repeats=parsed.repeats,
+        parts=tuple(parsed.parts),
+    )
+    parsed.async_sizes = quick(sizes) if parsed.quick else sizes
     parsed.shapes = SHAPES[:2] if parsed.quick else SHAPES
     return parsed
 
@@ -88,6 +104,8 @@ def measure(options: argparse.Namespace, run: Run, console: Console) -> None:
             _restore(options, run, cluster, progress)
         if "stalls" in options.measures:
             _stalls(options, run, cluster, progress)
+        if "async" in options.measures:
+            _async(options, run, cluster, progress)
         if "spark" in options.measures:
             _spark(options, run, cluster, kafka.pid, progress)
 
@@ -155,6 +173,15 @@ def _stalls(options: argparse.Namespace, run: Run, cluster: Cluster, progress: P
             for stall in play(cluster, name, turn, options.stall_rate, options.traces):
                 run.stalls.append(stall)
                 progress.say(f"{turn + 1}/{options.repeats} {in_short(stall)}")
+
+
+def _async(options: argparse.Namespace, run: Run, cluster: Cluster, progress: Progress) -> None:
+    quix = find_quixstreams(progress.now, run.facts)
+    if quix is None:
+        progress.say(f"[red]quixstreams:[/] {run.facts['quixstreams']}")
+    bench = AsyncBench(cluster.bootstrap_servers, options.async_sizes, options.seed, quix)
+    for found in bench.runs(progress.now, run.async_work):
+        progress.say(async_in_short(found))
 
 
 def _spark(options: argparse.Namespace, run: Run, cluster: Cluster, broker_pid: int, progress: Progress) -> None:

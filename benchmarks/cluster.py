@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
@@ -12,14 +12,18 @@ from confluent_kafka.cimpl import NewTopic
 from benchmarks.systems import Failed
 from benchmarks.workload import PARTITIONS, Job, deposits, encoded
 
+Headers = Sequence[tuple[str, str | bytes | None]]
+
 TYPE: list[tuple[str, str | bytes | None]] = [("__grt__", b"Deposited")]
 
 
 class Cluster:
     """Topics and records of a run, by one thread."""
 
-    def __init__(self, bootstrap_servers: str) -> None:
+    def __init__(self, bootstrap_servers: str, partitions: int = PARTITIONS, prefix: str = "run") -> None:
         self.bootstrap_servers = bootstrap_servers
+        self.partitions = partitions
+        self._prefix = prefix
         self._settings: dict[str, Any] = {"bootstrap.servers": bootstrap_servers, "log_level": 2}
         self._admin = AdminClient(self._settings)
         self._jobs = 0
@@ -27,11 +31,11 @@ class Cluster:
     def job(self, source: str = "") -> Job:
         """Topics for one run of one system, with a group of its own; ``source`` names input that is there already."""
         self._jobs += 1
-        name = f"run{self._jobs:03d}"
+        name = f"{self._prefix}{self._jobs:03d}"
         if not source:
             source = self.source(f"{name}-in")
-        self._create(NewTopic(f"{name}-out", PARTITIONS, 1, config={"message.timestamp.type": "LogAppendTime"}))
-        self._create(NewTopic(f"{name}-changelog", PARTITIONS, 1, config={"cleanup.policy": "compact"}))
+        self._create(NewTopic(f"{name}-out", self.partitions, 1, config={"message.timestamp.type": "LogAppendTime"}))
+        self._create(NewTopic(f"{name}-changelog", self.partitions, 1, config={"cleanup.policy": "compact"}))
         return Job(
             bootstrap_servers=self.bootstrap_servers,
             group=name,
@@ -42,7 +46,7 @@ class Cluster:
 
     def source(self, name: str) -> str:
         """An empty input topic."""
-        self._create(NewTopic(name, PARTITIONS, 1))
+        self._create(NewTopic(name, self.partitions, 1))
         return name
 
     def forget(self, job: Job, *, source: bool) -> None:
@@ -64,7 +68,7 @@ class Cluster:
 
     def committed(self, job: Job) -> Committed:
         """Asks how far a group is."""
-        return Committed(self._settings, job)
+        return Committed(self._settings, job.group, job.source, self.partitions)
 
     def outputs(self, job: Job) -> Iterator[Message]:
         """Every committed output, partition by partition in order."""
@@ -78,10 +82,10 @@ class Cluster:
                 "auto.offset.reset": "error",
             }
         )
-        consumer.assign([TopicPartition(job.output, partition, 0) for partition in range(PARTITIONS)])
+        consumer.assign([TopicPartition(job.output, partition, 0) for partition in range(self.partitions)])
         ended = 0
         try:
-            while ended < PARTITIONS:
+            while ended < self.partitions:
                 messages = consumer.consume(5_000, 0.2)
                 for message in messages:
                     if message.error() is None:
@@ -100,13 +104,14 @@ class Cluster:
         for future in self._admin.delete_topics(list(names), operation_timeout=30).values():
             future.result()
 
-    def write(self, records: Iterable[tuple[str, bytes, bytes, int]]) -> None:
+    def write(self, records: Iterable[tuple[str, bytes, bytes, int]], headers: Headers = ()) -> None:
         """Write records (topic, key, value, partition). Raises ``Failed``."""
+        same = list(headers)
         producer = Producer(self._settings | {"linger.ms": 50, "enable.idempotence": True})
         for topic, key, value, partition in records:
             while True:
                 try:
-                    producer.produce(topic, value, key, partition)
+                    producer.produce(topic, value, key, partition, headers=same)
                     break
                 except BufferError:
                     producer.poll(0.05)
@@ -121,12 +126,16 @@ class Cluster:
 class Committed:
     """The sum of a group's committed offsets, as if there were no transaction under way."""
 
-    def __init__(self, settings: dict[str, Any], job: Job) -> None:
-        self._consumer = Consumer(settings | {"group.id": job.group, "isolation.level": "read_uncommitted"})
-        self._places = [TopicPartition(job.source, partition) for partition in range(PARTITIONS)]
+    def __init__(self, settings: dict[str, Any], group: str, source: str, partitions: int) -> None:
+        self._consumer = Consumer(settings | {"group.id": group, "isolation.level": "read_uncommitted"})
+        self._places = [TopicPartition(source, partition) for partition in range(partitions)]
 
     def __call__(self) -> int:
-        return sum(max(place.offset, 0) for place in self._consumer.committed(self._places, 10))
+        return sum(self.by_partition().values())
+
+    def by_partition(self) -> dict[int, int]:
+        """Per partition."""
+        return {place.partition: max(place.offset, 0) for place in self._consumer.committed(self._places, 10)}
 
     def close(self) -> None:
         """Free the client."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 
 import msgspec
 from confluent_kafka import KafkaError, Message, Producer
@@ -39,7 +40,21 @@ class LoadResult(msgspec.Struct, frozen=True):
 
 
 def send(load: Load) -> LoadResult:
-    """Send it all. What the plan had due by now is sent at once, so a pause of this process is made up for."""
+    """Send it all."""
+    source = deposits(load.seed)
+    for _ in range(load.skip):
+        next(source)
+
+    def next_to(producer: Producer) -> None:
+        account, cents = next(source)
+        producer.produce(load.topic, encoded(account, cents, time.time()), account, headers=TYPE)
+
+    return paced(load.bootstrap_servers, load.events, load.rate, next_to)
+
+
+def paced(bootstrap_servers: str, events: int, rate: float, next_to: Callable[[Producer], None]) -> LoadResult:
+    """Have ``next_to`` produce so many events at this rate. What the plan had due by now is sent at once, so a pause of
+    this process is made up for. Raises ``RuntimeError`` when something was not delivered."""
     acknowledged: list[float] = []
 
     def delivered(error: KafkaError | None, message: Message) -> None:
@@ -48,31 +63,27 @@ def send(load: Load) -> LoadResult:
 
     producer = Producer(
         {
-            "bootstrap.servers": load.bootstrap_servers,
+            "bootstrap.servers": bootstrap_servers,
             "partitioner": "murmur2_random",
             "linger.ms": 1,
             "on_delivery": delivered,
         }
     )
-    source = deposits(load.seed)
-    for _ in range(load.skip):
-        next(source)
     behind: list[float] = []
     began, sent = time.time(), 0
-    while sent < load.events:
-        due = min(int((time.time() - began) * load.rate), load.events)
+    while sent < events:
+        due = min(int((time.time() - began) * rate), events)
         if sent < due:
-            behind.append(time.time() - began - sent / load.rate)
+            behind.append(time.time() - began - sent / rate)
         while sent < due:
-            account, cents = next(source)
-            producer.produce(load.topic, encoded(account, cents, time.time()), account, headers=TYPE)
+            next_to(producer)
             sent += 1
         producer.poll(0)
         time.sleep(TICK_SECONDS)
     if producer.flush(30):
-        raise RuntimeError("the last deposits could not be delivered in 30 s")
-    if len(acknowledged) < load.events:
-        raise RuntimeError(f"{load.events - len(acknowledged)} deposits were not delivered")
+        raise RuntimeError("the last events could not be delivered in 30 s")
+    if len(acknowledged) < events:
+        raise RuntimeError(f"{events - len(acknowledged)} events were not delivered")
     behind.sort()
     acknowledged.sort()
     half, most = (acknowledged[int(len(acknowledged) * share)] for share in (0.5, 0.99))

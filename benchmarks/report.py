@@ -18,6 +18,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.async_work.report import Figures, tables
 from benchmarks.drain import DrainResult
 from benchmarks.restore.report import restore_table
 from benchmarks.restore.run import Restore
@@ -39,6 +40,7 @@ class Run(msgspec.Struct):
     restores: list[Restore] = []
     stalls: list[Stall] = []
     sparks: list[SparkRun] = []
+    async_work: Figures = msgspec.field(default_factory=Figures)
 
     @property
     def faults(self) -> list[str]:
@@ -47,7 +49,8 @@ class Run(msgspec.Struct):
         found = [f"{one.system}: {one.fault}" for one in of_systems if one.fault]
         found += [f"{one.what}, round {one.round}: {one.fault}" for one in self.stalls if one.fault]
         places = ((one, f"{one.what}, {one.system}, {one.partitions} partitions") for one in self.sparks if one.fault)
-        return found + [f"{place}, round {one.round}: {one.fault}" for one, place in places]
+        found += [f"{place}, round {one.round}: {one.fault}" for one, place in places]
+        return found + self.async_work.faults
 
 
 def machine_facts(seed: int, arguments: Sequence[str]) -> dict[str, Any]:
@@ -115,7 +118,7 @@ def show(console: Console, run: Run) -> None:
         console.print(restore_table(run.restores))
     if run.stalls:
         console.print(stall_table(run.stalls))
-    for table in spark_tables(run.sparks):
+    for table in [*spark_tables(run.sparks), *tables(run.async_work)]:
         console.print(table)
     for fault in run.faults:
         console.print(f"[red]not exactly once:[/] {fault}")

@@ -55,8 +55,8 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Child:
-    """A process of the run: ``module`` with its job (or other ``arguments``) and environment ``variables``. Ends with
-    the block it is used in, and with this process."""
+    """A process of the run: ``module`` with its job (or other ``arguments``) and environment ``variables``, by this
+    interpreter or that of another environment. Ends with the block it is used in, and with this process."""
 
     def __init__(
         self,
@@ -66,13 +66,14 @@ class Child:
         *,
         arguments: Sequence[str] | None = None,
         variables: Mapping[str, str] | None = None,
+        python: Path | None = None,
     ) -> None:
         self.module = module
         self._errors = TemporaryFile()  # noqa: SIM115 - it lives as long as this object
         if arguments is None:
             arguments = [msgspec.json.encode(job).decode()]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [str(python or sys.executable), "-m", module, *arguments],
             cwd=folder or Path(__file__).parents[1],
             env={**os.environ, **(variables or {})},
             stdin=subprocess.PIPE,
@@ -151,9 +152,11 @@ class Child:
 
 
 @contextlib.contextmanager
-def running(module: str, job: msgspec.Struct, folder: Path | None = None) -> Iterator[Child]:
+def running(
+    module: str, job: msgspec.Struct, folder: Path | None = None, *, python: Path | None = None
+) -> Iterator[Child]:
     """Run a module of this package with a job; stopped at the end of the block."""
-    child = Child(module, job, folder)
+    child = Child(module, job, folder, python=python)
     try:
         yield child
     finally:

@@ -1,0 +1,108 @@
+"""One broker, all systems in turn: throughput, latency, and what one slow event does to the other partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from benchmarks.async_work.figures import Sizes
+from benchmarks.async_work.latency import PRIMING_EVENTS, WARM_UP_SECONDS, Latency, latency
+from benchmarks.async_work.quix_environment import NoQuixstreams, quixstreams_python, versions
+from benchmarks.async_work.report import Figures
+from benchmarks.async_work.systems import System, all_of, handwritten, ours, quixstreams
+from benchmarks.async_work.throughput import Throughput, throughput
+from benchmarks.async_work.workload import MEAN_MS, PARTITIONS, TYPE, Plan, told
+from benchmarks.cluster import Cluster
+
+Say = Callable[[str], None]
+FASTEST = 10_000
+"""Events a second that no system here reaches: so much input is there at least."""
+
+
+class Bench:
+    """Makes the runs. ``quix``: the interpreter that has quixstreams; without it that is left out."""
+
+    def __init__(self, bootstrap_servers: str, sizes: Sizes, seed: int, quix: Path | None) -> None:
+        self._cluster = Cluster(bootstrap_servers, PARTITIONS, "async")
+        self._sizes, self._plan, self._quix = sizes, Plan(seed), quix
+
+    def runs(self, say: Say, figures: Figures) -> Iterator[Throughput | Latency]:
+        """Everything; kept in ``figures`` too."""
+        sizes = self._sizes
+        parts, warm = sizes.parts, handwritten(sizes.concurrencies[0])
+        say(f"warming the broker up, not counted: {warm.label}")
+        latency(self._cluster, warm, self._plan, sizes.gap_rate, min(5, sizes.gap_seconds), 0)
+        if "throughputs" in parts:
+            for moved in self.throughputs(say):
+                figures.throughputs.append(moved)
+                yield moved
+        for part, measured, kept in (
+            ("latencies", self.latencies, figures.latencies),
+            ("gaps", self.gaps, figures.gaps),
+        ):
+            for late in measured(say) if part in parts else ():
+                kept.append(late)
+                yield late
+
+    def throughputs(self, say: Say) -> Iterator[Throughput]:
+        """Everything waits."""
+        sizes = self._sizes
+        fastest = min(max(sizes.concurrencies) / MEAN_MS * 1000, FASTEST)
+        events = PARTITIONS * int(fastest * (sizes.seconds + 2) / PARTITIONS)
+        say(f"writing {events:,} events")
+        source = self._cluster.source("async-in")
+        self._cluster.write(told(islice(self._plan.asks(), events), source), TYPE)
+        for turn in range(1, sizes.repeats + 1):
+            for system in all_of(sizes.concurrencies, self._quix):
+                say(f"throughput {turn}/{sizes.repeats}: {system.label}")
+                yield throughput(self._cluster, system, source, self._plan, events, sizes.seconds, turn)
+        self._cluster.delete(source)
+
+    def latencies(self, say: Say) -> Iterator[Latency]:
+        """A fixed rate."""
+        sizes = self._sizes
+        for rate in sizes.rates:
+            for turn in range(1, sizes.repeats + 1):
+                quix = self._quix if rate == sizes.rates[0] else None
+                for system in all_of(sizes.concurrencies[:1], quix):
+                    say(f"{rate:,.0f}/s, {turn}/{sizes.repeats}: {system.label}")
+                    yield latency(self._cluster, system, self._plan, rate, sizes.latency_seconds, turn)
+
+    def gaps(self, say: Say) -> Iterator[Latency]:
+        """One event of the first partition is slow; nothing else is."""
+        sizes = self._sizes
+        before = PRIMING_EVENTS + int(sizes.gap_rate * (WARM_UP_SECONDS + min(2, sizes.gap_seconds / 3)))
+        slow_at = before - before % PARTITIONS
+        for turn in range(1, sizes.repeats + 1):
+            for milliseconds in sizes.pauses_ms:
+                plan = Plan(self._plan.seed, slow_share=0, slow_at=slow_at, slow_ms=milliseconds)
+                for system in self._of_gaps():
+                    say(f"one event of {milliseconds} ms, {turn}/{sizes.repeats}: {system.label}")
+                    yield latency(self._cluster, system, plan, sizes.gap_rate, sizes.gap_seconds, turn)
+
+    def _of_gaps(self) -> list[System]:
+        first = ours("scheduler", self._sizes.concurrencies[0])
+        return [first, *([] if self._quix is None else quixstreams(self._quix)[:1])]
+
+
+def find_quixstreams(say: Say, facts: dict[str, Any]) -> Path | None:
+    """The interpreter that has it; why not, and what it is, is added to the facts."""
+    try:
+        python = quixstreams_python(say)
+        facts["quixstreams"] = versions(python)
+    except NoQuixstreams as error:
+        facts["quixstreams"] = f"not measured: {error}"
+        return None
+    return python
+
+
+def in_short(run: Throughput | Latency) -> str:
+    """One line."""
+    if isinstance(run, Throughput):
+        told = f"{run.per_second:,.0f}/s, {run.cpu_us_per_event:,.0f} us CPU/event"
+    else:
+        gaps = " ".join(f"{gap:,.0f}" for gap in run.gaps)
+        told = f"{run.rate:,.0f}/s: p50 {run.p50:,.0f} p99 {run.p99:,.0f} max {run.highest:,.0f} ms, silences {gaps} ms"
+    return f"{run.round} {run.system}: {told}, load {run.load_average:.1f}, {run.fault or 'right'}"

@@ -1,0 +1,37 @@
+"""The benchmark of work ahead of its turn runs, on tiny sizes, and sees a system that is wrong. No speed is asserted.
+
+quixstreams is not here: nothing is installed by a test.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.async_work.figures import Sizes
+from benchmarks.async_work.latency import Latency
+from benchmarks.async_work.report import Figures, tables
+from benchmarks.async_work.run import Bench
+from benchmarks.async_work.throughput import Throughput
+from streams.testing.fixtures import BrokerAddress
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+
+SIZES = Sizes(
+    concurrencies=(8,), seconds=0.5, pauses_ms=(700,), gap_seconds=2, repeats=1, parts=("throughputs", "gaps")
+)
+
+
+def test_every_measure_runs_and_is_right(kafka_broker: BrokerAddress) -> None:
+    figures, said = Figures(), list[str]()
+    found = list(Bench(kafka_broker.bootstrap_servers, SIZES, 5, None).runs(said.append, figures))
+    assert [run.fault for run in found] == [""] * 4
+    assert [run.system for run in found] == ["loop, 8", "scheduler, 8", "handler, 8", "scheduler, 8"]
+    rates = [run.per_second for run in found if isinstance(run, Throughput)]
+    assert len(rates) == 3
+    assert min(rates) > 0
+    (slow,) = figures.gaps
+    assert isinstance(slow, Latency)
+    assert slow.gaps[0] >= 600, "the slow event holds its own partition up"
+    assert slow.highest >= 700
+    assert len(tables(figures)) == 2
+    assert said
