@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from streams.async_batcher import AsyncBatcher, BatchItem
     from streams.async_jobs import AsyncJobScheduler
     from streams.config import EventSourceConfig, PoolConfig
+    from streams.core.schedule import MissedRuns
+    from streams.core.timers import Timer
     from streams.event_source import EventSource
     from streams.events import event_type, upcaster
     from streams.global_change_log import GlobalChangeLog, GlobalChangeLogStatistics
@@ -60,6 +62,7 @@ __all__ = [
     "IncomingRecord",
     "JobRetry",
     "JournalledStore",
+    "MissedRuns",
     "PartitionStatistics",
     "PoolConfig",
     "Record",
@@ -69,6 +72,7 @@ __all__ = [
     "SourceStatistics",
     "StateStore",
     "Table",
+    "Timer",
     "TopicPartition",
     "event_type",
     "upcaster",
@@ -96,6 +100,7 @@ _HOME = {
     "IncomingRecord": "streams.records",
     "JobRetry": "streams.job_settings",
     "JournalledStore": "streams.protocols",
+    "MissedRuns": "streams.core.schedule",
     "PartitionStatistics": "streams.statistics",
     "PoolConfig": "streams.config",
     "Record": "streams.records",
@@ -108,6 +113,7 @@ _HOME = {
     "SourceStatistics": "streams.statistics",
     "StateStore": "streams.protocols",
     "Table": "streams.stores.table",
+    "Timer": "streams.core.timers",
     "TopicPartition": "streams.records",
     "WIDE_NETWORK": "streams.job_settings",
     "event_type": "streams.events",

@@ -21,6 +21,7 @@
     ├── ``BatchError``               the caller: the call of a batcher did not answer with one result per item
     ├── ``NotCaughtUp``              the caller: a global change log has not received everything in time
     ├── ``NotOwned``                 the caller: the partition is not active on this member
+    ├── ``WouldDeadlock``            the caller: a handler was about to wait for its own partition's next turn
     └── ``Stopped``                  the caller: the event source is not running (any more)
 """
 
@@ -105,6 +106,10 @@ class ProcessJobError(StreamsError):
 
 class BatchError(StreamsError):
     """The function of a batcher answered something other than one result per item. The message names the batcher."""
+
+
+class WouldDeadlock(StreamsError, RuntimeError):
+    """A handler asked for an interjection of its own partition and was about to wait for it: neither would ever end."""
 
 
 class NotCaughtUp(StreamsError, TimeoutError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import logging
 import os
 import signal
@@ -18,7 +20,7 @@ import msgspec
 
 from streams.config import EventSourceConfig
 from streams.core.router import Route
-from streams.errors import NotOwned, RegistrationError, Stopped, StreamsError
+from streams.errors import NotOwned, RegistrationError, Stopped, StreamsError, WouldDeadlock
 from streams.handlers import Handlers, name_of
 from streams.records import TopicPartition
 from streams.runtime import source_topics
@@ -38,6 +40,7 @@ _log = logging.getLogger(__name__)
 
 StoreT = TypeVar("StoreT")
 Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
+_Future = asyncio.Future[Any] | concurrent.futures.Future[Any]
 
 
 class EventSource(Handlers[StoreT]):
@@ -77,22 +80,106 @@ class EventSource(Handlers[StoreT]):
         self._stopped = threading.Event()
         self._stop_asked: bool | None = None  # drain or not
         self._preparing: anyio.CancelScope | None = None  # while there is no engine yet
+        self._elsewhere: set[concurrent.futures.Future[Any]] = set()  # interjections that other threads asked for
 
     # -- interjections -------------------------------------------------------------------------------------------------
 
-    async def interject(self, partition: int, handler: Callable[[EventContext[StoreT]], Any], /) -> Any:
+    async def interject(
+        self, partition: int, handler: Callable[[EventContext[StoreT]], Any], /, *, blocking: bool = False
+    ) -> Any:
         """Run a handler once, in this partition's order and transaction. Returns what it answered, when that is
         *committed*. It takes its place between two events: it waits neither for those that are queued nor for work
-        that runs ahead.
+        that runs ahead. ``blocking=True`` runs a plain function on a thread of the partition.
 
-        On the loop of the event source. Raises what the handler raises (its effects are undone then), ``NotOwned``
-        when the partition is not active on this member, ``MembershipLost`` when it was lost before the commit. Do not
-        await it in a handler of the same partition: that one waits for this one's turn.
+        On the loop of the event source; ``interject_threadsafe`` is for everybody else. Raises what the handler raises
+        (its effects are undone then), ``NotOwned`` when the partition is not active on this member or is given up
+        before the commit, ``MembershipLost`` when it was lost before the commit, ``Stopped``. Awaiting it always ends.
+        Whoever is cancelled before it began has not asked. When the partition is restarted meanwhile (another event of
+        it is refused by the broker, or a store cannot undo one) it has its turn afterwards; if it had begun, it begins
+        anew. A handler must not await it for its own partition (``WouldDeadlock``, where that can be seen).
         """
-        worker = self._running().workers.get(partition)
-        if worker is None or worker.state.value != "active":
-            raise NotOwned(f"{self.config.topic}[{partition}] is not active on this member")
+        engine = self._running()
+        if asyncio.get_running_loop() is not self._loop:
+            raise RegistrationError(
+                "interject was called on another event loop than the event source's; use interject_threadsafe"
+            )
+        worker = engine.workers.get(partition)
+        if worker is not None and worker.is_run_by(asyncio.current_task()):
+            raise WouldDeadlock(
+                f"a handler of {worker.topic_partition} awaits an interjection of the same partition, which waits for "
+                "the handler to end: do its work in the handler, set a timer, or start a task that awaits it later"
+            )
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        interjection = self._ask(partition, handler, blocking, future)
+        try:
+            return await future
+        finally:
+            interjection.is_unwanted = True
+
+    async def interject_all(
+        self,
+        handler: Callable[[EventContext[StoreT]], Any],
+        /,
+        *,
+        blocking: bool = False,
+        return_exceptions: bool = False,
+    ) -> dict[int, Any]:
+        """``interject`` on every partition that is active on this member. Returns the answers by partition, in the
+        order of their numbers, once all have ended.
+
+        Each partition has its own order and transaction: they run side by side, and some may be committed while others
+        fail. All are waited for; then the errors are raised as one ``ExceptionGroup`` (each with a note that names its
+        partition), or, with ``return_exceptions``, returned in the place of answers.
+        """
+        workers = sorted(self._running().workers.items())
+        partitions = [partition for partition, worker in workers if worker.takes_interjections]
+        task = asyncio.current_task()
+        if own := [partition for partition, worker in workers if worker.is_run_by(task)]:
+            await self.interject(own[0], handler)  # says why that cannot be
+        found = await asyncio.gather(
+            *(self.interject(partition, handler, blocking=blocking) for partition in partitions),
+            return_exceptions=True,
+        )
+        answers = dict(zip(partitions, found, strict=True))
+        errors = [answer for answer in found if isinstance(answer, Exception)]
+        if errors and not return_exceptions:
+            for partition, answer in answers.items():
+                if isinstance(answer, Exception):
+                    answer.add_note(f"in the interjection of {self.config.topic}[{partition}]")
+            raise ExceptionGroup(f"{len(errors)} of {len(found)} interjections failed", errors)
+        return answers
+
+    def interject_threadsafe(
+        self, partition: int, handler: Callable[[EventContext[StoreT]], Any], /, *, blocking: bool = False
+    ) -> concurrent.futures.Future[Any]:
+        """``interject`` from any thread, and from other event loops (``await asyncio.wrap_future(...)``). The handler
+        runs where handlers run. Its future always ends; do not wait for it on the event source's loop. Raises
+        ``Stopped`` when the source is not running."""
+        self._running()
+        loop = self._loop
+        assert loop is not None
+        answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def begin() -> None:
+            if answer in self._elsewhere and answer.set_running_or_notify_cancel():
+                try:
+                    self._ask(partition, handler, blocking, answer)
+                except StreamsError as error:
+                    answer.set_exception(error)
+
+        self._elsewhere.add(answer)
+        answer.add_done_callback(self._elsewhere.discard)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(begin)
+        if self._engine is None:  # it stopped meanwhile, and may not have seen this one
+            self._refuse_elsewhere()
+        return answer
+
+    def _ask(self, partition: int, handler: Callable[..., Any], blocking: bool, future: _Future) -> Interjection:
+        """Queue an interjection that ends this future. On the loop. Raises ``NotOwned``, ``Stopped``."""
+        worker = self._running().workers.get(partition)
+        if worker is None or not worker.takes_interjections:
+            raise NotOwned(f"{self.config.topic}[{partition}] is not active on this member")
 
         def waiter(error: BaseException | None) -> None:
             if future.done():
@@ -102,18 +189,16 @@ class EventSource(Handlers[StoreT]):
             else:
                 future.set_exception(error)
 
-        route = Route(name_of(handler), None, handler, blocking=False, policy=self.config.error_policy)
+        route = Route(name_of(handler), None, handler, blocking=blocking, policy=self.config.error_policy)
         interjection = Interjection(route, waiter)
         worker.inbox.put(interjection)
-        return await future
+        return interjection
 
-    async def interject_all(self, handler: Callable[[EventContext[StoreT]], Any], /) -> dict[int, Any]:
-        """``interject`` on every partition that is active on this member. Returns the answers by partition, once all
-        are committed."""
-        partitions = sorted(p for p, worker in self._running().workers.items() if worker.state.value == "active")
-        async with asyncio.TaskGroup() as tasks:
-            asked = {partition: tasks.create_task(self.interject(partition, handler)) for partition in partitions}
-        return {partition: task.result() for partition, task in asked.items()}
+    def _refuse_elsewhere(self) -> None:
+        """Whoever waits on another thread hears that the source stopped."""
+        for answer in list(self._elsewhere):
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
+                answer.set_exception(Stopped("the event source stopped"))
 
     # -- running -------------------------------------------------------------------------------------------------------
 
@@ -170,6 +255,8 @@ class EventSource(Handlers[StoreT]):
                     worker.inbox.size,
                     worker.inbox.paused,
                     worker.events_ahead,
+                    len(worker.timers),
+                    worker.timers.next_due_ms,
                 )
                 for number, worker in sorted(engine.workers.items())
             ),
@@ -239,6 +326,7 @@ class EventSource(Handlers[StoreT]):
         finally:
             self._engine = None
             self._stop_asked = None
+            self._refuse_elsewhere()
             self._stopped.set()
 
     async def _consume_until_stopped(

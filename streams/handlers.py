@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from streams.config import EventSourceConfig
 from streams.core.router import Route, Router
-from streams.core.schedule import Schedule
+from streams.core.schedule import MissedRuns, Schedule
 from streams.errors import RegistrationError
 from streams.events import event_type_of
 from streams.job_settings import SchedulerConfig
@@ -95,23 +95,26 @@ class Handlers(Generic[StoreT]):
         *,
         every: float | timedelta,
         jitter: float | timedelta = 0.0,
+        missed: MissedRuns = MissedRuns.SKIP,
         on_error: ErrorPolicy | None = None,
+        blocking: bool = False,
     ) -> Callable[[InterjectionHandler[StoreT]], InterjectionHandler[StoreT]]:
         """Run a handler on every active partition, every so many seconds, within its order and transaction.
 
-        Runs that were missed are not made up for. A failed run is undone; then ``on_error`` (default:
-        ``config.error_policy``) says whether the source stops or the next run is waited for.
+        The first run is one interval after the partition became active; ``missed`` says what follows when some come
+        late. A failed run is undone; then ``on_error`` (default: ``config.error_policy``) says whether the source stops
+        or the next run is waited for. ``blocking=True`` runs a plain function on a thread of the partition. Raises
+        ``ConfigError``, ``RegistrationError``.
         """
-        schedule = Schedule(_seconds(every), _seconds(jitter))
+        schedule = Schedule(_seconds(every), _seconds(jitter), missed)
 
         def register(function: InterjectionHandler[StoreT]) -> InterjectionHandler[StoreT]:
             if self._router.is_frozen:
                 raise RegistrationError(
                     "schedule_interjection comes too late: register before the event source is started"
                 )
-            route = Route(
-                name_of(function), None, function, blocking=False, policy=on_error or self.config.error_policy
-            )
+            policy = on_error or self.config.error_policy
+            route = Route(name_of(function), None, function, blocking=blocking, policy=policy)
             self._schedules.append((schedule, route))
             return function
 

@@ -29,6 +29,10 @@ class PartitionStatistics(msgspec.Struct, frozen=True):
     paused: bool
     events_ahead: int = 0
     """Events whose work runs ahead of their turn, and those that wait behind them (they count as queued, too)."""
+    timers: int = 0
+    """Durable timers that are set."""
+    next_timer_ms: int | None = None
+    """When the first of them is due, in milliseconds since the epoch; ``None``: none is set."""
 
 
 class CopyStatistics(msgspec.Struct, frozen=True):

@@ -1,13 +1,13 @@
 """When the next run of a scheduled interjection is due.
 
-The next run is counted from the previous *due* time, so a schedule does not drift; runs that were missed altogether
-(the process was frozen, the partition was busy) are not made up for: one run follows at once, and then the rhythm
-goes on. Jitter moves a single run by up to ``jitter`` to either side, so that the partitions of many members do not
-act in step.
+The next run is counted from the previous *due* time, so a schedule does not drift. What becomes of runs that were
+missed (the process was frozen, the partition was busy) is said by ``MissedRuns``. Jitter moves a single run by up to
+``jitter`` to either side, so that the partitions of many members do not act in step.
 """
 
 from __future__ import annotations
 
+import enum
 import random
 
 import msgspec
@@ -15,11 +15,26 @@ import msgspec
 from streams.errors import ConfigError
 
 
+class MissedRuns(enum.Enum):
+    """What follows when scheduled runs are late: by more than the interval, some were missed.
+
+    ``SKIP``: one run at once, and then the rhythm goes on as before; the others are not made up for. ``DELAY``: one run
+    at once, and the rhythm begins anew with it, so that two runs are never closer than the interval. ``CATCH_UP``: all
+    of them, one after another, with events in between. Counted from the moment a partition became active here: what was
+    due while nobody had it was not missed.
+    """
+
+    SKIP = "skip"
+    DELAY = "delay"
+    CATCH_UP = "catch_up"
+
+
 class Schedule(msgspec.Struct, frozen=True):
     """Runs every ``every`` seconds, each moved by up to ``jitter`` seconds."""
 
     every: float
     jitter: float = 0.0
+    missed: MissedRuns = MissedRuns.SKIP
 
     def __post_init__(self) -> None:
         if not self.every > 0:
@@ -32,8 +47,12 @@ class Schedule(msgspec.Struct, frozen=True):
         return now + self.every
 
     def following(self, beat: float, now: float) -> float:
-        """The beat after ``beat``, not earlier than ``now``; beats that lie behind are skipped, not made up for."""
+        """The beat after ``beat``, whose run begins ``now``."""
+        if self.missed is MissedRuns.DELAY:
+            return max(beat, now) + self.every
         following = beat + self.every
+        if self.missed is MissedRuns.CATCH_UP:
+            return following
         if following < now:
             following += self.every * ((now - following) // self.every + 1)
         return following

@@ -202,7 +202,10 @@ class Attempts:
 
     def given_up(self) -> NotOwned:
         """Why somebody waits in vain."""
-        return NotOwned(f"{self._worker.topic_partition} was given up before the interjection was committed")
+        return NotOwned(
+            f"{self._worker.topic_partition} was given up before the interjection was committed; nothing of it is, so "
+            "whoever has the partition then may be asked again"
+        )
 
     async def _admit(
         self,

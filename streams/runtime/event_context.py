@@ -227,6 +227,8 @@ class EventContext(Generic[StoreT]):
             key = None if known is None else known.key
         elif isinstance(key, str):
             key = key.encode()
+        elif not isinstance(key, bytes):
+            raise EncodeError(f"the key of a timer is a {type(key).__name__}; use str, bytes or None")
         timer = Timer(name, _due_ms(when), event_type.name, event_type.encode(event), event_type.version, key)
         size = len(encode_timer(timer))
         if size > self._limit:

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 class AheadContext(EventContext[Any]):
     """The context of a handler that runs ahead: without a store until its turn."""
 
-    __slots__ = ("_reached", "_store", "_turn")
+    __slots__ = ("_reached", "_store", "_turn", "task")
 
     def __init__(
         self, where: TopicPartition, record: IncomingRecord, limit: int, attempt: int, reached: Callable[[], None]
     ) -> None:
         self._turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._reached = reached
+        self.task = asyncio.current_task()
         super().__init__(None, where, record, [], [], limit, attempt)
 
     @property

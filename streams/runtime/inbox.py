@@ -68,9 +68,23 @@ class Inbox:
         """The next batch. Its records stay counted until ``handled``."""
         return self._batches.popleft()
 
+    def put_back(self, interjection: Interjection) -> None:
+        """It did not come to its end: it is the next one again."""
+        self._asked.appendleft(interjection)
+
     def take_interjection(self) -> Interjection | None:
         """The next one, if there is one."""
-        return self._asked.popleft() if self._asked else None
+        while self._asked:
+            interjection = self._asked.popleft()
+            if not interjection.is_unwanted:
+                return interjection
+        return None
+
+    def inherit(self, other: Inbox) -> None:
+        """The interjections of ``other``, which is of the same partition before its restart, wait here now."""
+        self._asked.extendleft(reversed(other._asked))
+        other._asked.clear()
+        self._wake.notify()
 
     def handled(self, records: list[IncomingRecord]) -> None:
         """These are done."""
@@ -82,11 +96,14 @@ class Inbox:
             self.paused = False
             self._input.resume(self._partition)
 
-    def drop(self, reason: Exception) -> None:
-        """Forget everything; whoever waits for an interjection is told why."""
-        for interjection in self._asked:
+    def refuse(self, reason: Exception) -> None:
+        """No interjection has its turn any more; whoever waits for one is told why."""
+        asked, self._asked = self._asked, deque()
+        for interjection in asked:
             interjection.done(reason)
-        self._asked.clear()
+
+    def drop(self) -> None:
+        """Forget all records."""
         self._batches.clear()
         self._uncount(self.counted, self.counted_size)
         self.records = self.size = 0

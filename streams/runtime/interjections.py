@@ -13,14 +13,15 @@ from streams.core.transaction import Waiter
 
 class Interjection:
     """One run. ``waiter`` is told when it is committed, or why not; scheduled runs have none. ``result``: what the
-    handler answered."""
+    handler answered. ``is_unwanted``: nobody waits for it any more, so it need not begin."""
 
-    __slots__ = ("result", "route", "waiter")
+    __slots__ = ("is_unwanted", "result", "route", "waiter")
 
     def __init__(self, route: Route, waiter: Waiter | None = None) -> None:
         self.route = route
         self.waiter = waiter
         self.result: Any = None
+        self.is_unwanted = False
 
     def done(self, error: BaseException | None) -> None:
         """Tell the waiter, if there is one."""

@@ -75,6 +75,7 @@ class PartitionWorker:
         self.inbox = Inbox(engine.config, engine.input, partition, self._wake)
         self.started_at: int | None = None  # where it began without any committed offset
         self.replaced_by: PartitionWorker | None = None  # after a restart
+        self.is_restart = False  # it is the one after a restart
         self.scope = anyio.CancelScope()
         self.finished = anyio.Event()  # the task has ended
         self.gone = anyio.Event()  # the partition is released or void
@@ -87,6 +88,9 @@ class PartitionWorker:
         self._closing = False
         self._slice_size = SLICE // 8
         self._steps, self._breathed_at = 0, 0.0
+        self._at_work: list[
+            asyncio.Task[Any] | None
+        ] = []  # whoever waits for a turn of ours in one of these never ends
 
     # -- called by the engine ------------------------------------------------------------------------------------------
 
@@ -110,9 +114,11 @@ class PartitionWorker:
 
     def close_intake(self) -> None:
         """Nothing more is handled after the event that is running now; what is queued is dropped (it is not
-        committed)."""
+        committed). Only interjections outlive a restart."""
         self._closing = True
-        self.inbox.drop(self.attempts.given_up())
+        self.inbox.drop()
+        if self.state is not PartitionState.RESTARTING:
+            self.inbox.refuse(self.attempts.given_up())
 
     def undo(self, journal: list[Change]) -> None:
         """Take an event's changes back."""
@@ -120,6 +126,16 @@ class PartitionWorker:
         if self.is_journalled and store is not None:  # None: voided while the event ran, and dropped as a whole
             store.end()
             store.undo(journal)
+
+    @property
+    def takes_interjections(self) -> bool:
+        """Whether what is asked for now will have its turn here: it works, or will again after a restart."""
+        restarting = self.state is PartitionState.RESTORING and self.is_restart
+        return restarting or self.state in (PartitionState.ACTIVE, PartitionState.RESTARTING)
+
+    def is_run_by(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether this task has the partition's turn now, so that it must not wait for another one."""
+        return task is not None and task in self._at_work
 
     @property
     def is_closing(self) -> bool:
@@ -137,6 +153,7 @@ class PartitionWorker:
         """Handle what comes until the intake is closed, then what has begun. Raises ``RestartNeeded``, and
         ``EventFailure`` to stop the source."""
         self._timetable.start(self.engine.now())
+        self._at_work.append(asyncio.current_task())
         try:
             while not self._closing:
                 interjected = await self._between()
@@ -149,6 +166,7 @@ class PartitionWorker:
             self._line.cut()
             await self.settle_line()
         finally:
+            self._at_work.clear()
             self.drop_line()
 
     async def handle(self, records: list[IncomingRecord]) -> None:
@@ -345,8 +363,10 @@ class PartitionWorker:
             else:
                 if entry.context is not None:
                     entry.context.store, entry.context.timers = self.store, self.timers
+                    self._at_work.append(getattr(entry.context, "task", None))
                 await attempts.persist(record, entry.route, entry.finish, entry.attempts, None, context=entry.context)
         finally:
+            del self._at_work[1:]
             entry.drop()
 
     # -- interjections -------------------------------------------------------------------------------------------------
@@ -361,15 +381,23 @@ class PartitionWorker:
         if asked is not None:
             await self._interjection(asked)
         fired = not self._closing and await self.timers.run_due()
-        return due is not None or asked is not None or fired
+        if due is None and asked is None and not fired:
+            return False
+        await self._breathe()
+        return True
 
     async def _interjection(self, interjection: Interjection) -> None:
         engine = self.engine
         try:
-            ctx = self.attempts.context(None)
-            error = await self.attempts.run(ctx, interjection.route.handler, self.watermark, interjection)
+            ctx, route = self.attempts.context(None), interjection.route
+            error = await self.attempts.run(
+                ctx, route.handler, self.watermark, interjection, blocking=route.is_blocking
+            )
         except BaseException:  # cancelled: whoever waits for it must hear of it
-            interjection.done(self.attempts.given_up())
+            if self.state is PartitionState.RESTARTING and interjection.waiter is not None:
+                self.inbox.put_back(interjection)  # for no fault of its own
+            else:
+                interjection.done(self.attempts.given_up())
             raise
         if error is None:
             return

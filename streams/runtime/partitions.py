@@ -254,6 +254,8 @@ class Partitions:
         self.workers[worker.partition] = worker.replaced_by = fresh
         fresh.attempts.known_failures = known
         fresh.started_at = worker.started_at
+        fresh.is_restart = True
+        fresh.inbox.inherit(worker.inbox)
         await self._engine.takeovers.take_over([fresh])
 
     def _callback(self, function: Callable[[int], None] | None, partition: int) -> None:

@@ -84,7 +84,7 @@ async def test_in_the_order_of_the_partition(lab: Lab) -> None:
         await run.until_handled(50, 0)
         await source.interject(0, look)
         await source.interject(0, look)
-        assert await source.interject_all(look) == [0, 1]
+        assert await source.interject_all(look) == {0: None, 1: None}
     assert seen[:2] == [(50, None), (50, 1)]
     assert sorted(seen[2:], key=str) == sorted([(50, 2), (None, None)], key=str)
 
