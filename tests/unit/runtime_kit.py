@@ -21,6 +21,7 @@ from streams.records import Headers, IncomingRecord, Record
 from streams.runtime.bridge import Worker
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.poller import Poller, Records
+from streams.runtime.processes import in_process
 
 PATIENCE = 10.0
 GROUP, TOPIC, OUT, MISSING = "g", "in", "out", "nobody-made-this"
@@ -120,20 +121,26 @@ class Consumer:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._positions: dict[int, int] = {}
+        self._paused: set[int] = set()
         self.closed = threading.Event()
 
     def add(self, partition: int, offset: int) -> None:
         self._positions[partition] = offset
+        self._paused.discard(partition)
 
     def remove(self, partitions: Collection[int]) -> None:
         for partition in partitions:
             self._positions.pop(partition, None)
 
-    def pause(self, partitions: Collection[int]) -> None: ...
-    def resume(self, partitions: Collection[int]) -> None: ...
+    def pause(self, partitions: Collection[int]) -> None:
+        self._paused.update(partitions)
+
+    def resume(self, partitions: Collection[int]) -> None:
+        self._paused.difference_update(partitions)
 
     def poll_batch(self, timeout_seconds: float, limit: int) -> Records | None:
-        batch = {n: self._broker.logs[TOPIC, n][at : at + limit] for n, at in self._positions.items()}
+        open_ones = [(number, at) for number, at in self._positions.items() if number not in self._paused]
+        batch = {number: self._broker.logs[TOPIC, number][at : at + limit] for number, at in open_ones}
         batch = {number: records for number, records in batch.items() if records}
         for number, records in batch.items():
             self._positions[number] += len(records)
@@ -242,6 +249,9 @@ class Connections:
 
     def worker(self, name: str) -> Worker:
         return Worker(name)
+
+    async def in_process(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await in_process(function, *args)
 
     def producer(self, transactional_id: str, *, one_by_one: bool = False) -> Any:
         return Producer(self._broker)

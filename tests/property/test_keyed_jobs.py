@@ -1,0 +1,143 @@
+"""Which job may run, against a model that is slow and plain: lists, and the rules told once more."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from hypothesis import given, seed
+from hypothesis import strategies as st
+
+from streams.core.keyed_jobs import KeyedJobs
+
+SEED = int(os.environ.get("SEED", "0")) or None
+
+
+def seeded(test: Any) -> Any:
+    """``SEED=`` repeats a run; hypothesis prints the example itself when one fails."""
+    return seed(SEED)(test) if SEED is not None else test
+
+
+Name = tuple[int, int, int]  # lane, key, number
+limits = st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 4))
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(["add", "push"]), st.integers(0, 2), st.integers(0, 4)),
+        st.tuples(st.just("take"), st.just(0), st.just(0)),
+        st.tuples(st.just("end"), st.integers(0, 5), st.just(0)),
+        st.tuples(st.just("withdraw"), st.integers(0, 30), st.just(0)),
+        st.tuples(st.just("forget"), st.integers(0, 2), st.just(0)),
+    ),
+    max_size=80,
+)
+
+
+class Model:
+    """``waiting`` in the order in which they came, ``running`` in the order in which they began."""
+
+    def __init__(self, concurrency: int, depth: int, keys: int) -> None:
+        self.concurrency, self.depth, self.keys = concurrency, depth, keys
+        self.machine: KeyedJobs[Name] = KeyedJobs(concurrency, depth, keys)
+        self.waiting: list[Name] = []
+        self.running: list[Name] = []
+        self.number = 0
+
+    def has_room(self, lane: int, key: int) -> bool:
+        here = {name[:2] for name in [*self.waiting, *self.running] if name[0] == lane}
+        if (lane, key) not in here:
+            return len(here) < self.keys
+        of_key = sum(name[:2] == (lane, key) for name in [*self.waiting, *self.running])
+        return of_key < self.depth + 1
+
+    def add(self, lane: int, key: int, *, ask: bool) -> None:
+        room = self.machine.has_room(lane, key)
+        assert room == self.has_room(lane, key)
+        if ask and not room:
+            return
+        self.number += 1
+        self.waiting.append((lane, key, self.number))
+        self.machine.add(lane, key, self.waiting[-1])
+
+    def take(self) -> None:
+        busy = {name[:2] for name in self.running}
+        heads: dict[tuple[int, int], Name] = {}
+        for name in self.waiting:
+            heads.setdefault(name[:2], name)
+        ready = {name for key, name in heads.items() if key not in busy}
+        taken = self.machine.take()
+        if len(self.running) >= self.concurrency or not ready:
+            assert taken is None
+            return
+        assert taken in ready, "somebody could go on, and it is the first of its key"
+        assert taken is not None
+        self.waiting.remove(taken)
+        self.running.append(taken)
+
+    def end(self, number: int) -> None:
+        if self.running:
+            lane, key, _ = self.running.pop(number % len(self.running))
+            self.machine.ended(lane, key)
+
+    def withdraw(self, number: int) -> None:
+        for name in self.running:
+            assert not self.machine.withdraw(*name[:2], name)
+        if self.waiting:
+            name = self.waiting.pop(number % len(self.waiting))
+            assert self.machine.withdraw(*name[:2], name)
+            assert not self.machine.withdraw(*name[:2], name)
+
+    def forget(self, lane: int) -> None:
+        """A partition is given up: what waits is withdrawn, what runs ends some time."""
+        for name in [name for name in self.waiting if name[0] == lane]:
+            self.waiting.remove(name)
+            assert self.machine.withdraw(*name[:2], name)
+
+    def check(self) -> None:
+        assert (self.machine.running, self.machine.waiting) == (len(self.running), len(self.waiting))
+        assert self.machine.keys == len({name[:2] for name in [*self.waiting, *self.running]})
+
+
+@seeded
+@given(limits, actions)
+def test_it_does_what_the_model_does(limits: tuple[int, int, int], actions: list[tuple[str, int, int]]) -> None:
+    model = Model(*limits)
+    for action, first, second in actions:
+        match action:
+            case "add":
+                model.add(first, second, ask=True)
+            case "push":
+                model.add(first, second, ask=False)
+            case "take":
+                model.take()
+            case "end":
+                model.end(first)
+            case "withdraw":
+                model.withdraw(first)
+            case "forget":
+                model.forget(first)
+        model.check()
+    for _ in range(10_000):  # and everything ends, whatever came before
+        model.take()
+        model.end(0)
+        if not model.waiting and not model.running:
+            break
+    model.check()
+    assert not model.machine.keys
+
+
+@seeded
+@given(st.integers(1, 3), st.integers(1, 4))
+def test_lanes_and_keys_take_turns(concurrency: int, lanes: int) -> None:
+    """With everything full, no lane begins twice before each other one began once."""
+    machine: KeyedJobs[Name] = KeyedJobs(concurrency, 100, 100)
+    for lane in range(lanes):
+        for number in range(6):
+            machine.add(lane, number % 2, (lane, number % 2, number))
+    begun: list[Name] = []
+    while (job := machine.take()) is not None:
+        begun.append(job)
+        machine.ended(*job[:2])
+    for at in range(0, len(begun), lanes):
+        assert len({name[0] for name in begun[at : at + lanes]}) == lanes
+    for lane in range(lanes):
+        assert [name[1] for name in begun if name[0] == lane] == [0, 1] * 3

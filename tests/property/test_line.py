@@ -1,0 +1,170 @@
+"""The line at any settings: no deadlock, nothing lost, order kept; whatever is lost or given up meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+
+from streams.runtime import handler_jobs
+from streams.runtime.job_runner import Job, JobRunner
+from streams.runtime.line import Entry, Line
+from streams.runtime.partition_worker import PartitionWorker
+from streams.runtime.stages import Blocked
+from tests.property.line_kit import KINDS, Settings, simulate
+
+SEED = int(os.environ.get("SEED", "0")) or None
+EXAMPLES = int(os.environ.get("LINE_EXAMPLES", "60"))
+
+
+def seeded(test: Any) -> Any:
+    """``SEED=`` repeats a run; hypothesis prints the example itself when one fails."""
+    return seed(SEED)(test) if SEED is not None else test
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Dead letters are warnings."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+SECONDS = st.sampled_from([0.0, 0.01, 0.3, 5.0])
+
+
+@st.composite
+def worlds(draw: Any) -> Settings:
+    partitions = draw(st.integers(1, 5))
+    here = st.integers(0, partitions - 1)
+    kinds = draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=len(KINDS), unique=True))
+    events = st.tuples(here, st.sampled_from(kinds), st.integers(0, draw(st.integers(0, 5))), SECONDS)
+    return Settings(
+        partitions=partitions,
+        concurrency=draw(st.integers(1, 4)),
+        depth=draw(st.integers(0, 3)),
+        max_keys=draw(st.integers(1, 3)),
+        queued=draw(st.sampled_from([1, 2, 5, 50])),
+        batch=draw(st.integers(1, 10)),
+        pool_room=draw(st.integers(1, 10)),
+        pool_seconds=draw(st.sampled_from([0.001, 0.1, 1.0])),
+        events=draw(st.lists(events, max_size=60)),
+        ends=draw(st.lists(st.tuples(st.floats(0.0, 8.0), here, st.booleans()), max_size=5)),
+        asks=draw(st.lists(st.tuples(st.floats(0.0, 8.0), here), max_size=4)),
+    )
+
+
+@pytest.mark.timeout(0)
+@seeded
+@settings(deadline=None, max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+@given(worlds())
+def test_everything_ends_in_order_at_any_settings(world: Settings) -> None:
+    simulate(world)
+
+
+def test_the_smallest_of_everything() -> None:
+    events = [(number % 5, KINDS[number % len(KINDS)], number % 3, 0.3) for number in range(150)]
+    made = simulate(
+        Settings(partitions=5, concurrency=1, depth=0, max_keys=1, queued=1, batch=1, pool_room=1, events=events)
+    )
+    assert sum(made.offsets.values()) == 150
+
+
+def drawn(number: int) -> Settings:
+    """A world by a seed, for those who need no shrinking."""
+    rng = random.Random(number)
+    partitions = rng.randint(1, 4)
+    return Settings(
+        partitions=partitions,
+        concurrency=rng.randint(1, 3),
+        depth=rng.randint(0, 2),
+        max_keys=rng.randint(1, 3),
+        queued=rng.choice((2, 5, 50)),
+        batch=rng.randint(1, 10),
+        events=[
+            (rng.randrange(partitions), rng.choice(KINDS), rng.randrange(4), rng.choice((0.0, 0.01, 0.3, 5.0)))
+            for _ in range(60)
+        ],
+        ends=[(rng.uniform(0.0, 8.0), rng.randrange(partitions), rng.random() < 0.5) for _ in range(4)],
+        asks=[(rng.uniform(0.0, 8.0), rng.randrange(partitions)) for _ in range(3)],
+    )
+
+
+def _slots_are_kept_for_the_turn(patch: pytest.MonkeyPatch) -> None:
+    reached = handler_jobs._Run._reached
+
+    def keep(self: handler_jobs._Run) -> None:
+        over, self._stage.runner.over = self._stage.runner.over, lambda job: None  # type: ignore[method-assign]
+        try:
+            reached(self)
+        finally:
+            self._stage.runner.over = over  # type: ignore[method-assign]
+
+    patch.setattr(handler_jobs._Run, "_reached", keep)
+
+
+def _jobs_outlive_their_partition(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Entry, "drop", lambda self: None)
+
+
+def _whoever_is_done_is_next(patch: pytest.MonkeyPatch) -> None:
+    def is_ready(self: Line) -> bool:
+        for entry in list(self._entries):
+            if entry.is_settled:
+                self._entries.remove(entry)
+                self._entries.appendleft(entry)
+                return True
+        return False
+
+    patch.setattr(Line, "is_ready", property(is_ready))
+
+
+def _nobody_is_told_of_room(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Blocked, "wake", lambda self: None)
+
+
+def _keys_have_no_order(patch: pytest.MonkeyPatch) -> None:
+    add = JobRunner.add
+
+    def alone(self: JobRunner, job: Job) -> None:
+        job.key = object()
+        add(self, job)
+
+    patch.setattr(JobRunner, "add", alone)
+
+
+def _given_up_partitions_go_on_in_line(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PartitionWorker, "drop_line", lambda self: None)
+
+
+@pytest.mark.filterwarnings("ignore")  # tasks of a line that was broken on purpose
+@pytest.mark.parametrize(
+    "out",
+    [
+        _slots_are_kept_for_the_turn,
+        _jobs_outlive_their_partition,
+        _whoever_is_done_is_next,
+        _nobody_is_told_of_room,
+        _keys_have_no_order,
+        _given_up_partitions_go_on_in_line,
+    ],
+)
+def test_each_safeguard_is_missed(out: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With it taken out some world goes wrong, which is right with it."""
+    for number in range(60):
+        with monkeypatch.context() as patch:
+            out(patch)
+            try:
+                simulate(drawn(number))
+            except AssertionError as wrong:
+                print(f"seed {number}: {str(wrong)[:200]}")
+                break
+    else:
+        pytest.fail("nobody missed it")
+    simulate(drawn(number))
