@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from streams.async_batcher import AsyncBatcher, BatchItem
     from streams.async_jobs import AsyncJobScheduler
+    from streams.batch_producer import BatchProducer
     from streams.config import EventSourceConfig, PoolConfig
     from streams.core.schedule import MissedRuns
     from streams.core.timers import Timer
     from streams.event_source import EventSource
-    from streams.events import event_type, upcaster
+    from streams.events import event_type, to_record, upcaster
     from streams.global_change_log import GlobalChangeLog, GlobalChangeLogStatistics
     from streams.global_table import GlobalTable
     from streams.job_settings import (
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     )
     from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorPolicy, ErrorResponse, ExecutionState
     from streams.protocols import Codec, JournalledStore, StateStore
-    from streams.records import Change, IncomingRecord, Record, TopicPartition
+    from streams.records import Change, Delivery, IncomingRecord, Record, TopicPartition
     from streams.runtime.event_context import EventContext
     from streams.statistics import PartitionStatistics, SourceState, SourceStatistics
     from streams.stores.simple import SimpleStore
@@ -47,9 +48,11 @@ __all__ = [
     "AsyncBatcher",
     "AsyncJobScheduler",
     "BatchItem",
+    "BatchProducer",
     "BatcherConfig",
     "Change",
     "Codec",
+    "Delivery",
     "ErrorPolicy",
     "ErrorResponse",
     "EventContext",
@@ -75,6 +78,7 @@ __all__ = [
     "Timer",
     "TopicPartition",
     "event_type",
+    "to_record",
     "upcaster",
 ]
 
@@ -82,11 +86,13 @@ _HOME = {
     "AsyncBatcher": "streams.async_batcher",
     "AsyncJobScheduler": "streams.async_jobs",
     "BatchItem": "streams.runtime.batches",
+    "BatchProducer": "streams.batch_producer",
     "BatcherConfig": "streams.job_settings",
     "COMPUTE": "streams.job_settings",
     "Change": "streams.records",
     "Codec": "streams.protocols",
     "DEAD_LETTER": "streams.outcomes",
+    "Delivery": "streams.records",
     "ErrorPolicy": "streams.outcomes",
     "ErrorResponse": "streams.outcomes",
     "EventContext": "streams.runtime.event_context",
@@ -117,6 +123,7 @@ _HOME = {
     "TopicPartition": "streams.records",
     "WIDE_NETWORK": "streams.job_settings",
     "event_type": "streams.events",
+    "to_record": "streams.events",
     "upcaster": "streams.events",
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from streams.core.router import Route
 from streams.errors import BatchError, RegistrationError
@@ -16,8 +16,6 @@ from streams.runtime.batches import BatchDefinition, BatchItem, BatchStage
 from streams.runtime.calls import kind_of
 from streams.runtime.event_context import EventContext
 from streams.runtime.stages import Ahead
-
-__all__ = ["AsyncBatcher", "BatchItem", "BatcherConfig"]
 
 ValueT = TypeVar("ValueT")
 StoreT = TypeVar("StoreT")
@@ -109,7 +107,7 @@ class AsyncBatcher(Generic[StoreT, ValueT]):
             return function
 
         if planner is not None:
-            register(planner)
+            register(cast(Any, planner))
         elif key is not None:
             self._add(event_class, lambda _, event: [BatchItem(key(event), event)], on_error)
         return register

@@ -16,15 +16,15 @@ wire is only ever looked up and decoded, never imported or executed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Generic, TypeVar, cast, overload
 
 import msgspec
 
 from streams.codecs import codec_for, is_plain_dataclass, is_pydantic, reason
-from streams.errors import ConfigError, DecodeError, RegistrationError
+from streams.errors import ConfigError, DecodeError, EncodeError, RegistrationError
 from streams.protocols import Codec
-from streams.records import TYPE_HEADER, VERSION_HEADER, Headers
+from streams.records import TYPE_HEADER, VERSION_HEADER, Headers, Record
 
 T = TypeVar("T")
 Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
@@ -214,6 +214,30 @@ def event_type_of(cls: type[T]) -> EventType[T]:
     """
     found = _ready.get(cls)
     return _prepare(cls) if found is None else found
+
+
+def to_record(
+    topic: str,
+    event: object,
+    /,
+    *,
+    key: str | bytes | None = None,
+    headers: Iterable[tuple[str, bytes | None]] = (),
+    partition: int | None = None,
+    timestamp_ms: int | None = None,
+) -> Record:
+    """A record of an event object, with its type header: what ``ctx.forward`` sends of it.
+
+    Raises ``EncodeError`` and ``RegistrationError`` (not an event class).
+    """
+    kind = event_type_of(type(event))
+    if isinstance(key, str):
+        key = key.encode()
+    elif key is not None and not isinstance(key, bytes):
+        raise EncodeError(
+            f"the key for {topic} is a {type(key).__name__}; use str, bytes or None, or encode it yourself"
+        )
+    return Record(topic, kind.encode(event), key, [*kind.headers, *headers], partition, timestamp_ms)
 
 
 def _prepare(cls: type[T]) -> EventType[T]:

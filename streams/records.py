@@ -6,7 +6,7 @@ Treat all of them as values: nobody changes one after it was handed over.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -77,6 +77,27 @@ class Record(msgspec.Struct, gc=False):
     headers: Headers | None = None
     partition: int | None = None
     timestamp_ms: int | None = None
+
+
+class Delivery(msgspec.Struct):
+    """What became of a record that was sent outside of transactions: ``partition`` and ``offset`` (-1: not known), or
+    the ``error``. In a replay, which sends nothing, both are -1."""
+
+    record: Record
+    partition: int = -1
+    offset: int = -1
+    error: Exception | None = None
+
+
+class Acknowledgement(NamedTuple):
+    """A producer's report of one record; ``token`` came with the record. ``send_alone``: the broker refused the batch
+    that the record was in, which says nothing about the record."""
+
+    token: Any
+    partition: int
+    offset: int
+    error: Exception | None
+    send_alone: bool = False
 
 
 class Change(msgspec.Struct, gc=False):

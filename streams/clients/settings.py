@@ -146,6 +146,19 @@ class ClientSettings:
             **({"batch.num.messages": 1} if one_by_one else {}),
         }
 
+    def plain_producer(self, delivery_timeout_ms: int, *, one_by_one: bool = False) -> dict[str, object]:
+        """Configuration of a producer without transactions: idempotent, acknowledged by all in-sync replicas."""
+        return {
+            **self._base(f"{self.client_id}.plain"),
+            **_PRODUCER,
+            **self.overrides,
+            "message.timeout.ms": delivery_timeout_ms,
+            "enable.idempotence": True,
+            "partitioner": "murmur2_random",
+            "delivery.report.only.error": False,
+            **({"batch.num.messages": 1} if one_by_one else {}),
+        }
+
     def consumer(self, *, partition_eof: bool, fetch_wait_ms: int = 20, role: str = "consumer") -> dict[str, object]:
         """Configuration of a consumer with manual assignment, ``read_committed``, that never resets an offset itself.
 

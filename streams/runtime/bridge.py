@@ -11,12 +11,15 @@ used.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
+
+from streams.errors import Stopped
 
 T = TypeVar("T")
 _Job = tuple[Callable[..., Any], tuple[Any, ...], "asyncio.Future[Any] | None", asyncio.AbstractEventLoop]
@@ -87,6 +90,31 @@ class Inlet(Generic[T]):
     def put(self, item: T) -> None:
         """``receive(item)`` runs on the loop, in the order of the calls. Dropped silently once the loop is closed."""
         _post(self._loop, self._receive, item)
+
+
+def wait_for(
+    loop: asyncio.AbstractEventLoop, start: Callable[[], Coroutine[Any, Any, T]], timeout_seconds: float | None
+) -> T:
+    """On any thread but the loop's: run a coroutine on the loop, and wait for its result.
+
+    Raises what it raises; ``TimeoutError`` (it is cancelled then); ``Stopped`` when the loop is closed, and
+    ``RuntimeError`` on a thread that has a running loop: that one would never get on.
+    """
+    if asyncio._get_running_loop() is not None:
+        raise RuntimeError("this waits for the event loop, and must not be called on its thread: await it instead")
+    coroutine = start()
+    try:
+        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    except RuntimeError:
+        coroutine.close()
+        raise Stopped("the event source is not running any more") from None
+    try:
+        return future.result(timeout_seconds)
+    except concurrent.futures.CancelledError:
+        raise Stopped("the event source stops") from None
+    except TimeoutError:
+        future.cancel()
+        raise
 
 
 def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: Any) -> None:

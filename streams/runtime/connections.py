@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from streams.clients import kafka_python_settings
@@ -10,6 +11,7 @@ from streams.clients.admin import TopicAdmin
 from streams.clients.consumer import InputConsumer
 from streams.clients.librdkafka_connect import connect_librdkafka_group
 from streams.clients.membership import connect_group
+from streams.clients.plain_producer import PlainProducer
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.clients.source_log import SourceLog
@@ -19,7 +21,7 @@ from streams.clients.transactional import TransactionalProducer
 from streams.config import EventSourceConfig
 from streams.core.strategies import PlanSettings, assignor
 from streams.group import Membership, TakeOver
-from streams.runtime.bridge import Worker
+from streams.runtime.bridge import Worker, wait_for
 from streams.runtime.poller import Poller
 from streams.runtime.processes import in_process
 from streams.runtime.tail import Tail
@@ -73,6 +75,30 @@ class KafkaConnections:
         return TransactionalProducer(
             self._settings, transactional_id, transaction_timeout_ms=timeout_ms, one_by_one=one_by_one
         )
+
+    def plain_producer(
+        self,
+        bootstrap_servers: str,
+        client_settings: Mapping[str, object],
+        delivery_timeout_seconds: float,
+        *,
+        one_by_one: bool = False,
+    ) -> PlainProducer:
+        """A producer without transactions, on this cluster or another one."""
+        config = self._config
+        settings = ClientSettings(
+            bootstrap_servers or config.bootstrap_servers,
+            client_settings if bootstrap_servers else {**config.client_settings, **client_settings},
+            client_id=self._settings.client_id,
+        )
+        timeout_ms = int(delivery_timeout_seconds * 1000)
+        return PlainProducer(settings, delivery_timeout_ms=timeout_ms, one_by_one=one_by_one)
+
+    def wait_for(
+        self, loop: AbstractEventLoop, start: Callable[[], Coroutine[Any, Any, T]], timeout_seconds: float | None
+    ) -> T:
+        """Run a coroutine on the loop, from another thread."""
+        return wait_for(loop, start, timeout_seconds)
 
     def consumer(self) -> InputConsumer:
         """The consumer of the source topic."""

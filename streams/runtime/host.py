@@ -13,7 +13,7 @@ from streams.core.transaction import Transaction, Waiter
 from streams.metrics import Measurement
 from streams.records import Change, Output
 from streams.runtime.handler_threads import HandlerThreads
-from streams.runtime.ports import Input
+from streams.runtime.ports import Connections, Input
 from streams.runtime.stages import Stages
 
 
@@ -54,6 +54,11 @@ class Host(Protocol):
     def now(self) -> Callable[[], float]: ...
     @property
     def message_limit(self) -> int: ...
+    @property
+    def connections(self) -> Connections | None:
+        """``None``: it is connected to nothing."""
+        ...
+
     @property
     def input(self) -> Input: ...
     @property

@@ -6,11 +6,12 @@ methods are only ever called through a ``Blocking`` worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from streams.group import Membership, TakeOver
-from streams.records import Headers, IncomingRecord, Record
+from streams.records import Acknowledgement, Headers, IncomingRecord, Record
 from streams.topics import TopicSpec
 
 T = TypeVar("T")
@@ -58,6 +59,17 @@ class Producer(Protocol):
     def send_offsets(self, topic: str, offsets: Mapping[int, int], metadata: bytes, timeout_seconds: float) -> None: ...
     def commit(self, timeout_seconds: float) -> None: ...
     def abort(self, timeout_seconds: float) -> None: ...
+    def close(self) -> None: ...
+
+
+class PlainProducer(Protocol):
+    """A producer without transactions (``clients.plain_producer.PlainProducer``, which documents the methods)."""
+
+    @property
+    def is_broken(self) -> bool: ...
+
+    def produce(self, record: Record, token: object) -> bool: ...
+    def poll(self, timeout_seconds: float) -> list[Acknowledgement]: ...
     def close(self) -> None: ...
 
 
@@ -162,6 +174,24 @@ class Connections(Protocol):
     def worker(self, name: str) -> Blocking: ...
     async def in_process(self, function: Callable[..., T], *args: Any) -> T: ...
     def producer(self, transactional_id: str, *, one_by_one: bool = False) -> Producer: ...
+
+    def plain_producer(
+        self,
+        bootstrap_servers: str,
+        client_settings: Mapping[str, object],
+        delivery_timeout_seconds: float,
+        *,
+        one_by_one: bool = False,
+    ) -> PlainProducer:
+        """Without ``bootstrap_servers`` it is connected as the event source is, and ``client_settings`` come on top."""
+        ...
+
+    def wait_for(
+        self, loop: AbstractEventLoop, start: Callable[[], Coroutine[Any, Any, T]], timeout_seconds: float | None
+    ) -> T:
+        """On the thread of a worker: run a coroutine on the loop, and wait for its result (``bridge.wait_for``)."""
+        ...
+
     def input(self) -> Input: ...
     def reader(self) -> Reader: ...
     def tail(self) -> Tail: ...

@@ -82,6 +82,7 @@ class PartitionReplay:
         self.message_limit = program.message_limit
         self.handler_threads = HandlerThreads(Worker)
         self.stages = Stages(self)
+        self.connections = None
         self.input = _NoInput()
         self.pool = _Kept(self)
         self.partition = partition

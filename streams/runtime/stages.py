@@ -72,6 +72,7 @@ class Stages:
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self.loop = asyncio.get_running_loop()
         self._open: dict[int, tuple[StageDefinition, Stage]] = {}
 
     def get(self, definition: StageDefinition) -> Stage:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -27,7 +28,18 @@ from streams.group import Copies, GroupEvent, Membership, Order, Snapshot, TakeO
 from streams.records import Headers, IncomingRecord, Record
 from streams.runtime.connections import KafkaConnections
 from streams.runtime.poller import Poller, Records
-from streams.runtime.ports import Blocking, Connections, Producer, Reader, Refusal, SourceLog, StatusBoard, Tail, Topics
+from streams.runtime.ports import (
+    Blocking,
+    Connections,
+    PlainProducer,
+    Producer,
+    Reader,
+    Refusal,
+    SourceLog,
+    StatusBoard,
+    Tail,
+    Topics,
+)
 from streams.testing.proxy import KafkaProxy as KafkaProxy
 from streams.testing.proxy_rules import ArmedRule as ArmedRule
 from streams.testing.proxy_rules import Rule as Rule
@@ -118,6 +130,25 @@ class FaultyConnections:
     def __init__(self, real: _RealConnections, config: EventSourceConfig, plan: FaultPlan) -> None:
         self._real, self._config, self._plan = real, config, plan
         self.message_limit = real.message_limit
+
+    def plain_producer(
+        self,
+        bootstrap_servers: str,
+        client_settings: Mapping[str, object],
+        delivery_timeout_seconds: float,
+        *,
+        one_by_one: bool = False,
+    ) -> PlainProducer:
+        """Untouched."""
+        return self._real.plain_producer(
+            bootstrap_servers, client_settings, delivery_timeout_seconds, one_by_one=one_by_one
+        )
+
+    def wait_for(
+        self, loop: AbstractEventLoop, start: Callable[[], Coroutine[Any, Any, T]], timeout_seconds: float | None
+    ) -> T:
+        """Untouched."""
+        return self._real.wait_for(loop, start, timeout_seconds)
 
     def worker(self, name: str) -> Blocking:
         """Untouched."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -13,7 +14,8 @@ from streams.errors import BrokerUnavailable, Stopped
 from streams.records import IncomingRecord
 from streams.runtime.connections import DEFAULT_MESSAGE_LIMIT
 from streams.testing.simulation.membership import SimMembership
-from streams.testing.simulation.process import Process, SimWorker
+from streams.testing.simulation.plain_producer import SimPlainProducer
+from streams.testing.simulation.process import Process, SimWorker, wait_for
 from streams.testing.simulation.producer import SimProducer
 from streams.testing.simulation.tail import SimTail
 from streams.testing.simulation.virtual_time import ORDERED
@@ -42,6 +44,22 @@ class SimConnections:
 
     def producer(self, transactional_id: str, *, one_by_one: bool = False) -> SimProducer:
         return SimProducer(self.process, transactional_id, self.config.transaction_timeout_seconds, one_by_one)
+
+    def plain_producer(
+        self,
+        bootstrap_servers: str,
+        client_settings: Mapping[str, object],
+        delivery_timeout_seconds: float,
+        *,
+        one_by_one: bool = False,
+    ) -> SimPlainProducer:
+        """Other clusters have their topics here, too."""
+        return SimPlainProducer(self.process)
+
+    def wait_for(
+        self, loop: AbstractEventLoop, start: Callable[[], Coroutine[Any, Any, T]], timeout_seconds: float | None
+    ) -> T:
+        return wait_for(self.process, start, timeout_seconds)
 
     def input(self) -> SimInput:
         return SimInput(self.process, self.config.topic, self.config.max_poll_records)

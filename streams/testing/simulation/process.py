@@ -10,9 +10,10 @@ import asyncio
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from streams.errors import Stopped
 from streams.metrics import Measurement
 from streams.runtime.bridge import DeadlinePassed
 from streams.testing.simulation.broker import Broker
@@ -227,6 +228,21 @@ class SimWorker:
             else:
                 future.set_exception(failure)
         self._running = False
+
+
+def wait_for(process: Process, start: Callable[[], Coroutine[Any, Any, T]], timeout_seconds: float | None) -> T:
+    """As ``bridge.wait_for``, in a fiber."""
+    loop = process.loop
+    task = loop.create_task(start())
+    deadline = math.inf if timeout_seconds is None else loop.time() + timeout_seconds
+    while not task.done():
+        if loop.time() >= deadline:
+            task.cancel()
+            raise TimeoutError
+        process.pause(min(0.001, max(deadline - loop.time(), 0.0)))
+    if task.cancelled():
+        raise Stopped("the event source stops")
+    return task.result()
 
 
 def _expire(future: asyncio.Future[Any]) -> None:

@@ -1,0 +1,151 @@
+"""Records of an event on any cluster, outside of transactions, and acknowledged before the event completes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar, cast
+
+from streams.clients.settings import ClientSettings
+from streams.core.router import Route
+from streams.errors import ConfigError, RecordError
+from streams.event_source import EventSource
+from streams.events import event_type_of
+from streams.outcomes import ErrorPolicy, ExecutionState
+from streams.records import Delivery, IncomingRecord, Record
+from streams.runtime.bridge import wait_for
+from streams.runtime.deliveries import DeliveryStage, ProducerDefinition
+from streams.runtime.event_context import EventContext
+from streams.runtime.stages import Ahead
+
+StoreT = TypeVar("StoreT")
+E = TypeVar("E")
+P = TypeVar("P", bound=Callable[..., Any])
+Answer = ExecutionState | None
+AtTurn = Callable[[EventContext[StoreT], list[Delivery]], Answer | Awaitable[Answer]]
+
+
+class BatchProducer(Generic[StoreT]):
+    """Sends records without a transaction, ahead of the event's turn; the event completes, at its turn, when all of its
+    records are acknowledged by all in-sync replicas. For other clusters, and for readers that are not to wait for
+    transactions; everything else is better off with ``ctx.forward``, which is exactly-once.
+
+    Here records arrive **at least once**: after a crash, a lost partition or an aborted attempt an event is done again,
+    and its records are sent again, also to readers that are ``read_committed``. The producer is idempotent: retries of
+    its own make no copies, and the records of an input partition reach each target partition in their order (but for
+    those that a broker refused together with others in one batch: they are sent again, one by one).
+
+    ``finalizer(ctx, deliveries)`` is a handler like any other: it runs in the order of the partition, has the store,
+    forwards, and takes effect exactly once. A ``Delivery`` has its record, and the partition and offset that it got. An
+    event without records gets there too, with an empty list. ``on_failure(ctx, deliveries)`` is called in its place
+    when at least one has an ``error``: ``RecordRefused`` (it, or its topic, is at fault) or ``BrokerUnavailable`` (not
+    acknowledged within ``delivery_timeout_seconds``; it may be there or not). Without it such an event goes to its
+    error policy's last word, with the first of the errors.
+
+    ``bootstrap_servers`` and ``client_settings`` are as those of ``EventSourceConfig``. Without an address it is
+    connected as the event source is, and ``client_settings`` come on top of the source's. ``max_queued_records``: of
+    one partition, not acknowledged; beyond, its reading waits (nobody else's does). An event with more than that goes
+    in alone.
+
+    Made before the event source starts, and belongs to it. Raises ``ConfigError``; settings that only the client knows
+    are checked when the first record is sent, and stop the source. In a replay nothing is sent.
+    """
+
+    def __init__(
+        self,
+        source: EventSource[StoreT],
+        finalizer: AtTurn[StoreT] | None = None,
+        *,
+        bootstrap_servers: str = "",
+        client_settings: Mapping[str, Any] | None = None,
+        on_failure: AtTurn[StoreT] | None = None,
+        max_queued_records: int = 10_000,
+        delivery_timeout_seconds: float = 120.0,
+        name: str = "batch-producer",
+    ) -> None:
+        settings = {} if client_settings is None else dict(client_settings)
+        for key in ("message.timeout.ms", "delivery.timeout.ms"):
+            if key in settings:
+                raise ConfigError(f"kafka setting {key!r} can not be overridden: use delivery_timeout_seconds")
+        ClientSettings(bootstrap_servers or "the-sources", settings)  # refuses what cannot be
+        if type(max_queued_records) is not int or max_queued_records < 1:
+            raise ConfigError(f"max_queued_records is {max_queued_records!r}; it must be a whole number, 1 or more")
+        if not 0.001 <= delivery_timeout_seconds < 86_400:
+            raise ConfigError(
+                f"delivery_timeout_seconds is {delivery_timeout_seconds}; it must be a millisecond or more, and less "
+                "than a day"
+            )
+        self.name = name
+        self._source: EventSource[StoreT] = source
+        self._definition: ProducerDefinition = ProducerDefinition(
+            name=name,
+            finalizer=finalizer,
+            on_failure=on_failure,
+            max_queued_records=max_queued_records,
+            delivery_timeout_seconds=delivery_timeout_seconds,
+            bootstrap_servers=bootstrap_servers,
+            client_settings=settings,
+        )
+
+    def register_event_type(
+        self,
+        event_class: type[E],
+        planner: Callable[[IncomingRecord, E], Sequence[Record] | Record | None] | None = None,
+        /,
+        *,
+        on_error: ErrorPolicy | None = None,
+    ) -> Callable[[P], P]:
+        """Send the records of each event of this class.
+
+        The function that is decorated (or given) makes of ``(record, event)`` a list of ``Record``s, or a single one,
+        or ``None`` (nothing to do: the event completes in its turn, without the finalizer). It runs ahead of the
+        event's turn, so it has no store; what it raises goes to ``on_error`` (default: ``config.error_policy``).
+        ``to_record`` makes a record of an event object. Raises ``RegistrationError``.
+        """
+
+        def register(function: P) -> P:
+            what = f"the producer {self.name}: what plans the records of {event_class.__name__}"
+            event_type = event_type_of(event_class)
+            ahead = Ahead(self._definition, lambda record, event: records_of(what, function(record, event)))
+            policy = on_error or self._source.config.error_policy
+            route = Route(event_type.name, event_type, function, blocking=False, policy=policy, ahead=ahead)
+            self._source._router.add(route)
+            return function
+
+        if planner is not None:
+            register(cast(Any, planner))
+        return register
+
+    async def produce(self, ctx: EventContext[StoreT], records: Sequence[Record]) -> list[Delivery]:
+        """Send records for a handler or an interjection that has its turn; returns when all are acknowledged.
+
+        The partition waits meanwhile. Neither finalizer nor ``on_failure`` is called. Raises the first error that a
+        record has.
+        """
+        stage = ctx.host.stages.get(self._definition)
+        assert isinstance(stage, DeliveryStage)
+        return await stage.produce(ctx, records_of(f"the producer {self.name}: produce", list(records)) or [])
+
+    def produce_and_wait(
+        self, ctx: EventContext[StoreT], records: Sequence[Record], timeout_seconds: float | None = None
+    ) -> list[Delivery]:
+        """``produce`` for a handler registered with ``blocking=True``, on its thread.
+
+        Raises ``TimeoutError`` when it takes longer than this (what was sent may arrive all the same), ``Stopped`` when
+        the event source stops meanwhile, ``RuntimeError`` on the event loop's own thread.
+        """
+        host = ctx.host
+        wait = wait_for if host.connections is None else host.connections.wait_for
+        return wait(host.stages.loop, lambda: self.produce(ctx, records), timeout_seconds)
+
+
+def records_of(what: str, planned: Any) -> list[Record] | None:
+    """What a planner returned, as records. Raises ``RecordError``."""
+    if planned is None:
+        return None
+    records = [planned] if isinstance(planned, Record) else planned
+    if not isinstance(records, list):
+        raise RecordError(f"{what} returned {type(planned).__name__!r}; it must be a list of Record")
+    for record in records:
+        if not isinstance(record, Record):
+            raise RecordError(f"{what} returned a list with {type(record).__name__!r}; it must be a list of Record")
+    return records
