@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest_plugins = ["streams.testing.fixtures"]
+pytest_plugins = ["streams.testing.fixtures", "streams.testing.plugin"]
 
 
 @pytest.fixture(autouse=True)
