@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streams.async_batcher import AsyncBatcher, BatchItem
+    from streams.async_batcher import AsyncBatcher
     from streams.async_jobs import AsyncJobScheduler
     from streams.batch_producer import BatchProducer
     from streams.config import EventSourceConfig, PoolConfig
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorPolicy, ErrorResponse, ExecutionState
     from streams.protocols import Codec, JournalledStore, StateStore
     from streams.records import Change, Delivery, IncomingRecord, Record, TopicPartition
+    from streams.runtime.batches import BatchItem
     from streams.runtime.event_context import EventContext
     from streams.statistics import PartitionStatistics, SourceState, SourceStatistics
     from streams.stores.simple import SimpleStore

@@ -49,7 +49,9 @@ class AsyncBatcher(Generic[StoreT, ValueT]):
     forwards, and takes effect exactly once. Its items have ``result``, in the order the planner gave them; an event
     that has no items gets there too, with an empty list. ``on_failure(ctx, items)`` is called in its place when at
     least one of the items has an ``error``; without it such an event goes to its error policy's last word, with the
-    first of the errors. Other events of the same call are not touched.
+    first of the errors. Other events of the same call are not touched. Later items of a key that failed are not called
+    before the event's turn is over, so that it can have its consequences first (later items of that key in the *same*
+    call are the call's business; later ones of the same event fail with it).
 
     What waits never blocks: an event for whose items there is no room stays where it is, and only its partition's
     reading waits with it. When a partition is given up, its items that are in no call yet are withdrawn, and a call

@@ -5,6 +5,8 @@ is *ready*. A batch is made of ready items when there is a slot for it, and eith
 the oldest of them has waited for ``max_delay``. Lanes take turns, an item each; within a lane the oldest is taken
 first, because that is the event which its partition waits for. Several items of a key may be in one batch, in order.
 
+A key can be held beyond its batch (``hold``): what comes next for it must not begin before something is settled.
+
 A slot is held by a batch that runs and by nothing else, and a running batch waits for nothing here, so whatever the
 settings, somebody can always go on. ``has_room`` is asked before the items of an event are added (admission control):
 a lane without any item takes an event however many it has.
@@ -37,12 +39,17 @@ class Queued(Generic[T]):
 
 
 class _Key(Generic[T]):
-    __slots__ = ("is_held", "name", "waiting")
+    __slots__ = ("holds", "is_running", "name", "waiting")
 
     def __init__(self, name: Hashable) -> None:
         self.name = name
         self.waiting: OrderedDict[int, Queued[T]] = OrderedDict()
-        self.is_held = False  # by a running batch
+        self.is_running = False  # in a batch
+        self.holds = 0
+
+    @property
+    def is_held(self) -> bool:
+        return self.is_running or self.holds > 0
 
     def first(self) -> Queued[T]:
         return self.waiting[next(iter(self.waiting))]
@@ -161,14 +168,19 @@ class KeyedBatches(Generic[T]):
         for queued in batch:
             lane, key = queued.lane, queued.key
             lane.items -= 1
-            if not key.is_held:
-                continue  # another item of it was first
-            key.is_held = False
-            if key.waiting:
-                self._ready += len(key.waiting)
-                self._enter(lane, key)
-            else:
-                self._forget(lane, key)
+            if key.is_running:  # else another item of it was first
+                key.is_running = False
+                self._freed(lane, key)
+
+    def hold(self, queued: Queued[T]) -> None:
+        """While its batch runs: its key is in no other batch, also after this one, until ``release`` (once for each
+        ``hold``). It holds no slot."""
+        queued.key.holds += 1
+
+    def release(self, queued: Queued[T]) -> None:
+        """The end of ``hold``."""
+        queued.key.holds -= 1
+        self._freed(queued.lane, queued.key)
 
     def withdraw(self, queued: Queued[T]) -> bool:
         """Take an item out that is in no batch yet. ``False``: it is."""
@@ -196,9 +208,18 @@ class KeyedBatches(Generic[T]):
         self.waiting -= len(batch)
         self._ready -= len(batch)
         for queued in batch:
-            if not queued.key.is_held:
-                queued.key.is_held = True
+            if not queued.key.is_running:
+                queued.key.is_running = True
                 self._ready -= len(queued.key.waiting)
+
+    def _freed(self, lane: _Lane[T], key: _Key[T]) -> None:
+        if key.is_held:
+            return
+        if key.waiting:
+            self._ready += len(key.waiting)
+            self._enter(lane, key)
+        else:
+            self._forget(lane, key)
 
     def _enter(self, lane: _Lane[T], key: _Key[T]) -> None:
         """The key is ready, by its first item."""

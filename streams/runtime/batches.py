@@ -68,7 +68,7 @@ class BatchDefinition:
 class _Work:
     """The items of one event, until all of them are done."""
 
-    __slots__ = ("attempts", "done", "entry", "items", "left", "parts")
+    __slots__ = ("attempts", "done", "entry", "held", "items", "left", "parts")
 
     def __init__(self, items: Items, entry: Entry | None, done: Callable[[_Work], None]) -> None:
         self.items = list(items)
@@ -77,6 +77,7 @@ class _Work:
         self.entry = entry
         self.done = done
         self.parts: list[_Part] = []
+        self.held: list[Queued[_Part]] = []
 
     @property
     def error(self) -> Exception | None:
@@ -193,18 +194,18 @@ class BatchStage:
         work = _Work(items, None, lambda _: None if future.done() else future.set_result(None))
         if not work.items:
             return work
-        self._queue(work, ctx.topic_partition.partition)
+        self._queue(work, ("turn", ctx.topic_partition.partition))  # or it may wait for a key that waits for this turn
         try:
             await future
         finally:
             self._cancel(work)
         return work
 
-    def _queue(self, work: _Work, partition: int) -> None:
+    def _queue(self, work: _Work, lane: Hashable) -> None:
         now = self._loop.time()
         for item in work.items:
             part = _Part(work, item)
-            part.queued = self._batches.add(partition, item.key, part, now)
+            part.queued = self._batches.add(lane, item.key, part, now)
             work.parts.append(part)
         if self._batches.has_full_batch:
             self._pump()
@@ -214,6 +215,9 @@ class BatchStage:
     def _cancel(self, work: _Work) -> None:
         """Nobody waits for these any more: they are withdrawn, and a call is cancelled if all of its items are such."""
         parts, work.parts = work.parts, []
+        held, work.held = work.held, []
+        for queued in held:
+            self._batches.release(queued)
         for part in parts:
             if not part.is_wanted:
                 continue
@@ -225,6 +229,8 @@ class BatchStage:
             batch.wanted -= 1
             if not batch.wanted:
                 batch.task.cancel()
+        if held:
+            self._pump()
         self._blocked.wake()
 
     def _finish(self, items: list[BatchItem[Any]]) -> Callable[[EventContext[Any]], Any]:
@@ -294,11 +300,23 @@ class BatchStage:
         if isinstance(outcome, BaseException):
             item.error = outcome if isinstance(outcome, Exception) else cancelled_inside(outcome)
             work.attempts = max(work.attempts, attempts)
+            self._batches.hold(part.queued)
+            work.held.append(part.queued)
+            self._not_tried(work, item)
         else:
             item.result = outcome
         work.left -= 1
         if not work.left:
             work.done(work)
+
+    def _not_tried(self, work: _Work, failed: BatchItem[Any]) -> None:
+        """What is behind a failed item in its event, with its key, fails with it: the key is held until the event's
+        turn is over."""
+        for part in work.parts:
+            if part.is_wanted and part.item.key == failed.key and self._batches.withdraw(part.queued):
+                part.is_wanted = False
+                part.item.error = failed.error
+                work.left -= 1
 
     def _results(self, answer: Any, count: int) -> Sequence[Any]:
         """One result or exception per item."""

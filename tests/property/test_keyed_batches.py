@@ -27,6 +27,8 @@ actions = st.lists(
         st.tuples(st.just("tick"), st.floats(0.0, 3.0), st.just([])),
         st.tuples(st.just("end"), st.integers(0, 5), st.just([])),
         st.tuples(st.just("withdraw"), st.integers(0, 30), st.just([])),
+        st.tuples(st.just("hold"), st.integers(0, 5), st.just([])),
+        st.tuples(st.just("release"), st.integers(0, 5), st.just([])),
     ),
     max_size=80,
 )
@@ -41,6 +43,7 @@ class Model:
         self.waiting: list[tuple[Name, float]] = []  # in the order in which they came
         self.queued: dict[Name, Queued[Name]] = {}
         self.running: list[list[Queued[Name]]] = []
+        self.held: list[Queued[Name]] = []
         self.now = 0.0
         self.number = 0
         self.done: list[Name] = []
@@ -51,7 +54,7 @@ class Model:
         )
 
     def ready(self) -> list[tuple[Name, float]]:
-        held = {one.item[:2] for batch in self.running for one in batch}
+        held = {one.item[:2] for batch in [*self.running, self.held] for one in batch}
         return [(name, at) for name, at in self.waiting if name[:2] not in held]
 
     def event(self, lane: int, keys: list[int]) -> None:
@@ -106,7 +109,9 @@ class Model:
         assert machine.waiting == len(self.waiting)
         assert machine.running == sum(len(batch) for batch in self.running)
         assert machine.batches == len(self.running)
-        here = {name[:2] for name, _ in self.waiting} | {one.item[:2] for batch in self.running for one in batch}
+        here = {name[:2] for name, _ in self.waiting} | {
+            one.item[:2] for batch in [*self.running, self.held] for one in batch
+        }
         assert machine.keys == len(here)
         held = [one.item[:2] for batch in self.running for one in {one.item[:2]: one for one in batch}.values()]
         assert len(held) == len(set(held)), "a key is in one batch at a time"
@@ -116,6 +121,16 @@ class Model:
             batch = self.running.pop(which % len(self.running))
             self.machine.ended(batch)
             self.done.extend(one.item for one in batch)
+
+    def hold(self, which: int) -> None:
+        running = [one for batch in self.running for one in batch if one not in self.held]
+        if running:
+            self.held.append(running[which % len(running)])
+            self.machine.hold(self.held[-1])
+
+    def release(self, which: int) -> None:
+        if self.held:
+            self.machine.release(self.held.pop(which % len(self.held)))
 
     def withdraw(self, which: int) -> None:
         names = list(self.queued)
@@ -138,6 +153,10 @@ def test_the_machine_does_as_the_model(limits: tuple[int, float, int, int], acti
             model.now += number
         elif action == "end":
             model.end(number)
+        elif action == "hold":
+            model.hold(number)
+        elif action == "release":
+            model.release(number)
         else:
             model.withdraw(number)
         model.pump()

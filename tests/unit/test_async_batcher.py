@@ -413,3 +413,40 @@ async def test_a_scheduler_goes_on_with_a_batcher(bench: Bench) -> None:
     await bench.until(lambda: world.calls != [], "a call runs")
     world.open()
     await bench.until(lambda: bench.broker.outputs() == ["A1J", "B1J", "A2J"], "in order")
+
+
+async def test_a_key_that_failed_waits_for_the_turn_of_its_event(bench: Bench) -> None:
+    """Or the second one would be done outside before the first one's failure has its consequences."""
+    world = World()
+    world.errors["b1"] = RuntimeError("no")
+
+    def failed(ctx: EventContext[Any], items: Items) -> None:
+        world.calls.append([f"{items[0].value.name} failed"])
+
+    batched(bench, world.call, on_failure=failed, config={"max_batch_size": 1, "max_concurrent_batches": 8})
+    bench.broker.send("a1", "b1", "b2", "c1")
+    bench.run()
+    await bench.until(lambda: sorted(world.running) == [["a1"], ["b1"], ["c1"]], "they run")
+    world.end(world.calls.index(["b1"]), world.calls.index(["c1"]))
+    await bench.until(lambda: world.running == [["a1"]], "the first one is slow")
+    assert ["b2"] not in world.calls
+    world.open()
+    await bench.until(lambda: bench.broker.offsets == {0: 4}, "all done")
+    assert world.calls.index(["b1 failed"]) < world.calls.index(["b2"])
+
+
+async def test_an_event_whose_own_items_have_a_key_that_failed(bench: Bench) -> None:
+    world = World(is_open=True)
+    world.errors["a1"] = RuntimeError("no")
+    told: list[str] = []
+
+    def failed(ctx: EventContext[Any], items: Items) -> None:
+        told.extend(f"{item.value.name}: {item.error or item.result}" for item in items)
+
+    batched(bench, world.call, on_failure=failed, config={"max_batch_size": 1, "max_concurrent_batches": 1})
+    bench.broker.send("a1 a2 b1", "a3")
+    bench.run()
+    await bench.until(lambda: bench.broker.offsets == {0: 2}, "all done")
+    assert told == ["a1: no", "a2: no", "b1: B1"]
+    assert ["a2"] not in world.calls
+    assert bench.broker.outputs() == ["A3"]
