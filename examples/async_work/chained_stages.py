@@ -25,6 +25,7 @@ from streams import (
     Table,
     event_type,
 )
+from streams.errors import ProcessJobError
 
 BILLS = "bills"
 
@@ -99,6 +100,9 @@ def bill(ctx: Context, usage: Usage, cents: int) -> None:
 
 
 def refuse(ctx: Context, upload: ReadingsUploaded, error: Exception) -> None:
+    """In the finalizer's place, when the first job has failed for good."""
+    if isinstance(error, ProcessJobError):
+        raise error  # a process that died says nothing about the upload
     ctx.forward(BILLS, UploadRefused(upload.meter, str(error)), key=upload.meter)
 
 

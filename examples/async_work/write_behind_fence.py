@@ -26,6 +26,7 @@ from streams import (
 )
 
 DATABASE = os.environ.get("STOCK", "postgresql://localhost/stock")
+PATIENCE = "-c idle_in_transaction_session_timeout=5s"  # a worker that is frozen must not keep its locks
 TABLES = """
 SELECT pg_advisory_xact_lock(1); -- workers that start together must not make them at the same moment
 CREATE TABLE IF NOT EXISTS stock (product text PRIMARY KEY, count bigint NOT NULL);
@@ -77,7 +78,7 @@ async def change(items: list[BatchItem[Move]]) -> None:
     for item in items:
         partitions[item.value.partition].append(item.value)
     counts: Counter[str] = Counter()
-    async with await psycopg.AsyncConnection.connect(DATABASE) as database:  # a transaction, ended with the block
+    async with await psycopg.AsyncConnection.connect(DATABASE, options=PATIENCE) as database:  # one transaction
         for partition, moves in sorted(partitions.items()):  # always locked in the same order: no deadlocks
             where = (source.config.topic, partition)
             row = await (await database.execute(LOCK_FENCE, where)).fetchone()

@@ -165,10 +165,17 @@ class Workers:
     def _pids(self) -> list[int]:
         return [line["pid"] for line in list(self._said) if line["event"] == "started"]
 
-    def kill(self, worker: int = 0) -> None:
-        """SIGKILL to the process that is this worker now; its supervisor starts another one."""
-        pids = [line["pid"] for line in self._said if line["event"] == "started" and line["worker"] == f"w-{worker}"]
-        os.kill(pids[-1], signal.SIGKILL)
+    def kill(self, worker: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
+        """A signal to the process that is this worker now; after SIGKILL its supervisor starts another one."""
+        until(lambda: self._pid(worker) is not None, f"worker {worker} runs; see {self.log}")
+        pid = self._pid(worker)
+        assert pid is not None
+        os.kill(pid, number)
+
+    def _pid(self, worker: int) -> int | None:
+        """Of the process, if the last that was said of it is not its end."""
+        said = [line for line in list(self._said) if line.get("worker") == f"w-{worker}" and "pid" in line]
+        return said[-1]["pid"] if said and said[-1]["event"] != "exited" else None
 
     def close(self) -> None:
         self.process.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import shutil
+import signal
 import sqlite3
 import subprocess
 import tempfile
@@ -116,15 +117,18 @@ def test_changes_behind_a_fence(example: Make, postgres: str, tmp_path: Path) ->
     rng = random.Random(seed_of())
     moves = [
         StockMoved(f"shop-{rng.randrange(50)}", f"product-{rng.randrange(20)}", rng.randrange(-50, 100))
-        for _ in range(6_000)
+        for _ in range(8_000)
     ]
     with stock.run(tmp_path) as workers:
         sent = 0
-        for until in (2_000, 4_000, 6_000):
+        for until, worker, what in ((2_000, 1, signal.SIGKILL), (4_000, 1, signal.SIGKILL), (6_000, 0, signal.SIGSTOP)):
             stock.send((move.shop, move) for move in moves[sent:until])
             stock.until_handled(sent + 200, workers)
-            workers.kill(rng.randrange(2))
+            workers.kill(worker, what)
             sent = until
+        stock.until_handled(sent, workers)  # by the other worker, which has taken over what the frozen one had
+        workers.kill(0, signal.SIGCONT)
+        stock.send((move.shop, move) for move in moves[sent:])
         stock.until_handled(len(moves), workers)
     expected: Counter[str] = Counter()
     for move in moves:
