@@ -38,6 +38,10 @@ class MemoryTopic:
         self.exists = True
         self.answers = True
         self.policy = "compact"
+        self.unknown = 0
+        """So many questions for the topic are answered as if it were not there."""
+        self.may_answer = threading.Event()
+        self.may_answer.set()
         self.failures: dict[int, list[Exception]] = {}
         """Errors that a partition meets, one for each time that it is read."""
         self.followed: list[tuple[int, int]] = []
@@ -143,6 +147,10 @@ class MemoryTopics:
     def identity(self, name: str, timeout_seconds: float) -> tuple[str, int] | None:
         assert name == self.topic.name
         self._check()
+        assert self.topic.may_answer.wait(PATIENCE)
+        if self.topic.unknown:
+            self.topic.unknown -= 1
+            return None
         return (self.topic.identity, len(self.topic.logs)) if self.topic.exists else None
 
     def watermarks(self, topic: str, partitions: None, timeout_seconds: float) -> dict[int, Watermarks]:

@@ -316,6 +316,14 @@ class TestTheTopic:
             assert heard.keys == [b"a", b"b"]
             assert (0, 1) in topic.followed
 
+    async def test_one_answer_that_it_is_not_there_is_not_believed(self, topic: MemoryTopic) -> None:
+        log = log_over(topic)
+        log.add_receiver(Heard())
+        async with log:
+            topic.unknown = 1
+            assert await log.wait_caught_up(PATIENCE)
+            assert topic.unknown == 0
+
     async def test_what_may_not_be_read_is_told_in_the_end(
         self, topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch
     ) -> None:

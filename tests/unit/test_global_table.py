@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from typing import Any
@@ -152,14 +153,18 @@ class TestThreads:
         stable = [f"s{n:04}" for n in range(300)]
         for n, key in enumerate(stable):
             put(table, key.encode(), number(n), n % 3)
-        stop, failures = threading.Event(), []
+        stop, failures, others = threading.Event(), [], dict[str, int]()
 
         def write() -> None:
             n = 0
             while not stop.is_set():
                 n += 1
-                key = b"t%05d" % (n % 2000)
-                put(table, key, number(n) if n % 3 else None, n % 2000 % 3)
+                key = f"t{n * 7919 % 5003}"
+                if n % 3:
+                    others[key] = n
+                else:
+                    others.pop(key, None)
+                put(table, key.encode(), number(n) if n % 3 else None, n * 7919 % 5003 % 3)
                 put(table, stable[n % 300].encode(), number(n), n % 300 % 3)
 
         def read() -> None:
@@ -173,6 +178,8 @@ class TestThreads:
             except BaseException as error:
                 failures.append(error)
 
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
         threads = [threading.Thread(target=write), *(threading.Thread(target=read) for _ in range(2))]
         for thread in threads:
             thread.start()
@@ -182,4 +189,6 @@ class TestThreads:
         stop.set()
         for thread in threads:
             thread.join(SECONDS)
+        sys.setswitchinterval(before)
         assert failures == []
+        assert {key: value for key, value in table.items() if key.startswith("t")} == others
