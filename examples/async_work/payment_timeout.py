@@ -56,13 +56,13 @@ Context = EventContext[Table[str, int]]
 @source.register_event_type(OrderPlaced)
 def place(ctx: Context, event: OrderPlaced) -> None:
     ctx.store.put(event.order, event.cents)
-    ctx.schedule_in(TIME_TO_PAY_SECONDS, PaymentOverdue(event.order), name=event.order)
+    ctx.schedule_in(TIME_TO_PAY_SECONDS, PaymentOverdue(event.order), name=f"unpaid {event.order}")
 
 
 @source.register_event_type(OrderPaid)
 def pay(ctx: Context, event: OrderPaid) -> None:
     is_open = ctx.store.delete(event.order)
-    ctx.cancel_timer(event.order)
+    ctx.cancel_timer(f"unpaid {event.order}")
     ctx.forward(OUTCOMES, OrderClosed(event.order, "paid" if is_open else "refund"), key=event.order)
 
 

@@ -82,7 +82,7 @@ def release(ctx: Context, customer: str, bucket: Bucket) -> None:
         bucket.take(now)
         ctx.forward(CALLS, bucket.waiting.pop(0), key=customer)
     if bucket.waiting:
-        ctx.schedule_at(bucket.next_token_at, TokenDue(customer), name=customer)
+        ctx.schedule_at(bucket.next_token_at, TokenDue(customer), name=f"token for {customer}")
     ctx.store.put(customer, bucket)
 
 
