@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, Literal, TypeVar, overload
 from streams.errors import ConfigError, NotOwned
 from streams.event_source import EventSource
 from streams.events import event_type_of
-from streams.records import Headers, IncomingRecord, Record
+from streams.records import IncomingRecord, Record
 from streams.runtime.event_context import EventContext
 from streams.statistics import SourceStatistics
 from streams.testing.checks import broken_promises
@@ -71,6 +71,7 @@ class TestDriver(Driving, Generic[StoreT]):
 
     def start(self) -> None:
         """Start the members; returns when every partition is worked on. Without effect on those that run."""
+        self._check_open()
         for number in range(self._first_members):
             if number not in self._world.members:
                 self._world.start(number)
@@ -117,13 +118,11 @@ class TestDriver(Driving, Generic[StoreT]):
         if partition is None:
             partition = world.broker.partition_of(record.topic, record.key)
         self._check_partition(partition)
-        headers: Headers = list(record.headers or ())
-        offset = world.broker.append(record.topic, partition, record.key, record.value, headers)
+        headers, at = list(record.headers or ()) or None, record.timestamp_ms or world.broker.wall_ms()
+        offset = world.broker.append(record.topic, partition, record.key, record.value, headers, at)
         if wait:
             self.settle()
-        return IncomingRecord(
-            record.topic, partition, offset, record.key, record.value, headers, world.broker.wall_ms()
-        )
+        return IncomingRecord(record.topic, partition, offset, record.key, record.value, headers, at)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -257,12 +256,15 @@ class TestDriver(Driving, Generic[StoreT]):
         member = self._world.members[owner]
         seen = watched(handler, member.process, is_async=inspect.iscoroutinefunction(handler))
         try:
-            return self._run(asyncio.wait_for(member.source.interject(partition, seen), self._patience))
+            answer = self._run(asyncio.wait_for(member.source.interject(partition, seen), self._patience))
         except TimeoutError:
             raise Unsettled(f"the interjection is not committed after {self._patience} simulated seconds") from None
+        self.settle()
+        return answer
 
     def join(self) -> int:
         """One more member; returns its number when the group is settled."""
+        self._check_open()
         number = max(self._world.members, default=-1) + 1
         self._world.start(number)
         self._settled_if_outside()
@@ -288,6 +290,7 @@ class TestDriver(Driving, Generic[StoreT]):
 
     def restart(self, member: int | None = None) -> None:
         """Start a member that is down, with the same instance name; returns when the group is settled."""
+        self._check_open()
         world = self._world
         down = [number for number, known in world.members.items() if known.is_down]
         if member is None and len(down) == 1:
@@ -375,6 +378,10 @@ class TestDriver(Driving, Generic[StoreT]):
     def delay(self, call: Call, member: int | None = None) -> None:
         """The next such call (of a transaction) has its effect when nobody waits for it any more."""
         self._strike(call, Strike.LATE, member)
+
+    def refuse(self, call: Call, member: int | None = None) -> None:
+        """The next such call (of a transaction) is answered by an error after which the transaction has to be aborted."""
+        self._strike(call, Strike.ABORTABLE, member)
 
     def outage(self, seconds: float) -> None:
         """The broker does not answer for so long."""

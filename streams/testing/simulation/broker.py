@@ -149,18 +149,25 @@ class Broker:
         return 0
 
     def append(
-        self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Headers | None
+        self,
+        topic: str,
+        partition: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers | None,
+        timestamp_ms: int = 0,
     ) -> int:
-        """A record from a producer without transactions; returns its offset."""
+        """A record from a producer without transactions; returns its offset. ``timestamp_ms`` 0: now."""
         log = self.log(topic, partition)
         offset = log.end
-        self._write(log, Entry(key, value, headers, None))
+        self._write(log, Entry(key, value, headers, None, timestamp_ms=timestamp_ms))
         self.on_append(topic)
         self._grown(log)
         return offset
 
     def _write(self, log: Log, entry: Entry) -> None:
         entry.number, entry.timestamp_ms = next(self._entries), entry.timestamp_ms or self.wall_ms()
+        entry.headers = entry.headers or None  # clients tell no headers so
         log.append(entry)
 
     # -- the transaction coordinator -----------------------------------------------------------------------------------

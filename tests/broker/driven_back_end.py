@@ -1,0 +1,122 @@
+"""Scenarios of ``back_ends_kit`` in a ``TestDriver``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from streams import IncomingRecord
+from streams.records import Headers, Record
+from streams.testing import Point, TestDriver
+from streams.testing.checks import contents_of
+from streams.testing.driven import committed_records
+from streams.testing.simulation.broker import Broker, Entry
+from tests.broker.back_ends_kit import BackEnd, Make, Scenario
+
+STEP = 0.05
+"""Simulated seconds between two looks of a wait."""
+PATIENCE = 120.0
+
+
+class DrivenBackEnd(BackEnd):
+    """No broker, no waiting."""
+
+    def __init__(self, scenario: Scenario, prefix: str, seed: int = 0) -> None:
+        super().__init__(scenario, prefix)
+        self._seed = seed
+        self.driver: TestDriver[Any]
+
+    def run(self, make: Make, members: int = 1, *, start: bool = True, **settings: Any) -> None:
+        config = self.config(**settings)
+        topics = {self.name(topic): count for topic, count in self.scenario.topics.items()}
+        self.driver = TestDriver(lambda: make(config), members, self._seed, topics=topics, start=False)
+        if start:
+            self.start()
+
+    @property
+    def bootstrap(self) -> str:
+        return "simulated"
+
+    @property
+    def broker(self) -> Broker:
+        """The simulated one."""
+        return self.driver._world.broker
+
+    def start(self) -> None:
+        self.driver.start()
+
+    def send_raw(
+        self,
+        value: bytes | None,
+        key: bytes | None = None,
+        *,
+        partition: int | None = None,
+        headers: Headers | None = None,
+        timestamp_ms: int | None = None,
+    ) -> int:
+        record = Record(self.topic, value, key, headers, partition, timestamp_ms)
+        return self.driver.send_record(record, wait=False).offset
+
+    def send_transaction(self, *records: tuple[int, bytes, bytes, Headers], commit: bool) -> None:
+        broker, name = self.broker, f"{self.prefix}feeder"
+        epoch = broker.init(name, 60.0)
+        while epoch is None:  # its last one is being ended
+            self.driver.advance(STEP)
+            epoch = broker.init(name, 60.0)
+        for partition, key, value, headers in records:
+            broker.produce(name, epoch, self.topic, partition, Entry(key, value, headers, None))
+        broker.end(name, epoch, commit)
+
+    def settle(self) -> None:
+        self.driver.settle()
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = self.driver.now + PATIENCE
+        while not condition():
+            assert self.driver.now < deadline, f"waited {PATIENCE:g} simulated seconds in vain: {what}"
+            self.driver.advance(STEP)
+
+    def interject(self, partition: int, handler: Callable[[Any], Any]) -> Any:
+        return self.driver.interject(partition, handler)
+
+    def join(self) -> int:
+        return self.driver.join()
+
+    def leave(self, member: int = 0) -> None:
+        self.driver.leave(member)
+
+    def restart(self, member: int = 0) -> None:
+        self.driver.restart(member)
+
+    def crash(self, member: int = 0) -> None:
+        self.driver.crash(member)
+
+    def crash_at(self, point: Point, member: int = 0) -> None:
+        self.driver.at(point, self.driver.crash, member=member)
+
+    def lose_commit_reply(self, member: int = 0) -> None:
+        self.driver.lose_reply("commit", member)
+
+    def fence(self, member: int = 0) -> None:
+        self.driver.fence(member)
+
+    def evict(self, member: int = 0) -> None:
+        self.driver.evict(member)
+
+    def records(self, topic: str) -> Sequence[IncomingRecord]:
+        return [record for _, record in committed_records(self.broker, topic)]
+
+    def committed(self) -> dict[int, int]:
+        return self.driver.committed_offsets()
+
+    def stores(self) -> dict[int, object]:
+        if self.driver.members:
+            self.driver.check()
+        return {partition: contents_of(store) for partition, store in self.driver.stores().items()}
+
+    def hanging(self) -> list[str]:
+        return [f"{log.topic}[{log.partition}]" for log in self.broker.logs.values() if log.stable != log.end]
+
+    def close(self) -> None:
+        if hasattr(self, "driver"):
+            self.driver.close()
