@@ -52,7 +52,7 @@ class PlainProducer:
         timestamp = 0 if record.timestamp_ms is None else record.timestamp_ms
         report = partial(self._reported, token, record.topic)
         try:
-            self._produce(record.topic, record.value, record.key, partition, None, report, timestamp, record.headers)
+            self._produce(record.topic, record.value, record.key, partition, report, None, timestamp, record.headers)
         except BufferError:
             return False
         except KafkaException as exception:

@@ -52,6 +52,9 @@ class SimPlainProducer:
             self._sending = True
             self._process.loop.call_later(seconds, self._send)
 
+    def _reported(self, report: Acknowledgement) -> None:
+        self._reports.append(report)
+
     def _send(self) -> None:
         self._sending = False
         process = self._process
@@ -72,4 +75,4 @@ class SimPlainProducer:
             else:
                 offset = process.broker.append(record.topic, partition, record.key, record.value, record.headers)
                 report = Acknowledgement(token, partition, offset, None)
-            process.loop.call_later(process.faults.one_way(), self._reports.append, report)
+            process.loop.call_later(process.faults.one_way(), self._reported, report)
