@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import logging
 import os
 import signal
@@ -19,16 +18,14 @@ import anyio
 import msgspec
 
 from streams.config import EventSourceConfig
-from streams.core.router import Route
-from streams.errors import NotOwned, RegistrationError, Stopped, StreamsError, WouldDeadlock
-from streams.handlers import Handlers, name_of
+from streams.errors import RegistrationError, Stopped, StreamsError
+from streams.handlers import Handlers
 from streams.records import TopicPartition
 from streams.runtime import source_topics
 from streams.runtime.connections import DEFAULT_MESSAGE_LIMIT, KafkaConnections
 from streams.runtime.copies import make_store
 from streams.runtime.environment import MACHINE, Environment
 from streams.runtime.event_context import EventContext
-from streams.runtime.interjections import Interjection
 from streams.runtime.lifecycle import Engine
 from streams.runtime.ports import Connections
 from streams.runtime.replay import Program
@@ -40,7 +37,6 @@ _log = logging.getLogger(__name__)
 
 StoreT = TypeVar("StoreT")
 Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
-_Future = asyncio.Future[Any] | concurrent.futures.Future[Any]
 
 
 class EventSource(Handlers[StoreT]):
@@ -80,7 +76,6 @@ class EventSource(Handlers[StoreT]):
         self._stopped = threading.Event()
         self._stop_asked: bool | None = None  # drain or not
         self._preparing: anyio.CancelScope | None = None  # while there is no engine yet
-        self._elsewhere: set[concurrent.futures.Future[Any]] = set()  # interjections that other threads asked for
 
     # -- interjections -------------------------------------------------------------------------------------------------
 
@@ -98,23 +93,7 @@ class EventSource(Handlers[StoreT]):
         it is refused by the broker, or a store cannot undo one) it has its turn afterwards; if it had begun, it begins
         anew. A handler must not await it for its own partition (``WouldDeadlock``, where that can be seen).
         """
-        engine = self._running()
-        if asyncio.get_running_loop() is not self._loop:
-            raise RegistrationError(
-                "interject was called on another event loop than the event source's; use interject_threadsafe"
-            )
-        worker = engine.workers.get(partition)
-        if worker is not None and worker.is_run_by(asyncio.current_task()):
-            raise WouldDeadlock(
-                f"a handler of {worker.topic_partition} awaits an interjection of the same partition, which waits for "
-                "the handler to end: do its work in the handler, set a timer, or start a task that awaits it later"
-            )
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        interjection = self._ask(partition, handler, blocking, future)
-        try:
-            return await future
-        finally:
-            interjection.is_unwanted = True
+        return await self._running().asked.interject(partition, handler, blocking=blocking)
 
     async def interject_all(
         self,
@@ -131,23 +110,9 @@ class EventSource(Handlers[StoreT]):
         fail. All are waited for; then the errors are raised as one ``ExceptionGroup`` (each with a note that names its
         partition), or, with ``return_exceptions``, returned in the place of answers.
         """
-        workers = sorted(self._running().workers.items())
-        partitions = [partition for partition, worker in workers if worker.takes_interjections]
-        task = asyncio.current_task()
-        if own := [partition for partition, worker in workers if worker.is_run_by(task)]:
-            await self.interject(own[0], handler)  # says why that cannot be
-        found = await asyncio.gather(
-            *(self.interject(partition, handler, blocking=blocking) for partition in partitions),
-            return_exceptions=True,
+        return await self._running().asked.interject_all(
+            handler, blocking=blocking, return_exceptions=return_exceptions
         )
-        answers = dict(zip(partitions, found, strict=True))
-        errors = [answer for answer in found if isinstance(answer, Exception)]
-        if errors and not return_exceptions:
-            for partition, answer in answers.items():
-                if isinstance(answer, Exception):
-                    answer.add_note(f"in the interjection of {self.config.topic}[{partition}]")
-            raise ExceptionGroup(f"{len(errors)} of {len(found)} interjections failed", errors)
-        return answers
 
     def interject_threadsafe(
         self, partition: int, handler: Callable[[EventContext[StoreT]], Any], /, *, blocking: bool = False
@@ -155,50 +120,7 @@ class EventSource(Handlers[StoreT]):
         """``interject`` from any thread, and from other event loops (``await asyncio.wrap_future(...)``). The handler
         runs where handlers run. Its future always ends; do not wait for it on the event source's loop. Raises
         ``Stopped`` when the source is not running."""
-        self._running()
-        loop = self._loop
-        assert loop is not None
-        answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
-
-        def begin() -> None:
-            if answer in self._elsewhere and answer.set_running_or_notify_cancel():
-                try:
-                    self._ask(partition, handler, blocking, answer)
-                except StreamsError as error:
-                    answer.set_exception(error)
-
-        self._elsewhere.add(answer)
-        answer.add_done_callback(self._elsewhere.discard)
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(begin)
-        if self._engine is None:  # it stopped meanwhile, and may not have seen this one
-            self._refuse_elsewhere()
-        return answer
-
-    def _ask(self, partition: int, handler: Callable[..., Any], blocking: bool, future: _Future) -> Interjection:
-        """Queue an interjection that ends this future. On the loop. Raises ``NotOwned``, ``Stopped``."""
-        worker = self._running().workers.get(partition)
-        if worker is None or not worker.takes_interjections:
-            raise NotOwned(f"{self.config.topic}[{partition}] is not active on this member")
-
-        def waiter(error: BaseException | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(interjection.result)
-            else:
-                future.set_exception(error)
-
-        route = Route(name_of(handler), None, handler, blocking=blocking, policy=self.config.error_policy)
-        interjection = Interjection(route, waiter)
-        worker.inbox.put(interjection)
-        return interjection
-
-    def _refuse_elsewhere(self) -> None:
-        """Whoever waits on another thread hears that the source stopped."""
-        for answer in list(self._elsewhere):
-            with contextlib.suppress(concurrent.futures.InvalidStateError):
-                answer.set_exception(Stopped("the event source stopped"))
+        return self._running().asked.interject_threadsafe(partition, handler, blocking=blocking)
 
     # -- running -------------------------------------------------------------------------------------------------------
 
@@ -326,7 +248,6 @@ class EventSource(Handlers[StoreT]):
         finally:
             self._engine = None
             self._stop_asked = None
-            self._refuse_elsewhere()
             self._stopped.set()
 
     async def _consume_until_stopped(

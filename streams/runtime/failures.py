@@ -24,6 +24,11 @@ class RestartNeeded(Exception):
         self.error = error
 
 
+class TakenBack(Exception):
+    """What was admitted is undone, because another event of the partition was refused (``__cause__``): it may be done
+    again after the restart."""
+
+
 class Answered(Exception):
     """A handler answered ``FAIL`` or ``FATAL`` instead of raising."""
 

@@ -25,6 +25,7 @@ from streams.core.transaction import Transaction
 from streams.errors import StreamsError
 from streams.group import Assigned, Fatal, GroupEvent, Lost, Revoked, TakeOver
 from streams.metrics import Measurement, MembershipChanged
+from streams.runtime.asked import Asked
 from streams.runtime.bridge import Inlet
 from streams.runtime.environment import MACHINE, Environment
 from streams.runtime.handler_threads import HandlerThreads
@@ -93,6 +94,7 @@ class Engine:
         """Whether partitions may still come here: until the last barrier begins."""
         self.handler_threads = HandlerThreads(connections.worker)
         self.stages = Stages(self)
+        self.asked = Asked(self)
         self._tasks: TaskGroup
 
     @property
@@ -243,6 +245,7 @@ class Engine:
     def _disconnect(self) -> None:
         self._watchdog.stop()
         self.partitions.drop_stores()
+        self.asked.close()
         self.moves.close()
         self.takeovers.close()
         self.status.close()

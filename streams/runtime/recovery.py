@@ -15,6 +15,7 @@ import anyio
 from streams.core.recovery import Patience, Remedy, rebuild_all, remedy
 from streams.core.transaction import Transaction, TransactionState
 from streams.errors import MembershipLost, RecordRefused, TransactionFailed
+from streams.runtime.failures import TakenBack
 from streams.runtime.transaction_pool import Refused, TransactionPool
 
 _log = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class Recovery:
             pool.committed(head)
             return
         for partition, origin, error in refusals:
-            pool.drop_partition(partition, error)
+            pool.drop_partition(partition, error if origin == -1 else _taken_back(error))
             self._refused(partition, origin, error)
             head.attempts = 0  # what is left of it is another transaction; each time it is less
         if step is Remedy.RESEND_AFTER_NEWS:
@@ -141,6 +142,13 @@ class Recovery:
         with anyio.move_on_after(NEWS_SECONDS):
             while self._pool.snapshot() is used:
                 await anyio.sleep(0.002)
+
+
+def _taken_back(error: RecordRefused) -> TakenBack:
+    """What those hear whose effects are undone with an event's that was refused."""
+    reason = TakenBack()
+    reason.__cause__ = error
+    return reason
 
 
 def _origins(

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from streams.core.router import Route
-from streams.core.schedule import Schedule
+from streams.core.schedule import MissedRuns, Schedule
 from streams.outcomes import STOP
 from streams.runtime.interjections import Interjection, Timetable
 from streams.runtime.signal import Signal
@@ -36,6 +36,42 @@ def test_what_was_missed_is_not_made_up_for() -> None:
     assert table.due(10.5) is not None
     assert table.due(10.5) is None
     assert table.due(11.0) is not None
+
+
+@pytest.mark.parametrize(
+    ("missed", "expected"),
+    [
+        (MissedRuns.SKIP, [10.5, 11.0, 12.0, 13.0]),
+        (MissedRuns.DELAY, [10.5, 11.5, 12.5, 13.5]),
+        (MissedRuns.CATCH_UP, [*[10.5] * 10, 11.0, 12.0, 13.0]),
+    ],
+)
+def test_what_follows_missed_runs(missed: MissedRuns, expected: list[float]) -> None:
+    """The loop stands still from 0 to 10.5; looked at every half second, and again as long as something is due."""
+    table = Timetable([(Schedule(1.0, missed=missed), route("tick"))], random.Random(1))
+    table.start(0.0)
+    ran = []
+    for now in (10.5, 11.0, 11.5, 12.0, 12.5, 13.0, 13.5):
+        while table.due(now) is not None:
+            ran.append(now)
+    assert [run for run in ran if run <= expected[-1]] == expected
+
+
+@pytest.mark.parametrize("missed", list(MissedRuns))
+def test_whatever_the_times_runs_go_on(missed: MissedRuns) -> None:
+    """The next run is never before now, nor further away than interval and jitter."""
+    rng = random.Random(7)
+    schedule = Schedule(1.0, 0.5, missed)
+    table = Timetable([(schedule, route("tick"))], rng)
+    table.start(0.0)
+    now, runs = 0.0, 0
+    for _ in range(500):
+        now += rng.choice((0.01, 0.3, 1.0, 5.0))
+        runs += table.due(now) is not None
+        left = table.seconds_to_next(now)
+        assert left is not None
+        assert 0.0 <= left <= 1.5 + 0.5
+    assert runs > 100
 
 
 def test_without_schedules_nothing_is_ever_due() -> None:
