@@ -6,9 +6,10 @@ from collections import defaultdict
 from typing import Any
 
 from streams.codecs import RESERVED_KEY_PREFIX
+from streams.core.timers import Timer
 from streams.errors import MembershipLost, NotOwned, RecordRefused, Stopped
 from streams.events import event_type_of
-from streams.runtime.changelog import OFFSET_KEY, decode_offset
+from streams.runtime.changelog import OFFSET_KEY, TIMER_PREFIX, decode_offset, decode_timer
 from streams.testing.simulation.broker import Log
 
 from . import program
@@ -41,6 +42,21 @@ class Judge:
             if record.key == OFFSET_KEY and decode_offset(record).offset
         }
 
+    def timers(self, partition: int) -> dict[str, Timer]:
+        """Those that are committed in the changelog of a partition."""
+        log = self._broker.log(CHANGELOG, partition)
+        found = dict[str, Timer | None]()
+        for record in log.committed(0, log.end):
+            if record.key is not None and record.key.startswith(TIMER_PREFIX):
+                found.update([decode_timer(record)])
+        return {name: timer for name, timer in found.items() if timer is not None}
+
+    def rings_left(self) -> int:
+        """Timers that will ring soon."""
+        partitions = range(self._plan.partitions) if self._plan.timers else ()
+        now_ms = self._world.loop.time() * 1000
+        return sum(timer.due_ms < now_ms + 1e6 for number in partitions for timer in self.timers(number).values())
+
     def judge(self) -> None:
         """At the very end."""
         say = self._differences.append
@@ -51,6 +67,7 @@ class Judge:
         for log in self._partitions(program.TOPIC):
             state: dict[str, int] = {}
             letters = []
+            self._judge_timers(log)
             for record in log.committed(0, log.end):
                 outputs, letter = program.fold(state, record)
                 for key, value in outputs:
@@ -97,20 +114,47 @@ class Judge:
     def _state(self, partition: int) -> dict[str, int]:
         """The same without what interjections count, which is judged here."""
         state = self.changelog(partition)
-        ticks = state.pop(program.TICK_KEY, 0)
-        sent = [
-            event_type_of(program.Total).decode(record.value).value
-            for log in self._partitions(program.TICKS)
+        for key, topic in ((program.TICK_KEY, program.TICKS), (program.RING_KEY, program.RINGS)):
+            count = state.pop(key, 0)
+            self._compare(
+                f"{topic} of {partition}", list(range(1, count + 1)), [t.value for t in self._totals(topic, partition)]
+            )
+        return state
+
+    def _totals(self, topic: str, partition: int) -> list[program.Total]:
+        """What the partition's interjections, or timers, sent."""
+        return [
+            event_type_of(program.Total).decode(record.value)
+            for log in self._partitions(topic)
             for record in log.committed(0, log.end)
             if record.key == b"%d" % partition
         ]
-        self._compare(f"ticks of {partition}", list(range(1, ticks + 1)), sent)
-        return state
+
+    def _judge_timers(self, log: Log) -> None:
+        """Each that was to ring has rung once; what is left are the reminders that were not cancelled."""
+        rings, reminders = [], dict[str, int]()
+        for record in log.committed(0, log.end):
+            if record.record_type == "Alarm":
+                event = event_type_of(program.Alarm).decode(record.value)
+                if event.amount < 8:
+                    rings.append(record.offset)
+                elif event.amount == 8:
+                    reminders[event.key] = record.offset
+                else:
+                    reminders.pop(event.key, None)
+        rung = sorted(total.offset for total in self._totals(program.RINGS, log.partition))
+        self._world.watch.counts["rang"] += len(rung)
+        self._compare(f"timers that rang of {log.partition}", rings, rung)
+        left = {
+            name: event_type_of(program.Ring).decode(t.value).offset for name, t in self.timers(log.partition).items()
+        }
+        self._compare(f"timers that are left of {log.partition}", reminders, left)
 
     def stores(self) -> None:
         """Once everything is settled: each store, and each copy that has read all, is what the changelog says."""
         for partition in range(self._plan.partitions):
             expected, end = self.changelog(partition), self._broker.log(CHANGELOG, partition).stable
+            timers = self.timers(partition)
             for name, member in self._world.members.items():
                 engine = member.source._engine
                 if engine is None or member.process.dead or member.task.done():
@@ -118,8 +162,10 @@ class Judge:
                 worker, copy = engine.workers.get(partition), engine.copies.standing().get(partition)
                 if worker is not None:
                     self._same_but_ticks(f"store of {partition} at {name}", expected, worker.store)
+                    self._compare(f"timers of {partition} at {name}", timers, worker.timers.contents())
                 elif copy is not None and copy.position >= end:
                     self._same_but_ticks(f"copy of {partition} at {name}", expected, copy.store)
+                    self._compare(f"timers in the copy of {partition} at {name}", timers, copy.timers)
 
     def _same_but_ticks(self, what: str, expected: dict[str, int], store: Any) -> None:
         """Scheduled interjections may have counted on since."""

@@ -25,6 +25,8 @@ class Plan(Conditions, frozen=True, kw_only=True):
     """Non-journalled store."""
     kinds: tuple[str, ...] = ("Add",)
     interjections: bool = False
+    timers: bool = False
+    """Some events set timers."""
     actions: tuple[tuple[float, str], ...] = ()
     call_timeout: float = 5.0
     transaction_timeout: float = 5.0
@@ -390,4 +392,5 @@ def plan_of(seed: int, profile: str = "") -> Plan:
         "tail_batch": rng.choice((20, 200)),
         "strategies": ((rng.choice(("incremental", "incremental", *ALL_STRATEGIES)),),),
     }
-    return Plan(**{**sizes, **chosen(rng)})  # type: ignore[arg-type]
+    timers = random.Random(f"timers {seed}").random() < 0.4
+    return Plan(**{**sizes, **chosen(rng), "timers": timers})  # type: ignore[arg-type]

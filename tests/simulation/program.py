@@ -21,8 +21,8 @@ from streams.testing.simulation.virtual_time import elapse
 
 from .plans import Plan
 
-GROUP, TOPIC, OUT, TICKS, TOKENS = "sim", "in", "out", "ticks", "tokens"
-TICK_KEY = "_ticks"
+GROUP, TOPIC, OUT, TICKS, TOKENS, RINGS = "sim", "in", "out", "ticks", "tokens", "rings"
+TICK_KEY, RING_KEY = "_ticks", "_rings"
 REFUSED_VALUE = b"REFUSED"
 """A record whose value contains this is too large for its topic."""
 
@@ -67,7 +67,20 @@ class Drop(_Keyed, frozen=True):
     """Deletes the key."""
 
 
-KINDS = {cls.__name__: cls for cls in (Add, Slow, Thread, Flaky, Skip, Huge, Drop)}
+@event_type("Alarm")
+class Alarm(_Keyed, frozen=True):
+    """Adds, and sets a timer that rings soon (``amount`` 6 and 7), sets its key's reminder for a day that never comes
+    (8), or cancels that (9)."""
+
+
+@event_type("Ring")
+class Ring(msgspec.Struct, frozen=True):
+    """What timers fire; ``offset`` is the alarm's. Every third one fails once."""
+
+    offset: int
+
+
+KINDS = {cls.__name__: cls for cls in (Add, Slow, Thread, Flaky, Skip, Huge, Drop, Alarm)}
 
 
 @event_type("Total")
@@ -191,6 +204,26 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
         ctx.store.write(ctx, event.key, None)
         ctx.forward(OUT, Total(0, ctx.offset), key=event.key)
 
+    def alarm(ctx: EventContext[Any], event: Alarm) -> None:
+        add(ctx, event)
+        if event.amount < 8:
+            ctx.schedule_in(0.7 * (event.amount - 5), Ring(ctx.offset))
+        elif event.amount == 8:
+            ctx.schedule_in(1e6, Ring(ctx.offset), name=event.key)
+        else:
+            ctx.cancel_timer(event.key)
+
+    async def ring(ctx: EventContext[Any], event: Ring) -> None:
+        number = ctx.store.get(RING_KEY, 0) + 1
+        ctx.store.write(ctx, RING_KEY, number)
+        is_early = ctx.timer is None or ctx.now < ctx.timer.due
+        ctx.forward(RINGS, Total(-1 if is_early else number, event.offset), key=str(ctx.topic_partition.partition))
+        if plan.smooth:
+            return
+        await elapse(rng.choice((0.0, 0.0, 0.01, 0.3)))
+        if event.offset % 3 == 0 and ctx.attempt == 1:
+            raise RuntimeError("not yet")
+
     retries = ErrorPolicy(retries=2, backoff_seconds=0.05, then=ErrorResponse.DEAD_LETTER)
     source.register_event_type(Add, add)
     source.register_event_type(Slow, slow)
@@ -199,6 +232,8 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
     source.register_event_type(Skip, skip, on_error=SKIP)
     source.register_event_type(Huge, huge, on_error=DEAD_LETTER)
     source.register_event_type(Drop, drop)
+    source.register_event_type(Alarm, alarm)
+    source.register_event_type(Ring, ring, on_error=retries)
     if plan.interjections:
         source.schedule_interjection(tick, every=0.7, jitter=0.2)
     return source
@@ -225,6 +260,8 @@ def inputs(plan: Plan, rng: random.Random) -> Iterator[tuple[int, bytes, bytes, 
         kind = KINDS[rng.choice(plan.kinds)]
         number = rng.randrange(plan.keys)
         amount = rng.choice((0, 1, 2, 3)) if kind is Flaky else rng.randint(1, 9)
+        if plan.timers and kind is Add and amount > 5:
+            kind = Alarm
         event = kind(f"k{number}", amount)
         described = event_type_of(kind)
         yield number % plan.partitions, event.key.encode(), described.encode(event), described.headers

@@ -14,9 +14,10 @@ import pytest
 from .move_safeguards import MOVE_SAFEGUARDS
 from .plans import plan_of
 from .safeguards import SAFEGUARDS, Safeguard
+from .timer_safeguards import TIMER_SAFEGUARDS
 from .world import simulate
 
-ALL = {**SAFEGUARDS, **MOVE_SAFEGUARDS}
+ALL = {**SAFEGUARDS, **MOVE_SAFEGUARDS, **TIMER_SAFEGUARDS}
 TRIES = int(os.environ.get("SIM_TRIES", "40"))
 
 

@@ -223,12 +223,12 @@ class World:
             await elapse(self.rng.choice((0.0, 0.0, 0.0, pause, 2 * pause)))
 
     async def _all_handled(self) -> None:
-        before, deadline = self.judge.changelog_offsets(), self.loop.time() + PATIENCE
-        while (now := self.judge.changelog_offsets()) != self.judge.ends():
+        before, deadline = (self.judge.changelog_offsets(), self.judge.rings_left()), self.loop.time() + PATIENCE
+        while (now := (self.judge.changelog_offsets(), self.judge.rings_left())) != (self.judge.ends(), 0):
             if now != before:
                 before, deadline = now, self.loop.time() + PATIENCE
             if self.loop.time() > deadline:
-                self.differences.append(f"no progress: {now} of {self.judge.ends()} handled")
+                self.differences.append(f"no progress: {now[0]} of {self.judge.ends()} handled, {now[1]} timers left")
                 return
             await elapse(0.5)
             self._look_for_failures()
