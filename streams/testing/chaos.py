@@ -25,6 +25,7 @@ Fault = Literal[
     "lose_reply",
     "lose_request",
     "delay",
+    "refuse",
     "outage",
     "forget_group",
     "compact",
@@ -121,6 +122,8 @@ class Chaos:
                 getattr(driver, fault)(rng.choice(calls), member)
             case "delay":
                 driver.delay(rng.choice(("send_offsets", "commit", "abort")), member)
+            case "refuse":
+                driver.refuse(rng.choice(("flush", "send_offsets", "commit")), member)
             case "forget_group" | "compact":
                 getattr(driver, fault)()
             case _:

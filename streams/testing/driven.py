@@ -250,15 +250,14 @@ class DrivenWorld:
         return made
 
 
-RUN_STATE = ("_engine", "_loop", "_preparing", "_state", "_stop_asked", "_stopped")
+RUN_STATE = ("_elsewhere", "_engine", "_loop", "_preparing", "_state", "_stop_asked", "_stopped")
 """What of a source belongs to its run, and not to what was registered."""
 
 
 def _snapshot(source: EventSource[Any]) -> EventSource[Any]:
     """The same registrations; the source itself is left as it is."""
     made, idle = copy.copy(source), EventSource(source.config, source._store_factory)
-    for name in RUN_STATE:
-        setattr(made, name, getattr(idle, name))
+    vars(made).update({name: value for name, value in vars(idle).items() if name in RUN_STATE})
     made._router = Router()
     made._router.routes, made._router.default = dict(source._router.routes), source._router.default
     made._schedules = list(source._schedules)

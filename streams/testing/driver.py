@@ -380,7 +380,7 @@ class TestDriver(Driving, Generic[StoreT]):
         self._strike(call, Strike.LATE, member)
 
     def refuse(self, call: Call, member: int | None = None) -> None:
-        """The next such call (of a transaction) is answered by an error after which the transaction has to be aborted."""
+        """The answer to the next such call (of a transaction) is an error, after which it has to be aborted."""
         self._strike(call, Strike.ABORTABLE, member)
 
     def outage(self, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 from collections import deque
@@ -40,6 +41,7 @@ class Driving:
         start_time: float,
     ) -> None:
         self._closed = self._stepping = False
+        self._check_open()
         if members < 1:
             raise ConfigError(f"members is {members}; a driver needs one or more")
         if not patience > 0:
@@ -136,9 +138,10 @@ class Driving:
         self._closed = True
         loop = self._world.loop
         try:
-            with self._own_chance():
-                loop.run_main(self._world.end())
-                loop.run_main(loop.shutdown_asyncgens())
+            if asyncio._get_running_loop() is None:
+                with self._own_chance():
+                    loop.run_main(self._world.end())
+                    loop.run_main(loop.shutdown_asyncgens())
         finally:
             self._world.fibers.close()
             loop.close()
@@ -148,6 +151,10 @@ class Driving:
     def _check_open(self) -> None:
         if self._closed:
             raise Stopped("this TestDriver is closed")
+        if not self._stepping and asyncio._get_running_loop() is not None:
+            raise ConfigError(
+                "a TestDriver has an event loop of its own: use it in a plain test function, not in an async one"
+            )
 
     def _partitions(self) -> range:
         return range(self._world.config.num_partitions)

@@ -1,0 +1,360 @@
+"""``TestDriver``: events in, time, what comes out, members, and bad use."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import pytest
+
+from streams import ErrorPolicy, ErrorResponse, EventContext, EventSource, Record, SourceState, Table
+from streams.errors import ConfigError, DecodeError, NotOwned, RegistrationError, Stopped
+from streams.runtime.failures import EventFailure
+from streams.sak.murmur2 import partition_of
+from streams.testing import TestDriver, Unsettled
+from streams.testing.driven import Exited
+
+from .driver_kit import OUT, Added, Broken, Fatal, OnThread, Slow, Total, Unknown, build
+
+Driver = TestDriver[Table[str, int]]
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    with TestDriver(build()) as made:
+        yield made
+
+
+# -- events in, and what comes out -------------------------------------------------------------------------------------
+
+
+def test_what_is_sent_is_handled_and_committed(driver: Driver) -> None:
+    sent = [driver.send(Added("ann", 2), key="ann") for _ in range(3)]
+    where = partition_of(b"ann", 3)
+    assert [(record.partition, record.offset) for record in sent] == [(where, 0), (where, 1), (where, 2)]
+    assert driver.outputs(OUT, Total) == [Total("ann", 2), Total("ann", 4), Total("ann", 6)]
+    assert driver.store(where).get("ann") == 6
+    assert driver.committed_offsets() == {where: 3}
+    assert driver.owner(where) == 0
+    driver.check()
+
+
+def test_records_come_with_key_partition_headers_and_time(driver: Driver) -> None:
+    driver.send(Added("ann"), partition=2, headers=[("trace", b"1")])
+    (record,) = driver.outputs(OUT)
+    assert (record.key, record.partition) == (b"ann", partition_of(b"ann", 3))
+    assert record.headers == [("__grt__", b"driven.Total"), ("from", b"2")]
+    assert record.timestamp_ms == pytest.approx(driver.time() * 1000, abs=1000)
+
+
+def test_new_outputs_are_those_since_the_last_look(driver: Driver) -> None:
+    driver.send(Added("ann"))
+    assert driver.new_outputs(OUT, Total) == [Total("ann", 1)]
+    assert driver.new_outputs(OUT) == []
+    driver.send(Added("bob"), partition=0)
+    driver.send(Added("cid"), partition=1)
+    assert driver.new_outputs(OUT, Total) == [Total("bob", 1), Total("cid", 1)]
+    assert len(driver.outputs(OUT)) == 3
+
+
+def test_outputs_of_another_type_are_an_error(driver: Driver) -> None:
+    driver.send(Added("ann"), key="ann")
+    with pytest.raises(DecodeError, match=r"totals\[\d\]@0 is a 'driven.Total'; asked for were driven.Added"):
+        driver.outputs(OUT, Added)
+    assert driver.outputs(OUT, Added, Total) == [Total("ann", 1)]
+    with pytest.raises(RegistrationError, match="int"):
+        driver.outputs(OUT, int)
+
+
+def test_the_state_is_in_the_store_and_in_the_changelog(driver: Driver) -> None:
+    for key in ("ann", "bob", "ann"):
+        driver.send(Added(key), partition=1)
+    assert dict(driver.store(1).items()) == dict(driver.restored_store(1).items()) == {"ann": 2, "bob": 1}
+    assert sorted(driver.changelog(1).values()) == sorted(driver.changelog(1).values())
+    assert len(driver.changelog(1)) == 2
+    assert driver.changelog(0) == {}
+    assert sorted(driver.stores()) == [0, 1, 2]
+
+
+def test_many_are_sent_before_any_is_run(driver: Driver) -> None:
+    for number in range(50):
+        driver.send(Added(f"k{number % 5}"), key=f"k{number % 5}", wait=False)
+    assert driver.outputs(OUT) == []
+    driver.settle()
+    assert len(driver.outputs(OUT)) == 50
+    assert max(total.total for total in driver.outputs(OUT, Total)) == 10
+
+
+def test_a_handlers_own_topic_is_read_on(driver: Driver) -> None:
+    source = build()
+
+    @source.register_default_handler
+    def fan_out(ctx: EventContext[Table[str, int]], value: bytes | None) -> None:
+        for key in ("x", "y"):
+            ctx.forward("added", Added(key), key=key)
+
+    with TestDriver(source) as made:
+        made.send(Unknown())
+        assert sorted(total.key for total in made.outputs(OUT, Total)) == ["x", "y"]
+        assert sum(made.committed_offsets().values()) >= 3
+
+
+def test_other_topics_have_as_many_partitions_as_they_are_given() -> None:
+    with TestDriver(build(), topics={OUT: 1}) as made:
+        for number in range(9):
+            made.send(Added(f"k{number}"), key=f"k{number}")
+        assert {record.partition for record in made.outputs(OUT)} == {0}
+
+
+def test_dead_letters_are_shown(driver: Driver) -> None:
+    driver.send(Unknown(), key="who", partition=1)
+    driver.send_record(Record("added", b"\xff", b"key", [("__grt__", b"driven.Added")], 1))
+    driver.send(Added("ann"), partition=1)
+    letters = driver.dead_letters()
+    assert [(letter.key, letter.partition) for letter in letters] == [(b"who", 1), (b"key", 1)]
+    assert b"driven.Unknown" in (letters[0].header("__kes_dlq_message") or b"")
+    assert driver.outputs(OUT, Total) == [Total("ann", 1)]
+    assert int(letters[0].header("__kes_dlq_failed_at_ms") or b"0") == pytest.approx(driver.time() * 1000, abs=1000)
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
+
+
+def test_handlers_that_wait_take_simulated_time(driver: Driver) -> None:
+    driver.send(Slow("ann", 30.0))
+    assert driver.now > 30.0
+    assert driver.outputs(OUT, Total) == [Total("ann", 1)]
+
+
+def test_blocking_handlers_run(driver: Driver) -> None:
+    driver.send(OnThread("ann"))
+    assert driver.outputs(OUT, Total) == [Total("ann", 1)]
+
+
+def test_retries_wait_their_time(driver: Driver) -> None:
+    driver.send(Broken("ann", 2))
+    assert 10.0 < driver.now < 60.0
+    assert driver.outputs(OUT, Total) == [Total("ann", 1)]
+    driver.send(Broken("ann", 9))
+    assert len(driver.dead_letters()) == 1
+    assert driver.outputs(OUT, Total) == [Total("ann", 1)]
+
+
+def test_scheduled_interjections_run_when_time_passes() -> None:
+    source = build(partitions=1)
+
+    @source.schedule_interjection(every=10.0)
+    def tick(ctx: EventContext[Table[str, int]]) -> None:
+        ctx.store.put("ticks", (ctx.store.get("ticks") or 0) + 1)
+
+    with TestDriver(source) as made:
+        made.advance(5.0)
+        assert made.store(0).get("ticks") is None
+        made.advance(30.0)
+        assert made.restored_store(0).get("ticks") == 3
+        before = made.now
+        made.advance(0.0)
+        assert made.now == before
+
+
+def test_an_interjection_returns_its_answer_once_it_is_committed(driver: Driver) -> None:
+    driver.send(Added("ann"), partition=1)
+
+    def double(ctx: EventContext[Table[str, int]]) -> int:
+        ctx.store.put("ann", 2 * (ctx.store.get("ann") or 0))
+        return 7
+
+    assert driver.interject(1, double) == 7
+    assert driver.restored_store(1).get("ann") == 2
+
+    async def refuse(ctx: EventContext[Table[str, int]]) -> None:
+        ctx.store.put("ann", 100)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        driver.interject(1, refuse)
+    assert driver.store(1).get("ann") == 2
+
+
+# -- members -----------------------------------------------------------------------------------------------------------
+
+
+def test_partitions_are_spread_over_the_members() -> None:
+    with TestDriver(build(partitions=4), members=2) as made:
+        assert made.members == [0, 1]
+        assert sorted(made.owner(number) or 0 for number in range(4)) == [0, 0, 1, 1]
+        assert made.join() == 2
+        assert {made.owner(number) for number in range(4)} == {0, 1, 2}
+        made.send(Added("ann"), key="ann")
+        made.leave(0)
+        assert made.members == [1, 2]
+        made.send(Added("ann"), key="ann")
+        made.restart(0)
+        assert {made.owner(number) for number in range(4)} == {0, 1, 2}
+        made.send(Added("ann"), key="ann")
+        assert [total.total for total in made.outputs(OUT, Total)] == [1, 2, 3]
+        made.check()
+
+
+def test_a_rebalance_moves_partitions_and_loses_nothing() -> None:
+    with TestDriver(build(partitions=4)) as made:
+        activated = made.at("activated", lambda member: None, times=100)
+        for number in range(12):
+            made.send(Added(f"k{number % 3}"), key=f"k{number % 3}", wait=False)
+        made.rebalance()
+        assert made.members == [0]
+        assert activated.sprung >= 3  # to the guest and back
+        assert len(made.outputs(OUT)) == 12
+        made.check()
+
+
+def test_statistics_are_those_of_a_member(driver: Driver) -> None:
+    driver.send(Added("ann"))
+    statistics = driver.statistics()
+    assert statistics.state is SourceState.RUNNING
+    assert statistics.committed_events == 1
+
+
+def test_the_source_itself_is_not_started_and_may_be_used_again() -> None:
+    source = build()
+    for _ in range(2):
+        with TestDriver(source) as made:
+            made.send(Added("ann"))
+            assert made.outputs(OUT, Total) == [Total("ann", 1)]
+    assert source.state is SourceState.CREATED
+    source.register_event_type(Unknown, lambda ctx, event: None)  # not frozen
+
+
+def test_two_drivers_do_not_disturb_each_other() -> None:
+    def run() -> list[str]:
+        with TestDriver(build(), members=2, seed=5) as made:
+            made.send(Added("ann"))
+            made.crash(0)
+            made.send(Added("bob"))
+            return made.trace
+
+    alone = run()
+    with TestDriver(build()) as other:
+        other.send(Added("ann"))
+        assert run() == alone
+        other.send(Added("ann"))
+
+
+def test_a_function_that_makes_sources_is_called_for_each_start() -> None:
+    made: list[EventSource[Any]] = []
+
+    def make() -> EventSource[Table[str, int]]:
+        made.append(build())
+        return made[-1]
+
+    with TestDriver(make, members=2) as driver:
+        assert len(made) == 3  # one to look at, one for each member
+        driver.crash(1)
+        driver.restart(1)
+        assert len(made) == 4
+        driver.send(Added("ann"))
+        assert driver.outputs(OUT, Total) == [Total("ann", 1)]
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_stops_the_source_is_raised_by_the_call(driver: Driver) -> None:
+    with pytest.raises(EventFailure, match=r"added\[1\]@0 \(driven.Fatal\) failed .* it hurts"):
+        driver.send(Fatal("it hurts"), partition=1)
+    assert driver.members == []
+    with pytest.raises(EventFailure, match="it hurts"):
+        driver.restart()  # meets it again
+
+
+def test_fatally_exit_ends_the_member_and_not_the_tests() -> None:
+    source = build(error_policy=ErrorPolicy(then=ErrorResponse.FATALLY_EXIT))
+    with TestDriver(source) as made, pytest.raises(Exited, match="member 0 ended its process with code 70"):
+        made.send(Fatal("it hurts"))
+
+
+def test_what_never_ends_is_told(driver: Driver) -> None:
+    with pytest.raises(Unsettled) as raised:
+        driver.send(Slow("ann", 1e6), partition=2)
+    text = str(raised.value)
+    assert "not done after 60 simulated seconds" in text
+    assert "added[2]: 1 record(s) from offset 0 on are not committed; it is active on member 0" in text
+
+
+def test_bad_use_is_told() -> None:
+    source = build()
+    with pytest.raises(ConfigError, match="members is 0"):
+        TestDriver(source, members=0)
+    with pytest.raises(ConfigError, match="patience is -1"):
+        TestDriver(source, patience=-1)
+    with pytest.raises(ConfigError, match="totals 0 partitions"):
+        TestDriver(source, topics={OUT: 0})
+    with TestDriver(source) as made:
+        with pytest.raises(ConfigError, match="added has no partition 3; num_partitions is 3, so it is one of 0 to 2"):
+            made.send(Added("ann"), partition=3)
+        with pytest.raises(ConfigError, match="has no partition -1"):
+            made.store(-1)
+        with pytest.raises(ConfigError, match=r"there is no member 7; there are \[0\]"):
+            made.crash(7)
+        with pytest.raises(ConfigError, match="member 0 is running"):
+            made.restart(0)
+        with pytest.raises(ConfigError, match="there is no point 'comit'; the points are init"):
+            made.at("comit", made.crash)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="no call 'poll' to be struck"):
+            made.lose_reply("poll")  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="init cannot be struck by LATE"):
+            made.delay("init")
+        with pytest.raises(ConfigError, match="the record is for other; this driver's source reads added"):
+            made.send_record(Record("other", b""))
+        with pytest.raises(ConfigError, match="time cannot go back"):
+            made.advance(-1.0)
+        with pytest.raises(RegistrationError, match="str"):
+            made.send("text")
+        made.crash()
+        with pytest.raises(ConfigError, match="member 0 is down"):
+            made.freeze(0)
+        with pytest.raises(NotOwned, match=r"added\[0\] is not active on any member"):
+            made.store(0)
+        with pytest.raises(NotOwned):
+            made.interject(0, lambda ctx: None)
+    with pytest.raises(Stopped, match="closed"):
+        made.send(Added("ann"))
+    with pytest.raises(Stopped, match="closed"):
+        made.crash()
+    made.close()
+
+
+def test_handlers_cannot_let_time_pass() -> None:
+    drivers: list[Driver] = []
+    source = build(partitions=1)
+
+    @source.register_event_type(Unknown)
+    def impatient(ctx: EventContext[Table[str, int]], event: Unknown) -> None:
+        drivers[0].advance(1.0)
+
+    with TestDriver(source) as made:
+        drivers.append(made)
+        with pytest.raises(EventFailure, match="this call lets time pass"):
+            made.send(Unknown())
+
+
+@pytest.mark.asyncio
+async def test_in_an_event_loop_it_says_so() -> None:
+    with pytest.raises(ConfigError, match="plain test function"):
+        TestDriver(build())
+
+
+def test_no_thread_and_no_task_is_left_behind() -> None:
+    before = threading.active_count()
+    for _ in range(3):
+        with TestDriver(build(), members=2) as made:
+            made.send(OnThread("ann"))
+            made.send(Slow("ann", 5.0), wait=False)
+            made.advance(1.0)
+            made.crash(0)
+    assert threading.active_count() == before
+    asyncio.run(asyncio.sleep(0))  # the loops of others are as they were
+    anyio.run(anyio.sleep, 0)

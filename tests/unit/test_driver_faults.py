@@ -1,0 +1,370 @@
+"""Each fault of ``TestDriver`` really happens, and what is committed is exactly-once all the same."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
+
+import pytest
+
+from streams import Table
+from streams.errors import ConfigError
+from streams.metrics import MembershipChanged, TransactionSettled
+from streams.testing import POINTS, Point, TestDriver
+from streams.testing.driven import RUN_STATE
+
+from .driver_kit import OUT, Added, Slow, Total, build
+
+Driver = TestDriver[Table[str, int]]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """The engine warns about every fault."""
+    logging.disable(logging.ERROR)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def measured() -> list[Any]:
+    return []
+
+
+@pytest.fixture
+def driver(measured: list[Any]) -> Iterator[Driver]:
+    with TestDriver(build(partitions=1, metrics_handler=measured.append)) as made:
+        yield made
+
+
+def totals(driver: Driver) -> list[int]:
+    return [total.total for total in driver.outputs(OUT, Total)]
+
+
+def written(driver: Driver, topic: str = OUT) -> int:
+    """Records in a topic, those of aborted and open transactions included."""
+    logs = [log for (name, _), log in driver._world.broker.logs.items() if name == topic]
+    return sum(not entry.marker for log in logs for entry in log.entries)
+
+
+# -- crashes -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_crash_before_the_commit_shows_nothing_and_loses_nothing(driver: Driver) -> None:
+    driver.send(Added("ann"))
+    trap = driver.at("commit.before", driver.crash)
+    driver.send(Added("ann"))
+    assert trap.sprung == 1
+    assert driver.members == []
+    assert written(driver) == 2  # it is in the log
+    assert totals(driver) == [1]  # but nobody sees it
+    assert driver.committed_offsets() == {0: 1}
+    driver.restart()
+    assert totals(driver) == [1, 2]
+    assert written(driver) == 3  # made once more
+    driver.check()
+
+
+def test_a_crash_after_the_commit_does_nothing_twice(driver: Driver) -> None:
+    trap = driver.at("commit.after", driver.crash)
+    driver.send(Added("ann"))
+    assert trap.sprung == 1
+    driver.restart()
+    assert totals(driver) == [1]
+    assert written(driver) == 1
+    driver.send(Added("ann"))
+    assert totals(driver) == [1, 2]
+    driver.check()
+
+
+def test_a_crash_in_the_handler_runs_it_again(driver: Driver) -> None:
+    for point in ("handler.before", "handler.after"):
+        trap = driver.at(point, driver.crash)  # type: ignore[arg-type]
+        driver.send(Added("ann"))
+        assert trap.sprung == 1
+        driver.restart()
+    assert totals(driver) == [1, 2]
+    driver.check()
+
+
+def test_another_member_takes_over_when_the_session_is_over() -> None:
+    with TestDriver(build(partitions=2), members=2) as made:
+        made.send(Added("ann"), partition=0)
+        owner = made.owner(0)
+        made.crash(owner)
+        before = made.now
+        made.send(Added("ann"), partition=0)
+        assert made.now - before > 5.0  # the session timeout is 6 s
+        assert made.owner(0) not in (None, owner)
+        assert totals(made) == [1, 2]
+
+
+JOINS = ("release.", "handed_over.", "took.", "revoke.")
+"""Points that are passed when somebody joins or leaves."""
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_crash_at_any_point_changes_nothing(point: Point) -> None:
+    strategy = "cooperative-sticky" if point.startswith("revoke") else "incremental"
+    with TestDriver(build(partitions=4, strategy=strategy), members=2) as made:
+        for number in range(6):
+            made.send(Added(f"k{number}"), key=f"k{number}")
+        trap = made.at(point, made.crash)
+        if point.startswith("abort."):
+            made.refuse("flush", 0)
+            made.refuse("flush", 1)
+        if point == "lost.before":
+            made.evict(0)
+        for number in range(6):
+            made.send(Added(f"k{number}"), key=f"k{number}", wait=False)
+        if point.startswith(JOINS) or not trap.is_armed:
+            made.join()
+        made.advance(1.0)
+        made.settle()
+        made.join()
+        for number in [0, 1]:
+            if number not in made.members:
+                made.restart(number)
+        made.settle()
+        assert trap.sprung == 1
+        assert sorted((total.key, total.total) for total in made.outputs(OUT, Total)) == [
+            (f"k{number}", count) for number in range(6) for count in (1, 2)
+        ]
+        made.check()
+
+
+# -- the broker's side -------------------------------------------------------------------------------------------------
+
+
+def test_an_aborted_transaction_is_sent_again(driver: Driver, measured: list[Any]) -> None:
+    driver.abort()
+    driver.send(Added("ann"))
+    assert totals(driver) == [1]
+    assert written(driver) == 2
+    assert [it.attempts for it in measured if isinstance(it, TransactionSettled)] == [2]
+
+
+@pytest.mark.parametrize("call", ["flush", "send_offsets", "commit"])
+def test_a_refused_transaction_is_aborted_and_sent_again(driver: Driver, call: Any) -> None:
+    aborted = driver.at("abort.after", lambda member: None)
+    driver.refuse(call)
+    driver.send(Added("ann"))
+    assert aborted.sprung == 1
+    assert totals(driver) == [1]
+    assert written(driver) == 2
+
+
+def test_an_open_transaction_is_aborted_at_once(driver: Driver) -> None:
+    trap = driver.at("flush.after", driver.abort)
+    driver.send(Added("ann"))
+    assert trap.sprung == 1
+    assert totals(driver) == [1]
+    assert written(driver) == 2
+
+
+def test_a_fenced_member_goes_on_with_new_producers(driver: Driver) -> None:
+    trap = driver.at("send_offsets.before", driver.fence)
+    driver.send(Added("ann"))
+    assert trap.sprung == 1
+    assert totals(driver) == [1]
+    assert written(driver) == 2
+    assert driver.members == [0]
+
+
+@pytest.mark.parametrize("call", ["flush", "send_offsets", "commit"])
+def test_a_lost_reply_is_found_out(driver: Driver, call: Any) -> None:
+    before = driver.now
+    driver.lose_reply(call)
+    driver.send(Added("ann"))
+    assert driver.now - before > 4.0  # call_timeout_seconds
+    assert totals(driver) == [1]
+    driver.check()
+
+
+def test_a_commit_whose_request_is_lost_is_made_again(driver: Driver) -> None:
+    driver.lose_request("commit")
+    driver.send(Added("ann"))
+    assert totals(driver) == [1]
+    assert written(driver) == 2
+
+
+def test_a_late_commit_has_no_effect(driver: Driver) -> None:
+    driver.delay("commit")
+    driver.send(Added("ann"))
+    driver.advance(60.0)
+    assert totals(driver) == [1]
+    driver.check()
+
+
+def test_an_outage_is_waited_for(driver: Driver) -> None:
+    driver.outage(20.0)
+    driver.send(Added("ann"))
+    assert driver.now > 20.0
+    assert totals(driver) == [1]
+
+
+# -- the group's side --------------------------------------------------------------------------------------------------
+
+
+def test_an_evicted_member_comes_back(driver: Driver, measured: list[Any]) -> None:
+    driver.send(Added("ann"))
+    driver.evict()
+    driver.send(Added("ann"))
+    assert totals(driver) == [1, 2]
+    assert any(it.lost for it in measured if isinstance(it, MembershipChanged))
+    driver.check()
+
+
+def test_a_coordinator_without_memory_costs_nothing(driver: Driver) -> None:
+    for _ in range(3):
+        driver.send(Added("ann"))
+    driver.forget_group()
+    assert driver.committed_offsets() == {}
+    driver.send(Added("ann"))
+    assert totals(driver) == [1, 2, 3, 4]
+    assert driver.committed_offsets() == {0: 4}
+
+
+def test_a_frozen_member_is_overtaken_and_harmless_when_it_thaws() -> None:
+    with TestDriver(build(partitions=2), members=2) as made:
+        owner = made.owner(0)
+        trap = made.at("commit.before", made.freeze, member=owner)
+        made.send(Added("ann"), partition=0)  # done by the other one, when the session is over
+        assert trap.sprung == 1
+        assert made.owner(0) not in (None, owner)
+        assert totals(made) == [1]
+        made.thaw(owner)
+        made.settle()
+        made.send(Added("ann"), partition=0)
+        assert totals(made) == [1, 2]
+        made.check()
+
+
+def test_a_member_that_is_frozen_for_a_moment_goes_on(driver: Driver) -> None:
+    driver.freeze(seconds=2.0)
+    driver.send(Added("ann"))
+    assert driver.now > 2.0
+    assert totals(driver) == [1]
+    driver.freeze()
+    driver.send(Added("ann"))  # nothing can happen, so it does not wait
+    assert totals(driver) == [1]
+    driver.thaw()
+    driver.settle()
+    assert totals(driver) == [1, 2]
+
+
+def test_restores_read_a_compacted_changelog(driver: Driver) -> None:
+    for _ in range(20):
+        driver.send(Added("ann"))
+    driver.compact()
+    batches = driver.at("tail.received", lambda member: None, times=100)
+    driver.crash()
+    driver.restart()
+    assert batches.sprung >= 1
+    driver.send(Added("ann"))
+    assert totals(driver)[-1] == 21
+
+
+# -- traps -------------------------------------------------------------------------------------------------------------
+
+
+def test_traps_wait_for_their_member_partition_and_turn() -> None:
+    seen: list[int] = []
+    with TestDriver(build(partitions=4), members=2) as made:
+        mine = made.owner(1)
+        traps = [
+            made.at("handler.before", seen.append, partition=1, skip=1, times=2),
+            made.at("handler.before", lambda member: seen.append(100 + member), member=1 - (mine or 0), partition=1),
+        ]
+        for _ in range(5):
+            made.send(Added("ann"), partition=1)
+            made.send(Added("bob"), partition=2)
+        assert seen == [mine, mine]
+        assert [trap.sprung for trap in traps] == [2, 0]
+        assert repr(traps[1]).endswith("armed)")
+        with pytest.raises(ConfigError, match="skip is -1"):
+            made.at("handler.before", seen.append, skip=-1)
+
+
+def test_what_a_trap_raises_is_raised_by_the_call(driver: Driver) -> None:
+    def wrong(member: int) -> None:
+        raise LookupError("wrong trap")
+
+    driver.at("flush.after", wrong)
+    with pytest.raises(LookupError, match="wrong trap"):
+        driver.send(Added("ann"))
+    driver.settle()
+    assert totals(driver) == [1]
+
+
+def test_a_member_can_be_restarted_by_a_trap(driver: Driver) -> None:
+    def bounce(member: int) -> None:
+        driver.crash(member)
+        driver.restart(member)
+
+    trap = driver.at("flush.before", bounce)
+    driver.send(Added("ann"))
+    assert trap.sprung == 1
+    assert totals(driver) == [1]
+
+
+def test_traps_may_be_set_before_the_start() -> None:
+    with TestDriver(build(partitions=1), start=False) as made:
+        made.send(Added("ann"))
+        assert made.members == []
+        trap = made.at("init.after", made.crash)
+        made.start()
+        assert trap.sprung == 1
+        made.restart()
+        assert totals(made) == [1]
+
+
+def test_every_point_is_described() -> None:
+    assert tuple(POINTS) == get_args(Point)
+
+
+# -- the same again ----------------------------------------------------------------------------------------------------
+
+
+def _eventful(driver: Driver) -> None:
+    driver.at("commit.after", driver.crash, skip=2)
+    for number in range(10):
+        driver.send(Slow(f"k{number % 3}", 0.5), key=f"k{number % 3}", wait=False)
+    driver.advance(3.0)
+    driver.join()
+    driver.settle()
+
+
+def test_the_same_seed_gives_the_same_run_to_the_last_record() -> None:
+    def run(seed: int) -> Any:
+        with TestDriver(build(), members=2, seed=seed) as made:
+            _eventful(made)
+            logs = sorted(made._world.broker.logs.items())
+            entries = [(*name, entry) for name, log in logs for entry in log.entries]
+            return made.trace, [(t, p, e.key, e.value, e.headers, e.timestamp_ms, e.marker) for t, p, e in entries]
+
+    assert run(3) == run(3)
+    assert run(3) != run(4)
+
+
+def test_what_a_source_keeps_of_its_run_is_known() -> None:
+    """A new attribute belongs to what is registered, or to ``RUN_STATE``: then it is not copied."""
+    registered = {"config", "_lifespan", "_router", "_schedules", "_store_factory"}
+    assert set(vars(build())) - set(RUN_STATE) == registered
+
+
+def test_the_check_finds_what_is_broken(driver: Driver) -> None:
+    """A safeguard of the safeguard: each kind of damage is told."""
+    driver.send(Added("ann"))
+    driver.send(Added("ann"))
+    driver.check()
+    damages: list[tuple[Callable[[], object], str]] = [
+        (lambda: driver.store(0)._engine.clear(), "the store of"),  # type: ignore[attr-defined]
+        (lambda: driver._world.broker.offsets.update({0: 1}), "the group's offset is 1"),
+        (lambda: driver.send(Added("ann"), wait=False), "are not handled"),
+    ]
+    for damage, text in damages:
+        damage()
+        with pytest.raises(AssertionError, match=text):
+            driver.check()
