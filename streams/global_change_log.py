@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeGuard, TypeVar
 
 import anyio
 import msgspec
@@ -122,9 +122,9 @@ class GlobalChangeLog:
         self._check_not_started()
         name = getattr(receiver, "__qualname__", None) or type(receiver).__name__
         change = getattr(receiver, "receive_change", None)
-        if callable(change) and not isinstance(receiver, type):
+        if _is_plain(change) and not isinstance(receiver, type):
             self._reader.receivers.append(Receiver(name, to_changes(change), getattr(receiver, "revoked", None)))
-        elif callable(receiver) and not inspect.iscoroutinefunction(receiver) and not isinstance(receiver, type):
+        elif change is None and callable(receiver) and _is_plain(receiver) and not isinstance(receiver, type):
             self._reader.receivers.append(Receiver(name, receiver, None))
         else:
             raise RegistrationError(
@@ -180,7 +180,7 @@ class GlobalChangeLog:
         await self._reader.wait_stopped()
 
     async def __aenter__(self) -> Self:
-        """``start``, and cancel the body if the log fails."""
+        """``start``, and cancel the body if the log fails. Enter and leave it in the same task."""
         await self._reader.start()
         self._body = anyio.CancelScope().__enter__()
         self._reader.on_failure(self._body.cancel)
@@ -250,6 +250,12 @@ class GlobalChangeLog:
             raise ConfigError("at_offset is an offset of one partition: resume(partition, at_offset)")
         chosen = [partitions] if isinstance(partitions, int) else partitions
         self._reader.running().resume(chosen, at_offset)
+
+
+def _is_plain(function: object) -> TypeGuard[Callable[..., object]]:
+    """Whether it does its work when it is called, and not when somebody awaits it."""
+    call = getattr(function, "__call__", None)  # noqa: B004  # of an object, it is what may be a coroutine
+    return call is not None and not inspect.iscoroutinefunction(function) and not inspect.iscoroutinefunction(call)
 
 
 def _checked(on_error: OnError) -> OnError:

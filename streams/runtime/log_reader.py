@@ -62,7 +62,7 @@ class LogReader:
         self._connections = connections
         self._on_error = on_error
         self._topic_timeout = topic_timeout_seconds
-        self._changed = Broadcast()
+        self._changed: Broadcast  # made on the loop
         self._cancel: Callable[[], None] = lambda: None
         self._questions: FollowedTopic | None = None
         self._tail: LogTail | None = None
@@ -85,6 +85,7 @@ class LogReader:
                 f"nobody receives the changes of {self.topic}: call table() or add_receiver() first"
             )
         self.state = SourceState.STARTING
+        self._changed = Broadcast()
         questions = self._questions = FollowedTopic(self.topic, self._connections)
         try:
             await questions.find(self._topic_timeout)
@@ -120,7 +121,9 @@ class LogReader:
         """See ``GlobalChangeLog.stop``."""
         if self.state is SourceState.CREATED:
             self.state = SourceState.STOPPED
-        elif self.state in (SourceState.STARTING, SourceState.RUNNING):
+            self._end_receivers()
+            return
+        if self.state in (SourceState.STARTING, SourceState.RUNNING):
             self.state = SourceState.STOPPING
             self._end_reading()
         with anyio.CancelScope(shield=True):
@@ -133,7 +136,7 @@ class LogReader:
             _log.error("%s: a receiver still runs %g s after the stop; it is left to itself", self.topic, STOP_SECONDS)
         if self.state is SourceState.STOPPING:
             self.state = SourceState.STOPPED
-        self._changed.notify()
+            self._changed.notify()
 
     async def wait_stopped(self) -> None:
         """See ``GlobalChangeLog.wait_stopped``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 from collections.abc import Iterator
@@ -29,8 +30,6 @@ from streams.records import TYPE_HEADER
 from streams.runtime import followed_topic, log_reader
 from tests.unit.global_log_kit import PATIENCE, Changes, Heard, MemoryTopic, log_over, threads_end, until
 
-pytestmark = pytest.mark.asyncio
-
 
 @pytest.fixture
 def topic() -> MemoryTopic:
@@ -43,6 +42,7 @@ def no_thread_is_left() -> Iterator[None]:
 
 
 class TestReceiving:
+    @pytest.mark.asyncio
     async def test_every_receiver_gets_every_record_once_in_order(self, topic: MemoryTopic) -> None:
         for n in range(1200):  # several polls of the reading thread
             topic.put(b"%d" % n, b"x", n % 2)
@@ -74,6 +74,7 @@ class TestReceiving:
         await log.stop()
         assert store.ends == 1
 
+    @pytest.mark.asyncio
     async def test_the_toolkits_own_records_are_left_out_and_types_come_along(self, topic: MemoryTopic) -> None:
         topic.put(RESERVED_KEY_PREFIX + b"offset", b"{}")
         topic.put(b"k", b"v", 0, [(TYPE_HEADER, b"Kind")])
@@ -87,6 +88,7 @@ class TestReceiving:
         assert heard.keys == [b"k"]
         assert store.changes == [Change(b"k", b"v", None, "Kind")]
 
+    @pytest.mark.asyncio
     async def test_a_table_of_the_users_own_is_a_receiver(self, topic: MemoryTopic) -> None:
         topic.put(b"k", int_codec.encode(7))
         own = Table.factory(key=str, value=int)(TopicPartition("mine", 0))
@@ -98,6 +100,21 @@ class TestReceiving:
         with pytest.raises(StoreError, match="revoked"):
             len(own)
 
+    def test_it_may_be_made_where_no_loop_runs(self, topic: MemoryTopic) -> None:
+        log, never = log_over(topic), log_over(topic)
+        table = log.table(key=str, value=bytes)
+        topic.put(b"k", b"v")
+
+        async def use() -> None:
+            async with log:
+                assert await log.wait_caught_up(PATIENCE)
+                assert table.get("k") == b"v"
+            await never.stop()
+            await never.wait_stopped()
+
+        asyncio.run(use())
+
+    @pytest.mark.asyncio
     async def test_who_comes_late_or_can_not_receive_is_refused(self, topic: MemoryTopic) -> None:
         log = log_over(topic)
         with pytest.raises(RegistrationError, match=r"call table\(\) or add_receiver\(\)"):
@@ -105,7 +122,13 @@ class TestReceiving:
 
         async def coroutine(_record: IncomingRecord) -> None: ...
 
-        for wrong in (coroutine, 7, Changes):
+        class Later:
+            async def __call__(self, _record: IncomingRecord) -> None: ...
+
+        class LaterStore:
+            async def receive_change(self, _change: Change) -> None: ...
+
+        for wrong in (coroutine, Later(), LaterStore(), functools.partial(coroutine), 7, Changes):
             with pytest.raises(RegistrationError, match="can not receive changes"):
                 log.add_receiver(wrong)
         log.add_receiver(Heard())
@@ -121,6 +144,7 @@ class TestReceiving:
 
 
 class TestCaughtUp:
+    @pytest.mark.asyncio
     async def test_what_comes_after_the_call_is_not_waited_for(self, topic: MemoryTopic) -> None:
         log, entered, go_on = log_over(topic), threading.Event(), threading.Event()
 
@@ -143,6 +167,7 @@ class TestCaughtUp:
             go_on.set()
             assert await behind
 
+    @pytest.mark.asyncio
     async def test_open_transactions_get_their_time_and_no_more(
         self, topic: MemoryTopic, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -160,6 +185,7 @@ class TestCaughtUp:
             assert await waiting
             assert log.statistics().partitions[0].position == 3
 
+    @pytest.mark.asyncio
     async def test_holes_empty_partitions_and_aborted_ends(self, topic: MemoryTopic) -> None:
         topic.put(b"a", b"", 0, offset=50)
         topic.pass_over(0, 7)
@@ -169,6 +195,7 @@ class TestCaughtUp:
             assert await log.wait_caught_up(PATIENCE, settle_seconds=0)
             assert [p.position for p in log.statistics().partitions] == [58, 0]
 
+    @pytest.mark.asyncio
     async def test_a_cluster_that_does_not_answer_is_asked_until_the_deadline(
         self, topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -184,6 +211,7 @@ class TestCaughtUp:
             topic.answers = True
             assert await waiting
 
+    @pytest.mark.asyncio
     async def test_stop_ends_the_waiting_and_nothing_runs_before_and_after(self, topic: MemoryTopic) -> None:
         topic.open_transaction(0)
         log = log_over(topic)
@@ -205,6 +233,7 @@ class TestCaughtUp:
             with pytest.raises(Stopped, match="stopped"):
                 call()
 
+    @pytest.mark.asyncio
     async def test_who_waits_for_an_answer_hears_of_the_end_at_once(self, topic: MemoryTopic) -> None:
         for fails in (True, False):
             topic.may_answer.set()
@@ -224,6 +253,7 @@ class TestCaughtUp:
             await log.stop()
         topic.may_answer.set()
 
+    @pytest.mark.asyncio
     async def test_progress_is_told(
         self, topic: MemoryTopic, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
