@@ -2,7 +2,8 @@
 
 Keys belong to a *lane* (a partition while it is worked on here): the same key in two lanes is two keys. Slots are
 shared by all lanes, which take turns; within a lane its keys take turns. A slot is held by a job that runs and by
-nothing else, and a running job waits for nothing here, so whatever the settings, somebody can always go on.
+nothing else, and a running job waits for nothing here, so whatever the settings, somebody can always go on. A key may
+be held for longer than a slot (``left_slot``): by a job whose failure somebody has yet to hear of.
 
 * ``has_room`` is asked before a job is added: full, its lane waits outside (admission control).
 * Jobs that come from a stage before (``add`` without asking) are bounded by that stage's own limits.
@@ -18,12 +19,12 @@ T = TypeVar("T")
 
 
 class _Key(Generic[T]):
-    __slots__ = ("name", "running", "waiting")
+    __slots__ = ("is_held", "name", "waiting")
 
     def __init__(self, name: Hashable) -> None:
         self.name = name
         self.waiting: deque[T] = deque()
-        self.running = False
+        self.is_held = False  # by a job that runs, or has left its slot only
 
 
 class _Lane(Generic[T]):
@@ -31,7 +32,7 @@ class _Lane(Generic[T]):
 
     def __init__(self) -> None:
         self.keys: dict[Hashable, _Key[T]] = {}
-        self.ready: deque[_Key[T]] = deque()  # not running, and with a job that waits
+        self.ready: deque[_Key[T]] = deque()  # not held, and with a job that waits
 
 
 class KeyedJobs(Generic[T]):
@@ -60,7 +61,7 @@ class KeyedJobs(Generic[T]):
         found = known.keys.get(key)
         if found is None:
             return len(known.keys) < self._max_keys
-        return len(found.waiting) < self._queue_depth + (not found.running)
+        return len(found.waiting) < self._queue_depth + (not found.is_held)
 
     def add(self, lane: Hashable, key: Hashable, job: T) -> None:
         """Queue a job behind those of its key."""
@@ -72,7 +73,7 @@ class KeyedJobs(Generic[T]):
             found = known.keys[key] = _Key(key)
         found.waiting.append(job)
         self.waiting += 1
-        if len(found.waiting) == 1 and not found.running:
+        if len(found.waiting) == 1 and not found.is_held:
             self._is_ready(known, found)
 
     def take(self) -> T | None:
@@ -83,19 +84,25 @@ class KeyedJobs(Generic[T]):
         found = lane.ready.popleft()
         if lane.ready:
             self._rotation.append(lane)
-        found.running = True
+        found.is_held = True
         self.running += 1
         self.waiting -= 1
         return found.waiting.popleft()
 
     def ended(self, lane: Hashable, key: Hashable) -> None:
-        """The job of this key that was running has ended, however. (Of a lane that is forgotten, too.)"""
+        """The job of this key that was running has ended, however."""
+        self.left_slot()
+        self.left_key(lane, key)
+
+    def left_slot(self) -> None:
+        """A running job needs its slot no more, but still its key: none of it begins until ``left_key``."""
         self.running -= 1
-        known = self._lanes.get(lane)
-        if known is None:
-            return
+
+    def left_key(self, lane: Hashable, key: Hashable) -> None:
+        """The next job of this key may begin."""
+        known = self._lanes[lane]
         found = known.keys[key]
-        found.running = False
+        found.is_held = False
         if found.waiting:
             self._is_ready(known, found)
         else:
@@ -111,7 +118,7 @@ class KeyedJobs(Generic[T]):
             return False
         found.waiting.remove(job)
         self.waiting -= 1
-        if not found.waiting and not found.running:
+        if not found.waiting and not found.is_held:
             known.ready.remove(found)
             if not known.ready:
                 self._rotation.remove(known)

@@ -147,6 +147,7 @@ class _Run:
                 self._end(error)
                 return
             if is_last(policy, self._attempt, error):
+                self._stage.runner.over(self.job, holds_key=True)  # until its failure was dealt with
                 entry.fail(error, self._attempt)
                 return
             await asyncio.sleep(backoff(policy, self._attempt, rng))

@@ -19,7 +19,7 @@ class Job:
     """One job: ``run`` is called when its slot and its key are free. What it raises should be dealt with inside; what
     is not, and a cancellation that nobody here asked for, goes to ``lost``: whoever waits must hear of it."""
 
-    __slots__ = ("is_over", "key", "lane", "lost", "run", "task")
+    __slots__ = ("holds_key", "is_over", "key", "lane", "lost", "run", "task")
 
     def __init__(
         self,
@@ -34,6 +34,7 @@ class Job:
         self.lost = lost
         self.task: asyncio.Task[None] | None = None
         self.is_over = False
+        self.holds_key = False
 
 
 class JobRunner:
@@ -60,17 +61,26 @@ class JobRunner:
         self._jobs.add(job.lane, job.key, job)
         self._pump()
 
-    def over(self, job: Job) -> None:
-        """It needs its slot and its key no more (said by itself, or when its task ends)."""
-        if not job.is_over:
-            job.is_over = True
-            self._jobs.ended(job.lane, job.key)
-            self._pump()
-            self._blocked.wake()
+    def over(self, job: Job, *, holds_key: bool = False) -> None:
+        """It needs its slot no more, and its key neither unless it ``holds_key`` (said by itself, or when its task
+        ends). A key that is held is given back by ``cancel``."""
+        if job.is_over:
+            return
+        job.is_over, job.holds_key = True, holds_key
+        self._jobs.left_slot()
+        if not holds_key:
+            self._jobs.left_key(job.lane, job.key)
+        self._pump()
+        self._blocked.wake()
 
     def cancel(self, job: Job) -> None:
-        """Nobody wants it any more. One that runs keeps its slot until it has ended."""
-        if job.task is not None:
+        """Nobody wants it any more, or holds its key. One that runs keeps its slot until it has ended."""
+        if job.holds_key:
+            job.holds_key = False
+            self._jobs.left_key(job.lane, job.key)
+            self._pump()
+            self._blocked.wake()
+        elif job.task is not None:
             job.task.cancel()
         elif self._jobs.withdraw(job.lane, job.key, job):
             self._blocked.wake()

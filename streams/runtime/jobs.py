@@ -114,14 +114,22 @@ class JobStage:
                 return
             if error is None and definition.then is not None:
                 self._following(definition.then).add(entry, key, result)
-            elif error is None:
+                return
+            if error is None:
                 entry.settle(_finish(definition.finalizer, item, result))
-            elif definition.on_failure is not None and isinstance(error, Exception):
+                return
+            self._runner.over(job, holds_key=True)  # none of its key begins before its failure was dealt with
+            if definition.on_failure is not None and isinstance(error, Exception):
                 entry.settle(_finish(definition.on_failure, item, error))
             else:
                 entry.fail(error, attempts)
 
-        job = Job(entry.lane, key, run, lambda error: entry.fail(error, 1))
+        def lost(error: BaseException) -> None:
+            if not entry.is_settled:
+                self._runner.over(job, holds_key=True)
+                entry.fail(error, 1)
+
+        job = Job(entry.lane, key, run, lost)
         entry.cancel = lambda: self._runner.cancel(job)
         self._runner.add(job)
 

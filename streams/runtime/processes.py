@@ -23,7 +23,8 @@ async def in_process(function: Callable[..., T], *args: Any) -> T:
     try:
         result, error = await to_process.run_sync(_call, name, function, args, cancellable=True, limiter=limiter)
     except BrokenWorkerProcess as broken:
-        raise ProcessJobError(f"the process of {name} died before it answered") from broken
+        reason = f": {broken.__cause__!r}" if broken.__cause__ is not None else ""
+        raise ProcessJobError(f"the process of {name} died, or did not start, before it answered{reason}") from broken
     except Exception as broken:
         raise ProcessJobError(
             f"{name}: function, argument, result or error cannot be sent between processes "

@@ -2,7 +2,8 @@
 
 python bank.py BOOTSTRAP GROUP INSTANCE        (environment: KES_FAULT, BANK_SLOW_MS, BANK_SLOW_KEY (one account, or *),
                                                 BANK_HANDLER, BANK_MEMBERSHIP, BANK_STRATEGY, BANK_STANDBYS,
-                                                BANK_LEAVE_SECONDS, BANK_QUEUE; and those of bank_probe.py)
+                                                BANK_LEAVE_SECONDS, BANK_QUEUE; and those of bank_ahead.py and
+                                                bank_probe.py)
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from streams import EventContext, EventSource, EventSourceConfig, Table, event_t
 from streams.records import IncomingRecord
 from streams.testing.faults import FaultPlan
 from streams.testing.oracle import Sent, State
-from tests.broker import bank_probe
+from tests.broker import bank_ahead, bank_probe
 
 PARTITIONS = 4
 
@@ -134,6 +135,8 @@ def build(
         source.register_event_type(Deposited, patient)
     elif kind == "blocking":
         source.register_event_type(Deposited, blocking, blocking=True)
+    elif kind in bank_ahead.KINDS:
+        bank_ahead.register(source, kind, Deposited, plan, deposit)
     else:
         source.register_event_type(Deposited, deposit if not slow_ms else blocking)
     return source

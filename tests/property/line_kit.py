@@ -89,6 +89,7 @@ class LineWorld:
         )
         self.running: Counter[Any] = Counter()
         self.last: dict[Any, int] = {}
+        self.failed: dict[Any, int] = {}  # the last job of its key that failed for good
         self.source = self._source()
         self.router, self.schedules = self.source._router, ()
         self.rng, self.now, self.message_limit = random.Random(1), loop.time, 1_000_000
@@ -135,6 +136,7 @@ class LineWorld:
             with self._busy(stage, record, config.concurrency, epoch):
                 await elapse(event.seconds)
             if record.record_type == "Broken":
+                self.failed[epoch, record.partition, record.key] = record.offset
                 raise RuntimeError("broken")
             if record.record_type == "Flaky":
                 self.last[record.partition, record.offset] = tries = (
@@ -202,6 +204,9 @@ class LineWorld:
         if epoch != self.workers[record.partition].epoch:
             self.failures.append(AssertionError(f"{record.where} was given up before its job began"))
         alone = stage == "second" and record.record_type == "Later"  # has its turn, and no order
+        failed = self.failed.get((epoch, record.partition, record.key), -1)
+        if stage == "job" and failed >= max(self.workers[record.partition].watermark, 0) and failed != record.offset:
+            self.failures.append(AssertionError(f"{record.where} began before the failure of {failed} was dealt with"))
         here = (stage, epoch, record.partition, record.key, record.offset if alone else -1)
         if self.running[here]:
             self.failures.append(AssertionError(f"two jobs of one key: {here}"))

@@ -24,7 +24,7 @@ actions = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(["add", "push"]), st.integers(0, 2), st.integers(0, 4)),
         st.tuples(st.just("take"), st.just(0), st.just(0)),
-        st.tuples(st.just("end"), st.integers(0, 5), st.just(0)),
+        st.tuples(st.sampled_from(["end", "leave slot", "leave key"]), st.integers(0, 5), st.just(0)),
         st.tuples(st.just("withdraw"), st.integers(0, 30), st.just(0)),
         st.tuples(st.just("forget"), st.integers(0, 2), st.just(0)),
     ),
@@ -33,20 +33,25 @@ actions = st.lists(
 
 
 class Model:
-    """``waiting`` in the order in which they came, ``running`` in the order in which they began."""
+    """``waiting`` in the order in which they came, ``running`` and ``holding`` in the order in which they began to."""
 
     def __init__(self, concurrency: int, depth: int, keys: int) -> None:
         self.concurrency, self.depth, self.keys = concurrency, depth, keys
         self.machine: KeyedJobs[Name] = KeyedJobs(concurrency, depth, keys)
         self.waiting: list[Name] = []
         self.running: list[Name] = []
+        self.holding: list[Name] = []  # their keys, without a slot
         self.number = 0
 
+    @property
+    def all(self) -> list[Name]:
+        return [*self.waiting, *self.running, *self.holding]
+
     def has_room(self, lane: int, key: int) -> bool:
-        here = {name[:2] for name in [*self.waiting, *self.running] if name[0] == lane}
+        here = {name[:2] for name in self.all if name[0] == lane}
         if (lane, key) not in here:
             return len(here) < self.keys
-        of_key = sum(name[:2] == (lane, key) for name in [*self.waiting, *self.running])
+        of_key = sum(name[:2] == (lane, key) for name in self.all)
         return of_key < self.depth + 1
 
     def add(self, lane: int, key: int, *, ask: bool) -> None:
@@ -59,7 +64,7 @@ class Model:
         self.machine.add(lane, key, self.waiting[-1])
 
     def take(self) -> None:
-        busy = {name[:2] for name in self.running}
+        busy = {name[:2] for name in [*self.running, *self.holding]}
         heads: dict[tuple[int, int], Name] = {}
         for name in self.waiting:
             heads.setdefault(name[:2], name)
@@ -78,6 +83,16 @@ class Model:
             lane, key, _ = self.running.pop(number % len(self.running))
             self.machine.ended(lane, key)
 
+    def leave_slot(self, number: int) -> None:
+        if self.running:
+            self.holding.append(self.running.pop(number % len(self.running)))
+            self.machine.left_slot()
+
+    def leave_key(self, number: int) -> None:
+        if self.holding:
+            lane, key, _ = self.holding.pop(number % len(self.holding))
+            self.machine.left_key(lane, key)
+
     def withdraw(self, number: int) -> None:
         for name in self.running:
             assert not self.machine.withdraw(*name[:2], name)
@@ -94,7 +109,7 @@ class Model:
 
     def check(self) -> None:
         assert (self.machine.running, self.machine.waiting) == (len(self.running), len(self.waiting))
-        assert self.machine.keys == len({name[:2] for name in [*self.waiting, *self.running]})
+        assert self.machine.keys == len({name[:2] for name in self.all})
 
 
 @seeded
@@ -111,6 +126,10 @@ def test_it_does_what_the_model_does(limits: tuple[int, int, int], actions: list
                 model.take()
             case "end":
                 model.end(first)
+            case "leave slot":
+                model.leave_slot(first)
+            case "leave key":
+                model.leave_key(first)
             case "withdraw":
                 model.withdraw(first)
             case "forget":
@@ -119,7 +138,8 @@ def test_it_does_what_the_model_does(limits: tuple[int, int, int], actions: list
     for _ in range(10_000):  # and everything ends, whatever came before
         model.take()
         model.end(0)
-        if not model.waiting and not model.running:
+        model.leave_key(0)
+        if not model.all:
             break
     model.check()
     assert not model.machine.keys

@@ -139,6 +139,11 @@ def _keys_have_no_order(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(JobRunner, "add", alone)
 
 
+def _failures_are_not_waited_for(patch: pytest.MonkeyPatch) -> None:
+    over = JobRunner.over
+    patch.setattr(JobRunner, "over", lambda self, job, *, holds_key=False: over(self, job))
+
+
 def _given_up_partitions_go_on_in_line(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PartitionWorker, "drop_line", lambda self: None)
 
@@ -152,6 +157,7 @@ def _given_up_partitions_go_on_in_line(patch: pytest.MonkeyPatch) -> None:
         _whoever_is_done_is_next,
         _nobody_is_told_of_room,
         _keys_have_no_order,
+        _failures_are_not_waited_for,
         _given_up_partitions_go_on_in_line,
     ],
 )

@@ -331,6 +331,22 @@ def _twins(rng: random.Random) -> dict[str, object]:
     }
 
 
+JOB_KINDS = ("Add", "Fetch", "Fetch", "Crunch", "Chained", "Turn", "Turn", "Wobbly", "Hopeless", "Slow")
+
+
+def _ahead(rng: random.Random) -> dict[str, object]:
+    """Work runs ahead of its turn, while members come and go, die, freeze and are thrown out."""
+    verbs = ("start", "start", "stop", "crash", "freeze", "evict", "halt", "cancel", "interject")
+    return {
+        "kinds": tuple(rng.sample(JOB_KINDS, rng.choice((2, 4, len(JOB_KINDS))))),
+        "patient": rng.random() < 0.3,
+        "interjections": rng.random() < 0.5,
+        "drain_timeout": rng.choice((0.3, 8.0)),
+        "strikes": dict.fromkeys(("send", "commit", "flush"), rng.choice((0.0, 0.03))),
+        "actions": _merged(_actions(rng, verbs, 14), _traps(rng, VERBS, rng.choice((0, 2)))),
+    }
+
+
 def _storm(rng: random.Random) -> dict[str, object]:
     """Everything, and much of it."""
     return {
@@ -353,6 +369,7 @@ PROFILES: tuple[Callable[[random.Random], dict[str, object]], ...] = (
     _refused_under_way,
     _everything,
     _storm,
+    _ahead,
     _moves,
     _smooth_moves,
     _struck_moves,

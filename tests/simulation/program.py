@@ -19,6 +19,7 @@ from streams.runtime.event_context import EventContext
 from streams.stores import Table
 from streams.testing.simulation.virtual_time import elapse
 
+from . import ahead
 from .plans import Plan
 
 GROUP, TOPIC, OUT, TICKS, TOKENS, RINGS = "sim", "in", "out", "ticks", "tokens", "rings"
@@ -80,7 +81,7 @@ class Ring(msgspec.Struct, frozen=True):
     offset: int
 
 
-KINDS = {cls.__name__: cls for cls in (Add, Slow, Thread, Flaky, Skip, Huge, Drop, Alarm)}
+KINDS: dict[str, Any] = {cls.__name__: cls for cls in (Add, Slow, Thread, Flaky, Skip, Huge, Drop, Alarm)} | ahead.KINDS
 
 
 @event_type("Total")
@@ -232,6 +233,7 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
     source.register_event_type(Skip, skip, on_error=SKIP)
     source.register_event_type(Huge, huge, on_error=DEAD_LETTER)
     source.register_event_type(Drop, drop)
+    ahead.register(source, process, add)
     source.register_event_type(Alarm, alarm)
     source.register_event_type(Ring, ring, on_error=retries)
     if plan.interjections:
@@ -259,7 +261,7 @@ def inputs(plan: Plan, rng: random.Random) -> Iterator[tuple[int, bytes, bytes, 
     for _ in itertools.repeat(None, plan.records):
         kind = KINDS[rng.choice(plan.kinds)]
         number = rng.randrange(plan.keys)
-        amount = rng.choice((0, 1, 2, 3)) if kind is Flaky else rng.randint(1, 9)
+        amount = rng.choice((0, 1, 2, 3)) if kind in (Flaky, ahead.Wobbly) else rng.randint(1, 9)
         if plan.timers and kind is Add and amount > 5:
             kind = Alarm
         event = kind(f"k{number}", amount)
@@ -274,9 +276,9 @@ def fold(state: dict[str, int], record: IncomingRecord) -> tuple[list[tuple[byte
     match event:
         case Skip():
             return [], False
-        case Huge():
+        case Huge() | ahead.Hopeless():
             return [], True
-        case Flaky() if event.amount > 2:
+        case Flaky() | ahead.Wobbly() if event.amount > 2:
             return [], True
         case Drop():
             state.pop(event.key, None)

@@ -1,0 +1,97 @@
+"""Work ahead of its turn on a real broker: killed at random, moved while jobs run, with one key that is slow."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streams.clients.admin import TopicAdmin
+from streams.clients.settings import ClientSettings
+from streams.testing.fixtures import BrokerAddress
+from tests.broker import bank
+from tests.broker.bank_ahead import KINDS
+from tests.broker.battery_kit import Bank, seed_of, wait_until
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
+
+QUICK = {"BANK_SESSION_SECONDS": "2"}
+EVENTS, KEYS = 3_000, 60
+
+
+@pytest.fixture
+def bank_group(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> Iterator[Bank]:
+    bank = Bank(kafka_broker.bootstrap_servers, f"{topic_prefix}bank", tmp_path)
+    yield bank
+    bank.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_at_random(bank_group: Bank, kind: str) -> None:
+    """Two members, one of them killed again and again while jobs run."""
+    seed = seed_of()
+    print(f"SEED={seed}")
+    rng = random.Random(seed)
+    settings = {**QUICK, "BANK_HANDLER": kind}
+    victim, _ = bank_group.start("victim", **settings), bank_group.start("other", **settings)
+    load = bank_group.load(EVENTS, KEYS, seed, 500)
+    bank_group.wait_handled(200)
+    for _ in range(3):
+        until = time.monotonic() + rng.uniform(0.1, 1.5)
+        wait_until(lambda until=until: time.monotonic() > until, "the next kill")  # type: ignore[misc]
+        victim.kill()
+        victim = bank_group.start("victim", **settings)
+        before = bank_group.handled()
+        wait_until(lambda: bank_group.handled() > before or bank_group.handled() >= EVENTS, "progress")  # noqa: B023
+    load.finish()
+    bank_group.wait_handled(EVENTS)
+    bank_group.check_stores()
+    report = bank_group.must_be_exact()
+    assert report.inputs == EVENTS
+
+
+def test_partitions_move_while_jobs_run(bank_group: Bank) -> None:
+    """Members come and go in good order; jobs in front end, the rest is done by the next owner."""
+    settings = {"BANK_HANDLER": "job", "BANK_JOB_MS": "100"}
+    first = bank_group.start("a", **settings)
+    load = bank_group.load(EVENTS, KEYS, seed_of(), 500)
+    bank_group.wait_handled(200)
+    second = bank_group.start("b", **settings)
+    wait_until(lambda: second.said("generation"), "the second is in the group")
+    before = bank_group.handled()
+    wait_until(lambda: bank_group.handled() > before + 300, "both work")
+    third = bank_group.start("c", **settings)
+    wait_until(lambda: third.said("generation"), "the third is in the group")
+    assert first.stop() == 0
+    before = bank_group.handled()
+    wait_until(lambda: bank_group.handled() > before or bank_group.handled() >= EVENTS, "it goes on without the first")
+    load.finish()
+    bank_group.wait_handled(EVENTS)
+    bank_group.check_stores()
+    bank_group.must_be_exact()
+
+
+def test_a_slow_key_holds_up_its_partition_and_no_other(bank_group: Bank) -> None:
+    """While one job of 20 s runs, the other partitions are done to their ends, and its own partition has not passed
+    it."""
+    settings = {"BANK_HANDLER": "job", "BANK_SLOW_KEY": "account-0", "BANK_SLOW_MS": "20000"}
+    bank_group.start("a", **settings)
+    bank_group.deposit(1, 1, seed_of())
+    bank_group.deposit(2_000, KEYS, seed_of())
+    admin = TopicAdmin(ClientSettings(bank_group.bootstrap, {}, client_id="test"))
+    try:
+        topic = bank.topic_of(bank_group.group)
+        ends = {number: marks.end for number, marks in admin.watermarks(topic).items()}
+
+        def behind() -> set[int]:
+            done = admin.committed(bank_group.group, topic)
+            return {number for number, end in ends.items() if end and done.get(number, 0) < end}
+
+        wait_until(lambda: len(behind()) == 1, "all partitions but one are done")
+        [slow] = behind()
+        assert not admin.committed(bank_group.group, topic).get(slow), "nothing is committed behind the slow job"
+    finally:
+        admin.close()

@@ -1,0 +1,74 @@
+"""The safeguards of work that runs ahead of its turn, each with a way to take it out, as in ``safeguards.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from streams.runtime import handler_jobs, line, partition_worker
+from streams.runtime.jobs import JobStage
+
+from .safeguards import Patch, Safeguard
+
+
+def whoever_is_done_is_next(patch: Patch) -> None:
+    """Finalizers run as their jobs end, and what is admitted has gaps before it."""
+
+    def is_ready(self: line.Line) -> bool:
+        for entry in list(self._entries):
+            if entry.is_settled:
+                self._entries.remove(entry)
+                self._entries.appendleft(entry)
+                return True
+        return False
+
+    patch.setattr(line.Line, "is_ready", property(is_ready))
+
+
+def plain_handlers_do_not_wait_for_jobs(patch: Patch) -> None:
+    """They are not put in the line, and are admitted although there are events before them."""
+    handle = partition_worker.PartitionWorker._in_line
+
+    async def at_once(self: Any, record: Any) -> int:
+        if self._next is None and not self._goes_ahead(record):
+            await self.attempts.one(record, None)
+            self.inbox.handled([record])
+            return 1
+        return await handle(self, record)
+
+    patch.setattr(partition_worker.PartitionWorker, "_in_line", at_once)
+
+
+def jobs_are_done_when_they_have_begun(patch: Patch) -> None:
+    """As if the result did not matter: committed, although a crash may take the job with it."""
+    add = JobStage.add
+
+    def told(self: JobStage, entry: line.Entry, key: Any, item: Any) -> None:
+        add(self, entry, key, item)
+        entry.settle(lambda ctx: None)
+
+    patch.setattr(JobStage, "add", told)
+
+
+def slots_are_kept_for_the_turn(patch: Patch) -> None:
+    reached: Callable[[Any], None] = handler_jobs._Run._reached
+
+    def keep(self: Any) -> None:
+        over, self._stage.runner.over = self._stage.runner.over, lambda job: None
+        try:
+            reached(self)
+        finally:
+            self._stage.runner.over = over
+
+    patch.setattr(handler_jobs._Run, "_reached", keep)
+
+
+AHEAD_SAFEGUARDS: dict[str, Safeguard] = {
+    made.out.__name__: made
+    for made in (
+        Safeguard("section 3", whoever_is_done_is_next, ("ahead",)),
+        Safeguard("section 3", plain_handlers_do_not_wait_for_jobs, ("ahead",)),
+        Safeguard("section 3", jobs_are_done_when_they_have_begun, ("ahead",)),
+        Safeguard("line", slots_are_kept_for_the_turn, ("ahead",)),
+    )
+}
