@@ -34,7 +34,7 @@ def test_a_call_per_event(example: Make, service: Service, tmp_path: Path) -> No
     payments = example(call_service, call_service.RESULTS, PAYMENTS_URL=service.url)
     rng = random.Random(seed_of())
     customers = [*(f"customer-{number}" for number in range(40)), "declined"]
-    requests = [PaymentRequested(f"p-{n}", rng.choice(customers), rng.randrange(1, 100)) for n in range(600)]
+    requests = [PaymentRequested(f"p-{n}", rng.choice(customers), rng.randrange(1, 100)) for n in range(400)]
     payments.send((request.customer, request) for request in requests)
     with payments.run(tmp_path) as workers:
         payments.until_outputs(call_service.RESULTS, 50, workers)
@@ -107,7 +107,7 @@ def test_chained_stages(example: Make, service: Service, tmp_path: Path) -> None
 def test_failed_events_are_tried_again_later(example: Make, service: Service, tmp_path: Path) -> None:
     scoring = example(retry_later, retry_later.SCORED, SCORES_URL=service.url)
     rng = random.Random(seed_of())
-    transfers = [Transfer(f"t-{number}", f"account-{rng.randrange(40)}", 100) for number in range(300)]
+    transfers = [Transfer(f"t-{number}", f"account-{rng.randrange(40)}", 100) for number in range(200)]
     transfers.insert(20, Transfer("poison", "account-1", 100))
     scoring.send((transfer.account, transfer) for transfer in transfers)
     with scoring.run(tmp_path) as workers:
