@@ -69,10 +69,11 @@ class PartitionReplay:
     """One partition from a state and an offset on. Used on one event loop, by one task; ``close`` at the end.
 
     ``stopped`` tells why it handles nothing any more: a record's policy said to stop, and the ``watermark`` stays at
-    that record. ``wall_ms`` is the time that dead letters get.
+    that record. ``wall_ms`` is the time that dead letters get. No timer fires here; one that is set makes ``handle``
+    raise ``StreamsError``, unless ``ignores_timers``.
     """
 
-    def __init__(self, program: Program, partition: int, *, wall_ms: int) -> None:
+    def __init__(self, program: Program, partition: int, *, wall_ms: int, ignores_timers: bool = False) -> None:
         self.config = program.config
         self.router = _without_waiting(program)
         self.schedules: Sequence[tuple[Schedule, Route]] = ()
@@ -89,6 +90,7 @@ class PartitionReplay:
         self.records = 0
         self.stopped: EventFailure | None = None
         self._wall_ms = wall_ms
+        self._ignores_timers = ignores_timers
         self._store_factory = program.store_factory
         self._state: dict[bytes, bytes] = {}
         self._types: dict[bytes, str] = {}  # of keys whose changes have one
@@ -205,12 +207,18 @@ class PartitionReplay:
 
     # -- the worker's host ---------------------------------------------------------------------------------------------
 
-    def admit(self, outputs: list[Output], changes: list[Change]) -> None:
+    def admit(self, origin: int, outputs: list[Output], changes: list[Change]) -> None:
         """An event is complete."""
         self._completed.outputs.extend(outputs)
         for change in changes:
-            if not change.key.startswith(TIMER_PREFIX):  # those the worker keeps
+            if not change.key.startswith(TIMER_PREFIX):
                 self._keep(change)
+            elif change.value is not None and not self._ignores_timers:
+                name = change.key[len(TIMER_PREFIX) :].decode()
+                raise StreamsError(
+                    f"offset {origin}: an event sets the timer {name!r}, and a replay fires none: what it "
+                    "stores and sends would be missing. If that is nothing, say interjections='ignore'"
+                )
 
     def measure(self, measurement: Measurement) -> None:
         """Failed events are told of here, before their dead letter is admitted."""
@@ -255,7 +263,7 @@ class _Kept:
         changes: list[Change],
         waiter: Waiter | None = None,
     ) -> None:
-        self._replay.admit(outputs, changes)
+        self._replay.admit(origin, outputs, changes)
 
     def pump(self) -> None: ...
 

@@ -50,11 +50,13 @@ RESULT: Final = pa.schema(
 """What a task gives: rows of all kinds in one schema, told apart by ``kind``."""
 
 
-def replayer(source: Travelling, *, wall_ms: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
+def replayer(
+    source: Travelling, *, wall_ms: int, ignores_timers: bool = False
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """The function for ``mapInArrow``."""
 
     def replayed(batches: Iterator[Any]) -> Iterator[Any]:
-        task = _Task(source.arrive(), wall_ms)
+        task = _Task(source.arrive(), wall_ms, ignores_timers)
         with asyncio.Runner() as runner:
             run = runner.get_loop().run_until_complete  # Runner.run would set a signal handler each time
             try:
@@ -73,9 +75,9 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 class _Task:
-    def __init__(self, program: Program, wall_ms: int) -> None:
+    def __init__(self, program: Program, wall_ms: int, ignores_timers: bool) -> None:
         self._program = program
-        self._wall_ms = wall_ms
+        self._wall_ms, self._ignores_timers = wall_ms, ignores_timers
         self._rows = _Rows()
         self._current: PartitionReplay | None = None
         self._is_whole = False
@@ -109,7 +111,7 @@ class _Task:
             self._rows.add("error", partition, replay.watermark, type=type(error).__name__, text=str(error))
 
     async def _begin(self, partition: int) -> PartitionReplay:
-        return PartitionReplay(self._program, partition, wall_ms=self._wall_ms)
+        return PartitionReplay(self._program, partition, wall_ms=self._wall_ms, ignores_timers=self._ignores_timers)
 
     def _handle(self, run: Run, replay: PartitionReplay, records: list[IncomingRecord]) -> Iterator[Any]:
         was_stopped = replay.stopped is not None

@@ -152,7 +152,8 @@ def replay(
 
     The decode policy, retries (without their pauses) and error policies are the source's. A record whose policy stops
     the source raises ``EventFailure``, with ``on_stop="keep"`` its partition ends there: see ``Replay.stopped``.
-    Scheduled interjections cannot be replayed: a source that has some is refused unless they are to be ignored.
+    Scheduled interjections and timers cannot be replayed: a source that has some, and an event that sets one, are
+    refused unless they are to be ignored.
     Raises ``ConfigError`` for a source that cannot travel, missing columns, and partitions that the source has not.
     """
     if df.isStreaming:
@@ -169,13 +170,14 @@ def replay(
     rows = _records(df, program)
     if state is not None:
         rows = rows.unionByName(_positions(state.positions)).unionByName(_contents(state.stores))
+    now_ms = int(time.time() * 1000)
     end = {"task": f.col("id").cast("int"), "partition": f.lit(_AFTER_ALL), "kind": f.lit(END)}
     rows = rows.unionByName(_task_rows(df.sparkSession.range(count), end))
     results = (
         rows.repartitionById(count, "task")
         .sortWithinPartitions("partition", "kind", "offset")
         .drop("task")
-        .mapInArrow(replayer(there, wall_ms=int(time.time() * 1000)), _RESULT_SCHEMA)
+        .mapInArrow(replayer(there, wall_ms=now_ms, ignores_timers=interjections == "ignore"), _RESULT_SCHEMA)
         .persist(storage)
     )
     try:

@@ -224,3 +224,26 @@ async def test_state_does_not_hold_what_was_replaced() -> None:
     replay = PartitionReplay(program(count), 2, wall_ms=NOW)
     await replay.handle(records(Counted("a"), Counted("a")))
     assert [change.previous for change in replay.contents()] == [None]
+
+
+def timed(ctx: EventContext[Totals], event: Counted) -> None:
+    """Counts, and sets the name's timer anew; ``fails`` cancels it instead."""
+    told = ctx.cancel_timer(event.name) if event.fails else bool(ctx.schedule_in(-5, event, name=event.name))
+    ctx.store.put(f"{event.name} {told}", ctx.attempt)
+
+
+async def test_a_timer_that_is_set_is_refused() -> None:
+    replay = PartitionReplay(program(timed), 2, wall_ms=NOW)
+    await replay.handle(records(Counted("a", fails=1)))
+    with pytest.raises(StreamsError, match=r"offset 1: an event sets the timer 'a'.*interjections='ignore'"):
+        await replay.handle(records(Counted("a"), start=1))
+    replay.close()
+
+
+async def test_timers_that_are_ignored_do_not_fire_and_are_no_state() -> None:
+    """They can be cancelled, and replays of stores that cannot undo have them, too."""
+    replay = PartitionReplay(program(timed), 2, wall_ms=NOW, ignores_timers=True)
+    for start, event in enumerate([Counted("a"), Counted("a", fails=1), Counted("a", fails=1)]):
+        await replay.handle(records(event, start=start))
+    assert counts(replay) == {"a True": 1, "a False": 1}
+    replay.close()

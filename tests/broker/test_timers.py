@@ -1,0 +1,186 @@
+"""Durable timers on a real broker: over restarts, moves to warm copies, and processes that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from streams import EventSource
+from streams.runtime.changelog import TIMER_PREFIX
+from streams.runtime.connections import KafkaConnections
+from streams.runtime.environment import Environment
+from streams.testing.fixtures import BrokerAddress
+from tests.broker import timer_worker
+from tests.broker.engine_kit import Lab, Running, Totals, until
+
+pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(180)]
+
+PARTITIONS = 2
+PROGRAM = Path(timer_worker.__file__)
+ROOT = Path(__file__).parents[2]
+
+
+class Clock:
+    """The time of day of all members of a test."""
+
+    def __init__(self) -> None:
+        self.seconds = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class Timed(Running):
+    """Its source takes the time of day from a clock."""
+
+    def __init__(self, lab: Lab, clock: Clock, name: str, *, active: int | None = None, standbys: int = 0) -> None:
+        source: EventSource[Totals] = lab.source(instance_id=name, num_standbys=standbys)
+        timer_worker.register(source, lab.output)
+        environment = Environment(wall_seconds=clock)
+        source.consume_events = lambda: source._consume(lambda c: KafkaConnections(c), environment)  # type: ignore[method-assign]
+        super().__init__(source, active=active)
+
+    @property
+    def timers(self) -> int:
+        return sum(partition.timers for partition in self.source.statistics().partitions)
+
+    @property
+    def numbers(self) -> set[int]:
+        return {p.partition for p in self.source.statistics().partitions if p.state == "active"}
+
+    @property
+    def ready(self) -> set[int]:
+        return {copy.partition for copy in self.source.statistics().copies if copy.state == "ready"}
+
+
+@pytest_asyncio.fixture
+async def lab(kafka_broker: BrokerAddress, topic_prefix: str) -> Lab:
+    lab = Lab(kafka_broker.bootstrap_servers, topic_prefix, PARTITIONS)
+    await lab.create()
+    return lab
+
+
+async def rang(lab: Lab, partition: int | None = None) -> list[str]:
+    return [name for name, _ in await lab.totals(partition)]
+
+
+async def until_rang(lab: Lab, count: int, seconds: float = 60.0) -> list[str]:
+    """Wait for so many; returns their names."""
+    found: list[str] = []
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while len(found) < count:
+        assert loop.time() < deadline, f"{len(found)} of {count} timers have fired"
+        found = await rang(lab)
+        await asyncio.sleep(0.05)
+    return found
+
+
+async def kept(lab: Lab) -> set[str]:
+    """The timers in the changelogs."""
+    last = {(record.partition, record.key): record.value for record in await lab.records(lab.changelog) if record.key}
+    return {
+        key[len(TIMER_PREFIX) :].decode()
+        for (_, key), value in last.items()
+        if key.startswith(TIMER_PREFIX) and value is not None
+    }
+
+
+async def test_late_ones_fire_after_a_restart(lab: Lab) -> None:
+    clock = Clock()
+    async with Timed(lab, clock, "a") as run:
+        await lab.add("c", amount=30_000)
+        await lab.add("a", amount=10_000)
+        await lab.add("b", amount=20_000)
+        await lab.add("later", amount=5_000_000)
+        await run.until(lambda: run.timers == 4, "all are set")
+    assert await kept(lab) == {"a", "b", "c", "later"}
+    clock.seconds += 1000
+    async with Timed(lab, clock, "b") as run:
+        await run.until(lambda: run.timers == 1, "those that are due have fired")
+    assert await lab.totals() == [("a", 990_000), ("b", 980_000), ("c", 970_000)]
+    assert await kept(lab) == {"later"}
+    async with Timed(lab, clock, "c") as run:
+        await run.source.interject(0, lambda ctx: None)
+        assert run.timers == 1
+    assert await rang(lab) == ["a", "b", "c"]
+    assert await lab.counts() == {"a": 1, "b": 1, "c": 1}
+    await lab.check_settled(lab.topic, lab.output, lab.changelog)
+
+
+async def test_they_move_with_their_partition(lab: Lab) -> None:
+    """To a warm copy, and back to the copy that the donor kept."""
+    clock = Clock()
+    names = {f"{partition}/{number}" for partition in range(PARTITIONS) for number in range(20)}
+    async with Timed(lab, clock, "a", standbys=1) as first:
+        for name in sorted(names):
+            await lab.add(name, partition=int(name[0]), amount=10_000 * (1 + int(name[2:]) // 10))
+        await first.until(lambda: first.timers == 40, "all are set")
+        async with Timed(lab, clock, "b", active=0, standbys=1) as second:
+            await first.until(lambda: len(first.numbers) == len(second.numbers) == 1, "one has moved")
+            await first.until(lambda: first.timers == second.timers == 20, "its timers with it")
+            await first.until(lambda: first.ready == second.numbers and second.ready == first.numbers, "copies")
+            clock.seconds += 10
+            half = await until_rang(lab, 20)
+            assert Counter(half) == dict.fromkeys({name for name in names if int(name[2:]) < 10}, 1)
+        await first.until(lambda: len(first.numbers) == 2, "it is back")
+        assert first.timers == 20, "those that have fired there are not in the copy that was kept here"
+        clock.seconds += 10
+        found = await until_rang(lab, 40)
+    assert Counter(found) == dict.fromkeys(names, 1)
+    assert await kept(lab) == set()
+
+
+async def test_processes_that_are_killed(lab: Lab, tmp_path: Path) -> None:
+    """With kill -9, between setting and firing: each timer fires once, none early."""
+    seed = int(os.environ.get("SEED", "7"))
+    print(f"SEED={seed}")
+    rng = random.Random(seed)
+    log = (tmp_path / "workers.log").open("wb")
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str) -> None:
+        arguments = [lab.bootstrap, lab.group, lab.topic, lab.output, str(PARTITIONS), name]
+        running.append(
+            subprocess.Popen(
+                [sys.executable, str(PROGRAM), *arguments],
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        )
+
+    try:
+        start("w0")
+        start("w1")
+        names = [f"t{number}" for number in range(120)]
+        for number, name in enumerate(names):
+            await lab.add(name, partition=number % PARTITIONS, amount=rng.randint(1, 20_000))
+        for kill in range(3):
+            goal = 25 * (kill + 1)
+            await until_rang(lab, goal)
+            victim = running.pop(0)
+            victim.kill()
+            victim.wait(10)
+            start(f"w{kill + 2}")
+        found = await until_rang(lab, len(names), 90.0)
+        assert Counter(found) == dict.fromkeys(names, 1)
+        assert min(late_ms for _, late_ms in await lab.totals()) >= 0, "never early"
+        await until(lambda: all(worker.poll() is None for worker in running), "nobody failed")
+    finally:
+        for worker in running:
+            worker.terminate()
+        for worker in running:
+            worker.wait(30)
+        log.close()
+    assert await kept(lab) == set()
+    assert sum([sum((await lab.counts(partition)).values()) for partition in range(PARTITIONS)]) == len(names)
+    assert len(await rang(lab)) == len(names)
