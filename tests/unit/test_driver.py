@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -356,5 +355,8 @@ def test_no_thread_and_no_task_is_left_behind() -> None:
             made.advance(1.0)
             made.crash(0)
     assert threading.active_count() == before
-    asyncio.run(asyncio.sleep(0))  # the loops of others are as they were
-    anyio.run(anyio.sleep, 0)
+    anyio.run(_scopes_are_anyios_own)  # the loops of others are as they were
+
+
+async def _scopes_are_anyios_own() -> None:
+    assert type(anyio.CancelScope()).__module__ == "anyio._backends._asyncio"
