@@ -286,7 +286,8 @@ class _NoInput:
 def _described(route: Route) -> tuple[str, ...]:
     handler = route.handler
     name = f"{getattr(handler, '__module__', '')}.{getattr(handler, '__qualname__', type(handler).__qualname__)}"
-    return route.name, name, str(route.version), str(route.is_blocking), str(route.policy)
+    ahead = () if route.ahead is None else route.ahead.stage.described
+    return route.name, name, str(route.version), str(route.is_blocking), str(route.policy), *ahead
 
 
 def _without_waiting(program: Program) -> Router:

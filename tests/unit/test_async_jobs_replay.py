@@ -1,0 +1,105 @@
+"""Work ahead of its turn in a program that is sent elsewhere and run over records that are not Kafka's."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+
+from streams import EventContext, EventSource, EventSourceConfig, Table, event_type
+from streams.async_jobs import AsyncJobScheduler
+from streams.events import event_type_of
+from streams.job_settings import SchedulerConfig
+from streams.outcomes import DEAD_LETTER
+from streams.records import IncomingRecord
+from streams.runtime.replay import PartitionReplay, Program
+
+cloudpickle = pytest.importorskip("pyspark.cloudpickle")
+pytestmark = pytest.mark.asyncio
+FEW = SchedulerConfig(concurrency=3)
+
+
+class _Named(msgspec.Struct, frozen=True):
+    name: str
+
+
+@event_type("replayed.Job")
+class ByJob(_Named, frozen=True):
+    """A chain: a task, then a thread."""
+
+
+@event_type("replayed.Turn")
+class ByTurn(_Named, frozen=True):
+    """A concurrent handler."""
+
+
+@event_type("replayed.Plain")
+class Plain(_Named, frozen=True):
+    """Behind them."""
+
+
+def program(shout: str = "!") -> Program:
+    config = EventSourceConfig(group_id="g", topic="in", num_partitions=1, error_policy=DEAD_LETTER)
+    source: EventSource[Any] = EventSource(config, Table.factory(key=str, value=int))
+
+    def count(ctx: EventContext[Any], name: str) -> None:
+        ctx.store.put(name, ctx.store.get(name, 0) + 1)
+        ctx.forward("out", Plain(name), key=name)
+
+    def second(text: str) -> str:
+        if text.startswith("bad"):
+            raise ValueError("no")
+        return text + shout
+
+    def finalize(ctx: EventContext[Any], item: str, result: str) -> None:
+        count(ctx, result)
+
+    async def first(event: ByJob) -> str:
+        return event.name
+
+    following: Any = AsyncJobScheduler(source, second, finalize, config=FEW)
+    AsyncJobScheduler(source, first, config=FEW, then=following).register_event_type(
+        ByJob, key=lambda event: event.name
+    )
+
+    @source.register_event_type(ByTurn, concurrency=2)
+    async def turn(ctx: EventContext[Any], event: ByTurn) -> None:
+        await ctx.turn()
+        count(ctx, event.name)
+
+    source.register_event_type(Plain, lambda ctx, event: count(ctx, event.name))
+    return source.program()
+
+
+async def test_a_program_with_jobs_runs_where_it_is_sent() -> None:
+    made: Program = cloudpickle.loads(cloudpickle.dumps(program()))
+    events = [ByJob("a"), ByTurn("b"), Plain("c"), ByJob("bad"), ByJob("a"), ByTurn("b")]
+    records = []
+    for offset, event in enumerate(events):
+        kind = event_type_of(type(event))
+        records.append(IncomingRecord("in", 0, offset, b"k", kind.encode(event), kind.headers))
+    logging.disable(logging.CRITICAL)
+    replay = PartitionReplay(made, 0, wall_ms=0)
+    try:
+        completed = await replay.handle(records)
+    finally:
+        replay.close()
+        logging.disable(logging.NOTSET)
+    assert [(output.origin, output.topic) for output in completed.outputs] == [
+        (offset, "g.in.dead-letters" if offset == 3 else "out") for offset in range(6)
+    ]
+    assert completed.dead == {3}
+    assert {change.key for change in replay.contents()} == {b"a!", b"b", b"c"}
+    assert replay.watermark == 6
+
+
+async def test_copies_have_one_fingerprint_and_other_jobs_another() -> None:
+    made = program()
+    assert cloudpickle.loads(cloudpickle.dumps(made)).fingerprint == made.fingerprint
+    routes = [route for route in made.routes if route.name != "replayed.Job"]
+    assert msgspec.structs.replace(made, routes=tuple(routes)).fingerprint != made.fingerprint
+    told = [part for route in made.fingerprint for part in route]
+    for name in ("program.<locals>.first", "program.<locals>.second", "program.<locals>.finalize"):
+        assert any(part.endswith(name) for part in told), "each function of the chain counts"
