@@ -60,7 +60,9 @@ class Attempts:
     def expect(self, known: dict[int, tuple[int, BaseException]], offset: int) -> None:
         """Work begins at this offset; these are known to fail."""
         self.known_failures = {origin: failure for origin, failure in known.items() if origin >= offset}
-        self.known_timers = {origin: failure for origin, failure in known.items() if origin < -1}
+        timers = {origin: failure for origin, failure in known.items() if origin < -1}
+        there = {timer.origin for timer in self._worker.timers} if timers else ()
+        self.known_timers = {origin: failure for origin, failure in timers.items() if origin in there}
 
     def known(self) -> dict[int, tuple[int, BaseException]]:
         """What is known to fail, for the next worker of this partition."""

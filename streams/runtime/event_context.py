@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.core.timers import Timer
-from streams.errors import EncodeError, RecordRefused, StoreError
+from streams.errors import EncodeError, RecordRefused, RegistrationError, StoreError
 from streams.events import event_type_of
 from streams.outcomes import ExecutionState
 from streams.records import Change, Headers, IncomingRecord, Output, Record, TopicPartition
@@ -213,8 +213,12 @@ class EventContext(Generic[StoreT]):
         if self._closed:
             raise _outlived("schedule_at", self)
         event_type = event_type_of(type(event))
-        if self.timers is not None:
-            self.timers.refuse_unhandled(event_type.name)
+        router = self.host.router if self.timers is None else self.timers.router
+        if router.default is None and event_type.name.encode() not in router.routes:
+            raise RegistrationError(
+                f"a timer was set with an event of type {event_type.name!r}, which nobody handles: register a handler "
+                "for it, or a default handler"
+            )
         changes = self.timer_changes
         if changes is None:
             changes = self.timer_changes = {}

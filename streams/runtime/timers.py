@@ -8,12 +8,11 @@ have not fired, and a timer's effects are there if and only if it is not.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from streams.core.router import Route
+from streams.core.router import Route, Router
 from streams.core.timers import Timer, Timers
-from streams.errors import RegistrationError
 from streams.records import TYPE_HEADER, VERSION_HEADER, Change, Headers, IncomingRecord
 from streams.runtime.changelog import encode_timer, timer_key
 
@@ -47,6 +46,9 @@ class PartitionTimers:
     def __contains__(self, name: str) -> bool:
         return name in self._timers
 
+    def __iter__(self) -> Iterator[Timer]:
+        return iter(self._timers)
+
     def restore(self, timers: Iterable[Timer]) -> None:
         """Begin with these."""
         self._timers = Timers(timers)
@@ -65,14 +67,10 @@ class PartitionTimers:
         """The time of day, in milliseconds since the epoch."""
         return self._host.wall_ms()
 
-    def refuse_unhandled(self, name: str) -> None:
-        """Raises ``RegistrationError`` if no handler would take an event of this type."""
-        router = self._host.router
-        if name.encode() not in router.routes and router.default is None:
-            raise RegistrationError(
-                f"a timer was set with an event of type {name!r}, which nobody handles: register a handler for it, or "
-                "a default handler"
-            )
+    @property
+    def router(self) -> Router:
+        """Who handles what."""
+        return self._host.router
 
     def admitted(self, changes: dict[str, Timer | None]) -> list[Change]:
         """An event that sets and removes these is complete. Returns what belongs into its transaction."""

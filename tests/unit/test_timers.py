@@ -302,6 +302,32 @@ async def test_what_it_sends_is_refused(bench: Clocked, store: Any) -> None:
     assert len(bench.broker.logs["g.in.dead-letters", 0]) == 1
 
 
+async def test_what_failed_once_is_tried_when_it_is_set_anew(bench: Clocked) -> None:
+    """For the same time, after a failure that was known over a restart."""
+    attempts: list[int] = []
+
+    def bad(ctx: EventContext[Any], event: Ring) -> None:
+        attempts.append(ctx.attempt)
+        if len(attempts) == 1:
+            raise ValueError("not today")
+        ring(ctx, event)
+
+    def at_the_same_time(ctx: EventContext[Any], event: Named) -> None:
+        if event.name == "fail":
+            raise ValueError("the store cannot undo this")
+        ctx.schedule_at(1_000_005, Ring("a"), name="a")
+
+    source = bench.make(at_the_same_time, store=Unforgiving, on_error=SKIP)
+    source.register_event_type(Ring, bad, on_error=SKIP)
+    bench.run()
+    await bench.handled("set")
+    bench.seconds += 10
+    await bench.until(lambda: bench.timers() == [], "it is dropped")
+    await bench.handled("fail", "set")
+    await bench.rang("a")
+    assert attempts == [1, 1]
+
+
 async def test_nobody_handles_it_any_more(bench: Clocked) -> None:
     """The program was changed: the decode policy decides."""
     alarmed(bench)
