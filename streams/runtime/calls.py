@@ -49,15 +49,18 @@ class Calls:
     async def outcome(self, argument: Any) -> tuple[Any, BaseException | None, int]:
         """(result, error, attempts made). Raises ``CancelledError`` only if its task is cancelled. An error that is no
         ``Exception`` (``SystemExit``) is for whoever has the event's turn, and not for the event's policy."""
-        made = 0
-
-        async def attempt() -> Any:
-            nonlocal made
-            made += 1
-            return await self._once(argument)
-
+        made = 1
         try:
-            return await (attempt() if self._retries is None else self._retries(attempt)), None, made
+            if self._retries is None:
+                return await self._once(argument), None, made
+            made = 0
+
+            async def attempt() -> Any:
+                nonlocal made
+                made += 1
+                return await self._once(argument)
+
+            return await self._retries(attempt), None, made
         except asyncio.CancelledError as cancelled:
             task = asyncio.current_task()
             if task is not None and task.cancelling():

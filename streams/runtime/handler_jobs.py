@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 class AheadContext(EventContext[Any]):
     """The context of a handler that runs ahead: without a store until its turn."""
 
-    __slots__ = ("_reached", "_store", "_turn", "task")
+    __slots__ = ("_has_turn", "_reached", "_store", "_waiting", "task")
 
     def __init__(
         self, where: TopicPartition, record: IncomingRecord, limit: int, attempt: int, reached: Callable[[], None]
     ) -> None:
-        self._turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._has_turn = False
+        self._waiting: list[asyncio.Future[None]] = []
         self._reached = reached
         self.task = asyncio.current_task()
         super().__init__(None, where, record, [], [], limit, attempt)
@@ -55,16 +56,21 @@ class AheadContext(EventContext[Any]):
         if self._closed:
             self._needs_turn("turn was awaited")
         self._reached()
-        await asyncio.shield(self._turn)
+        if not self._has_turn:  # each call has a future of its own: whoever is cancelled takes nobody along
+            self._waiting.append(asyncio.get_running_loop().create_future())
+            await self._waiting[-1]
 
     def arrive(self) -> None:
         """The turn has come."""
-        self._turn.set_result(None)
+        self._has_turn = True
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
 
     def _needs_turn(self, what: str) -> None:
         if self._closed:
             raise StoreError(f"{self.topic_partition}@{self.offset}: {what} after the event had ended or was given up")
-        if not self._turn.done():
+        if not self._has_turn:
             raise StoreError(
                 f"{self.topic_partition}@{self.offset}: {what} ahead of the event's turn; await ctx.turn() first"
             )

@@ -217,7 +217,7 @@ SAFEGUARDS: dict[str, Safeguard] = {
         Safeguard("R5", dropped_work_does_not_cost_the_store, ("late", "lost_replies"), 6),
         Safeguard("R3", unclear_is_taken_for_committed, ("late", "lost_replies")),
         Safeguard("R3", unclear_is_taken_for_aborted, ("lost_replies", "late"), 3),
-        Safeguard("R7", abandoned_call_commits_when_it_comes_back, ("late",), 25),
+        Safeguard("R7", abandoned_call_commits_when_it_comes_back, ("late",), 62),
         Safeguard("R7", calls_have_no_deadline, ("lost_replies", "outages")),
         Safeguard("R2", younger_is_produced_before_older_is_flushed, ("handlers", "rebalances", "lost_replies")),
         Safeguard("R2", younger_is_produced_during_recovery, ("lost_replies", "late"), 18),
