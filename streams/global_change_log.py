@@ -211,8 +211,8 @@ class GlobalChangeLog:
         just now (a commit is answered before its markers are written, so the LSO may be behind it for a moment). Such
         transactions get ``settle_seconds`` to end. ``True``: everything below the high watermark of the call was
         received, and so whatever anybody had committed. ``False``: an open transaction still holds something back
-        (logged); it comes by itself when the transaction ends, at the latest by its timeout. ``math.inf`` waits for
-        that, 0 for nothing above the LSO.
+        (logged); it comes by itself when the transaction ends, at the latest by its timeout. With ``math.inf`` the
+        answer is ``True`` or ``NotCaughtUp``; with 0 nothing above the LSO is waited for.
 
         Raises ``NotCaughtUp`` after ``timeout_seconds`` (``None``: waits on, progress is logged), ``BrokerUnavailable``
         if nobody answered until then, ``Stopped``, and what the log failed with. Paused partitions are waited for;

@@ -172,6 +172,9 @@ class LogReader:
             raise NotCaughtUp(f"{self.topic}: not caught up within {timeout_seconds:g} s: {_shown(missing)}")
         settled = min(deadline, time.monotonic() + settle_seconds)
         missing = await self._reach({number: mark.end for number, mark in marks.items()}, settled)
+        if missing and settle_seconds == math.inf:
+            what = f"open transactions hold it back for more than {timeout_seconds:g} s"
+            raise NotCaughtUp(f"{self.topic}: not caught up, {what}: {_shown(missing)}")
         if missing:
             _log.warning("%s: caught up, but for what open transactions hold back: %s", self.topic, _shown(missing))
         return not missing

@@ -93,20 +93,23 @@ class TestCaughtUp:
         other.producer.close()
 
     async def test_a_start_behind_cuts_holes_and_an_open_transaction(
-        self, settings: ClientSettings, topic: str, writer: Writer, kafka_broker: BrokerAddress
+        self, settings: ClientSettings, admin: TopicAdmin, topic_prefix: str, kafka_broker: BrokerAddress
     ) -> None:
         """The log begins above 0, ends with aborted records, and one partition is empty because all was deleted."""
+        topic = topic_prefix + "cut"
+        await in_thread(lambda: create(admin, topic, cleanup_policy="compact,delete"))  # or nothing can be deleted
+        writer = await in_thread(Writer, settings, topic)
         lab, log = Lab(kafka_broker.bootstrap_servers, topic), log_over(settings, topic)
         table = log.table(key=str, value=str)
         await in_thread(writer.commit, *((partition, f"k{n}", str(n)) for n in range(20) for partition in range(2)))
         await in_thread(writer.abort, *((0, "no", "no") for _ in range(5)))
         ends = await lab.watermarks(topic)
-        await lab.alter(topic, "cleanup.policy", "compact,delete")  # or nothing can be deleted
         await lab.delete_records(topic, {0: 15, 1: ends[1].end})
         async with log:
             assert await log.wait_caught_up(PATIENCE)
             assert sorted(table.keys()) == [f"k{n}" for n in range(15, 20)]
             assert [p.position for p in log.statistics().partitions] == [ends[n].end for n in range(3)]
+        writer.producer.close()
 
     async def test_a_compacted_log_has_its_last_values(self, own_broker: OwnBroker, topic_prefix: str) -> None:
         broker = own_broker(properties={"log.cleaner.backoff.ms": "100"})

@@ -194,8 +194,11 @@ class TestTopics:
                 table.get("a")
 
     async def test_a_place_that_retention_took(
-        self, settings: ClientSettings, topic: str, writer: Writer, kafka_broker: BrokerAddress
+        self, settings: ClientSettings, admin: TopicAdmin, topic_prefix: str, kafka_broker: BrokerAddress
     ) -> None:
+        topic = topic_prefix + "cut"
+        await in_thread(lambda: create(admin, topic, cleanup_policy="compact,delete"))  # or nothing can be deleted
+        writer = await in_thread(Writer, settings, topic)
         lab, log = Lab(kafka_broker.bootstrap_servers, topic), log_over(settings, topic)
         log.table(key=str, value=str)
         await in_thread(writer.commit, (0, "a", "1"))
@@ -205,13 +208,13 @@ class TestTopics:
                 assert await log.wait_caught_up(PATIENCE)
                 log.pause()
                 await in_thread(writer.commit, *((0, f"k{n}", "x") for n in range(10)))
-                await lab.alter(topic, "cleanup.policy", "compact,delete")  # or nothing can be deleted
                 await lab.delete_records(topic, {0: 8})
                 log.resume()
                 await asyncio.wait_for(log.wait_stopped(), PATIENCE)
 
         with pytest.raises(OffsetError, match=rf"{topic}\[0\]: offset 2 is not in the log"):
             await body()
+        writer.producer.close()
 
     async def test_settings_that_librdkafka_refuses(self, settings: ClientSettings, topic: str) -> None:
         secret = "hunter" + "2"

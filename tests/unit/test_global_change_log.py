@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 import threading
 from collections.abc import Iterator
 
@@ -179,7 +180,10 @@ class TestCaughtUp:
             assert not await log.wait_caught_up(PATIENCE, settle_seconds=0.05)
             assert "open transactions hold back: [0] at 1 of 3" in caplog.text
             assert heard.keys == [b"a"]
-            waiting = asyncio.create_task(log.wait_caught_up(PATIENCE, settle_seconds=PATIENCE))
+            assert not await log.wait_caught_up(0.05, settle_seconds=PATIENCE)
+            with pytest.raises(NotCaughtUp, match=r"open transactions hold it back .* 0\.05 s: \[0\] at 1 of 3"):
+                await log.wait_caught_up(0.05, settle_seconds=math.inf)
+            waiting = asyncio.create_task(log.wait_caught_up(settle_seconds=math.inf))
             await until(lambda: log._reader._waiters == 1)
             topic.end_transaction(0)
             assert await waiting
