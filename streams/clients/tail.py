@@ -210,11 +210,16 @@ class ChangelogTail:
         due = [partition for partition, (when, _) in self._silent.items() if now >= when]
         if due and not self._connection.down:
             self._consumer.incremental_unassign([TopicPartition(self.topic, partition) for partition in due])
-            positions = [TopicPartition(self.topic, number, max(self._positions[number], 0)) for number in due]
-            self._consumer.incremental_assign(positions)
+            self._consumer.incremental_assign([TopicPartition(self.topic, n, self._fetch_offset(n)) for n in due])
         for partition in due:
             pause = min(self._silent[partition][1] * 2, LONGEST_SILENCE_SECONDS)
             self._silent[partition] = (now + pause, pause)
+
+    def _fetch_offset(self, partition: int) -> int:
+        position = self._positions[partition]
+        if position == LOG_START:
+            return 0 if partition in self._guessed else OFFSET_BEGINNING
+        return position
 
     def _start_at_log_start(self, partition: int) -> None:
         self._guessed.discard(partition)

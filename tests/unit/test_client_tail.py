@@ -180,6 +180,20 @@ def test_a_silent_partition_that_is_not_at_its_end_is_fetched_anew(
     assert (sorted(script.unassigned), sorted(script.assigned[3:])) == ([0, 0, 1], [(0, 6), (1, 5)])
 
 
+def test_a_silent_log_that_does_not_begin_at_0_is_not_fetched_from_there(
+    tail: ChangelogTail, script: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offset 0 was refused already; asked again for it, the broker would refuse it for good."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    tail.add(0, LOG_START)
+    script.messages = [said(0, -1001, KafkaError._AUTO_OFFSET_RESET)]
+    tail.poll_batch(0)
+    now += SILENCE_SECONDS
+    tail.poll_batch(0)
+    assert script.assigned == [(0, 0), (0, -2), (0, -2)]
+
+
 def test_overrides_of_the_user_win_over_the_bounds() -> None:
     seen: dict[str, object] = {}
     settings = ClientSettings("127.0.0.1:1", {"queued.max.messages.kbytes": 1234})
