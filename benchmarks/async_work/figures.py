@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-PARTS = ("throughputs", "latencies", "gaps")
+PARTS = ("throughputs", "latencies", "gaps", "batches", "prices")
 
 
 class Sizes(msgspec.Struct, frozen=True):
@@ -20,6 +20,7 @@ class Sizes(msgspec.Struct, frozen=True):
     gap_rate: float = 100
     gap_seconds: float = 12
     repeats: int = 3
+    price_events: int = 20_000
     parts: tuple[str, ...] = PARTS
 
 
@@ -34,4 +35,5 @@ def quick(sizes: Sizes) -> Sizes:
         pauses_ms=(5, 500),
         gap_seconds=4,
         repeats=1,
+        price_events=2_000,
     )

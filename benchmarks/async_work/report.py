@@ -9,6 +9,7 @@ import msgspec
 from rich.table import Table
 
 from benchmarks.async_work.latency import Latency
+from benchmarks.async_work.price import Price
 from benchmarks.async_work.throughput import Throughput
 from benchmarks.async_work.workload import PARTITIONS
 
@@ -19,12 +20,15 @@ class Figures(msgspec.Struct):
     throughputs: list[Throughput] = []
     latencies: list[Latency] = []
     gaps: list[Latency] = []
+    batches: list[Throughput] = []
+    prices: list[Price] = []
 
     @property
     def faults(self) -> list[str]:
         """What was not once, or not in order."""
-        runs: list[Throughput | Latency] = [*self.throughputs, *self.latencies, *self.gaps]
-        return [f"async work, {run.system}, round {run.round}: {run.fault}" for run in runs if run.fault]
+        runs: list[Throughput | Latency] = [*self.throughputs, *self.latencies, *self.gaps, *self.batches]
+        found = [f"async work, {run.system}, round {run.round}: {run.fault}" for run in runs if run.fault]
+        return found + [f"async work, {run.way}, round {run.round}: {run.fault}" for run in self.prices if run.fault]
 
 
 def tables(figures: Figures) -> list[Table]:
@@ -32,7 +36,13 @@ def tables(figures: Figures) -> list[Table]:
     found = [_throughput_table(figures.throughputs)] if figures.throughputs else []
     for rate in dict.fromkeys(run.rate for run in figures.latencies):
         found.append(_latency_table([run for run in figures.latencies if run.rate == rate]))
-    return [*found, _gap_table(figures.gaps)] if figures.gaps else found
+    if figures.gaps:
+        found.append(_gap_table(figures.gaps))
+    if figures.batches:
+        found.append(_batch_table(figures.batches))
+    if figures.prices:
+        found.append(_price_table(figures.prices))
+    return found
 
 
 def reference_of(system: str, systems: Sequence[str]) -> str:
@@ -106,6 +116,36 @@ def _gap_table(runs: list[Latency]) -> Table:
     return table
 
 
+def _batch_table(runs: list[Throughput]) -> Table:
+    table = _table(f"Batches, 5 ms a call, medians of {_rounds(runs)}; {_loads(runs)}")
+    for name in ("events/s", "least", "most", "ratio", "events a call", "calls saved", "correct"):
+        table.add_column(name, justify="right")
+    for system in dict.fromkeys(run.system for run in runs):
+        mine = [run for run in runs if run.system == system]
+        rates = [run.per_second for run in mine]
+        a_call = statistics.median(run.handled / max(run.calls, 1) for run in mine)
+        table.add_row(
+            system,
+            *(f"{rate:,.0f}" for rate in (statistics.median(rates), min(rates), max(rates))),
+            f"{ratio(runs, system, runs[0].system):.2f}",
+            f"{a_call:.1f}",
+            f"{1 - 1 / max(a_call, 1):.0%}",
+            _correct(mine),
+        )
+    return table
+
+
+def _price_table(runs: list[Price]) -> Table:
+    table = _table(f"Price of an event on the loop's thread, no broker, medians of {_rounds(runs)}; {_loads(runs)}")
+    for name in ("us", "least", "most", "us without garbage collection", "least", "most"):
+        table.add_column(name, justify="right")
+    for way in dict.fromkeys(run.way for run in runs):
+        mine = [run for run in runs if run.way == way]
+        values = [run.us for run in mine], [run.us_without_gc for run in mine]
+        table.add_row(way, *(f"{pick(found):.1f}" for found in values for pick in (statistics.median, min, max)))
+    return table
+
+
 def _table(title: str) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("system", no_wrap=True)
@@ -117,11 +157,11 @@ def _spread(runs: Sequence[Latency], value: Callable[[Latency], float]) -> list[
     return [f"{found:,.0f}" for found in (statistics.median(values), min(values), max(values))]
 
 
-def _rounds(runs: Sequence[Throughput | Latency]) -> int:
+def _rounds(runs: Sequence[Throughput | Latency | Price]) -> int:
     return len({run.round for run in runs})
 
 
-def _loads(runs: Sequence[Throughput | Latency]) -> str:
+def _loads(runs: Sequence[Throughput | Latency | Price]) -> str:
     loads = [run.load_average for run in runs]
     return f"load {min(loads):.1f} to {max(loads):.1f}"
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from benchmarks.async_work.figures import Sizes
 from benchmarks.async_work.latency import PRIMING_EVENTS, WARM_UP_SECONDS, Latency, latency
+from benchmarks.async_work.price import BARE, WAYS, Price, price
 from benchmarks.async_work.quix_environment import NoQuixstreams, quixstreams_python, versions
 from benchmarks.async_work.report import Figures
-from benchmarks.async_work.systems import System, all_of, handwritten, ours, quixstreams
+from benchmarks.async_work.systems import System, all_of, handwritten, of_batches, ours, quixstreams
 from benchmarks.async_work.throughput import Throughput, throughput
 from benchmarks.async_work.workload import MEAN_MS, PARTITIONS, TYPE, Plan, told
 from benchmarks.cluster import Cluster
 
 Say = Callable[[str], None]
+AnyRun = Throughput | Latency | Price
+QUEUED = 5_000
+"""Events of a partition that wait in the line, as many as its inbox holds by default."""
 FASTEST = 10_000
 """Events a second that no system here reaches: so much input is there at least."""
 
@@ -28,37 +32,57 @@ class Bench:
         self._cluster = Cluster(bootstrap_servers, PARTITIONS, "async")
         self._sizes, self._plan, self._quix = sizes, Plan(seed), quix
 
-    def runs(self, say: Say, figures: Figures) -> Iterator[Throughput | Latency]:
+    def runs(self, say: Say, figures: Figures) -> Iterator[AnyRun]:
         """Everything; kept in ``figures`` too."""
         sizes = self._sizes
-        parts, warm = sizes.parts, handwritten(sizes.concurrencies[0])
-        say(f"warming the broker up, not counted: {warm.label}")
-        latency(self._cluster, warm, self._plan, sizes.gap_rate, min(5, sizes.gap_seconds), 0)
-        if "throughputs" in parts:
-            for moved in self.throughputs(say):
-                figures.throughputs.append(moved)
-                yield moved
-        for part, measured, kept in (
+        if set(sizes.parts) != {"prices"}:
+            warm = handwritten(sizes.concurrencies[0])
+            say(f"warming the broker up, not counted: {warm.label}")
+            latency(self._cluster, warm, self._plan, sizes.gap_rate, min(5, sizes.gap_seconds), 0)
+        parts: list[tuple[str, Callable[[Say], Iterator[AnyRun]], list[Any]]] = [
+            ("prices", self.prices, figures.prices),
+            ("throughputs", self.throughputs, figures.throughputs),
             ("latencies", self.latencies, figures.latencies),
             ("gaps", self.gaps, figures.gaps),
-        ):
-            for late in measured(say) if part in parts else ():
-                kept.append(late)
-                yield late
+            ("batches", self.batches, figures.batches),
+        ]
+        for part, measured, kept in parts:
+            for run in measured(say) if part in sizes.parts else ():
+                kept.append(run)
+                yield run
+
+    def prices(self, say: Say) -> Iterator[Price]:
+        """Without a broker."""
+        for turn in range(1, self._sizes.repeats + 1):
+            for way in (*WAYS, BARE):
+                say(f"price {turn}/{self._sizes.repeats}: {way}")
+                yield price(way, self._plan, self._sizes.price_events, QUEUED, turn)
+
+    def batches(self, say: Say) -> Iterator[Throughput]:
+        """One call per event, and one for many; nothing is slow."""
+        plan = Plan(self._plan.seed, slow_share=0)
+        yield from self._moved(say, of_batches(), plan, self._input("batches-in", plan, FASTEST))
 
     def throughputs(self, say: Say) -> Iterator[Throughput]:
         """Everything waits."""
         sizes = self._sizes
         fastest = min(max(sizes.concurrencies) / MEAN_MS * 1000, FASTEST)
-        events = PARTITIONS * int(fastest * (sizes.seconds + 2) / PARTITIONS)
-        say(f"writing {events:,} events")
-        source = self._cluster.source("async-in")
-        self._cluster.write(told(islice(self._plan.asks(), events), source), TYPE)
-        for turn in range(1, sizes.repeats + 1):
-            for system in all_of(sizes.concurrencies, self._quix):
-                say(f"throughput {turn}/{sizes.repeats}: {system.label}")
-                yield throughput(self._cluster, system, source, self._plan, events, sizes.seconds, turn)
-        self._cluster.delete(source)
+        source = self._input("async-in", self._plan, fastest)
+        yield from self._moved(say, all_of(sizes.concurrencies, self._quix), self._plan, source)
+
+    def _input(self, name: str, plan: Plan, per_second: float) -> tuple[str, int]:
+        events = PARTITIONS * int(per_second * (self._sizes.seconds + 2) / PARTITIONS)
+        source = self._cluster.source(name)
+        self._cluster.write(told(islice(plan.asks(), events), source), TYPE)
+        return source, events
+
+    def _moved(self, say: Say, systems: Sequence[System], plan: Plan, source: tuple[str, int]) -> Iterator[Throughput]:
+        repeats, seconds = self._sizes.repeats, self._sizes.seconds
+        for turn in range(1, repeats + 1):
+            for system in systems:
+                say(f"throughput {turn}/{repeats}: {system.label}")
+                yield throughput(self._cluster, system, source[0], plan, source[1], seconds, turn)
+        self._cluster.delete(source[0])
 
     def latencies(self, say: Say) -> Iterator[Latency]:
         """A fixed rate."""
@@ -98,8 +122,10 @@ def find_quixstreams(say: Say, facts: dict[str, Any]) -> Path | None:
     return python
 
 
-def in_short(run: Throughput | Latency) -> str:
+def in_short(run: AnyRun) -> str:
     """One line."""
+    if isinstance(run, Price):
+        return f"{run.round} {run.way}: {run.us:.1f} us/event, {run.us_without_gc:.1f} without garbage collection"
     if isinstance(run, Throughput):
         told = f"{run.per_second:,.0f}/s, {run.cpu_us_per_event:,.0f} us CPU/event"
     else:

@@ -54,6 +54,17 @@ def all_of(concurrencies: Sequence[int], python: Path | None) -> list[System]:
     return [*found, *([] if python is None else quixstreams(python))]
 
 
+def of_batches() -> list[System]:
+    """Four calls at a time and one event each, which is what ratios refer to; many events each; and more calls."""
+    alone, many = ours("scheduler", 4), ours("scheduler", 64)
+    batcher = System("batcher, 4 calls of up to 100", alone.module, {"how": "batcher"})
+    return [
+        msgspec.structs.replace(alone, label="one event a call, 4 at a time"),
+        batcher,
+        msgspec.structs.replace(many, label="one event a call, 64 at a time"),
+    ]
+
+
 @contextlib.contextmanager
 def started(system: System, cluster: Cluster, source: str = "") -> Iterator[tuple[Child, Job]]:
     """Run a system over topics of its own, from a new group; ``source`` names input that is there already."""

@@ -6,6 +6,7 @@ It is stopped while it works, so what it has committed by then is judged too: ou
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 import msgspec
@@ -17,11 +18,12 @@ from benchmarks.drain import middle_rate
 from benchmarks.systems import Failed
 
 START_SECONDS = 60
+STOP_SECONDS = 30
 
 
 class Throughput(msgspec.Struct, frozen=True):
     """One run. ``per_second`` by the broker's clock, between 10 % and 90 % of the outputs; CPU time of the system per
-    event while it was watched."""
+    event while it was watched. ``calls``: of the world, if the system counts them."""
 
     system: str
     round: int
@@ -30,6 +32,7 @@ class Throughput(msgspec.Struct, frozen=True):
     cpu_us_per_event: float
     load_average: float
     fault: str
+    calls: int = 0
 
 
 def throughput(
@@ -50,7 +53,8 @@ def throughput(
             while last.at - first.at < seconds and last.committed < events:
                 time.sleep(0.1)
                 last = child.sample(began, committed())
-            child.stop()
+            child.send(signal.SIGTERM)
+            said = child.result(STOP_SECONDS)
             handled = committed.by_partition()
         finally:
             committed.close()
@@ -67,4 +71,5 @@ def throughput(
         cpu_us_per_event=(last.cpu - first.cpu) / max(sum(handled.values()) - first.committed, 1) * 1e6,
         load_average=os.getloadavg()[0],
         fault=judge.verdict(plan.due(handled)) if handled else "nothing was handled",
+        calls=int(said) if said.isdigit() else 0,
     )

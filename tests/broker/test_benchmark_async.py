@@ -17,21 +17,29 @@ from streams.testing.fixtures import BrokerAddress
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
 
 SIZES = Sizes(
-    concurrencies=(8,), seconds=0.5, pauses_ms=(700,), gap_seconds=2, repeats=1, parts=("throughputs", "gaps")
+    concurrencies=(8,),
+    seconds=0.5,
+    pauses_ms=(700,),
+    gap_seconds=2,
+    repeats=1,
+    parts=("throughputs", "gaps", "batches"),
 )
 
 
 def test_every_measure_runs_and_is_right(kafka_broker: BrokerAddress) -> None:
     figures, said = Figures(), list[str]()
     found = list(Bench(kafka_broker.bootstrap_servers, SIZES, 5, None).runs(said.append, figures))
-    assert [run.fault for run in found] == [""] * 4
-    assert [run.system for run in found] == ["loop, 8", "scheduler, 8", "handler, 8", "scheduler, 8"]
+    assert not [run for run in found if run.fault]
+    assert [run.system for run in figures.throughputs] == ["loop, 8", "scheduler, 8", "handler, 8"]
     rates = [run.per_second for run in found if isinstance(run, Throughput)]
-    assert len(rates) == 3
+    assert len(rates) == 6
     assert min(rates) > 0
     (slow,) = figures.gaps
     assert isinstance(slow, Latency)
     assert slow.gaps[0] >= 600, "the slow event holds its own partition up"
     assert slow.highest >= 700
-    assert len(tables(figures)) == 2
+    alone, batcher, _ = figures.batches
+    assert alone.calls >= alone.handled > 0, "one call per event, and those that were not waited for"
+    assert 0 < batcher.calls < batcher.handled
+    assert len(tables(figures)) == 3
     assert said

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,9 +19,10 @@ from rich.console import Console
 from benchmarks.__main__ import parse
 from benchmarks.async_work import quix_environment
 from benchmarks.async_work.latency import Latency
+from benchmarks.async_work.price import BARE, WAYS, Price, price
 from benchmarks.async_work.quix_environment import NoQuixstreams, quixstreams_python, versions
 from benchmarks.async_work.reader import longest_gap, percentiles
-from benchmarks.async_work.report import ratio, reference_of
+from benchmarks.async_work.report import Figures, ratio, reference_of
 from benchmarks.async_work.run import find_quixstreams, in_short
 from benchmarks.async_work.systems import all_of
 from benchmarks.async_work.throughput import Throughput
@@ -36,6 +38,7 @@ from benchmarks.async_work.workload import (
     told,
 )
 from benchmarks.report import Run, machine_facts, show
+from streams import EventSource
 
 
 def asks(plan: Plan, events: int) -> list[Ask]:
@@ -157,6 +160,36 @@ def test_a_report_tells_medians_and_faults() -> None:
     assert ["scheduler, 8", "500", "502", "20", "54", "40", "77", "yes"] in rows
     assert len(msgspec.json.decode(msgspec.json.encode(run))["async_work"]["gaps"]) == 2
     assert all("right" in in_short(one) for one in (figures.throughputs[0], figures.gaps[0]))
+
+
+def test_calls_that_are_saved_are_told() -> None:
+    run = Run(machine_facts(1, ["async"]))
+    alone, together = moved("one event a call", 1, 800), moved("batcher", 1, 8_000)
+    run.async_work.batches += [msgspec.structs.replace(alone, calls=100), msgspec.structs.replace(together, calls=4)]
+    run.async_work.prices += [Price("plain", turn, 10.0 * turn, 5.0, 1.0) for turn in (1, 2, 6)]
+    console = Console(width=170, record=True, file=io.StringIO())
+    show(console, run)
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in console.export_text().splitlines()]
+    assert ["one event a call", "800", "800", "800", "1.00", "1.0", "0%", "yes"] in rows
+    assert ["batcher", "8,000", "8,000", "8,000", "10.00", "25.0", "96%", "yes"] in rows
+    assert ["plain", "20.0", "10.0", "60.0", "5.0", "5.0", "5.0"] in rows
+
+
+@pytest.mark.parametrize("way", [*WAYS, BARE])
+def test_every_way_has_its_price_and_handles_everything(way: str) -> None:
+    found = price(way, Plan(3), 90, 40, 1)
+    assert (found.way, found.fault) == (way, "")
+    assert min(found.us, found.us_without_gc) > 0
+
+
+def test_a_price_of_something_that_was_not_done_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(source: EventSource[Any]) -> None:
+        source.register_event_type(Asked, lambda ctx, event: None)
+
+    monkeypatch.setitem(WAYS, "nothing", nothing)
+    assert price("nothing", Plan(3), 20, 20, 1).fault == "[0, 0] outputs for 20 events"
+    run = Run(machine_facts(1, []), async_work=Figures(prices=[Price("nothing", 1, 1.0, 1.0, 1.0, "0 outputs")]))
+    assert run.faults == ["async work, nothing, round 1: 0 outputs"]
 
 
 def test_sizes_come_from_the_command_line() -> None:
