@@ -42,6 +42,13 @@ def test_the_first_one_is_the_first_one(steps: list[tuple[str, str, int]]) -> No
         assert len(timers._heap) <= 2 * len(model) + 65
 
 
+def test_one_that_is_set_again_and_again_takes_no_more_room() -> None:
+    timers = Timers()
+    for due_ms in range(10_000):
+        timers.apply({"idle": Timer("idle", due_ms, "T", b"")})
+    assert len(timers._heap) < 100
+
+
 def test_restored_ones_are_in_order() -> None:
     timers = Timers(Timer(str(number), (number * 7919) % 1000, "T", b"") for number in range(1000))
     order = []

@@ -233,6 +233,35 @@ async def test_other_threads_hear_of_the_stop(bench: Bench) -> None:
             answer.result(0)
 
 
+async def test_who_asks_from_a_thread_at_the_very_end(bench: Bench) -> None:
+    """The loop does not come to it any more, or is closed."""
+    made: list[Any] = []
+    source = bench.make(lambda ctx, event: None)
+
+    async def run() -> None:
+        running = bench.run()
+        await bench.until_active()
+        asked = source._engine.asked  # type: ignore[union-attr]
+        close = asked.close
+
+        def ask_and_close() -> None:
+            late = asked.interject_threadsafe(0, look, blocking=False)
+            close()
+            made.extend([asked, late.done()])
+
+        asked.close = ask_and_close  # type: ignore[method-assign]
+        source.stop_now()
+        await running
+
+    await asyncio.to_thread(lambda: asyncio.run(run()))
+    bench.tasks.clear()
+    assert made[1], "told at once"
+    after = made[0].interject_threadsafe(0, look, blocking=False)
+    assert after.done()
+    with pytest.raises(Stopped):
+        after.result(0)
+
+
 async def test_on_a_thread_of_the_partition(bench: Bench) -> None:
     source = bench.make(lambda ctx, event: None)
     names: list[str] = []
