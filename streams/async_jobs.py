@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Awaitable, Callable, Hashable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from streams.core.router import Route
 from streams.errors import PlanError, RegistrationError
@@ -54,10 +54,38 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
     Made before the event source starts, and belongs to it.
     """
 
+    @overload
     def __init__(
         self,
         source: EventSource[StoreT],
-        job: Callable[[ItemT], ResultT] | Callable[[ItemT], Awaitable[ResultT]],
+        job: Callable[[ItemT], Awaitable[ResultT]],
+        finalizer: Callable[[EventContext[StoreT], ItemT, ResultT], Answer | Awaitable[Answer]] | None = ...,
+        *,
+        config: SchedulerConfig = ...,
+        kind: str | None = ...,
+        on_failure: Callable[[EventContext[StoreT], ItemT, Exception], Answer | Awaitable[Answer]] | None = ...,
+        then: AsyncJobScheduler[StoreT, ResultT, Any] | AsyncBatcher[StoreT, ResultT] | None = ...,
+        name: str = ...,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        source: EventSource[StoreT],
+        job: Callable[[ItemT], ResultT],
+        finalizer: Callable[[EventContext[StoreT], ItemT, ResultT], Answer | Awaitable[Answer]] | None = ...,
+        *,
+        config: SchedulerConfig = ...,
+        kind: str | None = ...,
+        on_failure: Callable[[EventContext[StoreT], ItemT, Exception], Answer | Awaitable[Answer]] | None = ...,
+        then: AsyncJobScheduler[StoreT, ResultT, Any] | AsyncBatcher[StoreT, ResultT] | None = ...,
+        name: str = ...,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        source: EventSource[StoreT],
+        job: Callable[[ItemT], Any],
         finalizer: Callable[[EventContext[StoreT], ItemT, ResultT], Answer | Awaitable[Answer]] | None = None,
         *,
         config: SchedulerConfig = COMPUTE,
@@ -112,7 +140,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
             return function
 
         if planner is not None:
-            register(planner)
+            self._add(event_class, planner, on_error)
         elif key is not None:
             self._add(event_class, lambda _, event: (key(event), event), on_error)
         return register

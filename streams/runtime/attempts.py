@@ -263,7 +263,8 @@ class Attempts:
         origin, watermark, name = record.offset, record.offset + 1, record.where
         removed: dict[str, Timer | None] = {}
         if timer is not None:
-            origin, watermark, removed = timer.origin, self._worker.watermark, {timer.name: None}
+            origin, watermark = timer.origin, self._worker.watermark
+            removed[timer.name] = None
             name = f"timer {timer.name!r} of {self._worker.topic_partition}"
         response = ErrorResponse.FAIL_CONSUMER if is_fatal(error) else policy.then
         what = route.name if route is not None else "a record that cannot be read"

@@ -1,0 +1,112 @@
+"""What the type checkers must see in work that runs ahead of its turn. Checked by mypy and pyright, never run.
+
+An ``ignore`` here is an assertion too: strict mypy reports it as soon as the mistake below it is no longer refused.
+"""
+
+from __future__ import annotations
+
+from typing import assert_type
+
+import msgspec
+
+from streams import (
+    AsyncJobScheduler,
+    EventContext,
+    EventSource,
+    EventSourceConfig,
+    ExecutionState,
+    IncomingRecord,
+    SchedulerConfig,
+    Table,
+    event_type,
+)
+
+Store = Table[str, int]
+
+
+@event_type
+class Ordered(msgspec.Struct, frozen=True):
+    customer: str
+    cents: int
+
+
+class Quote(msgspec.Struct, frozen=True):
+    cents: int
+
+
+CONFIG = SchedulerConfig(concurrency=4)
+
+
+async def fetch(order: Ordered) -> Quote:
+    return Quote(order.cents)
+
+
+def compute(order: Ordered) -> Quote:
+    return Quote(order.cents)
+
+
+def finalize(ctx: EventContext[Store], order: Ordered, quote: Quote) -> None:
+    assert_type(ctx.store, Store)
+    ctx.store.put(order.customer, quote.cents)
+
+
+async def finalize_later(ctx: EventContext[Store], order: Ordered, quote: Quote) -> ExecutionState | None:
+    return ctx.fail(ValueError("no"))
+
+
+def for_others(ctx: EventContext[Store], order: Ordered, quote: str) -> None: ...
+
+
+def refused(ctx: EventContext[Store], order: Ordered, error: Exception) -> None: ...
+
+
+async def second(quote: Quote) -> str:
+    return str(quote.cents)
+
+
+def schedulers(source: EventSource[Store]) -> None:
+    one = AsyncJobScheduler(source, fetch, finalize, config=CONFIG, on_failure=refused)
+    assert_type(one, AsyncJobScheduler[Store, Ordered, Quote])
+    assert_type(AsyncJobScheduler(source, compute, finalize_later), AsyncJobScheduler[Store, Ordered, Quote])
+    following = AsyncJobScheduler(source, second)
+    assert_type(following, AsyncJobScheduler[Store, Quote, str])
+    AsyncJobScheduler(source, fetch, then=following)
+    one.register_event_type(Ordered, key=lambda order: order.customer)
+
+    @one.register_event_type(Ordered)
+    def plan(record: IncomingRecord, order: Ordered) -> tuple[str, Ordered] | None:
+        return order.customer, order
+
+    assert_type(plan(IncomingRecord("t", 0, 0, None, None, None), Ordered("", 1)), tuple[str, Ordered] | None)
+
+
+def mistakes(source: EventSource[Store]) -> None:
+    AsyncJobScheduler(source, fetch, for_others)  # type: ignore[misc]  # pyright: ignore[reportArgumentType]
+    one = AsyncJobScheduler(source, fetch, finalize)
+
+    def wrong_item(record: IncomingRecord, order: Ordered) -> tuple[str, int]:
+        return order.customer, order.cents
+
+    one.register_event_type(Ordered, wrong_item)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    one.register_event_type(Ordered, key=lambda order: order.nobody)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def concurrent(source: EventSource[Store]) -> None:
+    @source.register_event_type(Ordered, concurrency=64)
+    async def handler(ctx: EventContext[Store], order: Ordered) -> None:
+        quote = await fetch(order)
+        await ctx.turn()
+        ctx.store.put(order.customer, quote.cents)
+
+    source.register_event_type(Ordered, handler, concurrency=CONFIG)
+
+
+async def in_turn(source: EventSource[Store], ctx: EventContext[Store]) -> None:
+    one = AsyncJobScheduler(source, fetch, finalize)
+    assert_type(await one.schedule(ctx, Ordered("", 1)), ExecutionState | None)
+    await one.schedule(ctx, Quote(1))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def stateless() -> None:
+    source = EventSource(EventSourceConfig(group_id="g", topic="t", num_partitions=1))
+    assert_type(AsyncJobScheduler(source, fetch), AsyncJobScheduler[None, Ordered, Quote])
