@@ -210,15 +210,21 @@ class PartitionReplay:
     def admit(self, origin: int, outputs: list[Output], changes: list[Change]) -> None:
         """An event is complete."""
         self._completed.outputs.extend(outputs)
+        if self._worker is not None and self._worker.timers:
+            changes = self._without_timers(origin, changes)
         for change in changes:
-            if not change.key.startswith(TIMER_PREFIX):
-                self._keep(change)
-            elif change.value is not None and not self._ignores_timers:
+            self._keep(change)
+
+    def _without_timers(self, origin: int, changes: list[Change]) -> list[Change]:
+        """The changes of the store. (Where no timer is set only removals can be among them, which change nothing.)"""
+        for change in changes:
+            if change.key.startswith(TIMER_PREFIX) and change.value is not None and not self._ignores_timers:
                 name = change.key[len(TIMER_PREFIX) :].decode()
                 raise StreamsError(
-                    f"offset {origin}: an event sets the timer {name!r}, and a replay fires none: what it "
-                    "stores and sends would be missing. If that is nothing, say interjections='ignore'"
+                    f"offset {origin}: an event sets the timer {name!r}, and a replay fires none: what it stores and "
+                    "sends would be missing. If that is nothing, say interjections='ignore'"
                 )
+        return [change for change in changes if not change.key.startswith(TIMER_PREFIX)]
 
     def measure(self, measurement: Measurement) -> None:
         """Failed events are told of here, before their dead letter is admitted."""
