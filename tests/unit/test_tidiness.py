@@ -27,6 +27,7 @@ SLEEP_ALLOWED: dict[str, str] = {
     "tests/broker/bank.py": "a handler that is slow on purpose",
     "tests/broker/battery_kit.py": "a load with a rate",
     "tests/broker/http_service.py": "a service that is slow on purpose",
+    "tests/unit/test_example_fence.py": "a database that takes some of the virtual time",
     "tests/unit/test_examples_driven.py": "a service that takes some of the virtual time",
     "tests/broker/test_engine_backpressure.py": "a handler that is slow on purpose",
     "tests/broker/test_engine_errors.py": "an async handler lets others run",
