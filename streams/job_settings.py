@@ -32,6 +32,10 @@ class JobRetry(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("wait_initial_seconds", "wait_max_seconds", "wait_jitter_seconds"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"JobRetry.{name} is {getattr(self, name)}; it must be 0 or more")
+        kinds: tuple[object, ...] = self.on  # whatever it is
+        for kind in kinds:
+            if not (isinstance(kind, type) and issubclass(kind, Exception)):
+                raise ConfigError(f"JobRetry.on has {kind!r}; it takes classes of exceptions (no BaseException)")
         if self.timeout_seconds is not None and self.timeout_seconds <= 0:
             raise ConfigError(f"JobRetry.timeout_seconds is {self.timeout_seconds}; it must be more than 0, or None")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,8 +14,8 @@ import pytest_asyncio
 
 from streams import EventSource, EventSourceConfig
 from streams.async_jobs import AsyncJobScheduler
-from streams.errors import ProcessJobError, RegistrationError
-from streams.job_settings import SchedulerConfig
+from streams.errors import ConfigError, ProcessJobError, RegistrationError
+from streams.job_settings import JobRetry, SchedulerConfig
 from tests.unit.jobs_kit import by_name, ends, failures, finalize, schedule
 from tests.unit.runtime_kit import PATIENCE, Bench, Named
 
@@ -148,3 +149,23 @@ async def test_a_scheduler_without_finalizer_only_completes(bench: Bench) -> Non
     bench.run()
     await ends(bench, 2)
     assert sorted(done) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: SchedulerConfig(concurrency=0), "SchedulerConfig.concurrency"),
+        (lambda: SchedulerConfig(concurrency=True), "SchedulerConfig.concurrency"),
+        (lambda: SchedulerConfig(concurrency=1, worker_queue_depth=-1), "SchedulerConfig.worker_queue_depth"),
+        (lambda: SchedulerConfig(concurrency=1, max_concurrent_keys=0), "SchedulerConfig.max_concurrent_keys"),
+        (lambda: SchedulerConfig(concurrency=1, timeout_seconds=0), "SchedulerConfig.timeout_seconds"),
+        (lambda: SchedulerConfig(concurrency=1, timeout_seconds=float("nan")), "SchedulerConfig.timeout_seconds"),
+        (lambda: JobRetry(attempts=0), "JobRetry.attempts"),
+        (lambda: JobRetry(wait_initial_seconds=-1), "JobRetry.wait_initial_seconds"),
+        (lambda: JobRetry(timeout_seconds=0), "JobRetry.timeout_seconds"),
+        (lambda: JobRetry(on=(asyncio.CancelledError,)), "JobRetry.on"),  # type: ignore[arg-type]
+    ],
+)
+async def test_settings_that_cannot_be_are_refused_by_name(make: Any, named: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        make()
