@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 from streams import EventContext
@@ -33,6 +34,8 @@ def by_name(event: Named) -> str:
             raise SystemExit(3)
         case "die":
             os._exit(1)
+        case "interrupt":  # as Ctrl-C does, which is for all processes of a terminal
+            os.kill(os.getpid(), signal.SIGINT)
         case "lambda":
             return lambda: None  # type: ignore[return-value]
     return f"{event.name}{os.getpid()}"
