@@ -77,6 +77,10 @@ class Worker:
     def said(self, text: str) -> bool:
         return text in self.log.read_text(errors="replace")
 
+    def last_words(self, lines: int = 40) -> str:
+        """The end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
     def times(self, pattern: str) -> int:
         """How often its log has this."""
         return len(re.findall(pattern, self.log.read_text(errors="replace")))
@@ -243,6 +247,10 @@ class Bank:
         )
         return max((int(number) for numbers in found for number in numbers), default=0)
 
+    def last_words(self, lines: int = 40) -> str:
+        """The end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
     def times(self, pattern: str) -> int:
         """How often the members' logs have this."""
         return sum(worker.times(pattern) for worker in self.workers)
@@ -304,6 +312,7 @@ class Bank:
     def close(self) -> None:
         for worker in self.workers:
             worker.kill()
+            print(f"-- the end of {worker.log.name}\n{worker.last_words()}")  # shown if the test failed
 
 
 def _at_rest(store: Held) -> bool:
