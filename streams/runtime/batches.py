@@ -147,7 +147,15 @@ class BatchStage:
 
     async def complete(self, ctx: EventContext[Any], item: Any) -> Any:
         """See ``stages.Follower``."""
-        work = await self._settled(ctx, [BatchItem(object(), item)])
+        return await self.in_turn(ctx, [BatchItem(object(), item)])
+
+    async def in_turn(self, ctx: EventContext[Any], items: list[BatchItem[Any]] | None) -> Any:
+        """All that an event's plan asks for, finalizer included, when the event has its turn already."""
+        if items is None:
+            return None
+        work = await self._settled(ctx, items)
+        if work.error is not None and self._definition.on_failure is None:
+            raise work.error
         answer = self._finish(work.items)(ctx)
         return await answer if isinstance(answer, Awaitable) else answer
 

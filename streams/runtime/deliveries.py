@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +103,23 @@ class DeliveryStage:
 
     async def produce(self, ctx: EventContext[Any], records: Sequence[Record]) -> list[Delivery]:
         """Records of a handler that has its turn. Returns when all are reported; raises the first error."""
+        work = await self._settled(ctx, records)
+        if work.error is not None:
+            raise work.error
+        return work.deliveries
+
+    async def in_turn(self, ctx: EventContext[Any], records: list[Record] | None) -> Any:
+        """All that an event's plan asks for, finalizer included, when the event has its turn already."""
+        if records is None:
+            return None
+        work = await self._settled(ctx, records)
+        error = work.error
+        if error is not None and (self._definition.on_failure is None or isinstance(error, Answered)):
+            raise error
+        answer = self._finish(work.deliveries)(ctx)
+        return await answer if isinstance(answer, Awaitable) else answer
+
+    async def _settled(self, ctx: EventContext[Any], records: Sequence[Record]) -> _Work:
         future: asyncio.Future[None] = self._loop.create_future()
         work = _Work(
             ctx.topic_partition.partition, records, lambda _: None if future.done() else future.set_result(None)
@@ -114,9 +131,7 @@ class DeliveryStage:
         finally:
             del self._turns[future]
             self._cancel(work)
-        if work.error is not None:
-            raise work.error
-        return work.deliveries
+        return work
 
     def statistics(self) -> StageStatistics:
         """What is under way."""

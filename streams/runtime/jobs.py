@@ -103,6 +103,10 @@ class JobStage:
             raise error
         return await answer if isinstance(answer, Awaitable) else answer
 
+    async def in_turn(self, ctx: EventContext[Any], planned: tuple[Hashable, Any] | None) -> Any:
+        """All that an event's plan asks for, finalizer included, when the event has its turn already."""
+        return None if planned is None else await self.complete(ctx, planned[1])
+
     def add(self, entry: Entry, key: Hashable, item: Any) -> None:
         """See ``stages.Follower``."""
         definition = self._definition

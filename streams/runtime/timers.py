@@ -121,15 +121,10 @@ class PartitionTimers:
         handler, ahead = route.handler, route.ahead
         if ahead is None:
             return lambda ctx: handler(ctx, event)
-        complete = getattr(self._host.stages.get(ahead.stage), "complete", None)
-        if complete is None:
+        in_turn = getattr(self._host.stages.get(ahead.stage), "in_turn", None)
+        if in_turn is None:  # a concurrent handler, for which it is the turn already
             return lambda ctx: handler(ctx, event)
-
-        def work_and_finish(ctx: Any) -> Any:
-            planned = ahead.plan(record, event)
-            return None if planned is None else complete(ctx, planned[1])
-
-        return work_and_finish
+        return lambda ctx: in_turn(ctx, ahead.plan(record, event))
 
 
 def as_record(timer: Timer, worker: PartitionWorker) -> IncomingRecord:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from streams import EventContext
+from streams import AsyncBatcher, BatchItem, EventContext
 from streams.async_jobs import AsyncJobScheduler
 from streams.errors import StoreError
 from streams.job_settings import SchedulerConfig
@@ -176,7 +176,9 @@ async def test_names_of_their_own(bench: Clocked) -> None:
     await bench.rang(*["a"] * 8)
 
 
-@pytest.mark.parametrize("kind", ["async", "blocking", "concurrent", "scheduler", "nothing to do", "default"])
+@pytest.mark.parametrize(
+    "kind", ["async", "blocking", "concurrent", "scheduler", "batcher", "failing batcher", "default"]
+)
 async def test_every_kind_of_handler(bench: Clocked, kind: str) -> None:
     """What could run ahead runs in the timer's turn."""
     source = alarmed(bench, None)
@@ -197,6 +199,20 @@ async def test_every_kind_of_handler(bench: Clocked, kind: str) -> None:
         source.register_event_type(Ring, later, concurrency=4)
     elif kind == "default":
         source.register_default_handler(lambda ctx, value: ring(ctx, msgspec.json.decode(value, type=Ring)))
+    elif kind.endswith("batcher"):
+
+        async def write(batch: list[BatchItem[Ring]]) -> None:
+            if kind.startswith("failing"):
+                raise ValueError("no")
+
+        def told(ctx: EventContext[Any], items: list[BatchItem[Ring]]) -> None:
+            ring(ctx, items[0].value)
+
+        late = told if kind.startswith("failing") else None
+        batcher: AsyncBatcher[Any, Ring] = AsyncBatcher(source, write, told, on_failure=late)
+        batcher.register_event_type(
+            Ring, lambda record, event: None if event.name == "b" else [("k", event), ("k", event)]
+        )
     else:
         scheduler: AsyncJobScheduler[Any, Ring, str] = AsyncJobScheduler(
             source, job, lambda ctx, item, result: ring(ctx, Ring(result)), config=SchedulerConfig(concurrency=2)
@@ -206,7 +222,7 @@ async def test_every_kind_of_handler(bench: Clocked, kind: str) -> None:
     bench.run()
     await bench.handled("a+1", "b+2", "c+3")
     bench.seconds += 10
-    await bench.rang(*("a", "c") if kind in ("scheduler", "nothing to do") else ("a", "b", "c"))
+    await bench.rang(*("a", "c") if kind.endswith(("scheduler", "batcher")) else ("a", "b", "c"))
     await bench.until(lambda: bench.timers() == [], "all are done")
 
 
