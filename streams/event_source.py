@@ -76,6 +76,7 @@ class EventSource(Handlers[StoreT]):
         self._stopped = threading.Event()
         self._stop_asked: bool | None = None  # drain or not
         self._preparing: anyio.CancelScope | None = None  # while there is no engine yet
+        self._entering: asyncio.Task[Any] | None = None  # while its lifespan is entered
 
     # -- interjections -------------------------------------------------------------------------------------------------
 
@@ -260,14 +261,25 @@ class EventSource(Handlers[StoreT]):
         if self._stop_asked is not None:
             return
         async with AsyncExitStack() as resources:
-            if self._lifespan is not None:
-                try:
-                    await resources.enter_async_context(self._lifespan())
-                except Exception as error:
-                    what = f"the event source of group {config.group_id} does not start: its lifespan failed"
-                    raise StreamsError(f"{what}: {error!r}") from error
+            await self._enter_lifespan(resources)
             if self._stop_asked is None:
                 await self._run_engine(config, connections, environment)
+
+    async def _enter_lifespan(self, resources: AsyncExitStack) -> None:
+        if self._lifespan is None:
+            return
+        task = self._entering = asyncio.current_task()
+        try:
+            await resources.enter_async_context(self._lifespan())
+        except asyncio.CancelledError:
+            if self._stop_asked is None or task is None:
+                raise
+            task.uncancel()  # a stop does not wait for it
+        except Exception as error:
+            what = f"the event source of group {self.config.group_id} does not start: its lifespan failed"
+            raise StreamsError(f"{what}: {error!r}") from error
+        finally:
+            self._entering = None
 
     async def _run_engine(self, config: EventSourceConfig, connections: Connections, environment: Environment) -> None:
         limit = getattr(connections, "message_limit", 1_000_000)
@@ -299,6 +311,8 @@ class EventSource(Handlers[StoreT]):
     def _stop_on_loop(self, drain: bool) -> None:
         if self._preparing is not None:
             self._preparing.cancel()
+        if self._entering is not None:  # a task, not a scope: what is entered may leave scopes of its own open
+            self._entering.cancel()
         if self._engine is not None:
             self._engine.stop(drain=drain)
 

@@ -75,3 +75,25 @@ async def test_a_failure_on_the_way_in_stops_the_source() -> None:
     with pytest.raises(StreamsError, match=r"group g does not start.*no database"):
         await bench.run()
     assert not hasattr(bench.connections.membership, "_deliver"), "nobody joined the group"
+
+
+async def test_a_stop_does_not_wait_until_it_is_entered() -> None:
+    bench = Bench()
+    entering, left = asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        entering.set()
+        try:
+            await asyncio.Event().wait()
+            yield
+        finally:
+            left.set()
+
+    source = with_lifespan(bench, lifespan)
+    running = bench.run()
+    await asyncio.wait_for(entering.wait(), PATIENCE)
+    await asyncio.wait_for(source.stop(), PATIENCE)
+    await asyncio.wait_for(running, PATIENCE)
+    assert left.is_set()
+    assert not hasattr(bench.connections.membership, "_deliver"), "nobody joined the group"
