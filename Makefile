@@ -11,6 +11,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 PYTHON ?= python3
 ARGS ?=
+TESTERS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation
 BUILT := $(VENV)/.stamp-build
@@ -25,8 +26,8 @@ help: ## this list
 demo: $(FOR_DEMO) ## real flights through Spark, Kafka and exactly-once handlers, checked to the last flight
 	@$(BIN)/kes demo $(ARGS)
 
-test: $(FOR_DEV) ## all tests (except the soak runs)
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(FOR_DEV) ## all tests (except the soak runs), by two processes (TESTERS=1: one)
+	@$(BIN)/python -m pytest -n $(TESTERS) --dist loadfile $(ARGS)
 
 soak: $(FOR_DEV) ## the nightly run: three brokers, four members, everything killed in turn (SOAK_MINUTES=10 SEED= SOAK_REPORT=file.md)
 	@$(BIN)/python -m pytest -m soak -s tests/soak $(ARGS)
