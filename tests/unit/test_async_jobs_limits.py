@@ -16,8 +16,9 @@ from streams import EventSource, EventSourceConfig
 from streams.async_jobs import AsyncJobScheduler
 from streams.errors import ConfigError, ProcessJobError, RegistrationError
 from streams.job_settings import JobRetry, SchedulerConfig
+from streams.records import TYPE_HEADER
 from tests.unit.jobs_kit import by_name, ends, failures, finalize, schedule
-from tests.unit.runtime_kit import PATIENCE, Bench, Named
+from tests.unit.runtime_kit import PATIENCE, TOPIC, Bench, Named
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")]
 
@@ -71,6 +72,32 @@ async def test_statistics_tell_what_runs_and_what_waits(bench: Bench) -> None:
     assert (stage.name, stage.running, stage.waiting, stage.keys) == ("calls", 1, 2, 2)
     gate.set()
     await ends(bench, 4)
+
+
+async def test_a_stop_leaves_what_has_not_begun_to_the_next_owner(bench: Bench) -> None:
+    """Also handlers behind the last job that runs; those between two jobs are needed for the second."""
+    gate = asyncio.Event()
+    seen: list[bytes | None] = []
+
+    async def job(event: Named) -> str:
+        await gate.wait()
+        return event.name
+
+    schedule(bench, job)
+    bench.source.register_default_handler(lambda ctx, value: seen.append(value))
+    for name in ("a", "b"):
+        bench.broker.send(name)
+        bench.broker.append(TOPIC, 0, b"k", b"behind " + name.encode(), [(TYPE_HEADER, b"Unknown")])
+    bench.run()
+    await bench.until_active()
+    await bench.until(lambda: bench.source.statistics().partitions[0].events_ahead == 4, "all are in line")
+    stopping = asyncio.create_task(bench.source.stop())
+    await bench.until(lambda: bench.source.statistics().partitions[0].state == "draining", "it drains")
+    gate.set()
+    await asyncio.wait_for(stopping, PATIENCE)
+    assert bench.broker.outputs() == ["a", "b"]
+    assert seen == [b"behind a"]
+    assert bench.broker.offsets == {0: 3}
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
