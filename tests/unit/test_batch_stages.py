@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streams import BatcherConfig, BatchItem, IncomingRecord
+from streams import BatcherConfig, BatchItem, IncomingRecord, TopicPartition
 from streams.records import Acknowledgement, Delivery, Record
 from streams.runtime.batches import BatchDefinition, BatchStage
 from streams.runtime.line import Entry
@@ -105,6 +105,22 @@ async def test_a_call_that_cancels_itself_fails_its_items() -> None:
     await until(lambda: one.is_settled, "nobody waits in vain")
     assert isinstance(one.error, RuntimeError)
     assert "cancel" in str(one.error)
+
+
+async def test_a_handler_that_has_its_turn_does_not_wait_for_a_later_event() -> None:
+    """Whose key has failed, and is held until its turn is over: that never comes while this one waits."""
+
+    async def execute(items: list[BatchItem[Any]]) -> list[Any]:
+        return [RuntimeError("no") if str(item.value).startswith("0:") else "done" for item in items]
+
+    batches = stage(execute)
+    later = entry(0, 7, "a")
+    batches.begin(later)
+    await until(lambda: later.is_settled, "it has failed")
+    ctx: Any = SimpleNamespace(topic_partition=TopicPartition("in", 0))
+    async with asyncio.timeout(PATIENCE):
+        (item,) = await batches.submit(ctx, [BatchItem("a", "in turn")])
+    assert item.result == "done"
 
 
 async def test_exceptions_that_are_no_errors_are_results_too() -> None:
