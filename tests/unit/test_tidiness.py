@@ -26,7 +26,6 @@ SLEEP_ALLOWED: dict[str, str] = {
     "tests/unit/driver_kit.py": "a handler in simulated time",
     "tests/broker/bank.py": "a handler that is slow on purpose",
     "tests/broker/bank_ahead.py": "jobs that take their time",
-    "tests/broker/bank_ahead.py": "jobs that take their time",
     "tests/property/test_batches_driven.py": "calls that take some of the virtual time",
     "tests/unit/test_batch_stages.py": "the loop goes round once",
     "tests/unit/test_driver_work.py": "jobs that take some of the virtual time",
