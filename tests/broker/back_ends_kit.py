@@ -39,11 +39,13 @@ BY_CHANCE = -1
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
-    """``partitions`` of the source's topic, ``topics`` with theirs; ``faulty``: goes through the proxy."""
+    """``partitions`` of the source's topic, ``topics`` with theirs, ``configs`` of these; ``faulty``: goes through
+    the proxy."""
 
     play: Play
     partitions: int = 1
     topics: Mapping[str, int] = field(default_factory=lambda: {"out": 1})
+    configs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     faulty: bool = False
 
     def __str__(self) -> str:
@@ -228,7 +230,11 @@ def observed(end: BackEnd) -> dict[str, Any]:
 
 def _content(record: IncomingRecord) -> tuple[Any, ...]:
     time = "now" if record.timestamp_ms > PRESENT_MS else record.timestamp_ms
-    return record.value, None if record.headers is None else [tuple(header) for header in record.headers], time
+    return _short(record.value), None if record.headers is None else [tuple(header) for header in record.headers], time
+
+
+def _short(value: Any) -> Any:
+    return value if not isinstance(value, bytes | str) or len(value) < 200 else (value[:20], len(value))
 
 
 def _by_key(records: Iterable[IncomingRecord]) -> dict[tuple[int, bytes | None], list[tuple[Any, ...]]]:
@@ -269,7 +275,7 @@ def _last_values(records: Iterable[IncomingRecord]) -> dict[str, Any]:
         elif record.value is None:
             last.pop(key, None)
         else:
-            last[key] = (record.value, record.headers)
+            last[key] = (_short(record.value), record.headers)
     return {"values": last, "offset": offset, "own": dict(sorted(own.items()))}
 
 

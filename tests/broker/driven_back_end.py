@@ -30,6 +30,9 @@ class DrivenBackEnd(BackEnd):
         config = self.config(**settings)
         topics = {self.name(topic): count for topic, count in self.scenario.topics.items()}
         self.driver = TestDriver(lambda: make(config), members, self._seed, topics=topics, start=False)
+        for topic, configs in self.scenario.configs.items():
+            if "max.message.bytes" in configs:
+                self.broker.limits[self.name(topic)] = int(configs["max.message.bytes"])
         if start:
             self.start()
 
@@ -66,6 +69,7 @@ class DrivenBackEnd(BackEnd):
         for partition, key, value, headers in records:
             broker.produce(name, epoch, self.topic, partition, Entry(key, value, headers, None))
         broker.end(name, epoch, commit)
+        self.driver.advance(STEP)  # until the markers are written
 
     def settle(self) -> None:
         self.driver.settle()

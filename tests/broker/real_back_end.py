@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka.admin import AdminClient
 
 from streams import EventSource, EventSourceConfig, IncomingRecord
+from streams.clients.kafka_python_client import KafkaPythonClient
+from streams.clients.takeover import KafkaPythonTakeOver
 from streams.errors import NotOwned
 from streams.records import Headers
 from streams.statistics import SourceState
@@ -25,6 +27,7 @@ from streams.testing.checks import contents_of
 from streams.testing.faults import FaultPlan, consume_with_faults
 from streams.testing.proxy import KafkaProxy
 from streams.testing.proxy_rules import Rule
+from streams.topics import TopicSpec
 from tests.broker.back_ends_kit import BackEnd, Make, Scenario
 from tests.broker.engine_kit import Lab
 
@@ -91,11 +94,16 @@ class RealBackEnd(BackEnd):
         if self.scenario.faulty:
             settings = {**IMPATIENT, **settings}
         self._make, self._settings, self._first = make, settings, members
-        for partitions, topics in itertools.groupby(
-            sorted([(self.scenario.partitions, "in"), *((n, topic) for topic, n in self.scenario.topics.items())]),
-            lambda pair: pair[0],
-        ):
-            self._wait(self._lab.create(*(self.name(topic) for _, topic in topics), partitions=partitions))
+        specs = [
+            TopicSpec(
+                name=self.name(topic),
+                partitions=partitions,
+                replication_factor=1,
+                configs=dict(self.scenario.configs.get(topic, {})),
+            )
+            for topic, partitions in {"in": self.scenario.partitions, **self.scenario.topics}.items()
+        ]
+        self._lab.admin.create(specs, PATIENCE)
         if start:
             self.start()
 
@@ -150,6 +158,7 @@ class RealBackEnd(BackEnd):
             self._last |= {report.partition: report.offset for report in reports}
         else:
             producer.abort_transaction(PATIENCE)
+        self.until(lambda: not self._hanging(self.topic), "the markers are written")
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
@@ -259,7 +268,14 @@ class RealBackEnd(BackEnd):
             Producer({"bootstrap.servers": self._bootstrap, "transactional.id": name}).init_transactions(PATIENCE)
 
     def evict(self, member: int = 0) -> None:
-        raise NotImplementedError
+        asked = AdminClient({"bootstrap.servers": self._bootstrap}).describe_consumer_groups([self.group])
+        known = {one.client_id: one.member_id for one in asked[self.group].result(PATIENCE).members}
+        client = KafkaPythonClient(self._bootstrap, "evictor", {})
+        take_over = KafkaPythonTakeOver(client, self.group, self.topic)
+        try:
+            take_over.remove_member(known[f"member-{member}"], None, time.monotonic() + PATIENCE)
+        finally:
+            client.close(PATIENCE)
 
     # -- what came of it -----------------------------------------------------------------------------------------------
 
@@ -282,13 +298,13 @@ class RealBackEnd(BackEnd):
         return self._wait(look())
 
     def hanging(self) -> list[str]:
-        config, found = self.config(), []
+        config = self.config()
         topics = [self.topic, *map(self.name, self.scenario.topics), config.changelog, config.dead_letters]
-        for topic in topics:
-            for partition, mark in self._wait(self._lab.watermarks(topic)).items():
-                if mark.stable != mark.end:
-                    found.append(f"{topic}[{partition}]")
-        return found
+        return [where for topic in topics for where in self._hanging(topic)]
+
+    def _hanging(self, topic: str) -> list[str]:
+        marks = self._wait(self._lab.watermarks(topic))
+        return [f"{topic}[{partition}]" for partition, mark in marks.items() if mark.stable != mark.end]
 
     def close(self) -> None:
         if self._proxy is not None:

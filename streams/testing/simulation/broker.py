@@ -16,6 +16,7 @@ from functools import partial
 from streams.records import Headers, IncomingRecord
 from streams.runtime.changelog import RELEASE_KEY
 from streams.sak.murmur2 import partition_of
+from streams.testing.simulation.refusals import TOPIC_LIMIT, broker_refusal
 from streams.testing.simulation.virtual_time import VirtualTimeLoop
 
 
@@ -127,7 +128,9 @@ class Broker:
         self.on_marker: Callable[[str, int, Entry], None] = lambda what, partition, entry: None
         """Hears of release markers: produced, and committed."""
         self.refuses: Callable[[str, Entry], bool] = lambda topic, entry: False
-        """Whether a record is too large for its topic."""
+        """Whether a record is too large for its topic, whatever its size."""
+        self.limits: dict[str, int] = {}
+        """``max.message.bytes`` of topics that have their own."""
         self.met: set[str] = set()
         """What was answered to anybody: errors, and what happened by itself."""
         self._numbers = itertools.count(1)
@@ -138,6 +141,13 @@ class Broker:
         if found is None:
             found = self.logs[topic, partition] = Log(topic, partition)
         return found
+
+    def refusal(self, topic: str, partition: int, entry: Entry) -> str | None:
+        """Why this record is not written; ``None``: it is."""
+        if self.refuses(topic, entry):
+            return "MSG_SIZE_TOO_LARGE"
+        limit = self.limits.get(topic, TOPIC_LIMIT)
+        return broker_refusal(topic, partition, entry.key, entry.value, entry.timestamp_ms, self.wall_ms(), limit)
 
     def partition_of(self, topic: str, key: bytes | None) -> int:
         """Where a record goes that names no partition: as Java's clients do it, and librdkafka as it is set here."""

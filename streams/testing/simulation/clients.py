@@ -43,7 +43,8 @@ class SimConnections:
             worker.abandon()
 
     def producer(self, transactional_id: str, *, one_by_one: bool = False) -> SimProducer:
-        return SimProducer(self.process, transactional_id, self.config.transaction_timeout_seconds, one_by_one)
+        timeout = self.config.transaction_timeout_seconds
+        return SimProducer(self.process, transactional_id, timeout, one_by_one, self.message_limit)
 
     def plain_producer(
         self,

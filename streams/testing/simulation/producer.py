@@ -12,6 +12,7 @@ from streams.runtime.changelog import RELEASE_KEY
 from streams.testing.simulation.broker import Entry, Refuses
 from streams.testing.simulation.faults import Strike
 from streams.testing.simulation.process import FOREVER, Process
+from streams.testing.simulation.refusals import check_record, is_name
 
 EFFECTS = {"send": "send_offsets.after", "commit": "commit.after", "abort": "abort.after"}
 """Kinds of calls, and the point at which the broker has done what they ask."""
@@ -25,14 +26,14 @@ class Refused:
     partition: int
     key: bytes | None
     value: bytes | None
-    reason: str = "MSG_SIZE_TOO_LARGE"
+    reason: str
 
 
 class SimProducer:
     """``ports.Producer``, with the errors that ``clients.translate`` makes of librdkafka's."""
 
-    def __init__(self, process: Process, name: str, transaction_timeout: float, one_by_one: bool) -> None:
-        self._one_by_one = one_by_one
+    def __init__(self, process: Process, name: str, transaction_timeout: float, one_by_one: bool, limit: int) -> None:
+        self._one_by_one, self._limit = one_by_one, limit
         self._process, self._name, self._transaction_timeout = process, name, transaction_timeout
         self._broker, self._faults = process.broker, process.faults
         self._epoch = -1
@@ -92,7 +93,9 @@ class SimProducer:
             raise TransactionFailed("produce", "_STATE", "unknown", "no transaction")
         if len(self._queue) >= self._faults.queue_limit:
             return False
-        if partition < 0:
+        count = self._broker.topics.get(topic, self._broker.partitions)
+        check_record(topic, partition, count, entry.key, entry.value, entry.headers, self._limit)
+        if partition == -1 and is_name(topic):
             partition = self._broker.partition_of(topic, entry.key)
         self._process.passes("produce.before")
         self._queue.append((topic, partition, entry))
@@ -122,9 +125,10 @@ class SimProducer:
             return
         for _ in range(min(len(self._queue), self._faults.rng.randint(1, 30))):
             topic, partition, entry = self._queue[0]
-            if self._broker.refuses(topic, entry):
-                self._refuse(topic, partition)
-                self._failed = TransactionFailed("flush", "MSG_SIZE_TOO_LARGE", "abortable", "too large")
+            reason = self._broker.refusal(topic, partition, entry)
+            if reason is not None:
+                self._refuse(topic, partition, reason)
+                self._failed = TransactionFailed("flush", reason, "abortable", "refused")
                 self._queue.clear()
                 return
             try:
@@ -140,11 +144,11 @@ class SimProducer:
         if self._queue:
             self._schedule()
 
-    def _refuse(self, topic: str, partition: int) -> None:
+    def _refuse(self, topic: str, partition: int, reason: str) -> None:
         """The broker's answer is to a batch: whoever travels with the record that is too large is named too."""
         batch = [queued for queued in self._queue if queued[:2] == (topic, partition)]
         size = 1 if self._one_by_one else self._faults.rng.randint(1, 3)
-        self.refused += [Refused(topic, partition, entry.key, entry.value) for _, _, entry in batch[:size]]
+        self.refused += [Refused(topic, partition, entry.key, entry.value, reason) for _, _, entry in batch[:size]]
 
     def flush(self, timeout_seconds: float) -> None:
         self._process.at("flush.before")
