@@ -39,7 +39,7 @@ class GlobalChangeLogStatistics(msgspec.Struct, frozen=True):
 
 class GlobalChangeLog:
     """Follows all partitions of a compacted topic, in any process and without a group, and hands every change to
-    receivers: prices, rates, customers, or the state of an event source, as a view that everybody may read.
+    receivers: prices, rates, customers, or the state of an event source, as a view that everybody may read::
 
         rates = GlobalChangeLog("rates", bootstrap_servers="localhost:9092")
         table = rates.table(key=str, value=Rate)
