@@ -161,11 +161,15 @@ class SimInput:
             if partition in self._paused or self._outstanding >= 8 * self._limit:
                 continue
             log = process.broker.log(self._topic, partition)
-            records = list(log.committed(position, position + process.rng.randint(1, self._limit)))
+            reached = position + process.rng.randint(1, self._limit)
+            records = list(log.committed(position, reached))
             if records:
                 batch[partition] = records
                 self._positions[partition] = records[-1].offset + 1
                 self._outstanding += len(records)
+            elif position < log.stable:  # markers and aborted records only: it goes on behind them
+                self._positions[partition] = min(reached, log.stable)
+                self.wake()
         if batch:
             self._arrives_at = max(self._arrives_at + ORDERED, process.loop.time() + process.faults.poll())
             process.loop.call_at(self._arrives_at, self._hand_over, batch, self._epochs)
