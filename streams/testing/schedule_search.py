@@ -83,7 +83,8 @@ def search(
     state of each partition. Leave out what depends on time by ``ignore_topics``, or ``compare=False``.
 
     ``seeds`` is a number of seeds, or the seeds; the variable ``SEED`` chooses a single one. ``faults`` is what may go
-    wrong. What the scenario raises in the run without faults is raised as it is. Wall time: some 10 to 50 ms a seed.
+    wrong. What the scenario raises in the run without faults is raised as it is.
+    A seed costs about 0.1 s of a processor for a scenario of 40 events.
     """
     check_faults(faults)
     chosen = _seeds(seeds)
