@@ -151,9 +151,6 @@ class ClientSettings:
         return {
             **self._base(f"{self.client_id}.plain"),
             **_PRODUCER,
-            # A broker takes any sequence number of a producer that it does not know: with several requests in flight,
-            # the second one to a new partition was written before the first one, which had to be sent again.
-            "max.in.flight.requests.per.connection": 1,
             **self.overrides,
             "message.timeout.ms": delivery_timeout_ms,
             "enable.idempotence": True,

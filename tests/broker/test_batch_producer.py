@@ -77,7 +77,7 @@ async def test_records_are_there_when_the_event_is_committed(near: Lab, far: Lab
 @pytest.mark.asyncio
 @pytest.mark.parametrize("number", range(4))
 async def test_order_within_a_partition_is_kept(near: Lab, number: int) -> None:
-    """To a topic that was made a moment ago, too: the first request may have to be sent again."""
+    """To a topic that its producer has not met, too: what is handed over before it knows the topic may be overtaken."""
     target = f"{near.output}-ordered"
     await near.create(target, partitions=1)
     source = producing(near, target)
