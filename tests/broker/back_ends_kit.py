@@ -9,7 +9,8 @@ What a scenario leaves behind is made comparable in ``observed``. Left out, or m
   the order of outputs of different keys of a partition when they come from different ones;
 * times of day: a timestamp of this century's present is "now", one that a scenario chose is compared;
 * the partition of records without a key that name none (spread by chance, on both sides), and so their order;
-* the changelog's records of the toolkit itself: their names are compared, and the offset, not their random parts.
+* the changelog's records of the toolkit itself: their names are compared, and the offset, not their random parts; and
+  not whether a partition was handed over, which depends on who was there first.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from streams import EventSource, EventSourceConfig, IncomingRecord
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.events import event_type_of
 from streams.records import Headers
-from streams.runtime.changelog import OFFSET_KEY, decode_offset
+from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY, decode_offset
 from streams.runtime.dead_letters import PREFIX
 from streams.testing import Point
 
@@ -270,6 +271,8 @@ def _last_values(records: Iterable[IncomingRecord]) -> dict[str, Any]:
         assert key is not None, "a changelog record without a key"
         if key == OFFSET_KEY:
             offset = decode_offset(record).offset
+        elif key == RELEASE_KEY:
+            continue
         elif key.startswith(RESERVED_KEY_PREFIX):
             own[key] = record.value is not None
         elif record.value is None:

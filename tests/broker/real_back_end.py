@@ -229,8 +229,9 @@ class RealBackEnd(BackEnd):
             self._balance()
 
     def restart(self, member: int = 0) -> None:
-        assert not self._members[member].runs
+        self._wait(_ended(self._members[member].task))  # a crash may be under way
         if self._proxy is not None:
+            self._proxy.disconnect(client=f"*member-{member}*")  # what a dead one would not have sent is lost
             self._proxy.restore()
         self._start(member)
         self._balance()
@@ -268,7 +269,8 @@ class RealBackEnd(BackEnd):
             Producer({"bootstrap.servers": self._bootstrap, "transactional.id": name}).init_transactions(PATIENCE)
 
     def evict(self, member: int = 0) -> None:
-        asked = AdminClient({"bootstrap.servers": self._bootstrap}).describe_consumer_groups([self.group])
+        admin = AdminClient({"bootstrap.servers": self._bootstrap})  # answers only as long as it is there
+        asked = admin.describe_consumer_groups([self.group])
         known = {one.client_id: one.member_id for one in asked[self.group].result(PATIENCE).members}
         client = KafkaPythonClient(self._bootstrap, "evictor", {})
         take_over = KafkaPythonTakeOver(client, self.group, self.topic)
@@ -317,6 +319,10 @@ class RealBackEnd(BackEnd):
             self._thread.join(PATIENCE)
             self._loop.close()
             if self._proxy is not None:
+                self._proxy.disconnect()
+                deadline = time.monotonic() + PATIENCE
+                while self._proxy._links and time.monotonic() < deadline:
+                    time.sleep(STEP)
                 self._proxy.stop()
 
 

@@ -1,0 +1,260 @@
+"""The driver's answers are the broker's: work ahead of its turn, batches, timers, stores of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from streams import (
+    DEAD_LETTER,
+    AsyncBatcher,
+    AsyncJobScheduler,
+    BatcherConfig,
+    EventContext,
+    EventSource,
+    EventSourceConfig,
+    IncomingRecord,
+    SchedulerConfig,
+    SimpleStore,
+    Table,
+)
+from streams.testing.fixtures import BrokerAddress
+from tests.broker.back_ends_kit import BackEnd, Scenario, scenario, turn_of_others
+from tests.broker.engine_kit import TOTALS, Added, Total, Totals
+from tests.broker.two_back_ends import compare
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
+
+NAMES = ["a", "b", "c", "a", "b", "a", "d", "a", "e", "b"]
+
+
+def feed(end: BackEnd, *names: str, deed: str = "") -> None:
+    for name in names:
+        end.send(Added(name, 1, deed), name)
+
+
+def finish(end: BackEnd, ctx: EventContext[Totals], name: str, amount: int) -> None:
+    total = ctx.store.get(name, 0) + amount
+    ctx.store.put(name, total)
+    ctx.forward(end.out, Total(name, total), key=name)
+
+
+async def doubled(event: Added) -> int:
+    """A job."""
+    await turn_of_others()
+    if event.deed == "raise":
+        raise ValueError(f"no {event.name}, please")
+    return event.amount * 2
+
+
+@scenario(partitions=2)
+def jobs(end: BackEnd) -> None:
+    """Jobs, some of which fail, with finalizers in order."""
+
+    def make(config: EventSourceConfig) -> EventSource[Totals]:
+        source = EventSource(config, TOTALS)
+        scheduler: AsyncJobScheduler[Totals, Added, int] = AsyncJobScheduler(
+            source,
+            doubled,
+            lambda ctx, event, amount: finish(end, ctx, event.name, amount),
+            config=SchedulerConfig(concurrency=4),
+        )
+        scheduler.register_event_type(Added, key=lambda event: event.name, on_error=DEAD_LETTER)
+        return source
+
+    end.run(make)
+    feed(end, *NAMES)
+    feed(end, "a", "b", deed="raise")
+    feed(end, *NAMES)
+    end.settle()
+    end.leave()
+    feed(end, *NAMES)
+    end.restart()
+    end.settle()
+
+
+@scenario(partitions=2)
+def concurrent_handlers(end: BackEnd) -> None:
+    """``concurrency=``: side by side up to their turn."""
+
+    def make(config: EventSourceConfig) -> EventSource[Totals]:
+        source = EventSource(config, TOTALS)
+
+        @source.register_event_type(Added, concurrency=8, on_error=DEAD_LETTER)
+        async def handle(ctx: EventContext[Totals], event: Added) -> None:
+            amount = await doubled(event)
+            await ctx.turn()
+            finish(end, ctx, event.name, amount)
+
+        return source
+
+    end.run(make)
+    feed(end, *NAMES)
+    feed(end, "a", "c", deed="raise")
+    feed(end, *NAMES)
+    end.settle()
+
+
+@scenario()
+def chain(end: BackEnd) -> None:
+    """Two stages of work."""
+
+    async def tripled(amount: int) -> int:
+        await turn_of_others()
+        return amount * 3
+
+    def make(config: EventSourceConfig) -> EventSource[Totals]:
+        source = EventSource(config, TOTALS)
+        last: AsyncJobScheduler[Totals, int, int] = AsyncJobScheduler(
+            source, tripled, lambda ctx, item, result: finish(end, ctx, f"by {item}", result)
+        )
+        first: AsyncJobScheduler[Totals, Added, int] = AsyncJobScheduler(source, doubled, then=last)
+        first.register_event_type(Added, key=lambda event: event.name)
+        return source
+
+    end.run(make)
+    feed(end, *NAMES)
+    end.settle()
+
+
+@scenario(partitions=2)
+def batches(end: BackEnd) -> None:
+    """Items of several events in one call; one item fails, its event only becomes a dead letter."""
+
+    async def write(items: Sequence[Any]) -> list[Any]:
+        await turn_of_others()
+        return [ValueError(f"no {item.key}") if item.value == 13 else item.value * 2 for item in items]
+
+    def make(config: EventSourceConfig) -> EventSource[Totals]:
+        source = EventSource(config, TOTALS)
+
+        def written(ctx: EventContext[Totals], items: Sequence[Any]) -> None:
+            for item in items:
+                finish(end, ctx, item.key, item.result)
+
+        batcher: AsyncBatcher[Totals, int] = AsyncBatcher(
+            source, write, written, config=BatcherConfig(max_batch_size=3, max_delay_seconds=0.01)
+        )
+
+        @batcher.register_event_type(Added, on_error=DEAD_LETTER)
+        def plan(record: IncomingRecord, event: Added) -> list[tuple[str, int]]:
+            return [(event.name, event.amount), (f"{event.name}2", 1)]
+
+        return source
+
+    end.run(make)
+    feed(end, *NAMES)
+    end.send(Added("a", 13), "a")
+    feed(end, *NAMES)
+    end.settle()
+
+
+@scenario(partitions=2)
+def timers(end: BackEnd) -> None:
+    """Set, replaced, cancelled, firing in order; one fires after a restart."""
+
+    def handle(ctx: EventContext[Totals], event: Added) -> None:
+        if ctx.timer is not None:
+            finish(end, ctx, f"{event.name} by timer {ctx.timer.name} {ctx.timer.key!r}", event.amount)
+        elif event.deed == "cancel":
+            finish(end, ctx, event.name, int(ctx.cancel_timer(event.name)))
+        elif event.deed == "twice":
+            ctx.schedule_in(3600.0, Added(event.name, 1), name=event.name)
+            ctx.schedule_in(0.2, Added(event.name, 2), name=event.name)
+        else:
+            ctx.schedule_in(event.amount / 1000, Added(event.name, event.amount), name=event.name)
+
+    def make(config: EventSourceConfig) -> EventSource[Totals]:
+        source = EventSource(config, TOTALS)
+        source.register_event_type(Added, handle)
+        return source
+
+    end.run(make)
+    end.send(Added("a", 100), "a")
+    end.send(Added("b", 200), "b")
+    end.send(Added("kept", 3_600_000), "c")
+    end.send(Added("cancelled", 3_600_000), "c")
+    feed(end, "twice", deed="twice")
+    end.send(Added("cancelled", 0, "cancel"), "c")
+    end.send(Added("nothing", 0, "cancel"), "c")
+    end.settle()
+    end.until(lambda: len(end.records(end.out)) == 5, "the timers have fired")
+    end.send(Added("later", 300), "a")
+    end.settle()
+    end.leave()
+    end.restart()
+    end.until(lambda: len(end.records(end.out)) == 6, "the one that was left has fired")
+    end.settle()
+
+
+@scenario(partitions=2)
+def ordered_store(end: BackEnd) -> None:
+    """Ranges of an ordered table, after a restart too."""
+    factory: Any = Table.factory(key=str, value=int, ordered=True)
+
+    def handle(ctx: EventContext[Any], event: Added) -> None:
+        store = ctx.store
+        store.put(event.name, store.get(event.name, 0) + event.amount)
+        found = "".join(f"{name}{amount}" for name, amount in store.range("b", "e"))
+        ctx.forward(
+            end.out, Total(found, len(found)), key="range", partition=0, headers=[("from", event.name.encode())]
+        )
+        if event.deed == "delete":
+            store.delete(event.name)
+
+    def make(config: EventSourceConfig) -> EventSource[Any]:
+        source = EventSource(config, factory)
+        source.register_event_type(Added, handle)
+        return source
+
+    def feed_one(*names: str, deed: str = "") -> None:
+        for name in names:
+            end.send(Added(name, 1, deed), name, partition=1)
+
+    end.run(make)
+    feed_one(*NAMES)
+    feed_one("c", deed="delete")
+    end.settle()
+    end.leave()
+    end.restart()
+    feed_one(*NAMES)
+    end.settle()
+
+
+@scenario()
+def simple_store(end: BackEnd) -> None:
+    """Items that know their key; some are deleted."""
+    factory: Any = SimpleStore.factory(Total, key=lambda item: item.name)
+
+    def handle(ctx: EventContext[Any], event: Added) -> None:
+        known = ctx.store.get(event.name)
+        change = ctx.store.put(Total(event.name, event.amount + (known.amount if known else 0)))
+        ctx.record_change(change)
+        if event.deed == "delete":
+            ctx.store.delete(event.name)
+        ctx.forward(end.out, ctx.store.get(event.name) or Total("gone", 0), key=event.name)
+
+    def make(config: EventSourceConfig) -> EventSource[Any]:
+        source = EventSource(config, factory)
+        source.register_event_type(Added, handle)
+        return source
+
+    end.run(make)
+    feed(end, *NAMES)
+    feed(end, "a", deed="delete")
+    end.settle()
+    end.leave()
+    end.restart()
+    feed(end, *NAMES)
+    end.settle()
+
+
+SCENARIOS = [jobs, concurrent_handlers, chain, batches, timers, ordered_store, simple_store]
+
+
+@pytest.mark.parametrize("one", SCENARIOS, ids=str)
+def test_same_answers(kafka_broker: BrokerAddress, one: Scenario) -> None:
+    found = compare(one, kafka_broker.bootstrap_servers)
+    assert not found, "\n".join(found)
