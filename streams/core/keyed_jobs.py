@@ -1,9 +1,10 @@
-"""Which job may run: one at a time per key, keys in turn, so many at once.
+"""Which job may run: one at a time per key, the oldest first, so many at once.
 
 Keys belong to a *lane* (a partition while it is worked on here): the same key in two lanes is two keys. Slots are
-shared by all lanes, which take turns; within a lane its keys take turns. A slot is held by a job that runs and by
-nothing else, and a running job waits for nothing here, so whatever the settings, somebody can always go on. A key may
-be held for longer than a slot (``left_slot``): by a job whose failure somebody has yet to hear of.
+shared by all lanes, which take turns. Within a lane the oldest job that can begin does: nothing of the lane is complete
+before its first event is, so a slot for a later one would only make the first wait. A slot is held by a job that runs
+and by nothing else, and a running job waits for nothing here, so whatever the settings, somebody can always go on. A
+key may be held for longer than a slot (``left_slot``): by a job whose failure somebody has yet to hear of.
 
 * ``has_room`` is asked before a job is added: full, its lane waits outside (admission control).
 * Jobs that come from a stage before (``add`` without asking) are bounded by that stage's own limits.
@@ -11,8 +12,10 @@ be held for longer than a slot (``left_slot``): by a job whose failure somebody 
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Hashable
+from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -23,16 +26,17 @@ class _Key(Generic[T]):
 
     def __init__(self, name: Hashable) -> None:
         self.name = name
-        self.waiting: deque[T] = deque()
+        self.waiting: deque[tuple[int, T]] = deque()  # with their age
         self.is_held = False  # by a job that runs, or has left its slot only
 
 
 class _Lane(Generic[T]):
-    __slots__ = ("keys", "ready")
+    __slots__ = ("by_age", "keys", "ready")
 
     def __init__(self) -> None:
         self.keys: dict[Hashable, _Key[T]] = {}
-        self.ready: deque[_Key[T]] = deque()  # not held, and with a job that waits
+        self.ready = 0  # keys that are not held, and have a job that waits
+        self.by_age: list[tuple[int, _Key[T]]] = []  # these, with the age of that job; and what is out of date
 
 
 class KeyedJobs(Generic[T]):
@@ -45,6 +49,7 @@ class KeyedJobs(Generic[T]):
         self._max_keys = max_keys
         self._lanes: dict[Hashable, _Lane[T]] = {}
         self._rotation: deque[_Lane[T]] = deque()  # lanes with keys that are ready, each once
+        self._ages = itertools.count()
         self.running = 0
         self.waiting = 0
 
@@ -71,7 +76,7 @@ class KeyedJobs(Generic[T]):
         found = known.keys.get(key)
         if found is None:
             found = known.keys[key] = _Key(key)
-        found.waiting.append(job)
+        found.waiting.append((next(self._ages), job))
         self.waiting += 1
         if len(found.waiting) == 1 and not found.is_held:
             self._is_ready(known, found)
@@ -81,13 +86,16 @@ class KeyedJobs(Generic[T]):
         if self.running >= self._concurrency or not self._rotation:
             return None
         lane = self._rotation.popleft()
-        found = lane.ready.popleft()
+        age, found = heappop(lane.by_age)
+        while found.is_held or not found.waiting or found.waiting[0][0] != age:  # out of date
+            age, found = heappop(lane.by_age)
+        lane.ready -= 1
         if lane.ready:
             self._rotation.append(lane)
         found.is_held = True
         self.running += 1
         self.waiting -= 1
-        return found.waiting.popleft()
+        return found.waiting.popleft()[1]
 
     def ended(self, lane: Hashable, key: Hashable) -> None:
         """The job of this key that was running has ended, however."""
@@ -114,20 +122,29 @@ class KeyedJobs(Generic[T]):
         """Take a job out that has not begun. ``False``: it is not waiting here."""
         known = self._lanes.get(lane)
         found = None if known is None else known.keys.get(key)
-        if known is None or found is None or job not in found.waiting:
+        if known is None or found is None:
             return False
-        found.waiting.remove(job)
+        place = next((place for place, (_, waiting) in enumerate(found.waiting) if waiting == job), None)
+        if place is None:
+            return False
+        del found.waiting[place]
         self.waiting -= 1
-        if not found.waiting and not found.is_held:
-            known.ready.remove(found)
-            if not known.ready:
-                self._rotation.remove(known)
-            del known.keys[key]
-            if not known.keys:
-                del self._lanes[lane]
+        if found.is_held:
+            return True
+        if found.waiting:
+            if place == 0:
+                heappush(known.by_age, (found.waiting[0][0], found))
+            return True
+        known.ready -= 1
+        if not known.ready:
+            self._rotation.remove(known)
+        del known.keys[key]
+        if not known.keys:
+            del self._lanes[lane]
         return True
 
     def _is_ready(self, lane: _Lane[T], key: _Key[T]) -> None:
-        lane.ready.append(key)
-        if len(lane.ready) == 1:
+        heappush(lane.by_age, (key.waiting[0][0], key))
+        lane.ready += 1
+        if lane.ready == 1:
             self._rotation.append(lane)

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from streams.runtime import handler_jobs
 from streams.runtime.job_runner import Job, JobRunner
 from streams.runtime.line import Entry, Line
 from streams.runtime.partition_worker import PartitionWorker
@@ -96,19 +95,6 @@ def drawn(number: int) -> Settings:
     )
 
 
-def _slots_are_kept_for_the_turn(patch: pytest.MonkeyPatch) -> None:
-    reached = handler_jobs._Run._reached
-
-    def keep(self: handler_jobs._Run) -> None:
-        over, self._stage.runner.over = self._stage.runner.over, lambda job: None  # type: ignore[method-assign]
-        try:
-            reached(self)
-        finally:
-            self._stage.runner.over = over  # type: ignore[method-assign]
-
-    patch.setattr(handler_jobs._Run, "_reached", keep)
-
-
 def _jobs_outlive_their_partition(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Entry, "drop", lambda self: None)
 
@@ -152,7 +138,6 @@ def _given_up_partitions_go_on_in_line(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "out",
     [
-        _slots_are_kept_for_the_turn,
         _jobs_outlive_their_partition,
         _whoever_is_done_is_next,
         _nobody_is_told_of_room,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from streams.runtime import handler_jobs, line, partition_worker
+from streams.runtime import line, partition_worker
 from streams.runtime.jobs import JobStage
 
 from .safeguards import Patch, Safeguard
@@ -50,25 +49,11 @@ def jobs_are_done_when_they_have_begun(patch: Patch) -> None:
     patch.setattr(JobStage, "add", told)
 
 
-def slots_are_kept_for_the_turn(patch: Patch) -> None:
-    reached: Callable[[Any], None] = handler_jobs._Run._reached
-
-    def keep(self: Any) -> None:
-        over, self._stage.runner.over = self._stage.runner.over, lambda job: None
-        try:
-            reached(self)
-        finally:
-            self._stage.runner.over = over
-
-    patch.setattr(handler_jobs._Run, "_reached", keep)
-
-
 AHEAD_SAFEGUARDS: dict[str, Safeguard] = {
     made.out.__name__: made
     for made in (
         Safeguard("section 3", whoever_is_done_is_next, ("ahead",)),
         Safeguard("section 3", plain_handlers_do_not_wait_for_jobs, ("ahead",)),
         Safeguard("section 3", jobs_are_done_when_they_have_begun, ("ahead",)),
-        Safeguard("line", slots_are_kept_for_the_turn, ("ahead",)),
     )
 }

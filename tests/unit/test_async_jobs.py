@@ -117,6 +117,28 @@ async def test_a_concurrent_handler_uses_the_store_from_its_turn_on(bench: Bench
     assert len(early) == 3
 
 
+async def test_waiting_for_the_turn_takes_no_slot(bench: Bench) -> None:
+    """Two may run: one that is slow, and behind it one after the other up to its turn."""
+    begun: list[str] = []
+    slow = asyncio.Event()
+    source = bench.make(None)
+
+    @source.register_event_type(Named, concurrency=2)
+    async def handler(ctx: EventContext[Any], event: Named) -> None:
+        begun.append(event.name)
+        if event.name == "slow":
+            await slow.wait()
+        await ctx.turn()
+        ctx.forward(OUT, event, key=event.name)
+
+    bench.broker.send("slow", "a", "b", "c")
+    bench.run()
+    await bench.until(lambda: begun == ["slow", "a", "b", "c"], "all of them begin")
+    assert bench.broker.outputs() == []
+    slow.set()
+    await bench.until(lambda: bench.broker.outputs() == begun, "in order")
+
+
 async def test_more_handlers_wait_for_their_turn_than_may_run(bench: Bench) -> None:
     """Waiting for the turn takes no slot: with one, the last would never get it."""
     source = bench.make(None)
