@@ -177,10 +177,6 @@ class BackEnd(ABC):
         """Another producer takes its transactional ids."""
 
     @abstractmethod
-    def evict(self, member: int = 0) -> None:
-        """The group loses a member that knows nothing of it."""
-
-    @abstractmethod
     def records(self, topic: str) -> Sequence[IncomingRecord]:
         """What read_committed readers see, each partition in its order."""
 

@@ -104,9 +104,6 @@ class DrivenBackEnd(BackEnd):
     def fence(self, member: int = 0) -> None:
         self.driver.fence(member)
 
-    def evict(self, member: int = 0) -> None:
-        self.driver.evict(member)
-
     def records(self, topic: str) -> Sequence[IncomingRecord]:
         return [record for _, record in committed_records(self.broker, topic)]
 

@@ -14,11 +14,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, Message, Producer
-from confluent_kafka.admin import AdminClient
 
 from streams import EventSource, EventSourceConfig, IncomingRecord
-from streams.clients.kafka_python_client import KafkaPythonClient
-from streams.clients.takeover import KafkaPythonTakeOver
 from streams.errors import NotOwned
 from streams.records import Headers
 from streams.statistics import SourceState
@@ -267,17 +264,6 @@ class RealBackEnd(BackEnd):
         for number in range(config.pool.pool_size):
             name = f"{config.group_id}.{config.instance_id}.{number}"
             Producer({"bootstrap.servers": self._bootstrap, "transactional.id": name}).init_transactions(PATIENCE)
-
-    def evict(self, member: int = 0) -> None:
-        admin = AdminClient({"bootstrap.servers": self._bootstrap})  # answers only as long as it is there
-        asked = admin.describe_consumer_groups([self.group])
-        known = {one.client_id: one.member_id for one in asked[self.group].result(PATIENCE).members}
-        client = KafkaPythonClient(self._bootstrap, "evictor", {})
-        take_over = KafkaPythonTakeOver(client, self.group, self.topic)
-        try:
-            take_over.remove_member(known[f"member-{member}"], None, time.monotonic() + PATIENCE)
-        finally:
-            client.close(PATIENCE)
 
     # -- what came of it -----------------------------------------------------------------------------------------------
 

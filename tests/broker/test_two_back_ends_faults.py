@@ -1,0 +1,176 @@
+"""The driver's answers are the broker's: members that come, go and die, lost replies, fenced producers; and a driver
+that is wrong is found out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from streams import EventContext, EventSource, EventSourceConfig
+from streams.testing import Point
+from streams.testing.fixtures import BrokerAddress
+from streams.testing.simulation.broker import Broker, Log
+from tests.broker.back_ends_kit import BackEnd, Make, Scenario, scenario
+from tests.broker.engine_kit import TOTALS, Added, Total, Totals
+from tests.broker.two_back_ends import compare
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
+
+NAMES = ["a", "b", "c", "d", "e", "f", "a", "b", "a"]
+
+
+def counting(end: BackEnd) -> Make:
+    def count(ctx: EventContext[Totals], event: Added) -> None:
+        total = ctx.store.get(event.name, 0) + event.amount
+        ctx.store.put(event.name, total)
+        ctx.forward(end.out, Total(event.name, total), key=event.name)
+
+    def make(config: EventSourceConfig) -> EventSource[Totals]:
+        source = EventSource(config, TOTALS)
+        source.register_event_type(Added, count)
+        return source
+
+    return make
+
+
+def feed(end: BackEnd, *names: str) -> None:
+    for name in names:
+        end.send(Added(name), name)
+
+
+def crash_at(point: Point) -> Scenario:
+    """A member dies there in the middle of its work, and is started again: each event counts once."""
+
+    def play(end: BackEnd) -> None:
+        end.run(counting(end))
+        feed(end, *NAMES)
+        end.settle()
+        end.crash_at(point)
+        feed(end, *NAMES)
+        end.settle()
+        end.restart()
+        feed(end, *NAMES)
+        end.settle()
+
+    play.__name__ = f"crash_at_{point.replace('.', '_')}"
+    return Scenario(play, partitions=2, topics={"out": 2}, faulty=True)
+
+
+@scenario(partitions=4, topics={"out": 2})
+def members(end: BackEnd) -> None:
+    """Partitions move to a member that joins, and to the one that stays."""
+    end.run(counting(end))
+    feed(end, *NAMES)
+    end.settle()
+    end.join()
+    feed(end, *NAMES)
+    end.settle()
+    end.leave(0)
+    feed(end, *NAMES)
+    end.settle()
+
+
+@scenario(partitions=2, faulty=True)
+def taken_over(end: BackEnd) -> None:
+    """A member dies, the other one takes its partition over."""
+    end.run(counting(end), members=2)
+    feed(end, *NAMES)
+    end.settle()
+    end.crash(0)
+    feed(end, *NAMES)
+    end.settle()
+
+
+@scenario(partitions=2, faulty=True)
+def lost_commit_reply(end: BackEnd) -> None:
+    """The transaction is committed, and the member does not hear of it."""
+    end.run(counting(end))
+    feed(end, *NAMES)
+    end.settle()
+    end.lose_commit_reply()
+    feed(end, *NAMES)
+    end.settle()
+
+
+@scenario(partitions=2, faulty=True)
+def fenced(end: BackEnd) -> None:
+    """Somebody else takes the member's transactional ids."""
+    end.run(counting(end))
+    feed(end, *NAMES)
+    end.settle()
+    end.fence()
+    feed(end, *NAMES)
+    end.settle()
+
+
+SCENARIOS = [
+    crash_at("send_offsets.before"),
+    crash_at("commit.before"),
+    crash_at("commit.after"),
+    members,
+    taken_over,
+    lost_commit_reply,
+    fenced,
+]
+
+
+@pytest.mark.parametrize("one", SCENARIOS, ids=str)
+def test_same_answers(kafka_broker: BrokerAddress, one: Scenario) -> None:
+    found = compare(one, kafka_broker.bootstrap_servers)
+    assert not found, "\n".join(found)
+
+
+# -- a driver that is wrong --------------------------------------------------------------------------------------------
+
+
+@scenario(partitions=2, topics={"out": 3})
+def usual(end: BackEnd) -> None:
+    """What the broken drivers below are compared with."""
+    end.run(counting(end))
+    feed(end, *NAMES)
+    headers = [("__grt__", b"Added")]
+    end.send_transaction((0, b"x", b'{"name": "x"}', [*headers]), (0, b"y", b'{"name": "y"}', [*headers]), commit=False)
+    end.send(Added("z"), "z", partition=0, headers=[("twice", None), ("twice", b"")])
+    end.settle()
+
+
+def _aborted_is_visible(log: Log, start: int, end: int) -> Any:
+    for entry in log.entries[start:end]:
+        if entry.txn is not None and entry.txn.outcome is False:
+            entry.txn = None
+    return _COMMITTED(log, start, end)
+
+
+def _no_markers(broker: Broker, log: Log, txn: Any) -> None:
+    log.open.pop(txn, None)
+    broker._grown(log)
+
+
+def _other_partitions(broker: Broker, topic: str, key: bytes | None) -> int:
+    return len(key or b"") % broker.topics.get(topic, broker.partitions)
+
+
+def _no_headers(broker: Broker, log: Log, entry: Any) -> None:
+    entry.headers = entry.headers and entry.headers[:1]
+    _WRITE(broker, log, entry)
+
+
+_COMMITTED, _WRITE = Log.committed, Broker._write
+
+BROKEN: dict[str, tuple[type, str, Callable[..., Any]]] = {
+    "aborted records are visible": (Log, "committed", _aborted_is_visible),
+    "transactions leave no markers": (Broker, "_mark", _no_markers),
+    "keys go elsewhere": (Broker, "partition_of", _other_partitions),
+    "headers are lost": (Broker, "_write", _no_headers),
+}
+
+
+@pytest.mark.parametrize("wrong", BROKEN)
+def test_a_driver_that_is_wrong_is_found_out(
+    kafka_broker: BrokerAddress, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    assert not compare(usual, kafka_broker.bootstrap_servers)
+    monkeypatch.setattr(*BROKEN[wrong])
+    assert compare(usual, kafka_broker.bootstrap_servers)
