@@ -120,12 +120,13 @@ class GlobalChangeLog:
         after the start: a receiver that comes later would miss what was received before.
         """
         self._check_not_started()
-        name = getattr(receiver, "__qualname__", None) or type(receiver).__name__
-        change = getattr(receiver, "receive_change", None)
-        if _is_plain(change) and not isinstance(receiver, type):
-            self._reader.receivers.append(Receiver(name, to_changes(change), getattr(receiver, "revoked", None)))
-        elif change is None and callable(receiver) and _is_plain(receiver) and not isinstance(receiver, type):
-            self._reader.receivers.append(Receiver(name, receiver, None))
+        given: Any = receiver
+        name = getattr(given, "__qualname__", None) or type(given).__name__
+        change = getattr(given, "receive_change", None)
+        if _is_plain(change) and not isinstance(given, type):
+            self._reader.receivers.append(Receiver(name, to_changes(change), getattr(given, "revoked", None)))
+        elif change is None and callable(given) and _is_plain(given) and not isinstance(given, type):
+            self._reader.receivers.append(Receiver(name, given, None))
         else:
             raise RegistrationError(
                 f"{name} can not receive changes: it must be an object with the method receive_change(change), or a "
