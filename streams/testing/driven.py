@@ -250,7 +250,7 @@ class DrivenWorld:
         return made
 
 
-RUN_STATE = ("_elsewhere", "_engine", "_loop", "_preparing", "_state", "_stop_asked", "_stopped")
+RUN_STATE = ("_elsewhere", "_engine", "_entering", "_loop", "_preparing", "_state", "_stop_asked", "_stopped")
 """What of a source belongs to its run, and not to what was registered."""
 
 

@@ -278,9 +278,12 @@ class KafkaProxy:
             self._links.discard(link)
             requests.cancel()
             replies.cancel()
-            await asyncio.gather(requests, replies, return_exceptions=True)
-            for _, side in (link.client, link.broker):
-                await close(side)
+            try:
+                await asyncio.gather(requests, replies, return_exceptions=True)
+                for _, side in (link.client, link.broker):
+                    await close(side)
+            finally:
+                link.abort()  # also when the proxy was stopped in between
 
     # -- two directions -----------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import socket
@@ -9,12 +10,13 @@ import struct
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
 
 from streams.errors import ConfigError, StreamsError
+from streams.testing import proxy as proxy_module
 from streams.testing.proxy import KafkaProxy
 from streams.testing.proxy_rules import ArmedRule, Rule
 from streams.testing.proxy_wire import (
@@ -341,6 +343,30 @@ def test_stopped_while_it_connects() -> None:
         assert [str(each.message) for each in said] == []
         with contextlib.suppress(ConnectionError):
             assert read(client) is None
+
+
+def test_stopped_while_a_link_ends(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client has gone and its broker's side is about to be closed: it is, whatever comes in between."""
+    ending, quietly = threading.Event(), proxy_module._quietly
+
+    async def slow_to_end(pump: Coroutine[Any, Any, None]) -> None:
+        try:
+            await quietly(pump)
+        except asyncio.CancelledError:
+            ending.set()
+            await asyncio.Event().wait()  # until it is cancelled once more: by the end of the proxy
+
+    monkeypatch.setattr(proxy_module, "_quietly", slow_to_end)
+    with KafkaProxy(line.address) as proxy:
+        host, _, port = proxy.bootstrap_servers.partition(":")
+        with socket.create_connection((host, int(port)), 5) as client:
+            send(client, request(1))
+            assert read(client) == answer(1, 1)
+        assert ending.wait(10)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert [str(each.message) for each in said] == []
 
 
 @pytest.mark.parametrize("address", ["", "kafka", "kafka:port", ":9092"])
