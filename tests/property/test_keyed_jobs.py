@@ -161,3 +161,19 @@ def test_lanes_take_turns(concurrency: int, lanes: int) -> None:
         assert len({name[0] for name in begun[at : at + lanes]}) == lanes
     for lane in range(lanes):
         assert [name[1] for name in begun if name[0] == lane] == [0, 1] * 3
+
+
+def test_who_was_withdrawn_is_passed_over() -> None:
+    machine: KeyedJobs[str] = KeyedJobs(1, 10, 10)
+    for job in ("a1", "b1", "a2", "a3"):
+        machine.add(0, job[0], job)
+    assert machine.withdraw(0, "a", "a1"), "now a2 is the first of its key, and b1 is older"
+    assert machine.withdraw(0, "a", "a3"), "behind the first"
+    assert not machine.withdraw(0, "a", "a3")
+    assert not machine.withdraw(0, "c", "c1")
+    assert machine.take() == "b1"
+    assert machine.take() is None, "the slot is taken"
+    machine.ended(0, "b")
+    assert machine.take() == "a2"
+    machine.ended(0, "a")
+    assert (machine.running, machine.waiting, machine.keys) == (0, 0, 0)
