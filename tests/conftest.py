@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import logging
 import tracemalloc  # noqa: F401  # pytest asks it about warnings from finalizers, and one of those may run in its import
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -17,3 +17,13 @@ def logging_as_it_was() -> Iterator[None]:
     yield
     logger.handlers[:], logger.propagate = before[0], before[2]
     logger.setLevel(before[1])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What a test wrote may be no proper text, on purpose; a report has to get from one process to another."""
+    report = yield
+    report.sections = [
+        (name, text.encode("utf-8", "backslashreplace").decode("utf-8")) for name, text in report.sections
+    ]
+    return report
