@@ -42,6 +42,12 @@ def set_broker_session(servers: str, group: str, session_ms: int, heartbeat_ms: 
     for future in client.incremental_alter_configs([resource]).values():
         future.result(PATIENCE)
 
+    def told() -> str:
+        (future,) = client.describe_configs([_untyped.ConfigResource(kind, group)]).values()
+        return str(future.result(PATIENCE)["consumer.session.timeout.ms"].value)
+
+    until(lambda: told() == str(session_ms), "the controller has the settings, the broker does not hear of them")
+
 
 def stays(condition: Callable[[], bool], seconds: float, what: str) -> None:
     """For a time in which something wrong would show: some heartbeats, a session."""
