@@ -25,18 +25,15 @@ class HandlerThreads:
         thread = self._threads.get(partition)
         if thread is None:
             thread = self._threads[partition] = self._make(f"kes-handler-{partition}")
-        done = False
         try:
-            result = await thread.call(function, *args)
-            done = True
-            return result
+            return await thread.call(function, *args)
         except Exception:
-            done = True
             raise
-        finally:
-            if not done and self._threads.get(partition) is thread:
+        except BaseException:  # the call goes on
+            if self._threads.get(partition) is thread:
                 del self._threads[partition]
                 thread.abandon()
+            raise
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Run it on a thread that is idle, or a new one. When the caller is cancelled the call goes on, and its thread
@@ -46,19 +43,16 @@ class HandlerThreads:
         else:
             self._made += 1
             thread = self._make(f"kes-job-{self._made}")
-        done = False
         try:
             result = await thread.call(function, *args)
-            done = True
-            return result
         except Exception:
-            done = True
+            self._idle.append(thread)
             raise
-        finally:
-            if done:
-                self._idle.append(thread)
-            else:
-                thread.abandon()
+        except BaseException:  # the call goes on
+            thread.abandon()
+            raise
+        self._idle.append(thread)
+        return result
 
     def close(self) -> None:
         """Let all of them end."""
