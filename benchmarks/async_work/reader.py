@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
-from confluent_kafka import Consumer, TopicPartition
 
 from benchmarks.async_work.workload import PARTITIONS, Answered, Judge, Plan, partition_of, shares
 from benchmarks.child import job_of
-
-SILENCE_SECONDS = 20
+from benchmarks.committed import batches, percentiles
 
 
 class Watch(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,47 +37,20 @@ class WatchResult(msgspec.Struct, frozen=True):
 
 def watch(job: Watch) -> WatchResult:
     """Read until all are there, or nothing comes any more."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": job.bootstrap_servers,
-            "group.id": "reader",
-            "isolation.level": "read_committed",
-            "enable.auto.commit": False,
-            "auto.offset.reset": "error",
-            "fetch.wait.max.ms": 10,
-        }
-    )
-    consumer.assign([TopicPartition(job.topic, partition, 0) for partition in range(PARTITIONS)])
     decode = msgspec.json.Decoder(Answered).decode
     judge = Judge()
     late: list[float] = []
     arrivals: list[list[float]] = [[] for _ in range(PARTITIONS)]
-    heard = time.monotonic()
-    while judge.outputs < job.events and time.monotonic() - heard < SILENCE_SECONDS:
-        first = consumer.poll(0.1)
-        if first is None:
-            continue
-        messages = [first, *consumer.consume(500, 0)]
-        now, heard = time.time(), time.monotonic()
+    for now, messages in batches(job.bootstrap_servers, job.topic, PARTITIONS, lambda: judge.outputs >= job.events):
         for message in messages:
-            if message.error() is not None:
-                raise RuntimeError(message.error())
             answer = decode(message.value() or b"")
             judge.hear((message.key() or b"").decode(), answer)
             if judge.outputs > job.skip:
                 late.append((now - answer.sent) * 1000)
                 arrivals[partition_of(answer.key)].append(now)
-    consumer.close()
     p50, p90, p99, highest = percentiles(late)
     fault = judge.verdict(job.plan.due(shares(job.events)))
     return WatchResult(p50, p90, p99, highest, [longest_gap(times) for times in arrivals], fault)
-
-
-def percentiles(values: Sequence[float]) -> tuple[float, float, float, float]:
-    """50 %, 90 %, 99 % and the highest; zeros of nothing."""
-    ordered = sorted(values) or [0.0]
-    p50, p90, p99 = (ordered[int(len(ordered) * share)] for share in (0.5, 0.9, 0.99))
-    return p50, p90, p99, ordered[-1]
 
 
 def longest_gap(times: Sequence[float]) -> float:

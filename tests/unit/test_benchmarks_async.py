@@ -21,7 +21,7 @@ from benchmarks.async_work import quix_environment
 from benchmarks.async_work.latency import Latency
 from benchmarks.async_work.price import BARE, WAYS, Price, price
 from benchmarks.async_work.quix_environment import NoQuixstreams, quixstreams_python, versions
-from benchmarks.async_work.reader import longest_gap, percentiles
+from benchmarks.async_work.reader import longest_gap
 from benchmarks.async_work.report import Figures, ratio, reference_of
 from benchmarks.async_work.run import find_quixstreams, in_short
 from benchmarks.async_work.systems import all_of
@@ -37,6 +37,7 @@ from benchmarks.async_work.workload import (
     shares,
     told,
 )
+from benchmarks.committed import percentiles
 from benchmarks.report import Run, machine_facts, show
 from streams import EventSource
 
