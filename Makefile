@@ -29,7 +29,8 @@ demo: $(FOR_DEMO) ## real flights through Spark, Kafka and exactly-once handlers
 test: $(FOR_DEV) ## all tests (except the soak runs), by two processes (TESTERS=1: one)
 	@$(BIN)/python -m pytest -n $(TESTERS) --dist loadfile $(ARGS)
 
-soak: $(FOR_DEV) ## the nightly run: three brokers, four members, everything killed in turn (SOAK_MINUTES=10 SEED= SOAK_REPORT=file.md)
+soak: $(FOR_DEV) ## the nightly run: new examples of all properties; three brokers, four members, everything killed in turn (SOAK_MINUTES=10 SEED= SOAK_REPORT=file.md)
+	@$(BIN)/python -m pytest tests/property --hypothesis-profile=search
 	@$(BIN)/python -m pytest -m soak -s tests/soak $(ARGS)
 
 lint: $(FOR_DEV) ## style, and who may import whom

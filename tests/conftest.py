@@ -5,6 +5,12 @@ import tracemalloc  # noqa: F401  # pytest asks it about warnings from finalizer
 from collections.abc import Generator, Iterator
 
 import pytest
+from hypothesis import settings
+
+# A change is judged by the same examples each time; new ones are looked for by `--hypothesis-profile=search`.
+settings.register_profile("repeatable", derandomize=True, print_blob=True)
+settings.register_profile("search", print_blob=True)
+settings.load_profile("repeatable")
 
 pytest_plugins = ["streams.testing.fixtures", "streams.testing.plugin"]
 

@@ -110,7 +110,7 @@ class KeyedBatches(Generic[T]):
     def has_room(self, lane: Hashable, count: int) -> bool:
         """Whether so many items may be added to this lane now."""
         known = self._lanes.get(lane)
-        return known is None or known.items + count <= self._max_items
+        return known is None or not known.items or known.items + count <= self._max_items
 
     def add(self, lane: Hashable, key: Hashable, item: T, now: float) -> Queued[T]:
         """Queue an item behind those of its key."""

@@ -198,3 +198,14 @@ def test_everything_gets_done_at_any_settings(
         assert numbers == sorted(numbers)
     assert model.machine._lanes == {}
     assert model.machine.keys == 0
+
+
+def test_a_lane_of_which_a_key_is_held_and_nothing_else_takes_an_event_however_large() -> None:
+    machine: KeyedBatches[str] = KeyedBatches(1, 0.0, 1, 1)
+    machine.add(0, "k", "first", 0.0)
+    batch = machine.take(0.0)
+    assert batch is not None
+    machine.hold(batch[0])
+    assert not machine.has_room(0, 2)
+    machine.ended(batch)
+    assert machine.has_room(0, 2)

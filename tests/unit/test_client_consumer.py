@@ -30,11 +30,9 @@ def script() -> Scripted:
 
 
 @pytest.fixture
-def consumer(script: Scripted) -> InputConsumer:
-    consumer = InputConsumer(ClientSettings("127.0.0.1:1"), "t")
-    consumer._consumer.close()
-    consumer._consumer = script  # type: ignore[assignment]
-    return consumer
+def consumer(script: Scripted, monkeypatch: pytest.MonkeyPatch) -> InputConsumer:
+    monkeypatch.setattr("streams.clients.consumer.build", lambda *_: script)  # a real one tells of its own troubles
+    return InputConsumer(ClientSettings("127.0.0.1:1"), "t")
 
 
 def record(partition: int, offset: int) -> Message:

@@ -37,11 +37,9 @@ def script() -> Scripted:
 
 
 @pytest.fixture
-def tail(script: Scripted) -> ChangelogTail:
-    tail = ChangelogTail(ClientSettings("127.0.0.1:1"), "t")
-    tail._consumer.close()
-    tail._consumer = script  # type: ignore[assignment]
-    return tail
+def tail(script: Scripted, monkeypatch: pytest.MonkeyPatch) -> ChangelogTail:
+    monkeypatch.setattr("streams.clients.tail.build", lambda *_: script)  # a real one would tell of its own troubles
+    return ChangelogTail(ClientSettings("127.0.0.1:1"), "t")
 
 
 def test_holes_of_compaction_move_the_position_and_are_no_records(tail: ChangelogTail, script: Scripted) -> None:
