@@ -1,7 +1,7 @@
 """One partition, one task, one writer of its store.
 
-The hot path is ``_slice``: plain handlers, run back to back without an await, a slice at a time. Everything that
-needs patience (async and blocking handlers, failures, interjections) goes through ``Attempts``, an event at a time.
+The hot path is ``Slices``: plain handlers, run back to back without an await, a slice at a time. Everything that needs
+patience (async and blocking handlers, failures, interjections) goes through ``Attempts``, an event at a time.
 Both end in ``pool.admit``, in the order of the partition, so what is admitted is always a completed prefix. Events
 whose work runs ahead of their turn, and those behind them, are in the ``Line`` until then.
 """
@@ -9,7 +9,6 @@ whose work runs ahead of their turn, and those behind them, are in the ``Line`` 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,21 +16,17 @@ import anyio
 import anyio.lowlevel
 
 from streams.core.partition import PartitionState
-from streams.errors import DecodeError
 from streams.metrics import EventFailed
-from streams.outcomes import ErrorResponse, ExecutionState
+from streams.outcomes import ErrorResponse
 from streams.protocols import JournalledStore
-from streams.records import TYPE_HEADER, VERSION_HEADER, Change, IncomingRecord, Output, TopicPartition
+from streams.records import TYPE_HEADER, Change, IncomingRecord, TopicPartition
 from streams.runtime.attempts import Attempts
 from streams.runtime.changelog import OffsetRecord
 from streams.runtime.copies import StateCopy
-from streams.runtime.event_context import EventContext
 from streams.runtime.failures import (
-    Answered,
     EventFailure,
     RestartNeeded,
     cancelled_inside,
-    change_too_large,
     describe,
     is_fatal,
     is_last,
@@ -41,19 +36,13 @@ from streams.runtime.inbox import Inbox
 from streams.runtime.interjections import Interjection, Timetable
 from streams.runtime.line import Entry, Line
 from streams.runtime.signal import Signal
+from streams.runtime.slices import LONGEST_SLICE_SECONDS, Slices
 from streams.runtime.timers import PartitionTimers
 
 if TYPE_CHECKING:
     from streams.runtime.host import Host
 
 _log = logging.getLogger(__name__)
-
-SLICE: Final = 128
-"""Events handled between two looks at the loop, at most: the switch costs nothing then."""
-
-LONGEST_SLICE_SECONDS: Final = 0.005
-"""Slices of slow handlers get shorter until they take about so long: everybody else, commits included, waits
-meanwhile."""
 
 YIELD_EVERY: Final = 32
 """Steps in the line between two looks at the loop, at most: 20 to 100 us each, besides the handlers."""
@@ -82,11 +71,11 @@ class PartitionWorker:
         self.is_journalled = False
         self.timers = PartitionTimers(self)
         self.attempts = Attempts(self)
+        self.slices = Slices(self)
         self._line = Line()
         self._next: Entry | None = None  # would be the line's last one, but finds no room
         self._timetable = Timetable(engine.schedules, engine.rng)
         self._closing = False
-        self._slice_size = SLICE // 8
         self._steps, self._breathed_at = 0, 0.0
         self._at_work: list[
             asyncio.Task[Any] | None
@@ -203,9 +192,7 @@ class PartitionWorker:
 
     async def _back_to_back(self, records: list[IncomingRecord], start: int) -> int:
         """Handle some of these records, one at least. Returns the position of the next."""
-        began = self.engine.now()
-        position, failure = self._slice(records, start, min(start + self._slice_size, len(records)))
-        self._adapt(self.engine.now() - began)
+        position, failure = self.slices.run(records, start)
         self.engine.pool.pump()
         if failure is not None or position == start:
             await self.attempts.one(records[position], failure)
@@ -223,69 +210,6 @@ class PartitionWorker:
     async def _wait(self) -> None:
         times = self._timetable.seconds_to_next(self.engine.now()), self.timers.seconds_to_next()
         await self._wake.wait(min((time for time in times if time is not None), default=None))
-
-    def _adapt(self, slice_seconds: float) -> None:
-        if slice_seconds > LONGEST_SLICE_SECONDS:
-            self._slice_size = max(1, self._slice_size // 2)
-        elif self._slice_size < SLICE:
-            self._slice_size *= 2
-
-    def _slice(self, records: list[IncomingRecord], start: int, stop: int) -> tuple[int, BaseException | None]:
-        """Run plain handlers back to back. Returns the position of the first record that needs patience, and why if it
-        is because its handler failed."""
-        engine, partition, store, tp = self.engine, self.partition, self.store, self.topic_partition
-        timers = self.timers
-        routes, limit, admit = engine.router.routes, engine.message_limit, engine.pool.admit
-        journalled = self.is_journalled
-        if self.attempts.known_failures:
-            return start, None
-        for position in range(start, stop):
-            record = records[position]
-            name = version = None
-            for header, content in record.headers or ():
-                if header == TYPE_HEADER and name is None:
-                    name = content or b""  # the first one counts, as for Attempts.read; null and empty name nothing
-                elif header == VERSION_HEADER and version is None:
-                    version = content or b""
-            route = routes.get(name) if name is not None else None
-            if route is None or not route.plain or version != route.wire_version:
-                return position, None
-            journal: list[Change] = []
-            outputs: list[Output] = []
-            try:
-                event = route.decode(record.value, route.version)
-            except DecodeError:
-                return position, None  # met again by one(), which knows what to do
-            ctx = EventContext(store, tp, record, outputs, journal, limit, 1, timers)
-            if journalled:
-                store.begin(journal)
-            try:
-                answer = route.handler(ctx, event)
-                if answer is not None and answer is not ExecutionState.COMPLETE:
-                    if inspect.iscoroutine(answer):  # a plain function around an async one: seen once, then known
-                        answer.close()
-                        route.plain = False
-                        ctx.close()
-                        self.undo(journal)
-                        soiled = RestartNeeded(record.offset, 0, Answered(answer, None))
-                        return position, None if journalled else soiled
-                    raise Answered(answer, ctx.error)
-                for change in journal:
-                    if change.value is not None and len(change.value) > limit:
-                        raise change_too_large(change, limit)
-            except (Exception, asyncio.CancelledError) as error:
-                ctx.close()
-                self.undo(journal)
-                return position, error if isinstance(error, Exception) else cancelled_inside(error)
-            ctx._closed = True
-            if journalled:
-                store.end()
-            if ctx.timer_changes:
-                journal += timers.admitted(ctx.timer_changes)
-            offset = record.offset
-            self.watermark = offset + 1
-            admit(partition, offset + 1, offset, outputs, journal)
-        return stop, None
 
     # -- work ahead of its turn ----------------------------------------------------------------------------------------
 
@@ -341,7 +265,7 @@ class PartitionWorker:
 
     async def _turn(self) -> None:
         """The first one in the line, or some plain ones: everything before it is complete."""
-        plain = [] if self.engine.pool.is_full else self._line.plain(self._slice_size)
+        plain = [] if self.engine.pool.is_full else self._line.plain(self.slices.size)
         if plain:
             records = [entry.record for entry in plain]
             done = await self._back_to_back(records, 0)

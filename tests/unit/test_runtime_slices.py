@@ -20,7 +20,8 @@ from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.bridge import Worker
 from streams.runtime.copies import StateCopy
 from streams.runtime.handler_threads import HandlerThreads
-from streams.runtime.partition_worker import LONGEST_SLICE_SECONDS, SLICE, PartitionWorker
+from streams.runtime.partition_worker import PartitionWorker
+from streams.runtime.slices import LONGEST_SLICE_SECONDS, SLICE
 
 PATIENCE = 10.0
 
