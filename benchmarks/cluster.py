@@ -5,24 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import msgspec
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from benchmarks.systems import Failed
-from benchmarks.workload import PARTITIONS, Job, deposits, encoded
+from benchmarks.workload import USUAL, Job, Shape, deposits, encoded, kind_of, kinds, note_of
 
 Headers = Sequence[tuple[str, str | bytes | None]]
 
 TYPE: list[tuple[str, str | bytes | None]] = [("__grt__", b"Deposited")]
 
 
-class Cluster:
-    """Topics and records of a run, by one thread."""
+def type_headers(types: int) -> list[list[tuple[str, str | bytes | None]]]:
+    """The header of each type of events, by its number."""
+    return [[("__grt__", kind.__name__.encode())] for kind in kinds(types)]
 
-    def __init__(self, bootstrap_servers: str, partitions: int = PARTITIONS, prefix: str = "run") -> None:
+
+FILL_BYTES = 100_000_000
+"""Of an input that is being written, at most so many wait in the client."""
+
+
+class Cluster:
+    """Topics and records of a run, by one thread. ``partitions``: another number than the shape's."""
+
+    def __init__(
+        self, bootstrap_servers: str, partitions: int | None = None, prefix: str = "run", shape: Shape = USUAL
+    ) -> None:
         self.bootstrap_servers = bootstrap_servers
-        self.partitions = partitions
+        self.shape = shape if partitions is None else msgspec.structs.replace(shape, partitions=partitions)
+        self.partitions = self.shape.partitions
         self._prefix = prefix
         self._settings: dict[str, Any] = {"bootstrap.servers": bootstrap_servers, "log_level": 2}
         self._admin = AdminClient(self._settings)
@@ -42,6 +55,7 @@ class Cluster:
             source=source,
             output=f"{name}-out",
             changelog=f"{name}-changelog",
+            shape=self.shape,
         )
 
     def source(self, name: str) -> str:
@@ -59,10 +73,16 @@ class Cluster:
             self._settings
             | {"partitioner": "murmur2_random", "linger.ms": 50, "queue.buffering.max.messages": 1_000_000}
         )
-        for number, (account, cents) in zip(range(events), deposits(seed), strict=False):
-            producer.produce(source, encoded(account, cents, 0.0), account, headers=TYPE)
-            if number % 5_000 == 0:
+        shape = self.shape
+        note, headers = note_of(shape.value_bytes), type_headers(shape.types)
+        most = max(FILL_BYTES // shape.value_bytes, 1)
+        for number, (account, cents) in zip(range(events), deposits(seed, shape), strict=False):
+            if number % min(most, 5_000) == 0:
                 producer.poll(0)
+                while len(producer) >= most:
+                    producer.poll(0.01)
+            value = encoded(account, cents, 0.0, note)
+            producer.produce(source, value, account, headers=headers[kind_of(cents, shape.types)])
         if producer.flush(60):
             raise Failed(f"the input {source} could not be written in a minute")
 

@@ -1,19 +1,22 @@
 """The same work by ``EventSource``, with everything on: types, typed table with changelog, metrics, group membership.
 
 Options: ``pool.NAME`` and ``config.NAME`` set that field of the settings, ``client.NAME`` a setting of librdkafka,
-``switch`` the interpreter's switch interval in seconds.
+``switch`` the interpreter's switch interval in seconds. For ``kes run`` the job is in the environment.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 
 import msgspec
 
 from benchmarks.child import job_of
-from benchmarks.workload import PARTITIONS, Account, Balance, Deposited, Job
+from benchmarks.workload import Account, Balance, Deposited, Job, kinds
 from streams import EventContext, EventSource, EventSourceConfig, PoolConfig, Table
+
+JOB_VARIABLE = "KES_BENCH_JOB"
 
 measured: Counter[str] = Counter()
 
@@ -28,7 +31,7 @@ def source_of(job: Job) -> EventSource[Table[str, Account]]:
     config = EventSourceConfig(
         group_id=job.group,
         topic=job.source,
-        num_partitions=PARTITIONS,
+        num_partitions=job.shape.partitions,
         changelog_topic=job.changelog,
         bootstrap_servers=job.bootstrap_servers,
         pool=msgspec.convert(_options(job.options, "pool."), PoolConfig),
@@ -41,7 +44,6 @@ def source_of(job: Job) -> EventSource[Table[str, Account]]:
     source = EventSource(config, store=Table.factory(key=str, value=Account))
     output = job.output
 
-    @source.register_event_type(Deposited)
     def deposited(ctx: EventContext[Table[str, Account]], event: Deposited) -> None:
         key = event.account
         account = ctx.store.get(key) or Account()
@@ -50,7 +52,14 @@ def source_of(job: Job) -> EventSource[Table[str, Account]]:
         ctx.store.put(key, account)
         ctx.forward(output, Balance(key, account.count, account.cents, event.sent), key=key)
 
+    for kind in kinds(job.shape.types):
+        source.register_event_type(kind)(deposited)
     return source
+
+
+def source() -> EventSource[Table[str, Account]]:
+    """For ``kes run``."""
+    return source_of(msgspec.json.decode(os.environ[JOB_VARIABLE], type=Job))
 
 
 def main() -> None:
