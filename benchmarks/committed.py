@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from confluent_kafka import Consumer, Message, TopicPartition
 
 SILENCE_SECONDS = 20
+SHARES = (0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
+"""Of the values, at or below a quantile."""
 
 
 def batches(
@@ -46,3 +48,9 @@ def percentiles(values: Sequence[float]) -> tuple[float, float, float, float]:
     ordered = sorted(values) or [0.0]
     p50, p90, p99 = (ordered[int(len(ordered) * share)] for share in (0.5, 0.9, 0.99))
     return p50, p90, p99, ordered[-1]
+
+
+def quantiles(values: Sequence[float]) -> list[float]:
+    """At ``SHARES``; zeros of nothing."""
+    ordered = sorted(values) or [0.0]
+    return [ordered[min(int(len(ordered) * share), len(ordered) - 1)] for share in SHARES]

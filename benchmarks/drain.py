@@ -59,6 +59,7 @@ def drain(
     seed: int,
     records: int,
     broker_pid: int,
+    turn: int = 1,
     running: Running = system_running,
 ) -> DrainResult:
     """Let a system handle ``records`` records of ``source`` (and what fills the state, before them), from a new group.
@@ -95,7 +96,7 @@ def drain(
     cluster.forget(job, source=False)
     if fault:
         return DrainResult(system.label, turn, records, seed, fault, load_average=os.getloadavg()[0])
-    low, high = stretch([sample.committed for sample in samples], records)
+    low, high = stretch([sample.committed - stored for sample in samples], records)
     span = max(samples[high].committed - samples[low].committed, 1)
     return DrainResult(
         system=system.label,

@@ -58,9 +58,7 @@ class SteadyResult(msgspec.Struct, frozen=True):
     load_average: float = 0.0
 
 
-def steady(
-    cluster: Cluster, system: System, seed: int, rate: int, seconds: float, turn: int = 1
-) -> SteadyResult:
+def steady(cluster: Cluster, system: System, seed: int, rate: int, seconds: float, turn: int = 1) -> SteadyResult:
     """Send ``rate`` events a second for ``seconds`` (after a warm-up) to a system. Raises ``Failed``."""
     job = cluster.job()
     skip = PRIMING_EVENTS + rate * WARM_UP_SECONDS

@@ -1,0 +1,149 @@
+"""Tables and pictures of the account workload."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from rich.table import Table
+
+from benchmarks.bench import MIB
+from benchmarks.committed import SHARES
+from benchmarks.drain import DrainResult
+from benchmarks.plots import Bars, Lines, Plot, Point
+from benchmarks.steady import SteadyResult
+from benchmarks.systems import REFERENCE
+from benchmarks.tables import loads, names, of_system, ratios, right, spread, table, verdict
+
+
+def reference_of(systems: Sequence[str]) -> str:
+    """The hand-written loop if it took part, else the first system."""
+    return REFERENCE if REFERENCE in systems else systems[0]
+
+
+def drain_tables(found: Sequence[DrainResult]) -> list[Table]:
+    """One for each number of records."""
+    return [_drains([one for one in found if one.records == size]) for size in dict.fromkeys(d.records for d in found)]
+
+
+def _drains(found: Sequence[DrainResult]) -> Table:
+    rounds = len({one.round for one in found})
+    shown = table(
+        f"Drain of {found[0].records:,} records: median (least; most) of {rounds} rounds; {loads(found)}",
+        ["system"],
+        ["records/s", "ratio", "CPU us/record", "ratio", "broker us/record", "RSS MiB", "exactly once"],
+    )
+    systems = names(found)
+    reference = reference_of(systems)
+    for system in systems:
+        mine = right(of_system(found, system))
+        shown.add_row(
+            system,
+            spread(one.per_second for one in mine),
+            spread(ratios(found, system, reference, _rate), ".2f"),
+            spread((one.cpu_us_per_record for one in mine), ".1f"),
+            spread(ratios(found, system, reference, lambda one: one.cpu_us_per_record), ".2f"),
+            spread((one.broker_cpu_us_per_record for one in mine), ".1f"),
+            spread(one.rss_highest / MIB for one in mine),
+            verdict(of_system(found, system)),
+        )
+    shown.caption = f"Ratios are to `{reference}`, round by round."
+    return shown
+
+
+def _rate(one: DrainResult) -> float:
+    return one.per_second
+
+
+def steady_tables(found: Sequence[SteadyResult]) -> list[Table]:
+    """One for each rate."""
+    return [_steadies([one for one in found if one.rate == rate]) for rate in dict.fromkeys(one.rate for one in found)]
+
+
+def _steadies(found: Sequence[SteadyResult]) -> Table:
+    rounds = len({one.round for one in found})
+    shown = table(
+        f"{found[0].rate:,} events/s for {found[0].seconds:g} s, ms: median (least; most) of {rounds} rounds; "
+        f"{loads(found)}",
+        ["system"],
+        ["p50", "ratio", "p99", "ratio", "max", "input", "CPU %", "exactly once"],
+    )
+    systems = names(found)
+    reference = reference_of(systems)
+    values: tuple[Callable[[SteadyResult], float], ...] = (lambda one: one.p50, lambda one: one.p99)
+    for system in systems:
+        mine = right(of_system(found, system))
+        cells = []
+        for value in values:
+            cells += [spread(map(value, mine), ".1f"), spread(ratios(found, system, reference, value), ".2f")]
+        shown.add_row(
+            system,
+            *cells,
+            spread((one.highest for one in mine), ".0f"),
+            spread((one.input_acknowledged_p99 for one in mine), ".1f"),
+            spread(one.cpu_share * 100 for one in mine),
+            verdict(of_system(found, system)),
+        )
+    shown.caption = f"Ratios are to `{reference}`, round by round."
+    return shown
+
+
+def memory_tables(found: Sequence[SteadyResult]) -> list[Table]:
+    """Early and late."""
+    shown = table(
+        f"Resident memory at {found[0].rate:,} events/s for {found[0].seconds:g} s, MiB; {loads(found)}",
+        ["system"],
+        ["second quarter", "last quarter", "highest", "exactly once"],
+    )
+    for one in found:
+        sizes = [one.memory.second_quarter, one.memory.last_quarter, one.memory.highest] if one.memory else []
+        cells = [f"{size / MIB:.1f}" for size in sizes] or ["-"] * 3
+        shown.add_row(one.system, *cells, "no" if one.fault else "yes")
+    return [shown]
+
+
+def plots_of_drains(found: Sequence[DrainResult]) -> list[Plot]:
+    """Rates of the largest backlog, side by side."""
+    size = max(one.records for one in found)
+    here = right(one for one in found if one.records == size)
+    bars = {name: {"records/s": statistics.median(map(_rate, of_system(here, name)))} for name in names(here)}
+    return (
+        [Bars(name="drain", title=f"Drain of {size:,} records, exactly once", x="records/s", bars=bars)] if bars else []
+    )
+
+
+def plots_of_latency(found: Sequence[SteadyResult]) -> list[Plot]:
+    """Percentiles of each rate; with three rates or more, throughput against latency."""
+    here = right(found)
+    rates = sorted({one.rate for one in here})
+    drawn: list[Plot] = []
+    if len(rates) > 2:
+        values: dict[str, Callable[[SteadyResult], float]] = {"p50": lambda one: one.p50, "p99": lambda one: one.p99}
+        for name, value in values.items():
+            series = {
+                system: [_point(rate, [value(one) for one in mine if one.rate == rate])
+                         for rate in rates if any(one.rate == rate for one in mine)]
+                for system in names(here) for mine in [of_system(here, system)]
+            }  # fmt: skip
+            drawn.append(
+                Lines(name=f"latency-{name}", title=f"Throughput against latency, {name}", x="events/s",
+                      y=f"{name} latency, ms", series=series, log_x=True, log_y=True)
+            )  # fmt: skip
+    for rate in rates:
+        at_rate = [one for one in here if one.rate == rate and one.quantiles]
+        series = {
+            system: [_point(place, [one.quantiles[place] for one in of_system(at_rate, system)])
+                     for place in range(len(SHARES))]
+            for system in names(at_rate)
+        }  # fmt: skip
+        ticks = {float(place): f"{share * 100:g} %" for place, share in enumerate(SHARES[:-1])}
+        ticks[float(len(SHARES) - 1)] = "max"
+        drawn.append(
+            Lines(name=f"percentiles-{rate}", title=f"Latency at {rate:,} events/s", x="share of events",
+                  y="latency, ms", series=series, log_y=True, ticks=ticks)
+        )  # fmt: skip
+    return drawn
+
+
+def _point(x: float, values: Sequence[float]) -> Point:
+    return Point(x, statistics.median(values), min(values), max(values))

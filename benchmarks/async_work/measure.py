@@ -1,0 +1,108 @@
+"""Work ahead of its turn, against a loop of asyncio and against quixstreams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from rich.table import Table
+
+from benchmarks.async_work.figures import PARTS, Sizes, quick
+from benchmarks.async_work.latency import Latency
+from benchmarks.async_work.price import Price
+from benchmarks.async_work.report import Figures, tables
+from benchmarks.async_work.run import Bench as AsyncBench
+from benchmarks.async_work.run import find_quixstreams, in_short
+from benchmarks.async_work.throughput import Throughput
+from benchmarks.bench import Bench
+from benchmarks.measures import Measure, Options
+
+
+class AsyncRun(msgspec.Struct, frozen=True):
+    """One run of one part: exactly one of the last three is there."""
+
+    part: str
+    throughput: Throughput | None = None
+    latency: Latency | None = None
+    price: Price | None = None
+
+    @property
+    def run(self) -> Throughput | Latency | Price:
+        """The one that is there."""
+        found = self.throughput or self.latency or self.price
+        assert found is not None
+        return found
+
+
+class AsyncWork(Measure[AsyncRun]):
+    """Events that wait for the world."""
+
+    name, title, place = "async", "Async work: events that wait for the world", 70
+    result = AsyncRun
+    about = """\
+Four partitions, 1,000 keys; every event waits 5 ms for the world and one in a hundred 500 ms, then counts in its
+key's state, with a changelog, and sends one output, exactly once. `loop, N` is asyncio over confluent-kafka by hand
+with a semaphore of N and three producers in turn: the reference. `scheduler, N` is `AsyncJobScheduler`, `handler,
+N` `register_event_type(..., concurrency=N)`. quixstreams is synchronous: the wait is a `time.sleep` in its
+callback. *Throughput*: every system works for some seconds and is stopped in the middle of it; the filling of the
+line is part of the rate. *Gaps*: one event of partition 0 is slow; the longest silence of each partition. *Prices*:
+one partition's worker without broker and clients. Outputs of a partition are committed in its order: what comes
+behind an event of 500 ms waits for it in every exactly-once system here."""
+
+    def arguments(self, options: Options) -> None:
+        """Which parts, how much."""
+        options.add("--parts", nargs="+", choices=PARTS, quick=["prices"], default=["prices", "throughputs", "batches"],
+                    full=list(PARTS), help="which")  # fmt: skip
+        options.add("--concurrency", type=int, nargs="+", quick=[64], default=[64, 256], full=[64, 16, 256],
+                    help="events at a time; the first one is that of latencies")  # fmt: skip
+        options.add("--async-seconds", type=float, quick=2, default=5, full=10, help="of a throughput run")
+        options.add("--async-rounds", type=int, quick=1, default=2, full=3, help="rounds")
+
+    def run(self, bench: Bench) -> Iterator[AsyncRun]:
+        """Part by part, all systems in turn."""
+        options = bench.options
+        sizes = Sizes(
+            concurrencies=tuple(options.concurrency),
+            seconds=options.async_seconds,
+            repeats=options.async_rounds,
+            parts=tuple(options.parts),
+        )
+        sizes = quick(sizes) if options.preset == "quick" else sizes
+        with_broker = set(sizes.parts) != {"prices"}
+        quix = find_quixstreams(bench.now, bench.facts) if with_broker else None
+        if with_broker and quix is None:
+            bench.say(f"[red]quixstreams:[/] {bench.facts['quixstreams']}")
+        servers = bench.cluster.bootstrap_servers if with_broker else ""
+        yield from (
+            AsyncRun(part, **{_field(run): run})  # type: ignore[arg-type]  # the field is that of its type
+            for part, run in AsyncBench(servers, sizes, bench.seed, quix).runs(bench.now)
+        )
+
+    def in_short(self, found: AsyncRun) -> str:
+        """Rate, percentiles or price."""
+        return f"{found.part} {in_short(found.run)}"
+
+    def fault(self, found: AsyncRun) -> str:
+        """By system and round."""
+        run = found.run
+        name = run.way if isinstance(run, Price) else run.system
+        return f"async work, {name}, round {run.round}: {run.fault}" if run.fault else ""
+
+    def tables(self, found: Sequence[AsyncRun]) -> list[Table]:
+        """One for each part."""
+        return tables(figures_of(found))
+
+
+def figures_of(found: Sequence[AsyncRun]) -> Figures:
+    """By part."""
+    figures = Figures()
+    for one in found:
+        getattr(figures, one.part).append(one.run)
+    return figures
+
+
+def _field(run: Throughput | Latency | Price) -> str:
+    return type(run).__name__.lower()
+
+
+MEASURES = (AsyncWork(),)

@@ -1,0 +1,68 @@
+"""How long a reader waits while members come, go, die and freeze."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from benchmarks.bench import Bench
+from benchmarks.measures import Measure, Options
+from benchmarks.stalls.group import Stall
+from benchmarks.stalls.report import in_short, stall_table
+from benchmarks.stalls.scenarios import SCENARIOS, play
+
+MOST = ["planned", "kill-standby", "supervised-standby"]
+
+
+class Stalls(Measure[Stall]):
+    """Silences of output partitions."""
+
+    name, title, place = "stalls", "Moves and crashes: how long a reader waits", 50
+    result = Stall
+    about = """\
+Ten partitions, one account in each, 1,000 deposits a second in turn, so one per partition every 10 ms; members are
+processes with default settings (session 6 s), the table has a changelog. A `read_committed` reader notes when each
+output arrived; an output names the process that wrote it, so it is seen which partitions moved, and when. *At the
+move*: the time between the last output of the old writer and the first of the new one. *Any time*: a moved
+partition's longest silence from the action until everybody had settled and 1.5 s more. *Kept*: the same of
+partitions that stayed. "steady" is four seconds before anything happens: the noise. All outputs are judged
+afterwards."""
+
+    def arguments(self, options: Options) -> None:
+        """Which, how often."""
+        scenarios = list(SCENARIOS)
+        options.add(
+            "--scenarios", nargs="+", choices=scenarios, quick=MOST[:1], default=MOST, full=scenarios, help="which"
+        )
+        options.add("--stall-rate", type=int, quick=1_000, default=1_000, full=1_000, help="events a second")
+        options.add("--stall-rounds", type=int, quick=1, default=1, full=3, help="rounds of the scenarios in turn")
+        options.add(
+            "--traces", type=Path, quick=None, default=None, full=None, help="folder to keep members' traces in"
+        )
+
+    def run(self, bench: Bench) -> Iterator[Stall]:
+        """All scenarios in turn, round by round; the first one is played once before the counting begins."""
+        options, cluster = bench.options, bench.cluster
+        bench.now(f"warming the broker up, not counted: {options.scenarios[0]}")
+        play(cluster, options.scenarios[0], 0, options.stall_rate)
+        for turn in range(1, options.stall_rounds + 1):
+            for name in options.scenarios:
+                bench.now(f"stalls {turn}/{options.stall_rounds}: {name}")
+                yield from play(cluster, name, turn, options.stall_rate, options.traces)
+
+    def in_short(self, found: Stall) -> str:
+        """Silences."""
+        return f"{found.round} {in_short(found)}"
+
+    def fault(self, found: Stall) -> str:
+        """By what happened."""
+        return f"{found.what}, round {found.round}: {found.fault}" if found.fault else ""
+
+    def tables(self, found: Sequence[Stall]) -> list[Table]:
+        """One."""
+        return [stall_table(found)]
+
+
+MEASURES = (Stalls(),)
