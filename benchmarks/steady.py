@@ -23,6 +23,8 @@ PRIMING_EVENTS = 200
 """Sent before the load, so that group, producers and topics are up when it begins."""
 WARM_UP_SECONDS = 3
 TIMEOUT_SECONDS = 60
+LATE_MS = 1_000.0
+"""Later than that at the end of a run: the rate was not held."""
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -36,7 +38,8 @@ class Memory(msgspec.Struct, frozen=True):
 
 class SteadyResult(msgspec.Struct, frozen=True):
     """One run at a fixed rate by one system. Times in ms, memory in bytes. ``quantiles``: at ``committed.SHARES``.
-    ``fault``: what was not exactly once, or that the system failed; then there is no figure."""
+    ``fault``: what was not exactly once, or that the system failed; then there is no figure. ``behind``: empty if the
+    rate was held, see ``behind_of``; the figures then tell how long the run was."""
 
     system: str
     round: int
@@ -56,6 +59,8 @@ class SteadyResult(msgspec.Struct, frozen=True):
     cpu_share: float = 0.0
     memory: Memory | None = None
     load_average: float = 0.0
+    p50_at_end: float = 0.0
+    behind: str = ""
 
 
 def steady(cluster: Cluster, system: System, seed: int, rate: int, seconds: float, turn: int = 1) -> SteadyResult:
@@ -115,11 +120,23 @@ def steady(cluster: Cluster, system: System, seed: int, rate: int, seconds: floa
         cpu_share=(last.cpu - first.cpu) / max(last.at - first.at, 0.001),
         memory=memory_of([sample.rss for sample in samples]),
         load_average=os.getloadavg()[0],
+        p50_at_end=seen.p50_at_end,
+        behind=behind_of(seen.p50_at_end, sent.behind_p99 * 1000),
     )
 
 
+def behind_of(p50_at_end: float, generator_behind_p99: float) -> str:
+    """Who did not hold the rate, from two times in ms: the generator, then nothing is known about the system; or the
+    system, when the last tenth of its outputs was late by more than a second in the median. Empty if both did."""
+    if generator_behind_p99 > LATE_MS:
+        return f"the generator could not send so fast: it was {generator_behind_p99:,.0f} ms late"
+    if p50_at_end > LATE_MS:
+        return f"could not keep up: in the end outputs were {p50_at_end:,.0f} ms late"
+    return ""
+
+
 def _until_primed(cluster: Cluster, job: Job, system: System) -> None:
-    committed = cluster.committed(job)
+    committed = cluster.progress(system, job)
     deadline = time.monotonic() + TIMEOUT_SECONDS
     try:
         while committed() < PRIMING_EVENTS:

@@ -14,6 +14,9 @@ from benchmarks.plots import Plot
 from benchmarks.steady import SteadyResult, steady
 from benchmarks.systems import System
 
+LADDER = (500, 1_000, 2_000, 5_000, 10_000, 20_000, 30_000, 50_000)
+"""Events a second, up to what no system here holds on two cores."""
+
 
 class Drain(Measure[DrainResult]):
     """A backlog."""
@@ -73,7 +76,8 @@ class Latency(Measure[SteadyResult]):
 Events come at a fixed rate from a generator process. Milliseconds from its clock, right before it hands an event to
 its producer, to a `read_committed` reader in a third process; the first three seconds do not count. "Input" is how
 long the broker took to acknowledge the input itself (99 %): what is late there is late before any system has seen
-it. A system that cannot keep up with a rate shows it as latency that grows with the length of the run."""
+it. A system whose last tenth of outputs is more than a second late could not keep up: its latency grows with the
+length of the run, so none is told, and it is left out of higher rates."""
 
     def arguments(self, options: Options) -> None:
         """How much."""
@@ -83,7 +87,7 @@ it. A system that cannot keep up with a rate shows it as latency that grows with
             nargs="+",
             quick=[2_000],
             default=[2_000, 20_000],
-            full=[2_000, 20_000],
+            full=list(LADDER),
             help="events a second",
         )
         options.add("--seconds", type=float, quick=5, default=10, full=20, help="length of a run")
@@ -92,13 +96,20 @@ it. A system that cannot keep up with a rate shows it as latency that grows with
     def run(self, bench: Bench) -> Iterator[SteadyResult]:
         """All systems in turn, rate by rate."""
         bench.warm_up()
-        for rate in bench.options.rates:
-            yield from runs_at(bench, "latency", rate, bench.options.seconds, bench.options.latency_rounds)
+        able = list(bench.systems)
+        for rate in sorted(bench.options.rates):
+            late: set[str] = set()
+            for found in runs_at(bench, "latency", rate, bench.options.seconds, bench.options.latency_rounds, able):
+                late |= {found.system} if found.behind else set()
+                yield found
+            for system in [system for system in able if system.label in late]:
+                bench.say(f"{system.label} could not hold {rate:,} events/s: it is left out of higher rates")
+                able.remove(system)
 
     def in_short(self, found: SteadyResult) -> str:
         """Percentiles."""
         times = f"p50 {found.p50:.1f} p99 {found.p99:.1f} max {found.highest:.1f} ms, exactly once"
-        return f"{found.rate:,}/s {found.round} {found.system}: {found.fault or times}"
+        return f"{found.rate:,}/s {found.round} {found.system}: {found.fault or found.behind or times}"
 
     def tables(self, found: Sequence[SteadyResult]) -> list[Table]:
         """One for each rate."""
@@ -140,8 +151,10 @@ and of the last quarter of the time are alike. Buffers of the client and the tab
         return memory_tables(found)
 
 
-def runs_at(bench: Bench, what: str, rate: int, seconds: float, rounds: int) -> Iterator[SteadyResult]:
-    """All systems in turn at one rate."""
+def runs_at(
+    bench: Bench, what: str, rate: int, seconds: float, rounds: int, systems: Sequence[System] | None = None
+) -> Iterator[SteadyResult]:
+    """All systems (or these) in turn at one rate."""
 
     def one(system: System, turn: int) -> SteadyResult:
         return steady(bench.cluster, system, bench.seed + turn, rate, seconds, turn)
@@ -149,7 +162,7 @@ def runs_at(bench: Bench, what: str, rate: int, seconds: float, rounds: int) -> 
     def failed(system: System, turn: int, why: str) -> SteadyResult:
         return SteadyResult(system.label, turn, rate, seconds, bench.seed + turn, why)
 
-    yield from bench.in_turn(f"{what} at {rate:,}/s", rounds, one, failed)
+    yield from bench.in_turn(f"{what} at {rate:,}/s", rounds, one, failed, systems)
 
 
 MEASURES = (Drain(), Latency(), Memory())

@@ -66,26 +66,38 @@ def _steadies(found: Sequence[SteadyResult]) -> Table:
         f"{found[0].rate:,} events/s for {found[0].seconds:g} s, ms: median (least; most) of {rounds} rounds; "
         f"{loads(found)}",
         ["system"],
-        ["p50", "ratio", "p99", "ratio", "max", "input", "CPU %", "exactly once"],
+        ["p50", "ratio", "p99", "ratio", "max", "input", "CPU %", "rate held", "exactly once"],
     )
     systems = names(found)
     reference = reference_of(systems)
+    kept = held(found)
     values: tuple[Callable[[SteadyResult], float], ...] = (lambda one: one.p50, lambda one: one.p99)
     for system in systems:
-        mine = right(of_system(found, system))
+        mine = right(of_system(kept, system))
         cells = []
         for value in values:
-            cells += [spread(map(value, mine), ".1f"), spread(ratios(found, system, reference, value), ".2f")]
+            cells += [spread(map(value, mine), ".1f"), spread(ratios(kept, system, reference, value), ".2f")]
         shown.add_row(
             system,
             *cells,
             spread((one.highest for one in mine), ".0f"),
             spread((one.input_acknowledged_p99 for one in mine), ".1f"),
             spread(one.cpu_share * 100 for one in mine),
+            _held(of_system(found, system)),
             verdict(of_system(found, system)),
         )
     shown.caption = f"Ratios are to `{reference}`, round by round."
     return shown
+
+
+def held(found: Sequence[SteadyResult]) -> list[SteadyResult]:
+    """The runs in which the rate was held: what others say about latency depends on their length."""
+    return [one for one in found if not one.behind]
+
+
+def _held(found: Sequence[SteadyResult]) -> str:
+    behind = sum(bool(one.behind) for one in found)
+    return f"no: {behind} of {len(found)} runs" if behind else "yes"
 
 
 def memory_tables(found: Sequence[SteadyResult]) -> list[Table]:
@@ -114,7 +126,7 @@ def plots_of_drains(found: Sequence[DrainResult]) -> list[Plot]:
 
 def plots_of_latency(found: Sequence[SteadyResult]) -> list[Plot]:
     """Percentiles of each rate; with three rates or more, throughput against latency."""
-    here = right(found)
+    here = right(held(found))
     rates = sorted({one.rate for one in here})
     drawn: list[Plot] = []
     if len(rates) > 2:

@@ -1,0 +1,9 @@
+"""The measures of this package."""
+
+from __future__ import annotations
+
+from benchmarks.sweeps.cost import CostMeasure
+from benchmarks.sweeps.idle import IdleMeasure
+from benchmarks.sweeps.workers import Workers
+
+MEASURES = (CostMeasure(), Workers(), IdleMeasure())
