@@ -13,7 +13,8 @@ from streams.outcomes import ErrorPolicy
 
 class Route:
     """What is known about one type of events. ``wire_version`` is the version header that needs no upcasting.
-    ``ahead`` (``runtime.stages.Ahead``): what does the work of these events ahead of their turn."""
+    ``ahead`` (``runtime.stages.Ahead``): what does the work of these events ahead of their turn. ``is_batch``: the
+    handler gets a list of events."""
 
     __slots__ = (
         "ahead",
@@ -21,6 +22,7 @@ class Route:
         "event_type",
         "handler",
         "is_async",
+        "is_batch",
         "is_blocking",
         "name",
         "plain",
@@ -38,6 +40,7 @@ class Route:
         blocking: bool,
         policy: ErrorPolicy,
         ahead: Any = None,
+        batch: bool = False,
     ) -> None:
         self.name = name
         self.event_type = event_type
@@ -48,8 +51,14 @@ class Route:
         self.is_blocking = blocking
         if self.is_async and blocking:
             raise RegistrationError(f"the handler of {name} is async; blocking=True is for plain functions")
+        self.is_batch = batch
+        if batch and (self.is_async or blocking):
+            raise RegistrationError(
+                f"the handler of {name} has batch=True, which is for plain functions, without blocking=True; for calls "
+                "that take many items at a time there is AsyncBatcher"
+            )
         self.ahead = ahead
-        self.plain = not self.is_async and not blocking and ahead is None
+        self.plain = not self.is_async and not blocking and ahead is None and not batch
         self.policy = policy
         self.decode: Callable[..., Any] = event_type.decode if event_type is not None else _as_it_is
         self.version = event_type.version if event_type is not None else 1

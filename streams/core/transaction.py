@@ -109,14 +109,22 @@ class Transaction:
         """What the batching rule counts: events or records, whichever is more."""
         return self.events if self.events > self.records else self.records
 
-    def admit(self, partition: int, offset: int, origin: int, outputs: list[Output], changes: list[Change]) -> None:
-        """Take in one completed event (``origin``: its offset, -1 for an interjection). ``offset`` is the partition's
-        watermark after it."""
+    def admit(
+        self,
+        partition: int,
+        offset: int,
+        origin: int,
+        outputs: list[Output],
+        changes: list[Change],
+        events: int = 1,
+    ) -> None:
+        """Take in one completed event (``origin``: its offset, -1 for an interjection), or a batch of so many.
+        ``offset`` is the partition's watermark after it."""
         cut = self.cuts.get(partition)
         if cut is None:
             cut = self.cuts[partition] = Cut()
         cut.offset = offset
-        cut.events += 1
+        cut.events += events
         if changes:
             latest = cut.changes
             for change in changes:
@@ -129,7 +137,7 @@ class Transaction:
             self.records += len(outputs)
             for output in outputs:
                 self.bytes += len(output.value or b"")
-        self.events += 1
+        self.events += events
 
     def seal(self, now: float) -> None:
         """Nothing is admitted any more."""

@@ -15,9 +15,10 @@ from streams.core.timers import Timer
 from streams.core.transaction import Waiter
 from streams.errors import DecodeError, NotOwned
 from streams.events import parse_version
-from streams.metrics import EventFailed
+from streams.metrics import BatchFailed, EventFailed
 from streams.outcomes import ErrorPolicy, ErrorResponse, ExecutionState
 from streams.records import TYPE_HEADER, VERSION_HEADER, Change, IncomingRecord, Output
+from streams.runtime.batch_handlers import TOGETHER, BatchContext
 from streams.runtime.dead_letters import dead_letter
 from streams.runtime.event_context import EventContext
 from streams.runtime.failures import (
@@ -56,20 +57,40 @@ class Attempts:
         self.met_failures: dict[int, tuple[int, BaseException]] = {}
         """Known ones that were met, for the next restart; offsets, and origins of timers."""
         self.dead_lettered: set[int] = set()
+        self.alone_below = 0
+        """Batch handlers get the events below this offset one by one: a batch of them has failed."""
+        self._apart: dict[int, tuple[int, BaseException]] = {}
+        """The same for the next worker of this partition, by the batch's origin."""
 
     def expect(self, known: dict[int, tuple[int, BaseException]], offset: int) -> None:
         """Work begins at this offset; these are known to fail."""
-        self.known_failures = {origin: failure for origin, failure in known.items() if origin >= offset}
+        self.known_failures = {origin: failure for origin, failure in known.items() if offset <= origin < TOGETHER}
+        self._apart = {origin: failure for origin, failure in known.items() if origin >= TOGETHER}
+        self.alone_below = max(self._apart, default=TOGETHER - 1) - TOGETHER + 1
         timers = {origin: failure for origin, failure in known.items() if origin < -1}
         there = {timer.origin for timer in self._worker.timers} if timers else ()
         self.known_timers = {origin: failure for origin, failure in timers.items() if origin in there}
 
     def known(self) -> dict[int, tuple[int, BaseException]]:
         """What is known to fail, for the next worker of this partition."""
-        return self.met_failures | self.known_failures | self.known_timers
+        return self.met_failures | self.known_failures | self.known_timers | self._apart
+
+    def apart(self, last: int, error: BaseException) -> None:
+        """A batch that ended at this offset has failed and is undone: its events are handled one by one."""
+        self.alone_below = max(self.alone_below, last + 1)
+        self._apart = {TOGETHER + self.alone_below - 1: (0, error)}
+        self._engine.measure(BatchFailed(self._worker.partition, last, describe(error)))
+        _log.warning(
+            "the batch of %s that ended at offset %d failed: %s; its events are handled one by one",
+            self._worker.topic_partition,
+            last,
+            describe(error),
+            exc_info=error,
+        )
 
     def read(self, record: IncomingRecord, where: str = "") -> tuple[Route | None, Any, DecodeError | None]:
-        """(route, event, None), or the reason why there is none; ``where``: what it calls the record."""
+        """(route, event, None), or the reason why there is none; ``where``: what it calls the record. The event is what
+        the route's handler takes: for a batch handler a list of one."""
         router = self._engine.router
         name = record.header(TYPE_HEADER)
         route = router.routes.get(name) if name is not None else None
@@ -80,9 +101,10 @@ class Attempts:
                 return None, None, DecodeError(f"{where or record.where}: {describe_type(record)}; {advice}")
         versions = [content for header, content in record.headers or () if header == VERSION_HEADER]
         try:
-            return route, route.decode(record.value, parse_version(versions[0]) if versions else 1), None
+            event = route.decode(record.value, parse_version(versions[0]) if versions else 1)
         except DecodeError as error:
             return route, None, DecodeError(f"{where or record.where}: {error}")
+        return route, [event] if route.is_batch else event, None
 
     async def one(self, record: IncomingRecord, failure: BaseException | None) -> None:
         """Handle one record whatever it takes: decode errors, retries, policies. ``failure``: the first attempt's, if
@@ -128,11 +150,8 @@ class Attempts:
                 if not self._worker.state.admits:
                     return  # given up meanwhile
             attempts += 1
-            if timer is None:
-                ctx, context = context or self.context(record, attempts), None
-                watermark = record.offset + 1
-            else:
-                ctx, watermark = self.context(None, attempts, timer), self._worker.watermark
+            ctx, context = context or self._context(record, route, attempts, timer), None
+            watermark = record.offset + 1 if timer is None else self._worker.watermark
             error = await self.run(ctx, handle, watermark, blocking=route.is_blocking)
             if error is None:
                 return
@@ -155,6 +174,20 @@ class Attempts:
         ctx.host = self._engine
         if timer is not None:
             ctx.begin_timer(timer)
+        return ctx
+
+    def _context(
+        self, record: IncomingRecord, route: Route, attempt: int, timer: Timer | None = None
+    ) -> EventContext[Any]:
+        """What the route's handler takes; ``record`` stands for the timer's event if there is one."""
+        if not route.is_batch:
+            return self.context(None if timer is not None else record, attempt, timer)
+        worker, limit = self._worker, self._engine.message_limit
+        ctx: BatchContext[Any] = BatchContext(
+            worker.store, worker.topic_partition, None, [], [], limit, attempt, worker.timers
+        )
+        ctx.host = self._engine
+        ctx.gather([record], timer)
         return ctx
 
     async def run(

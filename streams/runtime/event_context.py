@@ -87,6 +87,11 @@ class EventContext(Generic[StoreT]):
         return -1 if self.input is None else self.input.offset
 
     @property
+    def where(self) -> str:
+        """``topic[partition]@offset``, as error messages name it."""
+        return f"{self.topic_partition}@{self.offset}"
+
+    @property
     def is_interjection(self) -> bool:
         """Whether this is work without an input record: scheduled, asked for, or a timer's (``timer`` tells)."""
         return self.input is None
@@ -254,10 +259,7 @@ class EventContext(Generic[StoreT]):
         if self._closed:
             raise _outlived("cancel_timer", self)
         if self.timers is None:
-            raise StoreError(
-                f"{self.topic_partition}@{self.offset}: cancel_timer was called ahead of the event's turn; "
-                "await ctx.turn() first"
-            )
+            raise StoreError(f"{self.where}: cancel_timer was called ahead of the event's turn; await ctx.turn() first")
         changes = self.timer_changes
         if changes is None:
             changes = self.timer_changes = {}
@@ -325,9 +327,8 @@ def _due_ms(when: object) -> int:
 
 
 def _outlived(method: str, ctx: EventContext[Any]) -> StoreError:
-    where = f"{ctx.topic_partition}@{ctx.offset}"
     return StoreError(
-        f"{method} was called after the handler of {where} had ended; what it would do could not be exactly-once"
+        f"{method} was called after the handler of {ctx.where} had ended; what it would do could not be exactly-once"
     )
 
 

@@ -33,6 +33,7 @@ class Admission(Protocol):
         outputs: list[Output],
         changes: list[Change],
         waiter: Waiter | None = None,
+        events: int = 1,
     ) -> None: ...
 
     def pump(self) -> None: ...

@@ -18,6 +18,7 @@ from streams.errors import MembershipLost, RecordRefused, StreamsError
 from streams.group import Order
 from streams.outcomes import ErrorResponse
 from streams.records import IncomingRecord
+from streams.runtime.batch_handlers import TOGETHER
 from streams.runtime.changelog import ReleaseMarker
 from streams.runtime.copies import StateCopy
 from streams.runtime.failures import EventFailure, RestartNeeded
@@ -213,7 +214,10 @@ class Partitions:
             engine.fail(EventFailure(f"{worker.topic_partition}@{origin}: its dead letter is refused: {error}"))
             return
         known = worker.attempts.known()
-        if origin != -1:
+        if origin >= TOGETHER:  # whose record it is comes out when they are handled one by one
+            worker.attempts.apart(origin - TOGETHER, error)
+            known = worker.attempts.known()
+        elif origin != -1:
             known[origin] = (1, error)
         elif engine.config.error_policy.then is ErrorResponse.FAIL_CONSUMER:
             self._void(worker)

@@ -26,6 +26,7 @@ from streams.errors import StreamsError
 from streams.metrics import EventFailed, Measurement
 from streams.outcomes import ErrorPolicy, ErrorResponse
 from streams.records import Change, IncomingRecord, Output, TopicPartition
+from streams.runtime.batch_handlers import NEVER_TOGETHER
 from streams.runtime.bridge import Worker
 from streams.runtime.changelog import TIMER_PREFIX
 from streams.runtime.copies import StateCopy, make_store
@@ -185,6 +186,7 @@ class PartitionReplay:
             worker.state = worker.state.to(PartitionState.ACTIVE)
             worker.watermark = self._watermark
             worker.attempts.expect(self._known, self._watermark)
+            worker.attempts.alone_below = NEVER_TOGETHER  # or results would depend on how Spark cuts the data
         return self._worker
 
     def _restart(self, worker: PartitionWorker, need: RestartNeeded) -> None:
@@ -268,6 +270,7 @@ class _Kept:
         outputs: list[Output],
         changes: list[Change],
         waiter: Waiter | None = None,
+        events: int = 1,
     ) -> None:
         self._replay.admit(origin, outputs, changes)
 
@@ -293,7 +296,8 @@ def _described(route: Route) -> tuple[str, ...]:
     handler = route.handler
     name = f"{getattr(handler, '__module__', '')}.{getattr(handler, '__qualname__', type(handler).__qualname__)}"
     ahead = () if route.ahead is None else route.ahead.stage.described
-    return route.name, name, str(route.version), str(route.is_blocking), str(route.policy), *ahead
+    batch = ("batch",) if route.is_batch else ()
+    return route.name, name, str(route.version), str(route.is_blocking), str(route.policy), *batch, *ahead
 
 
 def _without_waiting(program: Program) -> Router:
@@ -310,5 +314,11 @@ def _without_waiting(program: Program) -> Router:
 def _copy(route: Route) -> Route:
     policy: ErrorPolicy = msgspec.structs.replace(route.policy, backoff_seconds=0.0, max_backoff_seconds=0.0)
     return Route(
-        route.name, route.event_type, route.handler, blocking=route.is_blocking, policy=policy, ahead=route.ahead
+        route.name,
+        route.event_type,
+        route.handler,
+        blocking=route.is_blocking,
+        policy=policy,
+        ahead=route.ahead,
+        batch=route.is_batch,
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from streams.errors import DecodeError
 from streams.outcomes import ExecutionState
 from streams.records import TYPE_HEADER, VERSION_HEADER, Change, IncomingRecord, Output
+from streams.runtime.batch_handlers import run_batch
 from streams.runtime.event_context import EventContext
 from streams.runtime.failures import Answered, RestartNeeded, cancelled_inside, change_too_large
 
@@ -39,9 +40,15 @@ class Slices:
         one ended the slice because its handler failed, why."""
         now = self._worker.engine.now
         began = now()
-        result = self._run(records, start, min(start + self.size, len(records)))
+        stop = min(start + self.size, len(records))
+        position, error = self._run(records, start, stop)
+        while error is None and position < stop:  # at what is not plain: perhaps it is for a batch handler
+            behind, error = run_batch(self._worker, records, position, stop)
+            if behind == position:
+                break
+            position, error = self._run(records, behind, stop)
         self._adapt(now() - began)
-        return result
+        return position, error
 
     def _adapt(self, seconds: float) -> None:
         if seconds > LONGEST_SLICE_SECONDS:

@@ -78,16 +78,17 @@ class TransactionPool:
         outputs: list[Output],
         changes: list[Change],
         waiter: Waiter | None = None,
+        events: int = 1,
     ) -> None:
-        """Take in one completed event; ``offset`` is the partition's watermark after it, ``origin`` its own (-1:
-        none)."""
+        """Take in one completed event, or a batch of so many; ``offset`` is the partition's watermark after it,
+        ``origin`` its own (-1: none)."""
         txn = self._open
         if txn is None:
             txn = self._begin_filling()
-        txn.admit(partition, offset, origin, outputs, changes)
+        txn.admit(partition, offset, origin, outputs, changes, events)
         if waiter is not None:
             txn.waiters.append((partition, waiter))
-        if txn.events == 1:
+        if txn.events == events:
             self._work.notify()
         elif not self._due and (txn.size >= self._target or txn.bytes >= self._max_bytes):
             self._due = True  # said once: when one settles, the flush stage looks again by itself
