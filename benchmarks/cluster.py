@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from benchmarks.systems import Failed
+from benchmarks.systems import Failed, Progress, System
 from benchmarks.workload import USUAL, Job, Shape, deposits, encoded, kind_of, kinds, note_of
 
 Headers = Sequence[tuple[str, str | bytes | None]]
@@ -64,8 +65,9 @@ class Cluster:
         return name
 
     def forget(self, job: Job, *, source: bool) -> None:
-        """Delete what a run wrote (and its input)."""
-        self.delete(job.output, job.changelog, *([job.source] if source else []))
+        """Delete what a run wrote (and its input), the topics included that a system made for itself."""
+        made = made_for(job.group, self._admin.list_topics(timeout=30).topics)
+        self.delete(*{job.output, job.changelog, *made} - {job.source}, *([job.source] if source else []))
 
     def fill(self, source: str, seed: int, events: int) -> None:
         """Write the first ``events`` deposits of the seed."""
@@ -89,6 +91,10 @@ class Cluster:
     def committed(self, job: Job) -> Committed:
         """Asks how far a group is."""
         return Committed(self._settings, job.group, job.source, self.partitions)
+
+    def progress(self, system: System, job: Job) -> Progress:
+        """Asks how far a system is, wherever it keeps its offsets."""
+        return system.progress(self._settings, job) or self.committed(job)
 
     def outputs(self, job: Job) -> Iterator[Message]:
         """Every committed output, partition by partition in order."""
@@ -141,6 +147,12 @@ class Cluster:
     def _create(self, topic: NewTopic) -> None:
         for future in self._admin.create_topics([topic], operation_timeout=30).values():
             future.result()
+
+
+def made_for(group: str, topics: Iterable[str]) -> set[str]:
+    """Those of the topics whose name has the group's in it."""
+    name = re.compile(rf"(?<![a-z0-9]){re.escape(group)}(?![0-9])")
+    return {topic for topic in topics if name.search(topic)}
 
 
 class Committed:

@@ -67,7 +67,7 @@ def drain(
     stored = cluster.shape.stored
     total = stored + records
     job = cluster.job(source)
-    committed = cluster.committed(job)
+    committed = cluster.progress(system, job)
     broker = psutil.Process(broker_pid)
     samples: list[Sample] = []
     broker_cpu: list[float] = []

@@ -12,7 +12,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import Any, Protocol
 
 import msgspec
 import psutil
@@ -39,6 +40,15 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = {}
 
 
+class Progress(Protocol):
+    """Asks how many events of its input a group has committed."""
+
+    def __call__(self) -> int: ...
+
+    def close(self) -> None:
+        """Free the client."""
+
+
 class Kind(ABC):
     """A program that does the account workload, exactly once, until SIGTERM. ``defaults``: the labels by which it takes
     part when no systems are named. ``is_peer``: somebody else's; its faults are told, and are no failure of the run."""
@@ -52,6 +62,10 @@ class Kind(ABC):
         """How to start it with these options; fetches or builds what it needs when first asked, and is quick from then
         on. Raises ``Unavailable``."""
 
+    def progress(self, settings: Mapping[str, Any], job: Job) -> Progress | None:
+        """How far it is, if it keeps its offsets elsewhere than in its group. ``settings`` are a client's."""
+        return None
+
 
 class Module(Kind):
     """A module of this package. ``@FOLDER`` takes the same one of another checkout."""
@@ -64,6 +78,8 @@ class Module(Kind):
         return Launch(command=(sys.executable, "-m", self.module), folder=system.folder)
 
 
+SCRATCH = "BENCH_SCRATCH"
+"""The variable that names a folder of the process's own, empty at its start and deleted after its end."""
 REFERENCE = "handwritten:events=5000"
 """What ratios refer to."""
 KINDS: dict[str, Kind] = {}
@@ -101,6 +117,10 @@ class System(msgspec.Struct, frozen=True):
     def launch(self, say: Callable[[str], None] = lambda _: None) -> Launch:
         """How to start it. Raises ``Unavailable``."""
         return KINDS[self.name].launch(self, say)
+
+    def progress(self, settings: Mapping[str, Any], job: Job) -> Progress | None:
+        """As of its kind."""
+        return KINDS[self.name].progress(settings, job)
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -227,14 +247,15 @@ def running(
 def system_running(system: System, job: Job) -> Iterator[Child]:
     """Run a system under test. Raises ``Unavailable``."""
     launch = system.launch()
-    child = Child(
-        system.label,
-        msgspec.structs.replace(job, options=system.options),
-        launch.folder,
-        variables=launch.variables,
-        command=launch.command,
-    )
-    try:
-        yield child
-    finally:
-        child.stop()
+    with TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as scratch:
+        child = Child(
+            system.label,
+            msgspec.structs.replace(job, options=system.options),
+            launch.folder,
+            variables={**launch.variables, SCRATCH: scratch},
+            command=launch.command,
+        )
+        try:
+            yield child
+        finally:
+            child.stop()

@@ -1,0 +1,37 @@
+"""quixstreams, exactly once; its only kind of store is RocksDB, with a changelog.
+
+Options: ``commit_ms`` (100), and ``consumer.NAME`` and ``producer.NAME`` for any setting of librdkafka.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Final
+
+from benchmarks.async_work.quix_environment import NoQuixstreams, quixstreams_python, versions
+from benchmarks.peers.programs import SOURCES, checked
+from benchmarks.systems import Kind, Launch, System, Unavailable
+
+OPTIONS: Final = ("commit_ms", "consumer.", "producer.")
+_PROGRAM: Final = SOURCES / "quix" / "accounts.py"
+
+_versions = functools.cache(versions)
+
+
+class Quixstreams(Kind):
+    """Installed into an environment of its own when it is first asked for."""
+
+    name = "quixstreams"
+    defaults = ("quixstreams:commit_ms=100", "quixstreams:commit_ms=20")
+    is_peer = True
+
+    def launch(self, system: System, say: Callable[[str], None]) -> Launch:
+        """By the interpreter of that environment."""
+        checked(system.options, OPTIONS)
+        try:
+            python = quixstreams_python(say)
+            found = _versions(python)
+        except NoQuixstreams as error:
+            raise Unavailable(str(error)) from error
+        return Launch(command=(str(python), str(_PROGRAM)), versions=found)
