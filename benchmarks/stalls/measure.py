@@ -10,10 +10,10 @@ from rich.table import Table
 from benchmarks.bench import Bench
 from benchmarks.measures import Measure, Options
 from benchmarks.stalls.group import Stall
-from benchmarks.stalls.report import in_short, stall_table
+from benchmarks.stalls.report import in_short, outage_table, stall_table
 from benchmarks.stalls.scenarios import SCENARIOS, play
 
-MOST = ["planned", "kill-standby", "supervised-standby"]
+MOST = ["planned", "kill-standby", "supervised-standby", "broker-restart"]
 
 
 class Stalls(Measure[Stall]):
@@ -28,7 +28,9 @@ output arrived; an output names the process that wrote it, so it is seen which p
 move*: the time between the last output of the old writer and the first of the new one. *Any time*: a moved
 partition's longest silence from the action until everybody had settled and 1.5 s more. *Kept*: the same of
 partitions that stayed. "steady" is four seconds before anything happens: the noise. All outputs are judged
-afterwards."""
+afterwards. A broker that is restarted or killed is one of its own, on the same data again; two members, and the
+generator, wait for it. It is the only one, so nothing can go on without it: what counts is how much longer than its
+absence a partition was silent."""
 
     def arguments(self, options: Options) -> None:
         """Which, how often."""
@@ -62,7 +64,8 @@ afterwards."""
 
     def tables(self, found: Sequence[Stall]) -> list[Table]:
         """One."""
-        return [stall_table(found)]
+        moves, outages = ([one for one in found if bool(one.away_ms) is away] for away in (False, True))
+        return [stall_table(moves)] * bool(moves) + [outage_table(outages)] * bool(outages)
 
 
 MEASURES = (Stalls(),)

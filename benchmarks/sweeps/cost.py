@@ -116,7 +116,6 @@ class CostMeasure(Measure[Cost]):
                     ]
                     for system in names(found)
                 },
-                alt=f"Processor time per record of each system by {dimension}",
             )
             for dimension in _measured(found)
         ]

@@ -159,7 +159,6 @@ class Workers(Measure[Shared]):
                     ]
                     for system in names(good)
                 },
-                alt="Records per second by number of processes",
             )
         ]
 
