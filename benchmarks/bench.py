@@ -77,8 +77,12 @@ class Bench:
     def systems(self) -> list[System]:
         """Those of ``--systems`` that can be had; why others cannot is said, and kept in the facts."""
         if self._systems is None:
-            self._systems = [system for system in self.options.systems if self._has(system)]
+            self._systems = self.able(self.options.systems)
         return self._systems
+
+    def able(self, systems: Sequence[System]) -> list[System]:
+        """Those of the systems that can be had; why others cannot is said, and kept in the facts."""
+        return [system for system in systems if self._has(system)]
 
     def _has(self, system: System) -> bool:
         self.now(f"getting ready: {system.label}")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupState, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -95,6 +95,13 @@ class Cluster:
     def progress(self, system: System, job: Job) -> Progress:
         """Asks how far a system is, wherever it keeps its offsets."""
         return system.progress(self._settings, job) or self.committed(job)
+
+    def shares(self, job: Job) -> list[int]:
+        """How many partitions each member of a group has; empty while the group is not stable."""
+        found = self._admin.describe_consumer_groups([job.group], request_timeout=10)[job.group].result()
+        if found.state is not ConsumerGroupState.STABLE:
+            return []
+        return [len(member.assignment.topic_partitions) for member in found.members]
 
     def outputs(self, job: Job) -> Iterator[Message]:
         """Every committed output, partition by partition in order."""

@@ -1,8 +1,8 @@
 """Kafka Streams, exactly_once_v2, with a store in memory and its changelog.
 
 Options: ``commit_ms`` (100, its default under exactly once), ``threads`` (2), ``cache_mb`` (64; the store's cache
-writes one changelog record per key and commit; 0: no cache), ``heap_mb`` (1024), ``gc`` (Parallel, G1, Serial), and
-``streams.NAME`` for any of its settings, as ``streams.consumer.session.timeout.ms``.
+writes one changelog record per key and commit; 0: no cache), ``session_ms`` (45,000; a heartbeat every third of it),
+``heap_mb`` (1024), ``gc`` (Parallel, G1, Serial), and ``streams.NAME`` for any of its settings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COORDINATES: Final = {
     "org.apache.kafka:kafka-streams:4.3.1": "bd73f3805e116f711e8456ee89a8a5b43ff5dcf5a5bb865afae29deae89e7c4b",
 }
 """Beside what the embedded broker consists of; the same version, or its clients would not fit."""
-OPTIONS: Final = ("commit_ms", "threads", "cache_mb", "heap_mb", "gc", "streams.")
+OPTIONS: Final = ("commit_ms", "threads", "cache_mb", "session_ms", "heap_mb", "gc", "streams.")
 _SOURCE: Final = SOURCES / "kafka_streams" / "Accounts.java"
 _COMPILER_SECONDS: Final = 120
 

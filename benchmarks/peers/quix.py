@@ -1,6 +1,7 @@
 """quixstreams, exactly once; its only kind of store is RocksDB, with a changelog.
 
-Options: ``commit_ms`` (100), and ``consumer.NAME`` and ``producer.NAME`` for any setting of librdkafka.
+Options: ``commit_ms`` (100), ``session_ms`` (45,000), ``transaction_ms`` (60,000), and ``consumer.NAME`` and
+``producer.NAME`` for any setting of librdkafka.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from benchmarks.async_work.quix_environment import NoQuixstreams, quixstreams_py
 from benchmarks.peers.programs import SOURCES, checked
 from benchmarks.systems import Kind, Launch, System, Unavailable
 
-OPTIONS: Final = ("commit_ms", "consumer.", "producer.")
+OPTIONS: Final = ("commit_ms", "session_ms", "transaction_ms", "consumer.", "producer.")
 _PROGRAM: Final = SOURCES / "quix" / "accounts.py"
 
 _versions = functools.cache(versions)

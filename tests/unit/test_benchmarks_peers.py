@@ -18,13 +18,17 @@ from benchmarks.cluster import made_for
 from benchmarks.jars import NoJar, jars
 from benchmarks.measures import measures
 from benchmarks.peers import gkes, kafka_streams, quix
+from benchmarks.peers.arrivals import Gap
 from benchmarks.peers.gkes import CommitLog, required
 from benchmarks.peers.kafka_streams import COORDINATES, javac
+from benchmarks.peers.measure import Takeovers
 from benchmarks.peers.programs import SOURCES, built, checked, said
+from benchmarks.peers.takeover import Takeover, is_shared, silences
 from benchmarks.spark.connector import connector_jars
 from benchmarks.systems import KINDS, System, Unavailable
 from streams.broker.jars import pinned
 from streams.sak.java import Java
+from tests.unit.benchmarks_kit import rows_of, run_of, shown
 
 JAR = b"whole"
 LISTED = {"group:one:1": hashlib.sha256(JAR).hexdigest()}
@@ -211,7 +215,9 @@ def test_the_quixstreams_program_counts_and_sums(monkeypatch: pytest.MonkeyPatch
     event = {"account": "a", "cents": 30, "sent": 1.5, "note": "n"}
     answers = [accounts.handle(event, "a", 0, [("__grt__", b"Deposited")], state) for _ in range(2)]
     assert answers[1] == {"account": "a", "count": 2, "cents": 60, "sent": 1.5}
-    assert accounts.of_client({"consumer.fetch.min.bytes": "1"}, "consumer.") == {"fetch.min.bytes": "1"}
+    options = {"consumer.fetch.min.bytes": "1", "session_ms": "6000", "transaction_ms": "10000", "commit_ms": "20"}
+    assert accounts.of_client(options, "consumer.") == {"fetch.min.bytes": "1", "session.timeout.ms": "6000"}
+    assert accounts.of_client(options, "producer.") == {"transaction.timeout.ms": "10000"}
     with pytest.raises(RuntimeError, match="an event of type b'Other'"):
         accounts.handle(event, "a", 0, [("__grt__", b"Other")], state)
 
@@ -220,3 +226,34 @@ def test_jgo_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "jgo.config", None)
     with pytest.raises(NoJar, match="the package jgo"):
         jars_module.jars(LISTED, tmp_path)
+
+
+def test_members_share_when_each_has_its_part() -> None:
+    assert is_shared([5, 5], 10)
+    assert is_shared([3, 3, 2, 2], 10)
+    assert not is_shared([], 10)
+    assert not is_shared([10], 10)
+    assert not is_shared([6, 4], 10)
+    assert not is_shared([5, 4], 10), "one is on its way"
+
+
+def test_a_silence_counts_from_before_the_kill_until_the_next_output() -> None:
+    gaps = [Gap(0, 10.0, 10.3), Gap(0, 99.8, 106.8), Gap(1, 100.2, 100.5), Gap(0, 107.0, 107.1), Gap(2, 90.0, 99.0)]
+    assert silences(gaps, 100.0) == {0: pytest.approx(7.0), 1: pytest.approx(0.3)}
+
+
+def test_takeovers_are_told_without_figures_of_runs_with_a_fault() -> None:
+    found = [
+        Takeover("engine", 1, 1_000, "", 6.2, 6.1, 5, 0.06),
+        Takeover("engine", 2, 1_000, "", 6.6, 6.1, 5, 0.06),
+        Takeover("gkes", 1, 1_000, "17 outputs for 18 events", 40.0, 39.0, 5, 0.06),
+    ]
+    rows = rows_of(shown(run_of(takeover=found)))
+    assert next(row for row in rows if "engine" in row)[1:] == [
+        "6.4 (6.2; 6.6)",
+        "5 (5; 5)",
+        "0.06 (0.06; 0.06)",
+        "yes",
+    ]
+    assert next(row for row in rows if "gkes" in row)[1:] == ["-", "-", "-", "no: 1 of 1 runs"]
+    assert Takeovers().in_short(found[2]).endswith("17 outputs for 18 events")

@@ -10,6 +10,7 @@ import java.time.Duration;
 import java.util.Map;
 import java.util.Properties;
 import java.util.concurrent.CountDownLatch;
+import org.apache.kafka.clients.consumer.ConsumerConfig;
 import org.apache.kafka.common.header.Header;
 import org.apache.kafka.common.header.internals.RecordHeaders;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
@@ -167,6 +168,11 @@ public final class Accounts {
         settings.put(StreamsConfig.STATE_DIR_CONFIG, System.getenv("BENCH_SCRATCH"));
         settings.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, cacheBytes(options));
         settings.put(StreamsConfig.ENABLE_METRICS_PUSH_CONFIG, "false");
+        if (options.containsKey("session_ms")) {
+            int session = Integer.parseInt(options.get("session_ms"));
+            settings.put(StreamsConfig.consumerPrefix(ConsumerConfig.SESSION_TIMEOUT_MS_CONFIG), session);
+            settings.put(StreamsConfig.consumerPrefix(ConsumerConfig.HEARTBEAT_INTERVAL_MS_CONFIG), session / 3);
+        }
         options.forEach((name, value) -> {
             if (name.startsWith("streams.")) {
                 settings.put(name.substring("streams.".length()), value);

@@ -16,8 +16,9 @@ from typing import Any
 from quixstreams import Application  # pyright: ignore[reportMissingImports]
 
 HEADERS = [("__grt__", b"Balance")]
-QUICK = {"fetch.queue.backoff.ms": 5, "fetch.wait.max.ms": 20}
+QUICK = {"fetch.queue.backoff.ms": "5", "fetch.wait.max.ms": "20"}
 """As in the loop written by hand: a consumer that does not wait when there is something."""
+TIMEOUTS = {"session_ms": "consumer.session.timeout.ms", "transaction_ms": "producer.transaction.timeout.ms"}
 
 
 def handle(event: dict[str, Any], key: str, timestamp: int, headers: Any, state: Any) -> dict[str, Any]:
@@ -36,6 +37,7 @@ def handle(event: dict[str, Any], key: str, timestamp: int, headers: Any, state:
 
 def of_client(options: dict[str, str], prefix: str) -> dict[str, str]:
     """The settings that are given for one of the clients."""
+    options = {TIMEOUTS.get(name, name): text for name, text in options.items()}
     return {name.removeprefix(prefix): text for name, text in options.items() if name.startswith(prefix)}
 
 
