@@ -25,7 +25,7 @@ from streams.config import EventSourceConfig
 from streams.errors import ConfigError
 from streams.event_source import EventSource
 from streams.group import Copies, GroupEvent, Membership, Order, Snapshot, TakeOver
-from streams.records import Headers, IncomingRecord, Record
+from streams.records import IncomingRecord, Output
 from streams.runtime.connections import KafkaConnections
 from streams.runtime.poller import Poller, Records
 from streams.runtime.ports import (
@@ -218,14 +218,12 @@ class _FaultyProducer:
     def begin(self) -> None:
         self._real.begin()
 
-    def produce(self, record: Record) -> bool:
-        return self._real.produce(record)
+    def produce_many(self, outputs: Sequence[Output], start: int) -> int:
+        return start  # one at a time, each with its points
 
-    def produce_raw(
-        self, topic: str, value: bytes | None, key: bytes | None, partition: int, headers: Headers | None
-    ) -> bool:
+    def produce(self, output: Output) -> bool:
         self._hit("produce.before")
-        queued = self._real.produce_raw(topic, value, key, partition, headers)
+        queued = self._real.produce(output)
         self._hit("produce.after")
         return queued
 
