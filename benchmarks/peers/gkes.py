@@ -31,6 +31,10 @@ class Gkes(Kind):
     name = "gkes"
     defaults = ("gkes",)
     is_peer = True
+    about = (
+        "go-kafka-event-source, from which this project descends, with its own defaults (three producers, from 1,000 "
+        "events or 10 ms per transaction), json-iterator, and a map as store, because its own does not restore"
+    )
 
     def launch(self, system: System, say: Callable[[str], None]) -> Launch:
         """The program itself."""

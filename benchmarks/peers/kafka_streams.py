@@ -36,6 +36,10 @@ class KafkaStreams(Kind):
     name = "kafka-streams"
     defaults = ("kafka-streams:commit_ms=100", "kafka-streams:commit_ms=20")
     is_peer = True
+    about = (
+        "one processor, `exactly_once_v2`, the store in memory with its changelog and a cache of 64 MB (one changelog "
+        "record per key and commit), 2 threads, 1 GB of heap, Jackson; `commit_ms`: its commit interval (default 100)"
+    )
 
     def launch(self, system: System, say: Callable[[str], None]) -> Launch:
         """By the Java that runs the broker."""
