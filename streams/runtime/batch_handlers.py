@@ -84,9 +84,9 @@ class BatchContext(EventContext[StoreT]):
 def run_batch(
     worker: PartitionWorker, records: list[IncomingRecord], start: int, stop: int
 ) -> tuple[int, BaseException | None]:
-    """Handle and admit those records from ``start`` to ``stop`` that belong into one batch. Returns the position behind
-    it and ``None``; or ``start`` when there is none (no batch handler, not readable, another version), or when it
-    failed, then with the reason if that is known to be the first event's."""
+    """Handle and admit those records from ``start`` to ``stop`` that belong into one batch; if it fails, the first of
+    them. Returns the position behind and ``None``; or ``start``, when there is no batch (no batch handler, not readable,
+    another version), or with the reason why the first event failed."""
     engine, attempts = worker.engine, worker.attempts
     route = _route(records[start], engine.router.routes)
     if route is None or attempts.known_failures:
@@ -119,7 +119,9 @@ def run_batch(
         if len(batch) == 1:
             return start, error
         attempts.apart(batch[-1].offset, error)
-        return start, None if worker.is_journalled else RestartNeeded(batch[0].offset, 0, error)
+        if worker.is_journalled:
+            return run_batch(worker, records, start, start + 1)
+        return start, RestartNeeded(batch[0].offset, 0, error)
     ctx.close()
     if worker.is_journalled:
         worker.store.end()
