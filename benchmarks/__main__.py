@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.bench import Bench
-from benchmarks.measures import PRESETS, Measure, Options, measures
+from benchmarks.measures import Measure, Options, measures
 from benchmarks.report import Entry, Run, machine_facts, show
 from benchmarks.systems import KINDS, Failed, System
 from streams.errors import StreamsError
@@ -59,10 +59,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def default_systems(preset: str) -> list[System]:
-    """Reference and engine when it is to be quick, else everybody."""
-    labels = [label for kind in KINDS.values() for label in kind.defaults]
-    if preset == PRESETS[0]:
-        labels = [labels[0], "engine"]
+    """Reference and engine when it is to be quick; else everybody, by one setting each or, in full, by all."""
+    kinds = {"quick": [KINDS["handwritten"], KINDS["engine"]]}.get(preset, list(KINDS.values()))
+    labels = [label for kind in kinds for label in (kind.defaults if preset == "full" else kind.defaults[:1])]
     return [System.parse(label) for label in labels]
 
 

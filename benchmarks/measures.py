@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import msgspec
+
 from benchmarks.systems import register
 
 if TYPE_CHECKING:
@@ -26,6 +28,16 @@ PRESETS = ("quick", "default", "full")
 """How much is measured: about 2 minutes, about 20, everything."""
 
 R = TypeVar("R")
+
+
+class Aim(msgspec.Struct, frozen=True):
+    """Something to be reached (in words: "at least 1.0"), and what was found. ``is_met`` is ``None`` where it
+    cannot be told."""
+
+    what: str
+    aim: str
+    found: str
+    is_met: bool | None
 
 
 class Options:
@@ -100,6 +112,15 @@ class Measure(ABC, Generic[R]):
     def plots(self, found: Sequence[R]) -> list[Plot]:
         """Pictures for the page."""
         return []
+
+    def aims(self, found: Sequence[R]) -> list[Aim]:
+        """What is to be reached, and whether it was: the first table of the page."""
+        return []
+
+    def renumbered(self, found: R, offset: int) -> R:
+        """The same with another ``round``, so that rounds of different calls are never paired."""
+        turn = getattr(found, "round", 0)
+        return msgspec.structs.replace(found, round=turn + offset) if turn else found  # type: ignore[type-var]
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Pictures of what was measured, as small SVG files that are the same for the same figures."""
+"""What a picture shows, told by a measure; ``benchmarks.drawing`` draws it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Lines(msgspec.Struct, frozen=True, kw_only=True):
-    """A line per system. ``name``: of the file. ``alt``: what a reader who cannot see it is told. ``ticks``: labels at
-    places on the x axis. ``equal``: an x axis in steps, where labels alone count."""
+    """A line per system, with the least and the most around it. ``name``: of the file. ``x`` and ``y``: of the axes.
+    ``ticks``: the labels of the x axis, by place; without them it shows numbers."""
 
     name: str
     title: str
@@ -26,17 +26,16 @@ class Lines(msgspec.Struct, frozen=True, kw_only=True):
     log_x: bool = False
     log_y: bool = False
     ticks: dict[float, str] = {}
-    alt: str = ""
 
 
 class Bars(msgspec.Struct, frozen=True, kw_only=True):
-    """A bar per system, made of parts: ``bars[system][part]``."""
+    """A bar per system, made of parts: ``bars[system][part]``. ``ranges``: least and most of the whole bar."""
 
     name: str
     title: str
     x: str
     bars: dict[str, dict[str, float]]
-    alt: str = ""
+    ranges: dict[str, tuple[float, float]] = {}
 
 
 Plot = Lines | Bars

@@ -40,10 +40,14 @@ class Run(msgspec.Struct):
     def read(cls, path: Path) -> Run:
         """What was written. Raises ``msgspec.DecodeError`` for a file that is none, or from another version."""
         run = msgspec.json.decode(path.read_bytes(), type=cls)
-        for measure in measures():
-            for entry in run.measured.get(measure.name, ()):
-                entry.found = msgspec.convert(entry.found, measure.result)
+        run.decode()
         return run
+
+    def decode(self) -> None:
+        """Give what came from JSON its types. Raises ``msgspec.ValidationError``."""
+        for measure in measures():
+            for entry in self.measured.get(measure.name, ()):
+                entry.found = msgspec.convert(entry.found, measure.result)
 
     def write(self, path: Path) -> None:
         """In one step, so that a file is always whole."""
@@ -95,7 +99,8 @@ def machine_facts(seed: int, arguments: Sequence[str]) -> dict[str, Any]:
         "system": platform.platform(),
         "python": sys.version.split()[0],
         "kafka-event-source": version("kafka-event-source"),
-        "commit": _commit(),
+        "commit": _git("describe", "--always", "--dirty"),
+        "code": _git("rev-parse", "--short", "HEAD:streams") + ("-dirty" if _git("status", "-s", "streams") else ""),
         "confluent_kafka": version("confluent-kafka"),
         "librdkafka": confluent_kafka.libversion()[0],
         "msgspec": version("msgspec"),
@@ -110,11 +115,11 @@ def _cpu_model() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty"]
+def _git(*words: str) -> str:
+    command = ["git", *words]
     try:
         return subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+            command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""

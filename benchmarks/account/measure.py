@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
+from benchmarks.account.aims import aims_of_drains, aims_of_latency
 from benchmarks.account.report import drain_tables, memory_tables, plots_of_drains, plots_of_latency, steady_tables
 from benchmarks.bench import MIB, Bench
 from benchmarks.drain import DrainResult, drain
-from benchmarks.measures import Measure, Options
+from benchmarks.measures import Aim, Measure, Options
 from benchmarks.plots import Plot
 from benchmarks.steady import SteadyResult, steady
 from benchmarks.systems import System
@@ -65,6 +66,10 @@ output is read back and judged before a rate is told."""
         """Rates side by side."""
         return plots_of_drains(found)
 
+    def aims(self, found: Sequence[DrainResult]) -> list[Aim]:
+        """To the loop, and to peers."""
+        return aims_of_drains(found)
+
 
 class Latency(Measure[SteadyResult]):
     """Fixed rates."""
@@ -118,6 +123,10 @@ length of the run, so none is told, and it is left out of higher rates."""
     def plots(self, found: Sequence[SteadyResult]) -> list[Plot]:
         """Throughput against latency; the percentiles of each rate."""
         return plots_of_latency(found)
+
+    def aims(self, found: Sequence[SteadyResult]) -> list[Aim]:
+        """In milliseconds, and to peers."""
+        return aims_of_latency(found)
 
 
 class Memory(Measure[SteadyResult]):

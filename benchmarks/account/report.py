@@ -105,23 +105,38 @@ def memory_tables(found: Sequence[SteadyResult]) -> list[Table]:
     shown = table(
         f"Resident memory at {found[0].rate:,} events/s for {found[0].seconds:g} s, MiB; {loads(found)}",
         ["system"],
-        ["second quarter", "last quarter", "highest", "exactly once"],
+        ["second quarter", "last quarter", "highest", "bytes/event", "exactly once"],
     )
     for one in found:
         sizes = [one.memory.second_quarter, one.memory.last_quarter, one.memory.highest] if one.memory else []
         cells = [f"{size / MIB:.1f}" for size in sizes] or ["-"] * 3
-        shown.add_row(one.system, *cells, "no" if one.fault else "yes")
+        shown.add_row(one.system, *cells, f"{growth_of(one):.1f}", "no" if one.fault else "yes")
     return [shown]
+
+
+def growth_of(one: SteadyResult) -> float:
+    """Bytes that the process grew by with each event, from the middle of the second quarter to that of the last."""
+    if one.memory is None:
+        return 0.0
+    return (one.memory.last_quarter - one.memory.second_quarter) / (one.rate * one.seconds / 2)
 
 
 def plots_of_drains(found: Sequence[DrainResult]) -> list[Plot]:
     """Rates of the largest backlog, side by side."""
     size = max(one.records for one in found)
     here = right(one for one in found if one.records == size)
-    bars = {name: {"records/s": statistics.median(map(_rate, of_system(here, name)))} for name in names(here)}
-    return (
-        [Bars(name="drain", title=f"Drain of {size:,} records, exactly once", x="records/s", bars=bars)] if bars else []
-    )
+    rates = {name: [one.per_second for one in of_system(here, name)] for name in names(here)}
+    if not rates:
+        return []
+    return [
+        Bars(
+            name="drain",
+            title=f"Drain of {size:,} records, exactly once",
+            x="records/s",
+            bars={name: {"records/s": statistics.median(values)} for name, values in rates.items()},
+            ranges={name: (min(values), max(values)) for name, values in rates.items()},
+        )
+    ]
 
 
 def plots_of_latency(found: Sequence[SteadyResult]) -> list[Plot]:

@@ -88,6 +88,11 @@ behind an event of 500 ms waits for it in every exactly-once system here."""
         name = run.way if isinstance(run, Price) else run.system
         return f"async work, {name}, round {run.round}: {run.fault}" if run.fault else ""
 
+    def renumbered(self, found: AsyncRun, offset: int) -> AsyncRun:
+        """The round is that of the run inside."""
+        run = msgspec.structs.replace(found.run, round=found.run.round + offset)
+        return msgspec.structs.replace(found, **{_field(run): run})
+
     def tables(self, found: Sequence[AsyncRun]) -> list[Table]:
         """One for each part."""
         return tables(figures_of(found))

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
 from benchmarks.bench import Bench
-from benchmarks.measures import Measure, Options
+from benchmarks.measures import Aim, Measure, Options
 from benchmarks.restore.report import restore_table
 from benchmarks.restore.run import SHAPES, SYSTEMS, Log, Restore
+from benchmarks.tables import of_system, right, spread
+
+LEAST = 250_000
+"""Records a second are to be restored."""
 
 
 class Restores(Measure[Restore]):
@@ -50,6 +55,17 @@ What came out is compared with what was written."""
     def tables(self, found: Sequence[Restore]) -> list[Table]:
         """One."""
         return [restore_table(found)]
+
+    def aims(self, found: Sequence[Restore]) -> list[Aim]:
+        """Of each shape."""
+        aims = []
+        for records, partitions in dict.fromkeys((one.records, one.partitions) for one in found):
+            shape = (one for one in found if (one.records, one.partitions) == (records, partitions))
+            rates = [one.per_second for one in right(of_system(shape, "engine"))]
+            is_met = bool(rates) and statistics.median(rates) >= LEAST
+            what = f"restore of {records:,} from {partitions} partitions"
+            aims.append(Aim(what, f"at least {LEAST:,}/s", f"{spread(rates)}/s", is_met))
+        return aims
 
 
 MEASURES = (Restores(),)

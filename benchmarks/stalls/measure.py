@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.table import Table
 
 from benchmarks.bench import Bench
-from benchmarks.measures import Measure, Options
+from benchmarks.measures import Aim, Measure, Options
 from benchmarks.stalls.group import Stall
-from benchmarks.stalls.report import in_short, outage_table, stall_table
-from benchmarks.stalls.scenarios import SCENARIOS, play
+from benchmarks.stalls.report import at_moves, in_short, outage_table, stall_table
+from benchmarks.stalls.scenarios import SCENARIOS, SESSION_SECONDS, play
+from benchmarks.tables import right
 
 MOST = ["planned", "kill-standby", "supervised-standby", "broker-restart"]
+SESSION_MS = 1000 * SESSION_SECONDS
+MOST_MS = {
+    "join, 1 to 2": 150,
+    "join, 2 to 3": 150,
+    "leave, 3 to 2 (SIGTERM)": 150,
+    "kill -9 of a supervised worker, with standby": 1_000,
+    "kill -9, 3 to 2, with standby": SESSION_MS + 500,
+}
+"""What a silence at a move should be at most."""
 
 
 class Stalls(Measure[Stall]):
@@ -66,6 +77,16 @@ absence a partition was silent."""
         """One."""
         moves, outages = ([one for one in found if bool(one.away_ms) is away] for away in (False, True))
         return [stall_table(moves)] * bool(moves) + [outage_table(outages)] * bool(outages)
+
+    def aims(self, found: Sequence[Stall]) -> list[Aim]:
+        """By the worst of all partitions that moved, in all rounds."""
+        aims = []
+        for what, most in MOST_MS.items():
+            times = at_moves([stall for stall in right(found) if stall.what == what])
+            if times:
+                told = f"{statistics.median(times):,.0f} ms, worst {times[-1]:,.0f} ms"
+                aims.append(Aim(f"silence, {what}", f"at most {most:,} ms", told, times[-1] <= most))
+        return aims
 
 
 MEASURES = (Stalls(),)

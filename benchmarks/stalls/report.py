@@ -54,7 +54,10 @@ def stall_table(stalls: Sequence[Stall]) -> Table:
     for name in (*columns, "rounds"):
         table.add_column(name, justify="right")
     for what in dict.fromkeys(stall.what for stall in stalls):
-        mine = [stall for stall in stalls if stall.what == what]
+        mine = [stall for stall in stalls if stall.what == what and not stall.fault]
+        if not mine:
+            table.add_row(what, *["-"] * (len(columns) + 1))
+            continue
         moved, kept = milliseconds(mine, _moved), milliseconds(mine, _kept)
         table.add_row(
             what,
