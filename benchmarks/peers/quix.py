@@ -27,8 +27,8 @@ class Quixstreams(Kind):
     defaults = ("quixstreams:commit_ms=100", "quixstreams:commit_ms=20")
     is_peer = True
     about = (
-        "a dataframe with one stateful function, `exactly-once`; its only store is RocksDB, with a changelog; a consumer "
-        "that fetches as soon as the loop's does; `commit_ms`: its commit interval (its own default is 5 s)"
+        "a dataframe with one stateful function, `exactly-once`; its only store is RocksDB, with a changelog; a "
+        "consumer that fetches as soon as the loop's does; `commit_ms`: its commit interval (its own default is 5 s)"
     )
 
     def launch(self, system: System, say: Callable[[str], None]) -> Launch:
