@@ -21,11 +21,12 @@ _BOOT = (
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """Per event and stage."""
+    """Per event and stage. ``functions``: bytecodes by ``stage, function``."""
 
     bytecodes: dict[str, float]
     calls: dict[str, float]
     c_calls: dict[str, float]
+    functions: dict[str, float]
 
 
 class ChildFailed(Exception):
@@ -33,7 +34,7 @@ class ChildFailed(Exception):
 
 
 def command(folder: Path, system: str, warm: int, events: int, how: str = "count") -> list[str]:
-    """The process's command line."""
+    """The process's command line. ``how``: ``count``, or the library that opens valgrind's window."""
     return [sys.executable, "-c", _BOOT, str(ROOT), str(folder), how, system, str(warm), str(events)]
 
 
@@ -44,33 +45,28 @@ def count(folder: Path, system: str, warm: int, events: int) -> Counted:
 
 def run(arguments: list[str], folder: Path) -> bytes:
     """What the process prints. Raises ``ChildFailed``."""
-    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, check=False)
     if done.returncode:
         raise ChildFailed(done.stderr.decode(errors="replace").strip()[-2000:])
     return done.stdout
 
 
-class Nothing:
-    """A ``drive.Meter`` for when something else measures."""
-
-    def begin(self) -> None: ...
-    def end(self) -> None: ...
-
-
 def main() -> None:
     """The process's way in."""
-    from benchmarks.instructions.counting import Counter
+    from benchmarks.instructions.callgrind import Window
+    from benchmarks.instructions.counting import CountingMeter
     from benchmarks.instructions.drive import SYSTEMS
 
     how, system, warm, events = sys.argv[3], sys.argv[4], int(sys.argv[5]), int(sys.argv[6])
     if how == "count":
-        counter = Counter()
-        SYSTEMS[system](counter, warm, events)
+        meter = CountingMeter()
+        SYSTEMS[system](meter, warm, events)
         found = (
             {stage: number / events for stage, number in counts.items()}
-            for counts in (counter.bytecodes, counter.calls, counter.c_calls)
+            for counts in (meter.bytecodes, meter.calls, meter.c_calls)
         )
-        sys.stdout.buffer.write(msgspec.json.encode(Counted(*found)))
+        functions = {", ".join(name): number / events for name, number in meter.functions.items()}
+        sys.stdout.buffer.write(msgspec.json.encode(Counted(*found, functions)))
     else:
-        SYSTEMS[system](Nothing(), warm, events)
+        SYSTEMS[system](Window(how), warm, events)

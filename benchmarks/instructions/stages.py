@@ -66,12 +66,13 @@ _FUNCTIONS: Final = {
     "TransactionPool.pump": "produce",
     "TransactionPool._produce": "produce",
     "TransactionPool._produce_changelog": "changelog",
+    "TransactionPool._changelog_of": "changelog",
     "TransactionPool._send": "changelog",
     "TransactionPool._slot": "",
     "Transaction.to": "commit",
     "Transaction.seal": "commit",
     "Transaction.settle": "commit",
-    "source_of": "harness",
+    "source_of": HARNESS,
 }
 _LINES: Final = {
     "consumer.poll(": "poll",
