@@ -65,6 +65,14 @@ def default_systems(preset: str) -> list[System]:
     return [System.parse(label) for label in labels]
 
 
+def without_folder(arguments: list[str]) -> list[str]:
+    """What to call again somewhere else."""
+    if "--out" not in arguments:
+        return arguments
+    place = arguments.index("--out")
+    return arguments[:place] + arguments[place + 2 :]
+
+
 def measure_all(bench: Bench, run: Run, path: Path) -> None:
     """Fill ``run``, and write it after every result. Raises ``Failed``."""
     for measure in bench.options.measures:
@@ -94,7 +102,7 @@ def main(arguments: list[str]) -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=150)
-    run = Run(machine_facts(options.seed, arguments))
+    run = Run(machine_facts(options.seed, without_folder(arguments)))
     path = options.out / f"{time.strftime('%Y-%m-%dT%H-%M-%S')}.json"
     console.print(
         f"machine: {run.facts['cpu']}, {run.facts['cores']} cores; load {run.facts['load_average_before']:.1f}"

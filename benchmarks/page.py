@@ -19,6 +19,7 @@ import msgspec
 from benchmarks.drawing import alt, svg
 from benchmarks.measures import Aim, Measure, measures
 from benchmarks.report import Entry, Run
+from benchmarks.systems import KINDS
 from benchmarks.tables import markdown
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -130,7 +131,7 @@ def page(runs: Sequence[Run]) -> dict[str, str]:
             parts += [markdown(table), *([str(table.caption)] if table.caption else [])]
         parts += _faults(measure, found)
         sections.append("\n\n".join(parts) + "\n")
-    text = "\n".join([HEAD, *_aims(aims), _facts(runs), *sections, LIMITS])
+    text = "\n".join([HEAD, *_aims(aims), _systems(runs), _facts(runs), *sections, LIMITS])
     return {"results.md": text, **pictures}
 
 
@@ -177,6 +178,20 @@ def _aims(aims: Sequence[Aim]) -> Iterator[str]:
         words = {True: "yes", False: "**no**", None: "-"}
         rows = [f"| {aim.what} | {aim.aim} | {aim.found} | {words[aim.is_met]} |" for aim in aims]
         yield "\n".join(["## Aims", "", "| | aim | found | met |", "|---|--:|--:|---|", *rows, ""])
+
+
+def _systems(runs: Sequence[Run]) -> str:
+    """What took part in the account workload."""
+    labels = {
+        str(entry.found.system)
+        for run in runs
+        for entries in run.measured.values()
+        for entry in entries
+        if hasattr(entry.found, "system")
+    }
+    took_part = {label.partition(":")[0].partition("@")[0] for label in labels}
+    rows = [f"| `{name}` | {kind.about} |" for name, kind in KINDS.items() if name in took_part and kind.about]
+    return "\n".join(["## Systems", "", "| | |", "|---|---|", *rows, ""]) if rows else ""
 
 
 def _facts(runs: Sequence[Run]) -> str:

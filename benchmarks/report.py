@@ -21,6 +21,10 @@ from benchmarks.measures import Measure, measures
 from benchmarks.systems import KINDS
 
 
+CODE = ("streams", "benchmarks")
+"""Folders whose changes count."""
+
+
 class Entry(msgspec.Struct):
     """One result of a measure, with the load averages before and after it and the seconds that it took."""
 
@@ -96,11 +100,12 @@ def machine_facts(seed: int, arguments: Sequence[str]) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "memory_mib": psutil.virtual_memory().total // MIB,
         "load_average_before": os.getloadavg()[0],
-        "system": platform.platform(),
+        "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}, {platform.machine()}",
         "python": sys.version.split()[0],
         "kafka-event-source": version("kafka-event-source"),
-        "commit": _git("describe", "--always", "--dirty"),
-        "code": _git("rev-parse", "--short", "HEAD:streams") + ("-dirty" if _git("status", "-s", "streams") else ""),
+        "commit": _git("rev-parse", "--short", "HEAD") + (" and changes" if _git("status", "-s", *CODE) else ""),
+        "code": _git("rev-parse", "--short", "HEAD:streams")
+        + (" and changes" if _git("status", "-s", "streams") else ""),
         "confluent_kafka": version("confluent-kafka"),
         "librdkafka": confluent_kafka.libversion()[0],
         "msgspec": version("msgspec"),

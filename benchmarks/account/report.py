@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
+from benchmarks.account.aims import RATES
 from benchmarks.bench import MIB
 from benchmarks.committed import SHARES
 from benchmarks.drain import DrainResult
@@ -140,7 +141,7 @@ def plots_of_drains(found: Sequence[DrainResult]) -> list[Plot]:
 
 
 def plots_of_latency(found: Sequence[SteadyResult]) -> list[Plot]:
-    """Percentiles of each rate; with three rates or more, throughput against latency."""
+    """Percentiles at the rates that have aims; with three rates or more, throughput against latency."""
     here = right(held(found))
     rates = sorted({one.rate for one in here})
     drawn: list[Plot] = []
@@ -156,7 +157,7 @@ def plots_of_latency(found: Sequence[SteadyResult]) -> list[Plot]:
                 Lines(name=f"latency-{name}", title=f"Throughput against latency, {name}", x="events/s",
                       y=f"{name} latency, ms", series=series, log_x=True, log_y=True)
             )  # fmt: skip
-    for rate in rates:
+    for rate in [rate for rate in rates if rate in RATES] or rates:
         at_rate = [one for one in here if one.rate == rate and one.quantiles]
         series = {
             system: [_point(place, [one.quantiles[place] for one in of_system(at_rate, system)])

@@ -273,3 +273,19 @@ def test_pictures_are_the_same_for_the_same_figures_and_hold_no_time() -> None:
 def test_a_system_has_the_same_colour_everywhere() -> None:
     assert colours(["engine", "x"])["engine"] == colours(["y", "z", "engine"])["engine"]
     assert len(set(colours([REFERENCE, "engine", *"abcde"]).values())) == 7
+
+
+# ------------------------------------------------------------------------------------------------ the documentation
+
+
+def test_the_page_of_the_documentation_is_what_its_figures_make() -> None:
+    made = page.page(page.read(DOCS / page.KEPT))
+    for name, text in made.items():
+        assert (DOCS / name).read_text() == text, f"{name}: make it again (python -m benchmarks page)"
+    assert {f"results/{path.name}" for path in (DOCS / "results").glob("*.svg")} == set(made) - {"results.md"}
+
+
+def test_every_measure_and_every_system_is_told_in_the_documentation() -> None:
+    text = (DOCS / "performance.md").read_text()
+    assert [measure.name for measure in measures() if f"`{measure.name}`" not in text] == []
+    assert [kind for kind in KINDS if f"`{kind}" not in text] == []
