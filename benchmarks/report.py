@@ -21,10 +21,6 @@ from benchmarks.measures import Measure, measures
 from benchmarks.systems import KINDS
 
 
-CODE = ("streams", "benchmarks")
-"""Folders whose changes count."""
-
-
 class Entry(msgspec.Struct):
     """One result of a measure, with the load averages before and after it and the seconds that it took."""
 
@@ -118,6 +114,11 @@ def _cpu_model() -> str:
     except OSError:
         return platform.processor()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def _state(what: str, *folders: str) -> str:
+    """Git's name for it, and whether these folders differ from it."""
+    return _git("rev-parse", "--short", what) + (" and changes" if _git("status", "-s", *folders) else "")
 
 
 def _git(*words: str) -> str:
