@@ -99,9 +99,8 @@ def machine_facts(seed: int, arguments: Sequence[str]) -> dict[str, Any]:
         "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}, {platform.machine()}",
         "python": sys.version.split()[0],
         "kafka-event-source": version("kafka-event-source"),
-        "commit": _git("rev-parse", "--short", "HEAD") + (" and changes" if _git("status", "-s", *CODE) else ""),
-        "code": _git("rev-parse", "--short", "HEAD:streams")
-        + (" and changes" if _git("status", "-s", "streams") else ""),
+        "commit": _state("HEAD", "streams", "benchmarks"),
+        "code": _state("HEAD:streams", "streams"),
         "confluent_kafka": version("confluent-kafka"),
         "librdkafka": confluent_kafka.libversion()[0],
         "msgspec": version("msgspec"),
