@@ -117,7 +117,7 @@ def send(driver: TestDriver[Any], key: str) -> None:
     if key.startswith("?"):
         driver.send_record(Record("in", b"?", key.encode(), headers), wait=False)
     elif key.startswith("1"):
-        driver.send_record(Record("in", b'{"name": "old"}', key.encode(), headers[:1]), wait=False)
+        driver.send_record(Record("in", b'{"name": "old", "key": "wrong"}', key.encode(), headers[:1]), wait=False)
     elif key.startswith("<"):
         driver.send(Other(key.strip("<>")), key=key, wait=False)
     else:

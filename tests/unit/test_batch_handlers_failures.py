@@ -72,11 +72,11 @@ def test_lists_come_again_behind_one_that_failed() -> None:
         lambda ctx: ExecutionState.FAIL,
         lambda ctx: ctx.fail(ValueError("no")),
         lambda ctx: ctx.forward(OUT, Total("x" * 2_000_000, 0, 0)),
-        lambda ctx: ctx.store.put("x" * 2_000_000, 1),
+        lambda ctx: ctx.record_change(Change(b"k", b"x" * 2_000_000)),
         lambda ctx: ctx.offset,
         lambda ctx: (_ for _ in ()).throw(asyncio.CancelledError),
     ],
-    ids=["fail", "a reason", "an output that is too large", "a key that is too large", "no offset", "cancelled"],
+    ids=["fail", "a reason", "an output that is too large", "a change that is too large", "no offset", "cancelled"],
 )
 def test_all_ways_to_fail(do: Callable[[BatchContext[Totals]], Any]) -> None:
     def handle(ctx: BatchContext[Totals], events: list[Added]) -> Any:
@@ -88,6 +88,7 @@ def test_all_ways_to_fail(do: Callable[[BatchContext[Totals]], Any]) -> None:
     bench = Bench(DEAD_LETTER, handle)
     assert bench.run("a", "bad", "a") == [("a", 1), ("a", 2)]
     assert bench.letters == [b"bad"]
+    assert bench.calls == [["a", "bad", "a"], ["a"], ["bad"], ["a"]], "without a restart"
 
 
 def test_fatal_names_one_event_and_what_is_before_it_is_committed() -> None:
@@ -130,11 +131,49 @@ def long_ones(ctx: BatchContext[Totals], events: list[Added]) -> None:
 def test_a_record_that_the_broker_refuses_is_that_of_one_event() -> None:
     """Not that of the last one of the list, nor of the first; and no innocent one is dead-lettered for it."""
     bench = Bench(DEAD_LETTER, long_ones)
-    assert bench.run("a", "long", "a", "b", meddle=refusing) == [("a", 1), ("a", 2), ("b", 1)]
-    assert bench.letters == [b"long"]
+    with TestDriver(bench.source, topics={OUT: 1}) as driver:
+        refusing(driver)
+        for keys in (["a", "long", "a", "b"], ["c", "d"]):
+            for key in keys:
+                send(driver, key)
+            driver.settle()
+        driver.check()
+        assert [event.key for event in driver.outputs(OUT, Total)] == ["a", "a", "b", "c", "d"]
+        assert [record.key for record in driver.dead_letters()] == [b"long"]
+        assert dict(driver.restored_store(0).items()) == {"a": 2, "b": 1, "c": 1, "d": 1}
+    assert bench.calls[-1] == ["c", "d"], "lists come again"
     assert [one.offset for one in bench.of(BatchFailed)] == [3]
     assert [one.offset for one in bench.of(EventFailed)] == [1]
-    assert bench.state == {"a": 2, "b": 1}
+
+
+def test_it_is_not_forgotten_that_a_later_list_has_failed() -> None:
+    """The second list fails at once, the first one when its record is refused: neither is tried again."""
+
+    def handle(ctx: BatchContext[Totals], events: list[Added]) -> None:
+        long_ones(ctx, events)
+        if any(event.key == "bad" for event in events):
+            raise ValueError("no")
+
+    bench = Bench(SKIP, handle)
+    assert bench.run("a", "long", "<x>", "bad", "b", meddle=refusing) == [("a", 1), ("x", 1), ("b", 1)]
+    assert [one.offset for one in bench.of(BatchFailed)] == [4, 1]
+
+
+def test_a_timer_whose_record_the_broker_refuses() -> None:
+    def handle(ctx: BatchContext[Totals], events: list[Added]) -> None:
+        if not ctx.is_interjection:
+            ctx.schedule_in(1, Added("long"), name="t")
+        long_ones(ctx, events)
+
+    bench = Bench(DEAD_LETTER, handle)
+    with TestDriver(bench.source, topics={OUT: 1}) as driver:
+        refusing(driver)
+        send(driver, "a")
+        driver.advance(5)
+        driver.settle()
+        driver.check()
+        (letter,) = driver.dead_letters()
+    assert letter.header("__kes_dlq_timer") == b"t"
 
 
 def test_several_of_them_come_to_an_end() -> None:
