@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from rich.table import Table
 
 from benchmarks.bench import MIB
 from benchmarks.cluster import Cluster
-from benchmarks.measures import Measure, Options
+from benchmarks.measures import Aim, Measure, Options
 from benchmarks.systems import REFERENCE, Child, Failed, System, system_running
 from benchmarks.tables import loads, names, of_system, right, spread, table, verdict
 from benchmarks.workload import Balance, Job, Judge, Shape
@@ -26,6 +27,7 @@ PRIMING_EVENTS = 1_000
 CALM_SECONDS = 3.0
 """Between the last of them and the beginning."""
 PATIENCE_SECONDS = 60.0
+IDLE_AIM = 0.01
 
 
 class Idle(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +115,17 @@ class IdleMeasure(Measure[Idle]):
                     verdict(mine),
                 )
         return [shown]
+
+    def aims(self, found: Sequence[Idle]) -> list[Aim]:
+        """For each number of partitions."""
+        aims = []
+        for partitions in sorted({one.partitions for one in found}):
+            shares = [one.share for one in right(of_system(found, "engine")) if one.partitions == partitions]
+            if shares:
+                what = f"processor time of an idle member with {partitions} partitions"
+                share = statistics.median(shares)
+                aims.append(Aim(what, f"below {IDLE_AIM:.0%} of a core", f"{share:.2%}", share < IDLE_AIM))
+        return aims
 
 
 class _Look(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from rich.table import Table
 from benchmarks.bench import MIB, WARM_UP, WARM_UP_RECORDS
 from benchmarks.cluster import Cluster
 from benchmarks.drain import DrainResult, drain
-from benchmarks.measures import Measure, Options
+from benchmarks.measures import Aim, Measure, Options
 from benchmarks.plots import Lines, Plot, Point
 from benchmarks.sweeps.fleet import of_workers
 from benchmarks.systems import REFERENCE, System
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 SHARED = Shape(partitions=12)
 """Twelve can be shared evenly by 1, 2, 3, 4 and 6."""
+SCALING_AIM = 1.7
 TOGETHER_MS = 3_000
 """The broker waits so long for further members of an empty group (as any broker does unless it is told otherwise): they
 begin together, and no partition moves while the backlog is handled."""
@@ -141,6 +142,17 @@ class Workers(Measure[Shared]):
                     verdict(mine),
                 )
         return [shown]
+
+    def aims(self, found: Sequence[Shared]) -> list[Aim]:
+        """From one to two. It cannot be told where two processes and the broker want more processors than there are."""
+        ratios = scaling(found, "engine", 2)
+        if not ratios:
+            return []
+        times = statistics.median(ratios)
+        wanted = [2 * cores(one) for one in right(of_system(found, "engine")) if one.workers == 1]
+        is_met = True if times >= SCALING_AIM else None if max(wanted) > (os.cpu_count() or 1) else False
+        beside = "" if is_met is not None else f"; {max(wanted):.1f} cores would be needed, {os.cpu_count()} are here"
+        return [Aim("one worker process to two", f"at least {SCALING_AIM} x", f"{times:.2f} x{beside}", is_met)]
 
     def plots(self, found: Sequence[Shared]) -> list[Plot]:
         """Rates by number of processes."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.account.report import held
+from benchmarks.account.report import growth_of, held
 from benchmarks.cluster import Cluster, type_headers
 from benchmarks.drain import stretch
 from benchmarks.engine import JOB_VARIABLE, source, source_of
@@ -18,12 +18,12 @@ from benchmarks.handwritten import Loop
 from benchmarks.stalls.group import Stall
 from benchmarks.stalls.report import beyond_ms, in_short
 from benchmarks.stalls.silences import Silence, Window
-from benchmarks.steady import SteadyResult, behind_of
+from benchmarks.steady import Memory, SteadyResult, behind_of
 from benchmarks.sweeps.cost import Cost, CostMeasure, at, growth
 from benchmarks.sweeps.fleet import Fleet, started
-from benchmarks.sweeps.idle import Idle
+from benchmarks.sweeps.idle import Idle, IdleMeasure
 from benchmarks.sweeps.shapes import DIMENSIONS, MOST_BYTES, NAMES, places, records_of, usual_size
-from benchmarks.sweeps.workers import Shared, cores, scaling
+from benchmarks.sweeps.workers import Shared, Workers, cores, scaling
 from benchmarks.systems import Child, Failed, System
 from benchmarks.workload import (
     STORED,
@@ -211,6 +211,29 @@ def test_workers_are_compared_with_one_of_the_same_round() -> None:
     assert ["a", "2", "115 (50; 180)", "1.40 (1.00; 1.80)"] in [
         row[:4] for row in rows_of(shown(run_of(workers=found)))
     ]
+
+
+def test_the_aims_of_the_sweeps() -> None:
+    def idle(partitions: int, share: float) -> Idle:
+        return Idle(partitions=partitions, system="engine", round=1, seconds=9, fault="", share=share)
+
+    aims = IdleMeasure().aims([idle(10, 0.004), idle(400, 0.03)])
+    assert [(aim.found, aim.is_met) for aim in aims] == [("0.40%", True), ("3.00%", False)]
+
+    def ran(workers: int, rate: float, us: float) -> Shared:
+        return Shared(workers=workers, system="engine", round=1, records=10, fault="", per_second=rate,
+                      cpu_us_per_record=us, broker_cpu_us_per_record=0)  # fmt: skip
+
+    assert [aim.is_met for aim in Workers().aims([ran(1, 1_000, 1), ran(2, 1_800, 1)])] == [True]
+    assert [aim.is_met for aim in Workers().aims([ran(1, 1_000, 1), ran(2, 1_200, 1)])] == [False]
+    assert [aim.is_met for aim in Workers().aims([ran(1, 1e6, 999), ran(2, 1e6, 999)])] == [None], "too few cores"
+    assert Workers().aims([ran(1, 1_000, 1)]) == []
+
+
+def test_growth_of_memory_is_by_event() -> None:
+    steady = SteadyResult("a", 1, 1_000, 60.0, 1, "", memory=Memory(1_000_000, 1_600_000, 2_000_000, []))
+    assert growth_of(steady) == 20.0
+    assert growth_of(SteadyResult("a", 1, 1_000, 60.0, 1, "it failed")) == 0.0
 
 
 def test_a_stretch_begins_after_what_fills_the_state() -> None:
