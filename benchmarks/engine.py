@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable
 
 import msgspec
 
@@ -26,8 +27,8 @@ def _options(options: dict[str, str], prefix: str) -> dict[str, object]:
     return {name: float(text) if "." in text else int(text) for name, text in found.items()}
 
 
-def source_of(job: Job) -> EventSource[Table[str, Account]]:
-    """The event source of the account workload."""
+def without_handlers(job: Job) -> EventSource[Table[str, Account]]:
+    """The event source of the account workload, but for what it does."""
     config = EventSourceConfig(
         group_id=job.group,
         topic=job.source,
@@ -41,8 +42,12 @@ def source_of(job: Job) -> EventSource[Table[str, Account]]:
         metrics_handler=lambda measurement: measured.update([type(measurement).__name__]),
     )
     config = msgspec.structs.replace(config, **_options(job.options, "config."))
-    source = EventSource(config, store=Table.factory(key=str, value=Account))
-    output = job.output
+    return EventSource(config, store=Table.factory(key=str, value=Account))
+
+
+def source_of(job: Job) -> EventSource[Table[str, Account]]:
+    """The event source of the account workload."""
+    source, output = without_handlers(job), job.output
 
     def deposited(ctx: EventContext[Table[str, Account]], event: Deposited) -> None:
         key = event.account
@@ -62,12 +67,12 @@ def source() -> EventSource[Table[str, Account]]:
     return source_of(msgspec.json.decode(os.environ[JOB_VARIABLE], type=Job))
 
 
-def main() -> None:
+def main(made: Callable[[Job], EventSource[Table[str, Account]]] = source_of) -> None:
     """The process's way in."""
     job = job_of(Job)
     if "switch" in job.options:
         sys.setswitchinterval(float(job.options["switch"]))
-    source_of(job).run()
+    made(job).run()
 
 
 if __name__ == "__main__":

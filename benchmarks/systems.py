@@ -107,6 +107,13 @@ register(
         "`EventSource` with its default settings: routing by type, typed events, typed table with changelog, metrics, "
         "group membership",
     ),
+    Module(
+        "engine_batch",
+        "benchmarks.engine_batch",
+        ("engine_batch",),
+        "the same with a batch handler (`register_event_type(T, batch=True)`): lists of events, each account read and "
+        "written once per list",
+    ),
 )
 
 
