@@ -22,7 +22,10 @@ from benchmarks.systems import REFERENCE
 WIDTH, HEIGHT = 7.0, 3.6  # inches, of 72 points each
 PAPER, INK, GRID = "#ffffff", "#24292f", "#d8dee4"
 DARK = {PAPER: "#1c2026", INK: "#d6dbe1", GRID: "#3a424c"}
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#a6761d", "#1b9e77")
+COLOURS = (
+    "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1",
+    "#a6761d", "#8fb339", "#e0524d", "#3a9d9d", "#b59b1f", "#5b7083",
+)  # fmt: skip
 OF_SYSTEMS = {"engine": "#d55e00", REFERENCE: "#7f8790"}
 """The same in every picture."""
 MARKERS = "osD^vPX*<>"
@@ -75,9 +78,8 @@ def alt(plot: Plot) -> str:
 def colours(names: Iterable[str]) -> dict[str, str]:
     """A colour for each: its own, or the next one that nobody has."""
     found, places = {}, count()
-    free = [colour for colour in COLOURS if colour not in OF_SYSTEMS.values()]
     for name in names:
-        found[name] = OF_SYSTEMS.get(name) or free[next(places) % len(free)]
+        found[name] = OF_SYSTEMS.get(name) or COLOURS[next(places) % len(COLOURS)]
     return found
 
 
@@ -106,6 +108,8 @@ def _lines(axes: Any, plot: Lines) -> None:
         axes.set_xscale("log")
     if plot.log_y:
         axes.set_yscale("log")
+        heights = [value for points in plot.series.values() for point in points for value in (point.least, point.most)]
+        axes.set_ylim(min(heights) / 1.3, max(heights) * 1.3)
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.minorticks_off()
     else:
@@ -145,7 +149,7 @@ def _bars(axes: Any, plot: Bars) -> None:
     axes.set_xlabel(plot.x)
     axes.grid(axis="x", linewidth=0.6)
     if len(parts) > 1:
-        axes.figure.legend(loc="outside lower center", ncols=min(len(parts), 7))
+        axes.figure.legend(loc="outside lower center", ncols=min(len(parts), 6))
 
 
 def _parts(plot: Bars) -> Sequence[str]:
