@@ -125,6 +125,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _interrupted(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # whoever ends a whole group of processes says so twice
     raise KeyboardInterrupt
 
 
