@@ -59,8 +59,8 @@ class Options:
         name = flag.lstrip("-").replace("-", "_")
         self._by_preset[name] = {"quick": quick, "default": default, "full": full}
         self._names.append(name)
-        values = list(dict.fromkeys(_told(value) for value in (quick, default, full)))
-        told = f"{help} ({' / '.join(values)})" if values != ["None"] else help
+        values = [_told(value) for value in (quick, default, full)]
+        told = f"{help} ({' / '.join(values if len(set(values)) > 1 else values[:1])})" if any(values) else help
         self._group.add_argument(flag, default=None, help=told.replace("%", "%%"), **settings)
 
     def filled(self, parsed: argparse.Namespace, preset: str) -> argparse.Namespace:
@@ -138,4 +138,4 @@ def measures() -> tuple[Measure[Any], ...]:
 def _told(value: Any) -> str:
     if isinstance(value, list | tuple):
         return " ".join(map(_told, value))
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else str(value or "")

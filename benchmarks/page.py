@@ -65,7 +65,7 @@ LIMITS = """\
 
 
 class Mixed(Exception):
-    """Files of different machines or of different code do not make one page."""
+    """Files of different machines or of different code do not make one page, and other files make none."""
 
 
 def main(arguments: list[str]) -> int:
@@ -75,9 +75,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--docs", type=Path, default=DOCS, help="folder of the page (default: the checkout's)")
     options = parser.parse_args(arguments)
     try:
-        runs = compact([Run.read(path) for path in options.files])
+        runs = compact(map(_read, options.files))
         check(runs)
-    except (OSError, msgspec.MsgspecError, Mixed) as error:
+    except (OSError, Mixed) as error:
         print(f"benchmarks page: {error}", file=sys.stderr)
         return 1
     kept = options.docs / KEPT
@@ -91,6 +91,13 @@ def main(arguments: list[str]) -> int:
         (options.docs / name).write_text(text)
     print(f"{options.docs / 'results.md'}: {len(files) - 1} pictures, of {len(runs)} files")
     return 0
+
+
+def _read(path: Path) -> Run:
+    try:
+        return Run.read(path)
+    except msgspec.MsgspecError as error:
+        raise Mixed(f"{path} is no file of the benchmarks, or of another version of them: {error}") from error
 
 
 def read(kept: Path) -> list[Run]:
