@@ -39,6 +39,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     preset.add_argument("--full", action="store_const", const="full", dest="preset", help="everything, and more of it")
     parser.set_defaults(preset="default")
     parser.add_argument("--systems", nargs="+", type=System.parse, metavar="SYSTEM", help="of drain, latency, memory")
+    parser.add_argument("--rounds", type=int, help="of every measure, instead of its own number")
     parser.add_argument("--seed", type=int, default=20_130_101)
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for JSON (default: %(default)s)")
     options = Options(parser)
@@ -49,6 +50,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     unknown = set(parsed.measures) - set(known)
     if unknown:
         parser.error(f"unknown measure: {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
+    for name, said in list(vars(parsed).items()):
+        if parsed.rounds and name.endswith("_rounds") and said is None:
+            setattr(parsed, name, parsed.rounds)
     options.filled(parsed, parsed.preset)
     parsed.systems = parsed.systems or default_systems(parsed.preset)
     named = set(parsed.measures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -10,12 +11,17 @@ from rich.table import Table
 from benchmarks.async_work.figures import PARTS, Sizes, quick
 from benchmarks.async_work.latency import Latency
 from benchmarks.async_work.price import Price
-from benchmarks.async_work.report import Figures, tables
+from benchmarks.async_work.report import Figures, reference_of, tables
 from benchmarks.async_work.run import Bench as AsyncBench
 from benchmarks.async_work.run import find_quixstreams, in_short
 from benchmarks.async_work.throughput import Throughput
 from benchmarks.bench import Bench
-from benchmarks.measures import Measure, Options
+from benchmarks.measures import Aim, Measure, Options
+from benchmarks.plots import Bars, Plot
+from benchmarks.tables import names, of_system, ratios, right, spread
+
+LEAST = 0.8
+"""Of the loop's throughput."""
 
 
 class AsyncRun(msgspec.Struct, frozen=True):
@@ -96,6 +102,35 @@ behind an event of 500 ms waits for it in every exactly-once system here."""
     def tables(self, found: Sequence[AsyncRun]) -> list[Table]:
         """One for each part."""
         return tables(figures_of(found))
+
+    def plots(self, found: Sequence[AsyncRun]) -> list[Plot]:
+        """Throughputs side by side."""
+        runs = right(figures_of(found).throughputs)
+        rates = {name: [run.per_second for run in of_system(runs, name)] for name in names(runs)}
+        if not rates:
+            return []
+        return [
+            Bars(
+                name="throughput",
+                title="Events that wait 10 ms for the world, on average",
+                x="events/s",
+                bars={name: {"events/s": statistics.median(values)} for name, values in rates.items()},
+                ranges={name: (min(values), max(values)) for name, values in rates.items()},
+            )
+        ]
+
+    def aims(self, found: Sequence[AsyncRun]) -> list[Aim]:
+        """To the loop by hand of the same concurrency."""
+        runs = figures_of(found).throughputs
+        aims = []
+        for name in names(runs):
+            reference = reference_of(name, names(runs))
+            compared = ratios(runs, name, reference, lambda run: run.per_second)
+            if compared and name.startswith(("scheduler", "handler")):
+                is_met = statistics.median(compared) >= LEAST
+                what = f"async work, `{name}` to `{reference}`"
+                aims.append(Aim(what, f"at least {LEAST:g}", spread(compared, ".2f"), is_met))
+        return aims
 
 
 def figures_of(found: Sequence[AsyncRun]) -> Figures:

@@ -75,6 +75,8 @@ def test_what_the_command_line_says_counts_more_than_the_preset() -> None:
     options = command.parse(["drain", "--quick", "--records", "7", "--systems", "engine", "handwritten"])
     assert ([measure.name for measure in options.measures], options.records) == (["drain"], 7)
     assert [system.label for system in options.systems] == ["engine", "handwritten"]
+    some = command.parse(["--rounds", "7", "--latency-rounds", "2"])
+    assert (some.drain_rounds, some.latency_rounds, some.restore_rounds) == (7, 2, 7)
     with pytest.raises(SystemExit):
         command.parse(["speed"])
     with pytest.raises(SystemExit):
