@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.instructions.callgrind import instructions
 from benchmarks.instructions.child import ROOT, count
-from benchmarks.instructions.stages import HARNESS, STAGES
+from benchmarks.instructions.stages import STAGES, total
 
 HAND_WRITTEN: Final = "hand-written"
 WIDTH: Final = 110
@@ -24,6 +24,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         prog="benchmarks.instructions",
         description="Counts executed bytecodes and calls per event of the account workload, by stage, without a "
         "broker. The numbers are the same in every run, whatever else the machine does.",
+    )
+    parser.add_argument(
+        "systems",
+        nargs="*",
+        default=["engine"],
+        help="engine (default), batch, scheduler, concurrency: handlers of that kind",
     )
     parser.add_argument("--against", type=Path, help="another checkout, whose engine is counted as well")
     parser.add_argument("--events", type=int, default=4_000, help="that are counted (default: %(default)s)")
@@ -38,10 +44,13 @@ def main() -> None:
     options = parse()
     console = Console()
     console.width = max(console.width, WIDTH)
-    systems = [("engine", ROOT, "engine"), (HAND_WRITTEN, ROOT, HAND_WRITTEN)]
-    if options.against is not None:
-        folder = options.against.resolve()
-        systems.insert(0, (f"engine of {folder.name}", folder, "engine"))
+    folders = [ROOT] if options.against is None else [options.against.resolve(), ROOT]
+    systems = [
+        (system if folder == ROOT else f"{system} of {folder.name}", folder, system)
+        for system in options.systems
+        for folder in folders
+    ]
+    systems.append((HAND_WRITTEN, ROOT, HAND_WRITTEN))
     columns = {name: count(folder, system, options.warm, options.events) for name, folder, system in systems}
     for name, what in (("bytecodes", "bytecodes"), ("calls", "calls of Python functions"), ("c_calls", "calls of C")):
         console.print(_table(what, {column: getattr(found, name) for column, found in columns.items()}))
@@ -84,11 +93,6 @@ def _show_functions(console: Console, columns: dict[str, dict[str, float]], most
     for name in names[:most]:
         table.add_row(name, *(f"{found.get(name, 0):.2f}" for found in columns.values()))
     console.print(table)
-
-
-def total(found: dict[str, float]) -> float:
-    """Of all stages that are the system's own."""
-    return sum(number for stage, number in found.items() if stage != HARNESS)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -55,18 +56,21 @@ def run(arguments: list[str], folder: Path) -> bytes:
 def main() -> None:
     """The process's way in."""
     from benchmarks.instructions.callgrind import Window
-    from benchmarks.instructions.counting import CountingMeter
+    from benchmarks.instructions.counting import counting_meter
     from benchmarks.instructions.drive import SYSTEMS
 
     how, system, warm, events = sys.argv[3], sys.argv[4], int(sys.argv[5]), int(sys.argv[6])
     if how == "count":
-        meter = CountingMeter()
+        meter = counting_meter()
         SYSTEMS[system](meter, warm, events)
-        found = (
-            {stage: number / events for stage, number in counts.items()}
-            for counts in (meter.bytecodes, meter.calls, meter.c_calls)
+
+        def per_event(counts: Mapping[str, int]) -> dict[str, float]:
+            return {stage: number / events for stage, number in counts.items()}
+
+        functions = {", ".join(name): number for name, number in meter.functions.items()}
+        counted = Counted(
+            per_event(meter.bytecodes), per_event(meter.calls), per_event(meter.c_calls), per_event(functions)
         )
-        functions = {", ".join(name): number / events for name, number in meter.functions.items()}
-        sys.stdout.buffer.write(msgspec.json.encode(Counted(*found, functions)))
+        sys.stdout.buffer.write(msgspec.json.encode(counted))
     else:
         SYSTEMS[system](Window(how), warm, events)

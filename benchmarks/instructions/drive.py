@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Protocol
+from typing import Any, Protocol
 from unittest import mock
 
 import confluent_kafka
@@ -18,6 +18,7 @@ import msgspec
 
 from benchmarks import handwritten
 from benchmarks.engine import source_of
+from benchmarks.instructions.ahead import by_handler, by_scheduler
 from benchmarks.instructions.scripted import (
     Feed,
     NoWatch,
@@ -27,6 +28,7 @@ from benchmarks.instructions.scripted import (
     messages,
 )
 from benchmarks.workload import Job
+from streams import EventSource
 from streams.runtime.environment import Environment
 from streams.testing.simulation.virtual_time import Fibers, VirtualTimeLoop, elapse
 
@@ -46,20 +48,19 @@ class Stuck(Exception):
     """The events were not all handled."""
 
 
-def by_engine(meter: Meter, warm: int, events: int) -> None:
+def by_engine(made: Callable[[Job], EventSource[Any]], meter: Meter, warm: int, events: int) -> None:
     """Drive ``events`` events through the event source. Raises ``Stuck``."""
     loop = VirtualTimeLoop(LIMIT_SECONDS)
     try:
-        loop.run_main(_drive_engine(loop, meter, warm, events))
+        loop.run_main(_drive_engine(loop, made(JOB), meter, warm, events))
     finally:
         loop.close()
 
 
-async def _drive_engine(loop: VirtualTimeLoop, meter: Meter, warm: int, events: int) -> None:
+async def _drive_engine(loop: VirtualTimeLoop, source: EventSource[Any], meter: Meter, warm: int, events: int) -> None:
     fibers = Fibers(loop)
     feed = Feed(messages(warm + events))
     consumer = type("Consumer", (_Measured,), {"feed": feed, "meter": meter, "pause": staticmethod(fibers.pause)})
-    source = source_of(JOB)
     environment = Environment(rng=lambda: random.Random(1), wall_seconds=lambda: 1.7e9 + loop.time(), watchdog=NoWatch)
     with (
         mock.patch("streams.clients.consumer.Consumer", consumer),
@@ -141,4 +142,18 @@ def by_hand(meter: Meter, warm: int, events: int, per_transaction: int = 5_000) 
 
 JOB = Job(bootstrap_servers="127.0.0.1:1", group="g", source="in", output="out", changelog="g.in.changelog")
 
-SYSTEMS: dict[str, Callable[[Meter, int, int], None]] = {"engine": by_engine, "hand-written": by_hand}
+
+def _batch(job: Job) -> EventSource[Any]:
+    from benchmarks import engine_batch  # older checkouts know no batch handlers
+
+    return engine_batch.source_of(job)
+
+
+SYSTEMS: dict[str, Callable[[Meter, int, int], None]] = {
+    "engine": partial(by_engine, source_of),
+    "batch": partial(by_engine, _batch),
+    "scheduler": partial(by_engine, by_scheduler),
+    "concurrency": partial(by_engine, by_handler),
+    "hand-written": by_hand,
+}
+"""Plain handler, batch handler, ``AsyncJobScheduler``, ``concurrency=``, and the loop written by hand."""

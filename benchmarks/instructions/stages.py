@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import linecache
+from collections.abc import Mapping
 from types import CodeType
-from typing import Final
+from typing import Final, NamedTuple
 
 STAGES: Final = {
     "poll": "messages taken from the client and made into records (on the poll thread)",
@@ -18,6 +19,7 @@ STAGES: Final = {
     "produce": "outputs handed to the producer",
     "changelog": "last changes of each key handed to the producer",
     "commit": "sealing, flush, offsets, commit, settling, measurements: per transaction",
+    "ahead": "work ahead of an event's turn, and events that need patience: line, jobs, attempts",
     "loop": "asyncio and anyio, tasks that wait",
 }
 """In the order of an event's way."""
@@ -42,10 +44,15 @@ _FILES: Final = {
     "streams/runtime/slots.py": "commit",
     "streams/clients/transactional.py": "",
     "streams/runtime/lifecycle.py": "commit",
-    "streams/runtime/": "loop",
+    "streams/core/keyed_": "ahead",
+    "streams/async_jobs.py": "ahead",
+    "streams/runtime/signal.py": "loop",
+    "streams/runtime/": "ahead",
     "/asyncio/": "loop",
     "/anyio/": "loop",
     "benchmarks/engine.py": "handler",
+    "benchmarks/engine_batch.py": "handler",
+    "benchmarks/instructions/ahead.py": "handler",
     "benchmarks/handwritten.py": "poll",
     "benchmarks/instructions/": HARNESS,
     "streams/testing/simulation/": HARNESS,
@@ -96,22 +103,33 @@ _LINES: Final = {
 _HAND_FUNCTION: Final = "Loop._handle"
 
 
-def stage_of(code: CodeType) -> str | None:
-    """The stage of this function, or ``None``: its caller's."""
-    file = code.co_filename
+def total(counts: Mapping[str, float]) -> float:
+    """Of all stages that are the system's own."""
+    return sum(number for stage, number in counts.items() if stage != HARNESS)
+
+
+class Function(NamedTuple):
+    """A function's ``stage`` (``None``: its caller's), and of one that does everything the stages of its ``parts``, by
+    the offset of the bytecode."""
+
+    stage: str | None
+    parts: dict[int, str]
+
+
+def described(code: CodeType) -> Function:
+    """What is known about this function."""
     for part, stage in _FILES.items():
-        if part in file and (part[0] == "/" or part.startswith(("streams/", "benchmarks/"))):
-            return _FUNCTIONS.get(code.co_qualname, stage) or None
-    return None
+        if part in code.co_filename:
+            return Function(_FUNCTIONS.get(code.co_qualname, stage) or None, _parts(code))
+    return Function(None, {})
 
 
-def stages_of_lines(code: CodeType) -> dict[int, str] | None:
-    """The stages of the lines of a function that does everything, or ``None``."""
+def _parts(code: CodeType) -> dict[int, str]:
     if code.co_qualname != _HAND_FUNCTION:
-        return None
+        return {}
     found = {}
-    for _, _, line in code.co_lines():
-        if line is not None:
-            text = linecache.getline(code.co_filename, line)
-            found[line] = next((stage for part, stage in _LINES.items() if part in text), "handler")
+    for start, end, line in code.co_lines():
+        text = linecache.getline(code.co_filename, line) if line is not None else ""
+        stage = next((stage for part, stage in _LINES.items() if part in text), "handler")
+        found.update(dict.fromkeys(range(start, end, 2), stage))
     return found
