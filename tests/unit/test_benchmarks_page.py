@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -291,3 +295,22 @@ def test_every_measure_and_every_system_is_told_in_the_documentation() -> None:
     text = (DOCS / "performance.md").read_text()
     assert [measure.name for measure in measures() if f"`{measure.name}`" not in text] == []
     assert [kind for kind in KINDS if f"`{kind}" not in text] == []
+
+
+def test_a_run_that_is_ended_keeps_what_it_has(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "benchmarks", "instructions", "--quick", "--events", "4000", "--out", str(tmp_path)]
+    process = subprocess.Popen(words, cwd=DOCS.parent, stdout=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("*.json")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert "what was measured until then is kept" in said
+    (path,) = tmp_path.glob("*.json")
+    assert [entry.found.system for entry in Run.read(path).measured["instructions"]] == ["handwritten"]
