@@ -27,7 +27,7 @@ from streams.runtime.failures import (
     RestartNeeded,
     backoff,
     cancelled_inside,
-    change_too_large,
+    check_changes,
     describe,
     describe_type,
     is_fatal,
@@ -216,9 +216,7 @@ class Attempts:
                 interjection.result = answer
             elif answer is not None and answer is not ExecutionState.COMPLETE:
                 raise Answered(answer, ctx.error)
-            for change in journal:
-                if change.value is not None and len(change.value) > limit:
-                    raise change_too_large(change, limit)
+            check_changes(journal, ctx.origin, limit)
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and anyio.current_effective_deadline() == -math.inf:
                 raise  # we are cancelled ourselves; otherwise the handler awaited what somebody else had cancelled
@@ -260,8 +258,8 @@ class Attempts:
         if worker.state.admits:
             worker.watermark = watermark
             if timers:
-                journal += worker.timers.admitted(timers)
-            pool.admit(worker.partition, watermark, origin, outputs, journal, waiter)
+                journal += worker.timers.admitted(timers, origin)
+            pool.admit(worker.partition, watermark, outputs, journal, waiter)
             pool.pump()
         elif waiter is not None:
             waiter(self.given_up())

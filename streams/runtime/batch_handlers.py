@@ -19,7 +19,7 @@ from streams.errors import DecodeError, RegistrationError
 from streams.outcomes import ExecutionState
 from streams.records import TYPE_HEADER, VERSION_HEADER, Change, IncomingRecord, Output
 from streams.runtime.event_context import OWN_NAME, EventContext
-from streams.runtime.failures import Answered, RestartNeeded, cancelled_inside, change_too_large
+from streams.runtime.failures import Answered, RestartNeeded, cancelled_inside, check_changes
 
 if TYPE_CHECKING:
     from streams.runtime.partition_worker import PartitionWorker
@@ -109,9 +109,7 @@ def run_batch(
         answer = route.handler(ctx, events)
         if answer is not None and answer is not ExecutionState.COMPLETE:
             raise _answered(answer, ctx, route)
-        for change in journal:
-            if change.value is not None and len(change.value) > engine.message_limit:
-                raise change_too_large(change, engine.message_limit)
+        check_changes(journal, ctx.origin, engine.message_limit)
     except (Exception, asyncio.CancelledError) as raised:
         ctx.close()
         worker.undo(journal)
@@ -126,9 +124,9 @@ def run_batch(
     if worker.is_journalled:
         worker.store.end()
     if ctx.timer_changes:
-        journal += worker.timers.admitted(ctx.timer_changes)
+        journal += worker.timers.admitted(ctx.timer_changes, ctx.origin)
     worker.watermark = batch[-1].offset + 1
-    engine.pool.admit(worker.partition, worker.watermark, ctx.origin, outputs, journal, events=len(batch))
+    engine.pool.admit(worker.partition, worker.watermark, outputs, journal, events=len(batch))
     return start + len(batch), None
 
 

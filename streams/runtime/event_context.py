@@ -40,6 +40,7 @@ class EventContext(Generic[StoreT]):
 
     __slots__ = (
         "_closed",
+        "_first",
         "_journal",
         "_limit",
         "_outputs",
@@ -67,6 +68,7 @@ class EventContext(Generic[StoreT]):
         limit: int,
         attempt: int = 1,
         timers: PartitionTimers | None = None,
+        first: int = 0,
     ) -> None:
         self.store = store
         self.topic_partition = topic_partition
@@ -75,6 +77,7 @@ class EventContext(Generic[StoreT]):
         self.error: BaseException | None = None
         self._outputs = outputs
         self._journal = journal
+        self._first = first  # its own part of the journal begins there
         self._limit = limit
         self._closed = False
         self.timers = timers  # of the partition, from the event's turn on
@@ -191,7 +194,7 @@ class EventContext(Generic[StoreT]):
                     f"the key {change.key!r} begins with a prefix that is reserved for the changelog itself"
                 )
         for change in changes:
-            if not any(change is known for known in self._journal):
+            if not any(change is known for known in self._journal[self._first :]):
                 self._journal.append(change)
 
     # -- timers --------------------------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ class Admission(Protocol):
         self,
         partition: int,
         offset: int,
-        origin: int,
         outputs: list[Output],
         changes: list[Change],
         waiter: Waiter | None = None,

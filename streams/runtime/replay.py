@@ -209,22 +209,22 @@ class PartitionReplay:
 
     # -- the worker's host ---------------------------------------------------------------------------------------------
 
-    def admit(self, origin: int, outputs: list[Output], changes: list[Change]) -> None:
-        """An event is complete."""
+    def admit(self, outputs: list[Output], changes: list[Change]) -> None:
+        """Events are complete."""
         self._completed.outputs.extend(outputs)
         if self._worker is not None and self._worker.timers:
-            changes = self._without_timers(origin, changes)
+            changes = self._without_timers(changes)
         for change in changes:
             self._keep(change)
 
-    def _without_timers(self, origin: int, changes: list[Change]) -> list[Change]:
+    def _without_timers(self, changes: list[Change]) -> list[Change]:
         """The changes of the store. (Where no timer is set only removals can be among them, which change nothing.)"""
         for change in changes:
             if change.key.startswith(TIMER_PREFIX) and change.value is not None and not self._ignores_timers:
                 name = change.key[len(TIMER_PREFIX) :].decode()
                 raise StreamsError(
-                    f"offset {origin}: an event sets the timer {name!r}, and a replay fires none: what it stores and "
-                    "sends would be missing. If that is nothing, say interjections='ignore'"
+                    f"offset {change.origin}: an event sets the timer {name!r}, and a replay fires none: what it "
+                    "stores and sends would be missing. If that is nothing, say interjections='ignore'"
                 )
         return [change for change in changes if not change.key.startswith(TIMER_PREFIX)]
 
@@ -266,13 +266,12 @@ class _Kept:
         self,
         partition: int,
         offset: int,
-        origin: int,
         outputs: list[Output],
         changes: list[Change],
         waiter: Waiter | None = None,
         events: int = 1,
     ) -> None:
-        self._replay.admit(origin, outputs, changes)
+        self._replay.admit(outputs, changes)
 
     def pump(self) -> None: ...
 

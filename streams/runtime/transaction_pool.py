@@ -74,18 +74,17 @@ class TransactionPool:
         self,
         partition: int,
         offset: int,
-        origin: int,
         outputs: list[Output],
         changes: list[Change],
         waiter: Waiter | None = None,
         events: int = 1,
     ) -> None:
-        """Take in one completed event, or a batch of so many; ``offset`` is the partition's watermark after it,
-        ``origin`` its own (-1: none)."""
+        """Take in completed events of one partition: so many, in their order. ``offset`` is the watermark after them;
+        outputs and changes know their origins."""
         txn = self._open
         if txn is None:
             txn = self._begin_filling()
-        txn.admit(partition, offset, origin, outputs, changes, events)
+        txn.admit(partition, offset, outputs, changes, events)
         if waiter is not None:
             txn.waiters.append((partition, waiter))
         if txn.events == events:
@@ -96,7 +95,7 @@ class TransactionPool:
 
     def admit_release(self, partition: int, offset: int, marker: ReleaseMarker) -> None:
         """The last thing that is admitted of a partition before somebody else works on it."""
-        self.admit(partition, offset, -1, [], [])
+        self.admit(partition, offset, [], [])
         assert self._open is not None
         self._open.cuts[partition].release = msgspec.json.encode(marker)
 

@@ -62,7 +62,7 @@ class Bench:
         self.handled.append(ctx.offset)
         return ExecutionState.COMPLETE
 
-    def admit(self, *_: Any) -> None: ...
+    def admit(self, *_: Any, events: int = 1) -> None: ...
 
     def pump(self) -> None:
         """Called once per slice."""
