@@ -24,7 +24,7 @@ PAPER, INK, GRID = "#ffffff", "#24292f", "#d8dee4"
 DARK = {PAPER: "#1c2026", INK: "#d6dbe1", GRID: "#3a424c"}
 COLOURS = (
     "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1",
-    "#a6761d", "#8fb339", "#e0524d", "#3a9d9d", "#b59b1f", "#5b7083",
+    "#a6761d", "#8fb339", "#e0524d", "#3a9d9d", "#b59b1f", "#5b7083", "#d9a6e0", "#4a4fb5",
 )  # fmt: skip
 OF_SYSTEMS = {"engine": "#d55e00", REFERENCE: "#7f8790"}
 """The same in every picture."""
