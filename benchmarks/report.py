@@ -84,7 +84,7 @@ def show(console: Console, run: Run) -> None:
     for fault in run.faults(of_peers=True):
         console.print(f"a peer's fault: {fault}", markup=False)
     for fault in run.faults(of_peers=False):
-        console.print(f"[red]not exactly once:[/] {fault}")
+        console.print(f"not right: {fault}", style="red", markup=False)
 
 
 def machine_facts(seed: int, arguments: Sequence[str]) -> dict[str, Any]:

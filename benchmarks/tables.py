@@ -52,9 +52,15 @@ def ratios(found: Sequence[Any], system: str, reference: str, value: Value) -> l
     return [mine[turn] / theirs[turn] for turn in sorted(mine.keys() & theirs.keys()) if theirs[turn]]
 
 
+def of_rounds(found: Sequence[Any]) -> str:
+    """What figures in a table are."""
+    rounds = len({one.round for one in found if one.round})
+    return f"median (least; most) of {rounds} rounds" if rounds > 1 else "one round"
+
+
 def loads(found: Sequence[Any]) -> str:
     """The load averages of the runs."""
-    values = [one.load_average for one in found] or [0.0]
+    values = [one.load_average for one in right(found) or found] or [0.0]
     return f"load {min(values):.1f} to {max(values):.1f}"
 
 

@@ -14,7 +14,7 @@ from benchmarks.drain import DrainResult
 from benchmarks.plots import Bars, Lines, Plot, Point
 from benchmarks.steady import SteadyResult
 from benchmarks.systems import REFERENCE
-from benchmarks.tables import loads, names, of_system, ratios, right, spread, table, verdict
+from benchmarks.tables import loads, names, of_rounds, of_system, ratios, right, spread, table, verdict
 
 
 def reference_of(systems: Sequence[str]) -> str:
@@ -28,9 +28,8 @@ def drain_tables(found: Sequence[DrainResult]) -> list[Table]:
 
 
 def _drains(found: Sequence[DrainResult]) -> Table:
-    rounds = len({one.round for one in found})
     shown = table(
-        f"Drain of {found[0].records:,} records: median (least; most) of {rounds} rounds; {loads(found)}",
+        f"Drain of {found[0].records:,} records: {of_rounds(found)}; {loads(found)}",
         ["system"],
         ["records/s", "ratio", "CPU us/record", "ratio", "broker us/record", "RSS MiB", "exactly once"],
     )
@@ -62,10 +61,8 @@ def steady_tables(found: Sequence[SteadyResult]) -> list[Table]:
 
 
 def _steadies(found: Sequence[SteadyResult]) -> Table:
-    rounds = len({one.round for one in found})
     shown = table(
-        f"{found[0].rate:,} events/s for {found[0].seconds:g} s, ms: median (least; most) of {rounds} rounds; "
-        f"{loads(found)}",
+        f"{found[0].rate:,} events/s for {found[0].seconds:g} s, ms: {of_rounds(found)}; {loads(found)}",
         ["system"],
         ["p50", "ratio", "p99", "ratio", "max", "input", "CPU %", "rate held", "exactly once"],
     )

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from benchmarks.restore.run import SYSTEMS, Restore
-from benchmarks.tables import loads, of_system, ratios, right, spread, table, verdict
+from benchmarks.tables import loads, of_rounds, of_system, ratios, right, spread, table, verdict
 
 
 def restore_table(found: Sequence[Restore]) -> Table:
     """By shape and system; ratios are to the loop, round by round."""
-    rounds = len({one.round for one in found})
     shown = table(
-        f"Take-over of all partitions without any local state: median (least; most) of {rounds} rounds; {loads(found)}",
+        f"Take-over of all partitions without any local state: {of_rounds(found)}; {loads(found)}",
         ["changes", "from", "system"],
         ["records/s", "ratio", "MB/s", "seconds", "right"],
     )

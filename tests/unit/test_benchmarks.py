@@ -126,7 +126,7 @@ def test_a_run_with_a_fault_says_so_and_has_no_rate() -> None:
     run = run_of(drain=found)
     assert run.faults(of_peers=False) == ["b: 2 outputs out of turn"]
     text = shown(run)
-    assert "not exactly once" in text
+    assert "not right: b: 2 outputs out of turn" in text
     rows = {row[0]: row[1:] for row in rows_of(text)}
     assert rows["c"][:2] == ["5", "0.50"]
     assert (rows["b"][0], rows["b"][-1]) == ("-", "no: 1 of 1 runs")
