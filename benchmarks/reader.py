@@ -60,7 +60,8 @@ def watch(job: Watch) -> WatchResult:
                 by_second[second] = max(by_second.get(second, 0.0), late[-1])
     worst = [by_second[second] for second in sorted(by_second)]
     at_end, *_ = percentiles(late[-max(len(late) // 10, 1) :])
-    return WatchResult(len(late), *percentiles(late), quantiles(late), worst, at_end, judge.verdict(job.seed, job.events))
+    fault = judge.verdict(job.seed, job.events)
+    return WatchResult(len(late), *percentiles(late), quantiles(late), worst, at_end, fault)
 
 
 if __name__ == "__main__":
