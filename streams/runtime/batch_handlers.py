@@ -41,9 +41,8 @@ class BatchContext(EventContext[StoreT]):
     many. All other methods are those of ``EventContext``; what they do takes effect for all events together.
     """
 
-    __slots__ = ("_origin", "records")
-
-    records: Sequence[IncomingRecord]
+    records: Sequence[IncomingRecord] = ()
+    _origin: int = -1
 
     def gather(self, records: Sequence[IncomingRecord], timer: Timer | None = None) -> None:
         """For the toolkit itself: these are the events' records."""

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
+import msgspec
+
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.core.timers import Timer
 from streams.errors import EncodeError, RecordRefused, RegistrationError, StoreError
@@ -31,58 +33,33 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MILLISECOND: Final = timedelta(milliseconds=1)
 
 
-class EventContext(Generic[StoreT]):
+class EventContext(msgspec.Struct, Generic[StoreT], eq=False, weakref=True):
     """One event, its partition's store, and what the event sends. Valid while its handler runs, not longer.
 
     Nothing is sent by ``forward`` itself: outputs are collected, and go into the transaction when the event completes.
     Use it from the handler only (for ``blocking=True`` that is the handler's thread).
     """
 
-    __slots__ = (
-        "_closed",
-        "_first",
-        "_journal",
-        "_limit",
-        "_outputs",
-        "attempt",
-        "error",
-        "host",
-        "input",
-        "store",
-        "timer",
-        "timer_changes",
-        "timers",
-        "topic_partition",
-    )
-
-    host: Host
+    store: StoreT
+    topic_partition: TopicPartition
+    input: IncomingRecord | None
+    _outputs: list[Output]
+    _journal: list[Change]
+    _limit: int
+    attempt: int = 1
+    timers: PartitionTimers | None = None
+    """For the toolkit itself: the partition's, from the event's turn on."""
+    _first: int = 0
+    """Where the event's own part of the journal begins."""
+    error: BaseException | None = None
+    timer: Timer | None = None
+    timer_changes: dict[str, Timer | None] | None = None
+    host: Host = None  # type: ignore[assignment]
     """For the toolkit itself; set where a handler may wait for something."""
+    _closed: bool = False
 
-    def __init__(
-        self,
-        store: StoreT,
-        topic_partition: TopicPartition,
-        record: IncomingRecord | None,
-        outputs: list[Output],
-        journal: list[Change],
-        limit: int,
-        attempt: int = 1,
-        timers: PartitionTimers | None = None,
-        first: int = 0,
-    ) -> None:
-        self.store = store
-        self.topic_partition = topic_partition
-        self.input = record
-        self.attempt = attempt
-        self.error: BaseException | None = None
-        self._outputs = outputs
-        self._journal = journal
-        self._first = first  # its own part of the journal begins there
-        self._limit = limit
-        self._closed = False
-        self.timers = timers  # of the partition, from the event's turn on
-        self.timer: Timer | None = None
-        self.timer_changes: dict[str, Timer | None] | None = None
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.where}>"
 
     @property
     def offset(self) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from streams.errors import StoreError
 from streams.job_settings import SchedulerConfig
 from streams.outcomes import ErrorPolicy, ExecutionState
@@ -25,26 +27,20 @@ if TYPE_CHECKING:
 class AheadContext(EventContext[Any]):
     """The context of a handler that runs ahead: without a store until its turn."""
 
-    __slots__ = ("_has_turn", "_reached", "_store", "_waiting", "task")
+    task: asyncio.Task[Any] | None = None
+    _reached: Callable[[], None] = lambda: None
+    _has_turn: bool = False
+    _waiting: list[asyncio.Future[None]] = msgspec.field(default_factory=list)
 
-    def __init__(
-        self, where: TopicPartition, record: IncomingRecord, limit: int, attempt: int, reached: Callable[[], None]
-    ) -> None:
-        self._has_turn = False
-        self._waiting: list[asyncio.Future[None]] = []
-        self._reached = reached
-        self.task = asyncio.current_task()
-        super().__init__(None, where, record, [], [], limit, attempt)
-
-    @property
+    @property  # type: ignore[misc]  # in front of a field
     def store(self) -> Any:
         """The partition's store; from the event's turn on."""
         self._needs_turn("the store was used")
-        return self._store
+        return _held.__get__(self)
 
     @store.setter
     def store(self, store: Any) -> None:
-        self._store = store
+        _held.__set__(self, store)
 
     def record_change(self, *changes: Change) -> None:
         """See ``EventContext.record_change``; from the event's turn on."""
@@ -74,6 +70,10 @@ class AheadContext(EventContext[Any]):
             raise StoreError(
                 f"{self.topic_partition}@{self.offset}: {what} ahead of the event's turn; await ctx.turn() first"
             )
+
+
+_held: Any = EventContext.__dict__["store"]
+"""The field that the property is in front of."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -163,8 +163,18 @@ class _Run:
         """Run the handler once. Returns its error."""
         host, entry = self._stage.host, self._entry
         where = TopicPartition(host.config.topic, entry.record.partition)
-        ctx = self._ctx = AheadContext(where, entry.record, host.message_limit, self._attempt, self._reached)
-        ctx.host = host
+        ctx = self._ctx = AheadContext(
+            None,
+            where,
+            entry.record,
+            [],
+            [],
+            host.message_limit,
+            self._attempt,
+            host=host,
+            task=asyncio.current_task(),
+            _reached=self._reached,
+        )
         try:
             answer = await self._stage.definition.handler(ctx, entry.event)
         except asyncio.CancelledError as cancelled:
