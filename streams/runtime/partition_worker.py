@@ -173,7 +173,7 @@ class PartitionWorker:
                 start = position
                 position = await self._back_to_back(records, start)
                 if not self._closing:
-                    self.inbox.handled(records[start:position])
+                    self.inbox.handled(position - start)
             if not self._closing:
                 await self._between()
 
@@ -274,7 +274,7 @@ class PartitionWorker:
             await self._turn_of(self._line.first)
         self._line.leave(done)
         if not self._closing:
-            self.inbox.handled(records[:done])
+            self.inbox.handled(done)
         await self._breathe()
 
     async def _turn_of(self, entry: Entry) -> None:

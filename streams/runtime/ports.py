@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from streams.group import Membership, TakeOver
 from streams.records import Acknowledgement, IncomingRecord, Output, Record
@@ -72,16 +72,26 @@ class PlainProducer(Protocol):
     def close(self) -> None: ...
 
 
+class Batch(NamedTuple):
+    """What one poll brought, by partition: records, how many bytes they have, and the epoch under which each partition
+    was being read. A partition that was removed and added again has another epoch, so what was on its way from before
+    can be told apart."""
+
+    records: Mapping[int, list[IncomingRecord]]
+    sizes: Mapping[int, int]
+    epochs: Mapping[int, int]
+
+
 class Input(Protocol):
     """The stream of input records (``poller.Poller``). Methods return at once."""
 
     def start(
         self,
-        deliver: Callable[[tuple[dict[int, list[IncomingRecord]], dict[int, int]]], None],
+        deliver: Callable[[Batch], None],
         fail: Callable[[Exception], None],
     ) -> None:
-        """Deliver batches (records and epoch, by partition) to the loop until ``close``; or ``fail``, once. An empty
-        batch says that there is no room and has not been any for a while."""
+        """Deliver batches to the loop until ``close``; or ``fail``, once. An empty batch says that there is no room and
+        has not been any for a while."""
         ...
 
     def add(self, partition: int, offset: int, epoch: int) -> None: ...

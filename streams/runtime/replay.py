@@ -147,7 +147,7 @@ class PartitionReplay:
     async def _all(self, records: list[IncomingRecord]) -> None:
         while records and self.stopped is None:
             worker = self._at_work()
-            worker.inbox.add(records)
+            worker.inbox.add(records, 0)  # they are here already, and bound nothing
             batch = worker.inbox.take()
             level = _workers_log.level
             _workers_log.setLevel(logging.CRITICAL)  # every failure is in the results

@@ -103,7 +103,7 @@ class Input:
             if records and partition not in self.paused:
                 self.positions[partition] += len(records)
                 self.outstanding += len(records)
-                world.workers[partition].inbox.add(records)
+                world.workers[partition].inbox.add(records, 0)
                 self._later()
 
     def start(self, *_: Any) -> None: ...

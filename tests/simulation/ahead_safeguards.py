@@ -31,7 +31,7 @@ def plain_handlers_do_not_wait_for_jobs(patch: Patch) -> None:
     async def at_once(self: Any, record: Any) -> int:
         if self._next is None and not self._goes_ahead(record):
             await self.attempts.one(record, None)
-            self.inbox.handled([record])
+            self.inbox.handled(1)
             return 1
         return await handle(self, record)
 

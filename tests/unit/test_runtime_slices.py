@@ -77,7 +77,8 @@ class Bench:
             for number, takes in enumerate(seconds)
         ]
         self.handled, handled = [], self.handled
-        await self.worker.handle(records)
+        self.worker.inbox.add(records, 0)
+        await self.worker.handle(self.worker.inbox.take())
         assert self.handled == [record.offset for record in records]
         self.handled = handled + self.handled
         return self.slices
