@@ -18,6 +18,7 @@ class Route:
 
     __slots__ = (
         "ahead",
+        "bare_decode",
         "decode",
         "event_type",
         "handler",
@@ -61,6 +62,7 @@ class Route:
         self.plain = not self.is_async and not blocking and ahead is None and not batch
         self.policy = policy
         self.decode: Callable[..., Any] = event_type.decode if event_type is not None else _as_it_is
+        self.bare_decode: Callable[[bytes], Any] = event_type.bare_decode if event_type is not None else _as_it_is
         self.version = event_type.version if event_type is not None else 1
         self.wire_version = None if self.version == 1 else b"%d" % self.version
 

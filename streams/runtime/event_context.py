@@ -12,7 +12,7 @@ import msgspec
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.core.timers import Timer
 from streams.errors import EncodeError, RecordRefused, RegistrationError, StoreError
-from streams.events import event_type_of
+from streams.events import event_type_of, known_type
 from streams.outcomes import ExecutionState
 from streams.records import Change, Headers, IncomingRecord, Output, Record, TopicPartition
 from streams.runtime.changelog import encode_timer
@@ -121,7 +121,7 @@ class EventContext(msgspec.Struct, Generic[StoreT], eq=False, weakref=True):
         if not isinstance(topic, str):
             self._collect(topic)
             return
-        event_type = event_type_of(type(event))
+        event_type = known_type(type(event)) or event_type_of(type(event))
         value = event_type.encode(event)
         if type(key) is str:
             key = key.encode()

@@ -15,7 +15,6 @@ import asyncio
 import inspect
 from typing import TYPE_CHECKING, Final
 
-from streams.errors import DecodeError
 from streams.outcomes import ExecutionState
 from streams.records import TYPE_HEADER, VERSION_HEADER, Change, Headers, IncomingRecord, Output
 from streams.runtime.batch_handlers import run_batch
@@ -83,11 +82,12 @@ class Slices:
                 else:
                     name, version = type_and_version(headers)
                 route = routes.get(name or b"")
-                if route is None or not route.plain or version != route.wire_version:
+                value = record.value
+                if route is None or not route.plain or version != route.wire_version or value is None:
                     break
                 try:
-                    event = route.decode(record.value, route.version)
-                except DecodeError:
+                    event = route.bare_decode(value)
+                except Exception:
                     break  # met again by Attempts.one, which knows what to do
                 offset = record.offset
                 ctx = EventContext(store, where, record, outputs, journal, limit, 1, timers, written)
