@@ -111,8 +111,7 @@ class Slices:
                     ctx._closed = True
                 if ctx.timer_changes:
                     journal += timers.admitted(ctx.timer_changes, offset)
-                position += 1
-                sent, written = len(outputs), len(journal)
+                position, sent, written = position + 1, len(outputs), len(journal)  # at once, for interrupts' sake
         finally:
             if journalled:
                 store.end()
