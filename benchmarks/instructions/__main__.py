@@ -11,6 +11,7 @@ from rich.table import Table
 
 from benchmarks.instructions.callgrind import instructions
 from benchmarks.instructions.child import ROOT, count
+from benchmarks.instructions.limits import set_anew
 from benchmarks.instructions.stages import STAGES, total
 
 HAND_WRITTEN: Final = "hand-written"
@@ -36,12 +37,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warm", type=int, default=4_000, help="before them, not counted (default: %(default)s)")
     parser.add_argument("--functions", type=int, default=0, metavar="N", help="the N functions that execute most")
     parser.add_argument("--callgrind", action="store_true", help="instructions as well, by valgrind: a minute")
+    parser.add_argument(
+        "--set-limits", action="store_true", help="write down what the guard compares with (tests/unit), and stop"
+    )
     return parser.parse_args(arguments)
 
 
 def main() -> None:
     """Print the table."""
     options = parse()
+    if options.set_limits:
+        set_anew()
+        return
     console = Console()
     console.width = max(console.width, WIDTH)
     folders = [ROOT] if options.against is None else [options.against.resolve(), ROOT]

@@ -115,7 +115,7 @@ class MonitoringMeter(Counts):
                 events.PY_RETURN: left,
                 events.PY_YIELD: left,
                 events.PY_UNWIND: left,
-                events.INSTRUCTION: self._executed,
+                events.INSTRUCTION: self._counter(),
                 events.CALL: self._called,
             }
             monitoring.use_tool_id(monitoring.PROFILER_ID, "benchmarks")
@@ -148,10 +148,19 @@ class MonitoringMeter(Counts):
         if stack[-1][0] is code:  # else it was called before the counting began
             stack.pop()
 
-    def _executed(self, code: CodeType, offset: int) -> None:
-        stage = self._stack()[-1][1]
-        self.bytecodes[self._function(code).parts.get(offset, stage)] += 1
-        self.functions[stage, code.co_qualname] += 1
+    def _counter(self) -> Callable[[CodeType, int], None]:
+        """What is called for each bytecode, so it is short."""
+        stacks, known, bytecodes, functions = self._stacks, self._known, self.bytecodes, self.functions
+        thread, stack_of, function_of = threading.get_ident, self._stack, self._function
+
+        def executed(code: CodeType, offset: int) -> None:
+            stack = stacks.get(thread()) or stack_of()
+            parts = (known.get(code) or function_of(code)).parts
+            stage = stack[-1][1]
+            bytecodes[parts.get(offset, stage) if parts else stage] += 1
+            functions[stage, code.co_qualname] += 1
+
+        return executed
 
     def _called(self, code: CodeType, offset: int, function: object, _argument: object) -> None:
         if isinstance(function, BuiltinFunctionType | MethodDescriptorType):
