@@ -85,7 +85,7 @@ def colours(names: Iterable[str]) -> dict[str, str]:
 
 def _lines(axes: Any, plot: Lines) -> None:
     by_name = colours(plot.series)
-    for place, (name, points) in enumerate(plot.series.items()):
+    for place, (name, points) in enumerate((name, points) for name, points in plot.series.items() if points):
         x = [point.x for point in points]
         axes.plot(
             x,

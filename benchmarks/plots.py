@@ -27,6 +27,10 @@ class Lines(msgspec.Struct, frozen=True, kw_only=True):
     log_y: bool = False
     ticks: dict[float, str] = {}
 
+    def __bool__(self) -> bool:
+        """Whether there is anything to draw: after faults there may be nothing."""
+        return any(self.series.values())
+
 
 class Bars(msgspec.Struct, frozen=True, kw_only=True):
     """A bar per system, made of parts: ``bars[system][part]``. ``ranges``: least and most of the whole bar."""
@@ -36,6 +40,10 @@ class Bars(msgspec.Struct, frozen=True, kw_only=True):
     x: str
     bars: dict[str, dict[str, float]]
     ranges: dict[str, tuple[float, float]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to draw."""
+        return any(self.bars.values())
 
 
 Plot = Lines | Bars

@@ -276,6 +276,14 @@ def test_pictures_are_the_same_for_the_same_figures_and_hold_no_time() -> None:
     assert "A &amp; &lt;B&gt;" in svg(lines)
 
 
+def test_nothing_to_draw_is_no_picture(tmp_path: Path) -> None:
+    assert not Lines(name="a", title="A", x="x", y="y", series={"engine": []})
+    assert not Bars(name="b", title="B", x="x", bars={})
+    run = run_of(drain=[drained("engine", 1, 1, "lost")], latency=[])
+    assert page.main([*written(tmp_path, run), "--docs", str(tmp_path)]) == 0
+    assert not list((tmp_path / "results").glob("*.svg"))
+
+
 def test_a_system_has_the_same_colour_everywhere() -> None:
     assert colours(["engine", "x"])["engine"] == colours(["y", "z", "engine"])["engine"]
     assert len(set(colours([REFERENCE, "engine", *"abcde"]).values())) == 7
