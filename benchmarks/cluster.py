@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
-from confluent_kafka import Consumer, ConsumerGroupState, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupState, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -97,8 +97,11 @@ class Cluster:
         return system.progress(self._settings, job) or self.committed(job)
 
     def shares(self, job: Job) -> list[int]:
-        """How many partitions each member of a group has; empty while the group is not stable."""
-        found = self._admin.describe_consumer_groups([job.group], request_timeout=10)[job.group].result()
+        """How many partitions each member of a group has; empty while there is no such group, or it is not stable."""
+        try:
+            found = self._admin.describe_consumer_groups([job.group], request_timeout=10)[job.group].result()
+        except KafkaException:  # not there yet, or its coordinator is just beginning
+            return []
         if found.state is not ConsumerGroupState.STABLE:
             return []
         return [len(member.assignment.topic_partitions) for member in found.members]
