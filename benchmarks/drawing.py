@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import count
 from typing import Any
 
@@ -29,6 +29,10 @@ COLOURS = (
 OF_SYSTEMS = {"engine": "#d55e00", REFERENCE: "#7f8790"}
 """The same in every picture."""
 MARKERS = "osD^vPX*<>"
+MOST_TICKS = 8
+"""At places that were measured; with more, they are where they are round."""
+CHARACTERS = 84
+"""In the width of a picture."""
 STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "benchmarks",
@@ -96,14 +100,8 @@ def _lines(axes: Any, plot: Lines) -> None:
             markersize=4,
             linewidth=1.4,
         )
-        axes.fill_between(
-            x,
-            [point.least for point in points],
-            [point.most for point in points],
-            color=by_name[name],
-            alpha=0.15,
-            linewidth=0,
-        )
+        least, most = [point.least for point in points], [point.most for point in points]
+        axes.vlines(x, least, most, color=by_name[name], linewidth=3, alpha=0.35)
     if plot.log_x:
         axes.set_xscale("log")
     if plot.log_y:
@@ -115,15 +113,15 @@ def _lines(axes: Any, plot: Lines) -> None:
     else:
         axes.set_ylim(bottom=0)
     values = sorted({point.x for points in plot.series.values() for point in points})
-    ticks = plot.ticks or ({value: f"{value:,.0f}" for value in values} if plot.log_x and len(values) < 9 else {})
+    ticks = plot.ticks or ({value: f"{value:,.10g}" for value in values} if len(values) <= MOST_TICKS else {})
     if ticks:
         axes.set_xticks(list(ticks), list(ticks.values()))
         axes.minorticks_off()
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     axes.set_xlabel(plot.x)
     axes.set_ylabel(plot.y)
     axes.grid(axis="y", linewidth=0.6)
-    axes.figure.legend(loc="outside lower center", ncols=min(len(plot.series), 3))
+    axes.figure.legend(loc="outside lower center", ncols=_columns(plot.series))
 
 
 def _bars(axes: Any, plot: Bars) -> None:
@@ -145,11 +143,16 @@ def _bars(axes: Any, plot: Bars) -> None:
     axes.set_yticks(places, names)
     axes.invert_yaxis()
     axes.margins(x=0.12)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     axes.set_xlabel(plot.x)
     axes.grid(axis="x", linewidth=0.6)
     if len(parts) > 1:
-        axes.figure.legend(loc="outside lower center", ncols=min(len(parts), 6))
+        axes.figure.legend(loc="outside lower center", ncols=_columns(parts))
+
+
+def _columns(names: Collection[str]) -> int:
+    """As many as fit below the picture."""
+    return max(min(len(names), CHARACTERS // (max(map(len, names)) + 8)), 1)
 
 
 def _parts(plot: Bars) -> Sequence[str]:
