@@ -111,8 +111,8 @@ register(
         "engine_batch",
         "benchmarks.engine_batch",
         ("engine_batch",),
-        "the same with a batch handler (`register_event_type(T, batch=True)`): lists of events, each account read and "
-        "written once per list",
+        "the same with a batch handler (`register_event_type(T, batch=True)`), which does for each event of a list "
+        "what the plain one does",
     ),
 )
 
