@@ -56,13 +56,16 @@ absence a partition was silent."""
         )
 
     def run(self, bench: Bench) -> Iterator[Stall]:
-        """All scenarios in turn, round by round; the first one is played once before the counting begins."""
-        options, cluster = bench.options, bench.cluster
-        bench.now(f"warming the broker up, not counted: {options.scenarios[0]}")
-        play(cluster, options.scenarios[0], 0, options.stall_rate)
+        """All scenarios in turn, round by round; the first one on the common broker is played once before."""
+        options = bench.options
+        warm_up = [name for name in options.scenarios if not SCENARIOS[name].stops_broker][:1]
+        for name in warm_up:
+            bench.now(f"warming the broker up, not counted: {name}")
+            play(bench.cluster, name, 0, options.stall_rate)
         for turn in range(1, options.stall_rounds + 1):
             for name in options.scenarios:
                 bench.now(f"stalls {turn}/{options.stall_rounds}: {name}")
+                cluster = None if SCENARIOS[name].stops_broker else bench.cluster
                 yield from play(cluster, name, turn, options.stall_rate, options.traces)
 
     def in_short(self, found: Stall) -> str:

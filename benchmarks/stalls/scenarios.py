@@ -102,8 +102,9 @@ SCENARIOS = {
 }
 
 
-def play(cluster: Cluster, name: str, round_: int, rate: int, keep: Path | None = None) -> list[Stall]:
-    """One run of one scenario. ``keep``: a folder in which the members' traces stay. Raises ``Failed``."""
+def play(cluster: Cluster | None, name: str, round_: int, rate: int, keep: Path | None = None) -> list[Stall]:
+    """One run of one scenario; one that stops its broker needs no ``cluster``. ``keep``: a folder in which the members'
+    traces stay. Raises ``Failed``."""
     scenario = SCENARIOS[name]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -111,7 +112,7 @@ def play(cluster: Cluster, name: str, round_: int, rate: int, keep: Path | None 
             folder = keep / f"{name}-{round_}"
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-        if not scenario.stops_broker:
+        if cluster is not None and not scenario.stops_broker:
             with Group(cluster, folder, round_, rate, scenario.options) as group:
                 return group.run(scenario.prepare, scenario.happen)
         with KafkaBroker(durable=True, heap_mb=1024) as broker:
