@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         runs = compact(map(_read, options.files))
-        check(runs)
+        check(runs, options.files)
     except (OSError, Mixed) as error:
         print(f"benchmarks page: {error}", file=sys.stderr)
         return 1
@@ -108,12 +108,15 @@ def read(kept: Path) -> list[Run]:
     return runs
 
 
-def check(runs: Sequence[Run]) -> None:
+def check(runs: Sequence[Run], files: Sequence[Path]) -> None:
     """Raises ``Mixed``."""
     for name in SAME:
-        values = list(dict.fromkeys(str(run.facts.get(name)) for run in runs))
-        if len(values) > 1:
-            raise Mixed(f"the files are of different runs: {name} is {' and '.join(values)}; take files of one kind")
+        by_value: dict[str, list[str]] = {}
+        for run, path in zip(runs, files, strict=True):
+            by_value.setdefault(str(run.facts.get(name)), []).append(path.name)
+        if len(by_value) > 1:
+            told = "; ".join(f"{value} in {', '.join(names)}" for value, names in by_value.items())
+            raise Mixed(f"these files do not belong together: {name} is {told}")
 
 
 def compact(runs: Iterable[Run]) -> list[Run]:
