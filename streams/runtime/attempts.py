@@ -13,7 +13,7 @@ import anyio
 from streams.core.router import Route
 from streams.core.timers import Timer
 from streams.core.transaction import Waiter
-from streams.errors import DecodeError, NotOwned
+from streams.errors import DecodeError, NotOwned, RecordRefused
 from streams.events import parse_version
 from streams.metrics import BatchFailed, EventFailed
 from streams.outcomes import ErrorPolicy, ErrorResponse, ExecutionState
@@ -131,10 +131,12 @@ class Attempts:
         soiled: bool = False,
         context: EventContext[Any] | None = None,
         timer: Timer | None = None,
+        begun: Awaitable[Any] | None = None,
     ) -> None:
         """Attempt it until it completes, or its policy has the last word. ``attempts`` were made, the last one failed
-        with ``error``; ``soiled``: the store has seen an attempt that failed. ``context`` is for the next attempt.
-        ``timer``: the record is that timer's event."""
+        with ``error``; ``soiled``: the store has seen an attempt that failed. ``context`` is for the next attempt,
+        which may be under way: it has answered ``begun``, which is to be awaited. ``timer``: the record is that timer's
+        event."""
         origin = record.offset if timer is None else timer.origin
         known = self.is_known(origin)
         if known is not None and error is None:
@@ -152,7 +154,8 @@ class Attempts:
             attempts += 1
             ctx, context = context or self._context(record, route, attempts, timer), None
             watermark = record.offset + 1 if timer is None else self._worker.watermark
-            error = await self.run(ctx, handle, watermark, blocking=route.is_blocking)
+            answer, begun = begun, None
+            error = await self.run(ctx, handle, watermark, blocking=route.is_blocking, begun=answer)
             if error is None:
                 return
             soiled = True
@@ -198,15 +201,19 @@ class Attempts:
         interjection: Interjection | None = None,
         *,
         blocking: bool = False,
+        begun: Awaitable[Any] | None = None,
     ) -> BaseException | None:
-        """Run it once; admits the event if it completes, undoes it if it fails."""
+        """Run it once; admits the event if it completes, undoes it if it fails. ``begun``: what it has answered
+        already."""
         worker, engine = self._worker, self._engine
-        journal, outputs, limit = ctx._journal, ctx._outputs, engine.message_limit
-        if worker.is_journalled:
-            worker.store.begin(journal)
+        journal, outputs = ctx._journal, ctx._outputs
+        if begun is None:
+            self.begin(ctx)
         try:
             answer: Any
-            if blocking:
+            if begun is not None:
+                answer = begun
+            elif blocking:
                 answer = await engine.handler_threads.call(worker.partition, handle, ctx)
             else:
                 answer = handle(ctx)
@@ -216,7 +223,7 @@ class Attempts:
                 interjection.result = answer
             elif answer is not None and answer is not ExecutionState.COMPLETE:
                 raise Answered(answer, ctx.error)
-            check_changes(journal, ctx.origin, limit)
+            check_changes(journal, ctx.origin, engine.message_limit)
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and anyio.current_effective_deadline() == -math.inf:
                 raise  # we are cancelled ourselves; otherwise the handler awaited what somebody else had cancelled
@@ -232,6 +239,52 @@ class Attempts:
         else:
             await self._admit(watermark, ctx.origin, outputs, journal, waiter, ctx.timer_changes)
         return None
+
+    # -- without waiting -----------------------------------------------------------------------------------------------
+
+    def begin(self, ctx: EventContext[Any]) -> None:
+        """The store is in this event from now on, until ``end`` or ``run``."""
+        if self._worker.is_journalled:
+            self._worker.store.begin(ctx._journal)
+
+    def end(self, ctx: EventContext[Any], error: BaseException | None) -> BaseException | None:
+        """An event's handler has ended: admits the event, or undoes it. Returns the error, if any. Raises one that ends
+        a process, and not an event."""
+        worker = self._worker
+        if error is None:
+            try:
+                check_changes(ctx._journal, ctx.offset, self._engine.message_limit)
+            except RecordRefused as refused:
+                error = refused
+        ctx.close()
+        if error is not None:
+            worker.undo(ctx._journal)
+            if not isinstance(error, Exception):
+                raise error
+            return error
+        if worker.is_journalled and worker.store is not None:
+            worker.store.end()
+        if worker.state.admits:
+            offset = ctx.offset
+            self._admit_now(offset + 1, offset, ctx._outputs, ctx._journal, None, ctx.timer_changes)
+        return None
+
+    def _admit_now(
+        self,
+        watermark: int,
+        origin: int,
+        outputs: list[Output],
+        journal: list[Change],
+        waiter: Waiter | None,
+        timers: dict[str, Timer | None] | None,
+    ) -> None:
+        worker = self._worker
+        worker.watermark = watermark
+        if timers:
+            journal += worker.timers.admitted(timers, origin)
+        self._engine.pool.admit(worker.partition, watermark, outputs, journal, waiter)
+
+    # -- what becomes of it --------------------------------------------------------------------------------------------
 
     def given_up(self) -> NotOwned:
         """Why somebody waits in vain."""
@@ -256,10 +309,7 @@ class Attempts:
         while pool.is_full and worker.state.admits:
             await pool.wait_room()
         if worker.state.admits:
-            worker.watermark = watermark
-            if timers:
-                journal += worker.timers.admitted(timers, origin)
-            pool.admit(worker.partition, watermark, outputs, journal, waiter)
+            self._admit_now(watermark, origin, outputs, journal, waiter, timers)
             pool.pump()
         elif waiter is not None:
             waiter(self.given_up())

@@ -19,25 +19,25 @@ from streams.core.partition import PartitionState
 from streams.metrics import EventFailed
 from streams.outcomes import ErrorResponse
 from streams.protocols import JournalledStore
-from streams.records import TYPE_HEADER, Change, IncomingRecord, TopicPartition
+from streams.records import Change, IncomingRecord, TopicPartition
 from streams.runtime.attempts import Attempts
 from streams.runtime.changelog import OffsetRecord
 from streams.runtime.copies import StateCopy
+from streams.runtime.entrance import Entrance
 from streams.runtime.failures import (
     EventFailure,
     RestartNeeded,
-    cancelled_inside,
     describe,
     is_fatal,
-    is_last,
     reason_of,
 )
 from streams.runtime.inbox import Inbox
 from streams.runtime.interjections import Interjection, Timetable
-from streams.runtime.line import Entry, Line
+from streams.runtime.line import Line
 from streams.runtime.signal import Signal
 from streams.runtime.slices import LONGEST_SLICE_SECONDS, Slices
 from streams.runtime.timers import PartitionTimers
+from streams.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from streams.runtime.host import Host
@@ -72,14 +72,13 @@ class PartitionWorker:
         self.timers = PartitionTimers(self)
         self.attempts = Attempts(self)
         self.slices = Slices(self)
-        self._line = Line()
-        self._next: Entry | None = None  # would be the line's last one, but finds no room
+        self._line = Line(self._wake.notify)
+        self._entrance = Entrance(self, self._line)
+        self._turns = Turns(self, self._line)
         self._timetable = Timetable(engine.schedules, engine.rng)
         self._closing = False
         self._steps, self._breathed_at = 0, 0.0
-        self._at_work: list[
-            asyncio.Task[Any] | None
-        ] = []  # whoever waits for a turn of ours in one of these never ends
+        self._task: asyncio.Task[Any] | None = None  # whoever waits for a turn of ours in it never ends
 
     # -- called by the engine ------------------------------------------------------------------------------------------
 
@@ -124,7 +123,7 @@ class PartitionWorker:
 
     def is_run_by(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether this task has the partition's turn now, so that it must not wait for another one."""
-        return task is not None and task in self._at_work
+        return task is not None and (task is self._task or self._turns.is_of(task))
 
     @property
     def is_closing(self) -> bool:
@@ -142,7 +141,7 @@ class PartitionWorker:
         """Handle what comes until the intake is closed, then what has begun. Raises ``RestartNeeded``, and
         ``EventFailure`` to stop the source."""
         self._timetable.start(self.engine.now())
-        self._at_work.append(asyncio.current_task())
+        self._task = asyncio.current_task()
         try:
             while not self._closing:
                 interjected = await self._between()
@@ -155,7 +154,7 @@ class PartitionWorker:
             self._line.cut()
             await self.settle_line()
         finally:
-            self._at_work.clear()
+            self._task = None
             self.drop_line()
 
     async def handle(self, records: list[IncomingRecord]) -> None:
@@ -164,14 +163,14 @@ class PartitionWorker:
         pool = self.engine.pool
         position = 0
         while position < len(records) and not self._closing:
-            if self._line or self._next is not None or self._goes_ahead(records[position]):
-                position += await self._in_line(records[position])
+            if self._line or self._entrance.is_blocked or self._entrance.goes_ahead(records[position]):
+                position = await self._in_line(records, position)
             elif pool.is_full:
                 await pool.wait_room()
                 continue  # anything may have happened meanwhile
             else:
                 start = position
-                position = await self._back_to_back(records, start)
+                position = await self.back_to_back(records, start)
                 if not self._closing:
                     self.inbox.handled(position - start)
             if not self._closing:
@@ -187,10 +186,10 @@ class PartitionWorker:
 
     def drop_line(self) -> None:
         """Forget what is in the line; what runs for it is cancelled."""
-        self._next = None
+        self._entrance.drop()
         self._line.drop()
 
-    async def _back_to_back(self, records: list[IncomingRecord], start: int) -> int:
+    async def back_to_back(self, records: list[IncomingRecord], start: int) -> int:
         """Handle some of these records, one at least. Returns the position of the next."""
         position, failure = self.slices.run(records, start)
         self.engine.pool.pump()
@@ -200,9 +199,9 @@ class PartitionWorker:
         await anyio.lowlevel.checkpoint()
         return position
 
-    async def _breathe(self) -> None:
-        """Called after each step that may have waited for nothing: the others have their turn, too."""
-        self._steps += 1
+    async def _breathe(self, steps: int = 1) -> None:
+        """Called after steps that may have waited for nothing: the others have their turn, too."""
+        self._steps += steps
         if self._steps >= YIELD_EVERY or self.engine.now() - self._breathed_at > LONGEST_SLICE_SECONDS:
             await anyio.lowlevel.checkpoint()
             self._steps, self._breathed_at = 0, self.engine.now()
@@ -213,85 +212,23 @@ class PartitionWorker:
 
     # -- work ahead of its turn ----------------------------------------------------------------------------------------
 
-    def _goes_ahead(self, record: IncomingRecord) -> bool:
-        router = self.engine.router
-        name = record.header(TYPE_HEADER)
-        route = router.routes.get(name, router.default) if name is not None else router.default
-        return route is not None and route.ahead is not None
-
-    async def _in_line(self, record: IncomingRecord) -> int:
-        """One step while work runs ahead: a turn that has come, or this record's way into the line (1), or a wait."""
+    async def _in_line(self, records: list[IncomingRecord], start: int) -> int:
+        """One step while work runs ahead: turns that have come, or the way of some of these records into the line, or a
+        wait. Returns the position of the next record."""
         if self._line.is_ready:
             await self._turn()
-            return 0
-        if not self._enter(record):
+            return start
+        entered = self._entrance.enter(records, start)
+        if entered:
+            await self._breathe(entered)
+        else:
             await self._wait()
-            return 0
-        await self._breathe()
-        return 1
-
-    def _enter(self, record: IncomingRecord) -> bool:
-        """Let its work begin ahead, or have it wait behind those in front. ``False``: there is no room for its work."""
-        entry = self._next or self._entry(record)
-        self._next = None
-        if not entry.is_settled:
-            assert entry.route is not None
-            if not self.engine.stages.get(entry.route.ahead.stage).begin(entry):
-                self._next = entry
-                return False
-        self._line.append(entry)
-        return True
-
-    def _entry(self, record: IncomingRecord) -> Entry:
-        if not self._goes_ahead(record):
-            entry = Entry(self.epoch, record, None, None, self._wake.notify)
-            entry.settle(None)
-            return entry
-        route, event, unreadable = self.attempts.read(record)
-        entry = Entry(self.epoch, record, route, event, self._wake.notify)
-        if unreadable is not None:
-            entry.settle(None)
-            return entry
-        assert route is not None
-        known = self.attempts.known_failures.get(record.offset)
-        if known is not None and is_last(route.policy, *known):
-            entry.fail(known[1], known[0])  # no use in doing its work again
-            return entry
-        try:
-            entry.work = route.ahead.plan(record, event)
-        except (Exception, asyncio.CancelledError) as error:
-            entry.fail(error if isinstance(error, Exception) else cancelled_inside(error), 1)
-        return entry
+        return start + entered
 
     async def _turn(self) -> None:
-        """The first one in the line, or some plain ones: everything before it is complete."""
-        plain = [] if self.engine.pool.is_full else self._line.plain(self.slices.size)
-        if plain:
-            records = [entry.record for entry in plain]
-            done = await self._back_to_back(records, 0)
-        else:
-            records, done = [self._line.first.record], 1
-            await self._turn_of(self._line.first)
-        self._line.leave(done)
-        if not self._closing:
-            self.inbox.handled(done)
-        await self._breathe()
-
-    async def _turn_of(self, entry: Entry) -> None:
-        attempts, record = self.attempts, entry.record
-        try:
-            if entry.error is not None:
-                await attempts.failed(record, entry.route, entry.error, entry.attempts)
-            elif entry.finish is None or entry.route is None:
-                await attempts.one(record, None)
-            else:
-                if entry.context is not None:
-                    entry.context.store, entry.context.timers = self.store, self.timers
-                    self._at_work.append(getattr(entry.context, "task", None))
-                await attempts.persist(record, entry.route, entry.finish, entry.attempts, None, context=entry.context)
-        finally:
-            del self._at_work[1:]
-            entry.drop()
+        before = len(self._line)
+        await self._turns.take()
+        await self._breathe(max(1, before - len(self._line)))
 
     # -- interjections -------------------------------------------------------------------------------------------------
 
