@@ -68,7 +68,7 @@ def takeover(cluster: Cluster, system: System, seed: int, rate: int, turn: int) 
     )
     with ExitStack() as stack:
         members = [stack.enter_context(system_running(system, job)) for _ in range(MEMBERS)]
-        _until(members, lambda: is_shared(cluster.shares(job), cluster.partitions), "two members have their shares")
+        _until_shared(cluster, job, members)
         _until_primed(cluster, job, system, members)
         reader = stack.enter_context(running("benchmarks.peers.arrivals", expect))
         generator = stack.enter_context(running("benchmarks.generator", load))
@@ -112,19 +112,29 @@ def is_shared(shares: Sequence[int], partitions: int) -> bool:
     return len(shares) >= MEMBERS and sum(shares) == partitions and min(shares) >= partitions // len(shares)
 
 
+def _until_shared(cluster: Cluster, job: Job, members: Sequence[Child]) -> None:
+    shares: list[int] = []
+
+    def shared() -> bool:
+        shares[:] = cluster.shares(job)
+        return is_shared(shares, cluster.partitions)
+
+    _until(members, shared, lambda: f"two members have their shares; they have {shares} of {cluster.partitions}")
+
+
 def _until_primed(cluster: Cluster, job: Job, system: System, members: Sequence[Child]) -> None:
     committed = cluster.progress(system, job)
     try:
-        _until(members, lambda: committed() >= PRIMING_EVENTS, "the first events are committed")
+        _until(members, lambda: committed() >= PRIMING_EVENTS, lambda: "the first events are committed")
     finally:
         committed.close()
 
 
-def _until(members: Sequence[Child], condition: Callable[[], bool], what: str) -> None:
+def _until(members: Sequence[Child], condition: Callable[[], bool], what: Callable[[], str]) -> None:
     deadline = time.monotonic() + SETTLE_SECONDS
     while not condition():
         for member in members:
             member.check()
         if time.monotonic() > deadline:
-            raise Failed(f"not after {SETTLE_SECONDS:g} s: {what}")
+            raise Failed(f"not after {SETTLE_SECONDS:g} s: {what()}")
         time.sleep(0.2)
