@@ -9,6 +9,18 @@ from typing import Any
 from streams.errors import RegistrationError
 from streams.events import EventType
 from streams.outcomes import ErrorPolicy
+from streams.records import TYPE_HEADER, VERSION_HEADER, Headers
+
+
+def type_and_version(headers: Headers | None) -> tuple[bytes | None, bytes | None]:
+    """Contents of the first type and the first version header; ``None`` without one, empty where it is null."""
+    name = version = None
+    for header, content in headers or ():
+        if header == TYPE_HEADER and name is None:
+            name = content or b""
+        elif header == VERSION_HEADER and version is None:
+            version = content or b""
+    return name, version
 
 
 class Route:

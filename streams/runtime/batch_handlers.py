@@ -13,11 +13,11 @@ import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from streams.core.router import Route
+from streams.core.router import Route, type_and_version
 from streams.core.timers import Timer
-from streams.errors import DecodeError, RegistrationError
+from streams.errors import RegistrationError
 from streams.outcomes import ExecutionState
-from streams.records import TYPE_HEADER, VERSION_HEADER, Change, IncomingRecord, Output
+from streams.records import Change, IncomingRecord, Output
 from streams.runtime.event_context import OWN_NAME, EventContext
 from streams.runtime.failures import Answered, RestartNeeded, cancelled_inside, check_changes
 
@@ -84,8 +84,8 @@ def run_batch(
     worker: PartitionWorker, records: list[IncomingRecord], start: int, stop: int
 ) -> tuple[int, BaseException | None]:
     """Handle and admit those records from ``start`` to ``stop`` that belong into one batch; if it fails, the first of
-    them. Returns the position behind and ``None``; or ``start``, when there is no batch (no batch handler, not readable,
-    another version), or with the reason why the first event failed."""
+    them. Returns the position behind and ``None``; or ``start``, when there is no batch (no batch handler, not
+    readable, another version), or with the reason why the first event failed."""
     engine, attempts = worker.engine, worker.attempts
     route = _route(records[start], engine.router.routes)
     if route is None or attempts.known_failures:
@@ -131,29 +131,23 @@ def run_batch(
 
 def _route(record: IncomingRecord, routes: dict[bytes, Route]) -> Route | None:
     """Who handles it, if that is a batch handler and the record has the current version."""
-    name = version = None
-    for header, content in record.headers or ():
-        if header == TYPE_HEADER and name is None:
-            name = content or b""
-        elif header == VERSION_HEADER and version is None:
-            version = content or b""
-    route = routes.get(name) if name is not None else None
+    name, version = type_and_version(record.headers)
+    route = routes.get(name or b"")
     return route if route is not None and route.is_batch and version == route.wire_version else None
 
 
 def _decoded(route: Route, records: list[IncomingRecord], start: int, stop: int) -> list[Any]:
     """The events from ``start`` on, up to the first that is not of this route or cannot be read."""
-    decode, version, headers = route.decode, route.version, records[start].headers
-    routes = {route.name.encode(): route}
+    decode, headers, routes = route.bare_decode, records[start].headers, {route.name.encode(): route}
     events: list[Any] = []
-    try:
-        for position in range(start, stop):
-            record = records[position]
-            if record.headers != headers and _route(record, routes) is None:
-                break
-            events.append(decode(record.value, version))
-    except DecodeError:
-        pass  # met again by Attempts.one, which knows what to do
+    for record in records[start:stop]:
+        value = record.value
+        if value is None or (record.headers != headers and _route(record, routes) is None):
+            break
+        try:
+            events.append(decode(value))
+        except Exception:
+            break  # met again by Attempts.one, which knows what to do
     return events
 
 

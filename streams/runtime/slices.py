@@ -15,8 +15,9 @@ import asyncio
 import inspect
 from typing import TYPE_CHECKING, Final
 
+from streams.core.router import type_and_version
 from streams.outcomes import ExecutionState
-from streams.records import TYPE_HEADER, VERSION_HEADER, Change, Headers, IncomingRecord, Output
+from streams.records import TYPE_HEADER, Change, IncomingRecord, Output
 from streams.runtime.batch_handlers import run_batch
 from streams.runtime.event_context import EventContext
 from streams.runtime.failures import Answered, RestartNeeded, cancelled_inside, change_too_large
@@ -122,14 +123,3 @@ class Slices:
                 worker.watermark = records[position - 1].offset + 1
                 engine.pool.admit(worker.partition, worker.watermark, outputs, journal, events=position - start)
         return position, failure
-
-
-def type_and_version(headers: Headers | None) -> tuple[bytes | None, bytes | None]:
-    """Contents of the first type and the first version header; ``None`` without one, empty where it is null."""
-    name = version = None
-    for header, content in headers or ():
-        if header == TYPE_HEADER and name is None:
-            name = content or b""
-        elif header == VERSION_HEADER and version is None:
-            version = content or b""
-    return name, version
