@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from streams.errors import RegistrationError
@@ -77,6 +78,11 @@ class Route:
         self.bare_decode: Callable[[bytes], Any] = event_type.bare_decode if event_type is not None else _as_it_is
         self.version = event_type.version if event_type is not None else 1
         self.wire_version = None if self.version == 1 else b"%d" % self.version
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process makes its own: what decoders are built of does not travel."""
+        made = partial(Route, blocking=self.is_blocking, policy=self.policy, ahead=self.ahead, batch=self.is_batch)
+        return made, (self.name, self.event_type, self.handler)
 
 
 class Router:
