@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
+from typing import Any, Final, Generic, TypeVar, overload
 
 import msgspec
 
@@ -16,10 +16,7 @@ from streams.events import event_type_of, known_type
 from streams.outcomes import ExecutionState
 from streams.records import Change, Headers, IncomingRecord, Output, Record, TopicPartition
 from streams.runtime.changelog import encode_timer
-
-if TYPE_CHECKING:
-    from streams.runtime.host import Host
-    from streams.runtime.timers import PartitionTimers
+from streams.runtime.timers import PartitionTimers
 
 StoreT = TypeVar("StoreT")
 
@@ -54,8 +51,8 @@ class EventContext(msgspec.Struct, Generic[StoreT], eq=False, weakref=True):
     error: BaseException | None = None
     timer: Timer | None = None
     timer_changes: dict[str, Timer | None] | None = None
-    host: Host = None  # type: ignore[assignment]
-    """For the toolkit itself; set where a handler may wait for something."""
+    host: Any = None
+    """For the toolkit itself (``runtime.host.Host``); set where a handler may wait for something."""
     _closed: bool = False
 
     def __repr__(self) -> str:
