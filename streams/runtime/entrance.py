@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from streams.core.router import Route
+from streams.core.router import Route, type_and_version
 from streams.errors import DecodeError
 from streams.records import IncomingRecord
 from streams.runtime.failures import cancelled_inside, is_last
 from streams.runtime.line import Entry, Line
-from streams.runtime.slices import LONGEST_SLICE_SECONDS, type_and_version
+from streams.runtime.slices import LONGEST_SLICE_SECONDS
 
 if TYPE_CHECKING:
     from streams.runtime.partition_worker import PartitionWorker
