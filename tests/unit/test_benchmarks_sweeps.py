@@ -22,6 +22,7 @@ from benchmarks.steady import Memory, SteadyResult, behind_of
 from benchmarks.sweeps.cost import Cost, CostMeasure, at, growth
 from benchmarks.sweeps.fleet import Fleet, started
 from benchmarks.sweeps.idle import Idle, IdleMeasure
+from benchmarks.sweeps.live import Live, LiveMeasure
 from benchmarks.sweeps.shapes import DIMENSIONS, MOST_BYTES, NAMES, places, records_of, usual_size
 from benchmarks.sweeps.workers import Shared, Workers, cores, scaling
 from benchmarks.systems import Child, Failed, System
@@ -246,6 +247,23 @@ def test_whether_a_rate_was_held() -> None:
     assert "the generator" in behind_of(5_000, 3_000), "nothing is known about the system"
     fast, slow = (SteadyResult("a", turn, 500, 1.0, 1, "", behind=text) for turn, text in ((1, ""), (2, "late")))
     assert held([fast, slow]) == [fast]
+
+
+def test_live_costs_are_told_of_rates_that_were_held() -> None:
+    def live(system: str, partitions: int, us: float, behind: str = "") -> Live:
+        return Live(partitions=partitions, rate=500, system=system, round=1, fault="", cpu_us_per_event=us,
+                    behind=behind)  # fmt: skip
+
+    found = [live("a", 10, 8), live("b", 10, 12), live("a", 400, 9), live("b", 400, 30, "it was late")]
+    rows = [row for row in rows_of(shown(run_of(live=found))) if row[1] in ("a", "b")]
+    assert [[*row[:4], row[6]] for row in rows] == [
+        ["10", "a", "8.0", "1.00", "yes"],
+        ["10", "b", "12.0", "1.50", "yes"],
+        ["400", "a", "9.0", "1.00", "yes"],
+        ["400", "b", "-", "-", "no: 1 of 1 runs"],
+    ]
+    (drawn,) = LiveMeasure().plots(found)
+    assert {name: len(points) for name, points in drawn.series.items()} == {"a": 2, "b": 1}  # type: ignore[union-attr]
 
 
 def test_an_outage_is_told_without_the_absence_of_the_broker() -> None:
