@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import re
 from collections import Counter
@@ -28,6 +29,12 @@ def test_the_sizes_that_it_tells() -> None:
     text = PAGE.read_text("utf-8")
     assert f"at most {SLICE}**" in text
     assert f"longer than {LONGEST_SLICE_SECONDS * 1000:g} ms" in text
+
+
+def test_it_is_a_batch_handler_in_other_processes_too() -> None:
+    """As a replay on Spark sends it there."""
+    route = pickle.loads(pickle.dumps(source._router.routes[b"Viewed"]))
+    assert (route.is_batch, route.plain, route.name) == (True, False, "Viewed")
 
 
 @pytest.mark.parametrize("seed", range(5))
