@@ -26,7 +26,7 @@ from streams.errors import ConfigError
 from streams.event_source import EventSource
 from streams.group import Copies, GroupEvent, Membership, Order, Snapshot, TakeOver
 from streams.records import IncomingRecord, Output
-from streams.runtime.connections import KafkaConnections
+from streams.runtime.connections import ROOM_POLLS, KafkaConnections
 from streams.runtime.poller import Poller, Records
 from streams.runtime.ports import (
     Blocking,
@@ -167,7 +167,7 @@ class FaultyConnections:
         return Poller(
             lambda: _FaultyConsumer(self._real.consumer(), self._plan),
             max_poll_records=self._config.max_poll_records,
-            room=8 * self._config.max_poll_records,
+            room=ROOM_POLLS * self._config.max_poll_records,
             room_bytes=self._config.max_queued_bytes,
         )
 
