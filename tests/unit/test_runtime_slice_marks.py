@@ -162,4 +162,5 @@ async def test_other_headers_and_null_values_need_patience() -> None:
         assert Slice(Step(), headers=headers).run() == (0, None)
     null = Slice(Step())
     null.records[0].value = None
+    null.worker.engine.router.routes[b"Step"].bare_decode = lambda value: Step()  # as codecs that take anything
     assert null.run() == (0, None)
