@@ -63,6 +63,8 @@ _DEFAULTS = {
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "300",
     "controlled.shutdown.enable": "true",  # a stop without it makes the next start take 12 s
+    # Records have the times of their events, maybe of years ago: by default those are deleted within five minutes.
+    "log.retention.ms": "-1",
     # Small: 128 MB of heap for the log cleaner alone is the default.
     "log.cleaner.dedupe.buffer.size": "4194304",
     "log.cleaner.threads": "1",

@@ -113,7 +113,7 @@ class InputConsumer:
         now = time.monotonic()
         for partition in batch:
             self._heard_at[partition] = (now, SILENCE_SECONDS)
-        if now < self._look_at or self._connection.down:
+        if now < self._look_at:
             return
         self._look_at = now + 1.0
         waits = {number: self._heard_at.setdefault(number, (now, SILENCE_SECONDS)) for number in self._expected}
@@ -121,12 +121,14 @@ class InputConsumer:
         silent = min(waits, key=lambda number: sum(waits[number]), default=None)
         if silent is None or now < sum(waits[silent]):
             return
-        self._heard_at[silent] = (now, min(waits[silent][1] * 2, LONGEST_SILENCE_SECONDS))
+        pause = waits[silent][1] if self._connection.down else min(waits[silent][1] * 2, LONGEST_SILENCE_SECONDS)
+        self._heard_at[silent] = (now, pause)
         try:
             _, end = self._consumer.get_watermark_offsets(TopicPartition(self.topic, silent), _END_SECONDS)
         except KafkaException as exception:
             logger.debug("%s[%d]: silent, and its end cannot be asked for: %s", self.topic, silent, exception)
             return
+        self._connection.on_answer()
         if end > self._expected[silent]:
             logger.debug("%s[%d]: silent at %d of %d: fetched anew", self.topic, silent, self._expected[silent], end)
             position = TopicPartition(self.topic, silent, self._expected[silent])

@@ -194,7 +194,8 @@ class ChangelogTail:
     def _mind_silence(self, news: Mapping[int, Progress]) -> None:
         """Assigning one partition makes librdkafka drop what is on its way for the others, and the end of a partition
         is told once only: a silent one that is not known to be at its end is fetched anew, ever more rarely (an open
-        transaction keeps it from its end for a while)."""
+        transaction keeps it from its end for a while). After an outage all are, as soon as the cluster answers: seen
+        once, in the middle of a move, that nothing more was fetched, without an error, from a broker that was back."""
         now = time.monotonic()
         for partition, progress in news.items():
             if progress.at_end:
@@ -205,12 +206,14 @@ class ChangelogTail:
             return
         self._look_at = now + SILENCE_SECONDS / 2
         for partition, position in self._positions.items():
-            if partition not in self._silent and self._end(partition) > position:
+            if partition not in self._silent and (self._connection.down or self._end(partition) > position):
                 self._silent[partition] = (now + SILENCE_SECONDS, SILENCE_SECONDS)
         due = [partition for partition, (when, _) in self._silent.items() if now >= when]
-        if due and not self._connection.down:
-            self._consumer.incremental_unassign([TopicPartition(self.topic, partition) for partition in due])
-            self._consumer.incremental_assign([TopicPartition(self.topic, n, self._fetch_offset(n)) for n in due])
+        if not due or (self._connection.down and not find_leaders(self._consumer, self.topic)):
+            return
+        self._connection.on_answer()
+        self._consumer.incremental_unassign([TopicPartition(self.topic, partition) for partition in due])
+        self._consumer.incremental_assign([TopicPartition(self.topic, n, self._fetch_offset(n)) for n in due])
         for partition in due:
             pause = min(self._silent[partition][1] * 2, LONGEST_SILENCE_SECONDS)
             self._silent[partition] = (now + pause, pause)

@@ -24,7 +24,7 @@ from tests.spark.proof_points import Strike, environment, job_processes, signal_
 
 ROOT = Path(__file__).parents[2]
 KEYS = 200
-PATIENCE = 240.0
+PATIENCE = 600.0
 BROKER_ENDS_SECONDS = 30.0
 _QUICK_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"  # a job lives for seconds: it never pays back more
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 
 class ScriptedConsumer:
@@ -15,9 +15,12 @@ class ScriptedConsumer:
         self.assigned: list[tuple[int, int]] = []
         self.unassigned: list[int] = []
         self.asked: list[str] = []
+        self.answers = True
 
     def list_topics(self, topic: str, _timeout: float) -> None:
         self.asked.append(topic)
+        if not self.answers:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
 
     def poll(self, _timeout: float) -> Any:
         return self.messages.pop(0) if self.messages else None

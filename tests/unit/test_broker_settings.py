@@ -24,6 +24,7 @@ def lines(**extra: str) -> dict[str, str]:
 def test_further_properties_win() -> None:
     assert lines()["group.initial.rebalance.delay.ms"] == "0"
     assert lines(group_initial_rebalance_delay_ms="7", log_retention_ms="5")["group.initial.rebalance.delay.ms"] == "7"
+    assert lines()["log.retention.ms"] == "-1", "events of long ago are kept"
     assert lines(log_retention_ms="5")["log.retention.ms"] == "5"
 
 

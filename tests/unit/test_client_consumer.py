@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from streams.clients.consumer import SILENCE_SECONDS, InputConsumer
 from streams.clients.settings import ClientSettings
@@ -21,6 +21,8 @@ class Scripted(ScriptedConsumer):
         self.ends: dict[int, int] = {}
 
     def get_watermark_offsets(self, partition: TopicPartition, _timeout: float) -> tuple[int, int]:
+        if not self.answers:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
         return 0, self.ends.get(partition.partition, 0)
 
 
@@ -87,6 +89,26 @@ def test_a_partition_that_is_silent_although_there_is_more_is_fetched_anew(
     assert (script.assigned[2:], script.unassigned) == ([(1, 21)], [1])
     script.messages = [record(1, 21)]
     assert offsets(consumer.poll_batch(0)) == {1: [21]}
+
+
+def test_after_an_outage_what_is_silent_although_there_is_more_is_fetched_anew(
+    consumer: InputConsumer, script: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    consumer.add(0, 10)
+    consumer._connection.on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN))
+    script.answers = False
+    for _ in range(200):
+        now += 1
+        assert consumer.poll_batch(0) is None
+    assert script.assigned == [(0, 10)]
+    script.answers, script.ends = True, {0: 11}
+    for _ in range(int(SILENCE_SECONDS) + 1):
+        now += 1
+        consumer.poll_batch(0)
+    assert script.assigned[1:2] == [(0, 10)], "soon, however long it was away"
+    assert not consumer._connection.down
 
 
 def test_left_overs_of_an_earlier_position_are_dropped(consumer: InputConsumer, script: Scripted) -> None:

@@ -192,6 +192,37 @@ def test_a_silent_log_that_does_not_begin_at_0_is_not_fetched_from_there(
     assert script.assigned == [(0, 0), (0, -2), (0, -2)]
 
 
+def test_after_an_outage_all_is_fetched_anew_as_soon_as_the_cluster_answers(
+    tail: ChangelogTail, script: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what was at its end: how far the log goes was told by the last fetch, and there is none."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    tail.add(0, 5)
+    script.high = 5
+    script.messages = [said(0, 5)]
+    assert tail.poll_batch(0)[0].at_end
+    tail._connection.on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN))
+    script.answers = False
+    for _ in range(10):
+        now += SILENCE_SECONDS
+        assert tail.poll_batch(0) == {}
+    assert script.assigned == [(0, 5)], "in vain, as long as nobody answers"
+    script.answers = True
+    for _ in range(20):
+        now += SILENCE_SECONDS
+        tail.poll_batch(0)
+    assert script.assigned[1:3] == [(0, 5), (0, 5)], "until something comes"
+    assert not tail._connection.down
+    script.messages = [said(0, 5)]
+    assert tail.poll_batch(0)[0].at_end
+    script.assigned.clear()
+    for _ in range(40):
+        now += SILENCE_SECONDS
+        tail.poll_batch(0)
+    assert script.assigned == []
+
+
 def test_overrides_of_the_user_win_over_the_bounds() -> None:
     seen: dict[str, object] = {}
     settings = ClientSettings("127.0.0.1:1", {"queued.max.messages.kbytes": 1234})
