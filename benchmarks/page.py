@@ -141,8 +141,19 @@ def page(runs: Sequence[Run]) -> dict[str, str]:
             parts += [markdown(table), *([str(table.caption)] if table.caption else [])]
         parts += _faults(measure, found)
         sections.append("\n\n".join(parts) + "\n")
-    text = "\n".join([HEAD, *_aims(aims), _systems(runs), _facts(runs), *sections, LIMITS])
+    text = "\n".join([HEAD, *_aims(aims), _systems(runs), _facts(runs), *sections, *_missing(runs), LIMITS])
     return {"results.md": text, **pictures}
+
+
+def _missing(runs: Sequence[Run]) -> Iterator[str]:
+    """What these files say nothing about."""
+    rows = [
+        f"* {measure.title}: `make bench ARGS={measure.name}`"
+        for measure in measures()
+        if not any(run.measured.get(measure.name) for run in runs)
+    ]
+    if rows:
+        yield "\n".join(["## Not measured for this page", "", *rows, ""])
 
 
 def together(measure: Measure[Any], runs: Sequence[Run]) -> list[Any]:

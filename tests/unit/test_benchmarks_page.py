@@ -187,6 +187,7 @@ def test_the_page_tells_what_was_found(tmp_path: Path) -> None:
     assert 'Made by `make bench ARGS="drain latency"`: 6 runs' in text
     assert "| drain, to `handwritten:events=5000` | at least 1 | 0.90 (0.90; 0.90) | **no** |" in text
     assert "| p99 at 2,000/s | at most 30 ms | 21.5 (21.0; 22.0) ms | yes |" in text
+    assert "* Restore from the changelog: `make bench ARGS=restore`" in text.partition("## Not measured")[2]
 
 
 def test_the_page_is_made_again_from_what_is_kept_and_old_pictures_go(tmp_path: Path) -> None:
