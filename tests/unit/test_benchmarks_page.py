@@ -202,6 +202,9 @@ def test_the_page_is_made_again_from_what_is_kept_and_old_pictures_go(tmp_path: 
         assert (tmp_path / name).read_text() == text, name
     assert page._encode(page.read(tmp_path / page.KEPT)[0]) in first
     assert b"90000.1," in first, "six digits are kept"
+    (tmp_path / "results.md").unlink()
+    assert page.main(["--docs", str(tmp_path)]) == 0
+    assert (tmp_path / "results.md").exists()
 
 
 def test_parts_are_put_together_and_their_rounds_are_not_paired() -> None:
