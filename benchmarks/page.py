@@ -134,7 +134,7 @@ def page(runs: Sequence[Run]) -> dict[str, str]:
             continue
         aims += measure.aims(found)
         parts = [f"## {measure.title}", measure.about, _made_by(measure, runs)]
-        for plot in filter(None, measure.plots(found)):
+        for plot in (plot for plot in measure.plots(found) if plot):
             name = f"results/{measure.name}-{plot.name}.svg".replace(f"{measure.name}-{measure.name}", measure.name)
             pictures[name] = svg(plot)
             parts.append(f"![{alt(plot)}]({name})")
