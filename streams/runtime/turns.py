@@ -50,13 +50,13 @@ class Turns:
         if pool.is_full:
             await pool.wait_room()
             return  # anything may have happened meanwhile
-        if first.error is not None or first.record.offset in worker.attempts.known_failures:
-            await self._patiently(first)
-        elif first.is_plain:
+        if first.is_plain:
             records = [entry.record for entry in line.plain(worker.slices.size)]
             done = await worker.back_to_back(records, 0)
             line.leave(done)
             self._handled += done
+        elif first.error is not None or first.record.offset in worker.attempts.known_failures:
+            await self._patiently(first)
         elif first.waiting is not None:
             await self._pass_on()
         else:
