@@ -47,18 +47,15 @@ class Options:
         self._parser = parser
         self._group: Any = parser
         self._by_preset: dict[str, dict[str, Any]] = {}
-        self.of_measure: dict[str, list[str]] = {}
 
     def group(self, measure: Measure[Any]) -> None:
         """What is added from now on belongs to this measure."""
         self._group = self._parser.add_argument_group(measure.name, measure.title)
-        self.of_measure[measure.name] = self._names = []
 
     def add(self, flag: str, *, quick: Any, default: Any, full: Any, help: str, **settings: Any) -> None:
         """An option as of ``ArgumentParser.add_argument``, with its values by preset."""
         name = flag.lstrip("-").replace("-", "_")
         self._by_preset[name] = {"quick": quick, "default": default, "full": full}
-        self._names.append(name)
         values = [_told(value) for value in (quick, default, full)]
         told = f"{help} ({' / '.join(values if len(set(values)) > 1 else values[:1])})" if any(values) else help
         self._group.add_argument(flag, default=None, help=told.replace("%", "%%"), **settings)
