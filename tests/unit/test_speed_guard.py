@@ -14,6 +14,8 @@ import pytest
 from benchmarks.instructions.child import ROOT
 from benchmarks.instructions.limits import ANEW, GUARDED, counted, known, too_little, too_much
 
+pytestmark = pytest.mark.timeout(300)  # seconds; a tenth of it on a machine that has nothing else to do
+
 HELP = f"""
 Which function it is: python -m benchmarks.instructions {{system}} --functions 40 --against ../a-checkout-from-before
 If it is worth that much, set the limits anew, and say in the commit what it is worth: {ANEW}
