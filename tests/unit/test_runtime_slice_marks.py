@@ -158,7 +158,12 @@ async def test_other_headers_and_null_values_need_patience() -> None:
     many: Headers = [("trace", b"1"), *event_type_of(Step).headers, ("__grt__", b"another")]
     done = Slice(Step(), headers=many)
     assert done.run() == (1, None), "the first type header counts"
-    for headers in ([("trace", b"1")], [("__grt__", None)], [*event_type_of(Step).headers, ("__grv__", None)]):
+    others: list[Headers] = [
+        [("trace", b"1")],
+        [("__grt__", None)],
+        [*event_type_of(Step).headers, ("__grv__", None)],
+    ]
+    for headers in others:
         assert Slice(Step(), headers=headers).run() == (0, None)
     null = Slice(Step())
     null.records[0].value = None
