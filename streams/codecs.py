@@ -357,14 +357,23 @@ def codec_for(type_: type[T]) -> Codec[T]:
 def bare_decoder(codec: Codec[T]) -> Callable[[bytes], T]:
     """For hot paths: what is beneath ``codec.decode``, without the care about errors. When it raises, whatever that is,
     ask ``codec.decode``: it finds the right words, or knows better."""
-    bare: Callable[[bytes], T] = getattr(codec, "bare_decode", codec.decode)
+    bare: Callable[[bytes], T] = _bare(codec, "bare_decode", "decode")
     return bare
 
 
 def bare_encoder(codec: Codec[T]) -> Callable[[T], bytes]:
     """The same of ``codec.encode``."""
-    bare: Callable[[T], bytes] = getattr(codec, "bare_encode", codec.encode)
+    bare: Callable[[T], bytes] = _bare(codec, "bare_encode", "encode")
     return bare
+
+
+def _bare(codec: object, bare: str, careful: str) -> Any:
+    for cls in type(codec).__mro__:
+        if bare in vars(cls):
+            return getattr(codec, bare)
+        if careful in vars(cls):
+            break  # a subclass of the user's that does more than what it inherits
+    return getattr(codec, careful)
 
 
 def _is_class_of_ours(type_: object) -> bool:

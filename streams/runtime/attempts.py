@@ -190,7 +190,7 @@ class Attempts:
             worker.store, worker.topic_partition, None, [], [], limit, attempt, worker.timers
         )
         ctx.host = self._engine
-        ctx.gather([record], timer)
+        ctx.gather((record,), timer)
         return ctx
 
     async def run(

@@ -95,7 +95,7 @@ def run_batch(
     events = _decoded(route, records, start, stop)
     if not events:
         return start, None
-    batch = records[start : start + len(events)]
+    batch = tuple(records[start : start + len(events)])  # a handler cannot change what is its own
     journal: list[Change] = []
     outputs: list[Output] = []
     ctx: BatchContext[Any] = BatchContext(

@@ -212,13 +212,12 @@ class PartitionReplay:
     def admit(self, outputs: list[Output], changes: list[Change]) -> None:
         """Events are complete."""
         self._completed.outputs.extend(outputs)
-        if self._worker is not None and self._worker.timers:
-            changes = self._without_timers(changes)
-        for change in changes:
+        for change in self._without_timers(changes):
             self._keep(change)
 
     def _without_timers(self, changes: list[Change]) -> list[Change]:
-        """The changes of the store. (Where no timer is set only removals can be among them, which change nothing.)"""
+        """The changes of the store. (Whether timers are set now says nothing: of many events one may have set what the
+        next one has removed.)"""
         for change in changes:
             if change.key.startswith(TIMER_PREFIX) and change.value is not None and not self._ignores_timers:
                 name = change.key[len(TIMER_PREFIX) :].decode()

@@ -72,6 +72,14 @@ def test_lists_are_as_long_as_slices() -> None:
     assert max(map(len, bench.calls)) == SLICE
 
 
+def test_the_records_of_a_list_are_nobody_elses_to_change() -> None:
+    """Or a handler that sorts them would move the offset up to which the list goes."""
+    seen: list[type] = []
+    bench = Bench(then=lambda ctx, events: seen.append(type(ctx.records)))
+    bench.run("a", "b")
+    assert seen == [tuple]
+
+
 def test_timers_of_batched_events() -> None:
     """Set by a list, they fire one by one."""
     seen: list[Any] = []
