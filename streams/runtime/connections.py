@@ -31,10 +31,8 @@ T = TypeVar("T")
 DEFAULT_MESSAGE_LIMIT = 1_000_000
 """librdkafka's default for ``message.max.bytes``."""
 
-ROOM_POLLS = 2
-"""Polls' worth of records that may be on their way to handlers, over all partitions: enough to never run dry. With one
-poll more they are not as many as one partition's queue may hold, so a backlog of one partition pauses nobody (what a
-paused partition has prefetched is fetched again)."""
+ROOM_POLLS = 8
+"""Polls' worth of records that may be on their way to handlers, over all partitions: enough to never run dry."""
 
 
 class KafkaConnections:
