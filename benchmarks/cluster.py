@@ -97,14 +97,18 @@ class Cluster:
         return system.progress(self._settings, job) or self.committed(job)
 
     def shares(self, job: Job) -> list[int]:
-        """How many partitions each member of a group has; empty while there is no such group, or it is not stable."""
+        """How many partitions of its input each member of a group has; empty while there is no such group, or it is not
+        stable."""
         try:
             found = self._admin.describe_consumer_groups([job.group], request_timeout=10)[job.group].result()
         except KafkaException:  # not there yet, or its coordinator is just beginning
             return []
         if found.state is not ConsumerGroupState.STABLE:
             return []
-        return [len(member.assignment.topic_partitions) for member in found.members]
+        # Of the input alone: quixstreams has its changelogs assigned as well.
+        return [
+            sum(place.topic == job.source for place in member.assignment.topic_partitions) for member in found.members
+        ]
 
     def outputs(self, job: Job) -> Iterator[Message]:
         """Every committed output, partition by partition in order."""
