@@ -72,6 +72,11 @@ class Inbox:
         """It did not come to its end: it is the next one again."""
         self._asked.appendleft(interjection)
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether an interjection waits."""
+        return bool(self._asked)
+
     def take_interjection(self) -> Interjection | None:
         """The next one, if there is one."""
         while self._asked:

@@ -13,7 +13,6 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
-import anyio.lowlevel
 
 from streams.core.partition import PartitionState
 from streams.metrics import EventFailed
@@ -196,14 +195,14 @@ class PartitionWorker:
         if failure is not None or position == start:
             await self.attempts.one(records[position], failure)
             return position + 1
-        await anyio.lowlevel.checkpoint()
+        await asyncio.sleep(0)
         return position
 
     async def _breathe(self, steps: int = 1) -> None:
         """Called after steps that may have waited for nothing: the others have their turn, too."""
         self._steps += steps
         if self._steps >= YIELD_EVERY or self.engine.now() - self._breathed_at > LONGEST_SLICE_SECONDS:
-            await anyio.lowlevel.checkpoint()
+            await asyncio.sleep(0)
             self._steps, self._breathed_at = 0, self.engine.now()
 
     async def _wait(self) -> None:
@@ -235,6 +234,8 @@ class PartitionWorker:
     async def _between(self) -> bool:
         """What has its place between two events: a scheduled run that is due, one that was asked for, and a few timers.
         No more: events have their turn, too."""
+        if self._timetable.is_empty and not self.inbox.is_asked and not self.timers:
+            return False
         due = self._timetable.due(self.engine.now())
         if due is not None:
             await self._interjection(due)
