@@ -100,7 +100,7 @@ length of the run, so none is told, and it is left out of higher rates."""
 
     def run(self, bench: Bench) -> Iterator[SteadyResult]:
         """All systems in turn, rate by rate."""
-        bench.warm_up()
+        bench.warm_up_live()
         able = list(bench.systems)
         for rate in sorted(bench.options.rates):
             late: set[str] = set()
@@ -145,7 +145,7 @@ and of the last quarter of the time are alike. Buffers of the client and the tab
 
     def run(self, bench: Bench) -> Iterator[SteadyResult]:
         """Each system once."""
-        bench.warm_up()
+        bench.warm_up_live()
         yield from runs_at(bench, "memory", 2_000, bench.options.memory_seconds, 1)
 
     def in_short(self, found: SteadyResult) -> str:
