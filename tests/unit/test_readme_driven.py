@@ -53,7 +53,7 @@ def test_the_concurrent_handler_that_is_shown() -> None:
     names |= {"Review": Review, "ask_the_risk_service": ask_the_risk_service, "source": source, "timedelta": timedelta}
     shown = block_with("concurrency=64")
     assert shown.count("timedelta(days=1)") == 1
-    exec(shown.replace("timedelta(days=1)", "timedelta(minutes=5)"), names)  # a day of heartbeats takes 20 s to simulate
+    exec(shown.replace("timedelta(days=1)", "timedelta(minutes=5)"), names)  # a day of heartbeats takes 20 s
     with TestDriver(source) as driver:
         for account in ("ada", "bob", "ada"):
             driver.send(Deposited(account, 500), key=account)
