@@ -30,15 +30,16 @@ def tell(event, **more):
     os.write(1, (json.dumps(line) + "\\n").encode())
 
 class Source:
-    """Waits for SIGTERM, drains."""
+    """Waits for SIGTERM, drains, and returns as a source does: whoever left needs no removal."""
+    drained = False
     def run(self):
         signal.signal(signal.SIGTERM, self.drain)
         tell("ready")
-        while True:
+        while not self.drained:
             threading.Event().wait(0.05)  # not signal.pause: a signal right before it would not end it
     def drain(self, *_):
         tell("drained")
-        sys.exit(0)
+        self.drained = True
 
 class Stubborn(Source):
     def drain(self, *_):
