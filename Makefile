@@ -50,7 +50,7 @@ docs: $(FOR_DEV) ## the documentation as HTML; a warning is an error
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html $(ARGS)
 	@echo "docs: docs/_build/html/index.html"
 
-bench: $(FOR_DEV) ## speed, measured against a hand-written loop in the same run
+bench: $(FOR_DEV) ## speed, beside a hand-written loop and other toolkits: 20 minutes (ARGS=--quick: 2, ARGS=--full: hours)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 lock: $(FOR_DEV) ## write requirements/*.txt: exact versions, hashed (ARGS=--upgrade: the newest allowed)

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
+import msgspec
+from confluent_kafka import Consumer, ConsumerGroupState, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from benchmarks.systems import Failed
-from benchmarks.workload import PARTITIONS, Job, deposits, encoded
+from benchmarks.systems import Failed, Progress, System
+from benchmarks.workload import USUAL, Job, Shape, deposits, encoded, kind_of, kinds, note_of
 
 Headers = Sequence[tuple[str, str | bytes | None]]
 
 TYPE: list[tuple[str, str | bytes | None]] = [("__grt__", b"Deposited")]
 
 
-class Cluster:
-    """Topics and records of a run, by one thread."""
+def type_headers(types: int) -> list[list[tuple[str, str | bytes | None]]]:
+    """The header of each type of events, by its number."""
+    return [[("__grt__", kind.__name__.encode())] for kind in kinds(types)]
 
-    def __init__(self, bootstrap_servers: str, partitions: int = PARTITIONS, prefix: str = "run") -> None:
+
+FILL_BYTES = 100_000_000
+"""Of an input that is being written, at most so many wait in the client."""
+
+
+class Cluster:
+    """Topics and records of a run, by one thread. ``partitions``: another number than the shape's."""
+
+    def __init__(
+        self, bootstrap_servers: str, partitions: int | None = None, prefix: str = "run", shape: Shape = USUAL
+    ) -> None:
         self.bootstrap_servers = bootstrap_servers
-        self.partitions = partitions
+        self.shape = shape if partitions is None else msgspec.structs.replace(shape, partitions=partitions)
+        self.partitions = self.shape.partitions
         self._prefix = prefix
         self._settings: dict[str, Any] = {"bootstrap.servers": bootstrap_servers, "log_level": 2}
         self._admin = AdminClient(self._settings)
@@ -42,6 +56,7 @@ class Cluster:
             source=source,
             output=f"{name}-out",
             changelog=f"{name}-changelog",
+            shape=self.shape,
         )
 
     def source(self, name: str) -> str:
@@ -50,8 +65,9 @@ class Cluster:
         return name
 
     def forget(self, job: Job, *, source: bool) -> None:
-        """Delete what a run wrote (and its input)."""
-        self.delete(job.output, job.changelog, *([job.source] if source else []))
+        """Delete what a run wrote (and its input), the topics included that a system made for itself."""
+        made = made_for(job.group, self._admin.list_topics(timeout=30).topics)
+        self.delete(*{job.output, job.changelog, *made} - {job.source}, *([job.source] if source else []))
 
     def fill(self, source: str, seed: int, events: int) -> None:
         """Write the first ``events`` deposits of the seed."""
@@ -59,16 +75,40 @@ class Cluster:
             self._settings
             | {"partitioner": "murmur2_random", "linger.ms": 50, "queue.buffering.max.messages": 1_000_000}
         )
-        for number, (account, cents) in zip(range(events), deposits(seed), strict=False):
-            producer.produce(source, encoded(account, cents, 0.0), account, headers=TYPE)
-            if number % 5_000 == 0:
+        shape = self.shape
+        note, headers = note_of(shape.value_bytes), type_headers(shape.types)
+        most = max(FILL_BYTES // shape.value_bytes, 1)
+        for number, (account, cents) in zip(range(events), deposits(seed, shape), strict=False):
+            if number % min(most, 5_000) == 0:
                 producer.poll(0)
+                while len(producer) >= most:
+                    producer.poll(0.01)
+            value = encoded(account, cents, 0.0, note)
+            producer.produce(source, value, account, headers=headers[kind_of(cents, shape.types)])
         if producer.flush(60):
             raise Failed(f"the input {source} could not be written in a minute")
 
     def committed(self, job: Job) -> Committed:
         """Asks how far a group is."""
         return Committed(self._settings, job.group, job.source, self.partitions)
+
+    def progress(self, system: System, job: Job) -> Progress:
+        """Asks how far a system is, wherever it keeps its offsets."""
+        return system.progress(self._settings, job) or self.committed(job)
+
+    def shares(self, job: Job) -> list[int]:
+        """How many partitions of its input each member of a group has; empty while there is no such group, or it is not
+        stable."""
+        try:
+            found = self._admin.describe_consumer_groups([job.group], request_timeout=10)[job.group].result()
+        except KafkaException:  # not there yet, or its coordinator is just beginning
+            return []
+        if found.state is not ConsumerGroupState.STABLE:
+            return []
+        # Of the input alone: quixstreams has its changelogs assigned as well.
+        return [
+            sum(place.topic == job.source for place in member.assignment.topic_partitions) for member in found.members
+        ]
 
     def outputs(self, job: Job) -> Iterator[Message]:
         """Every committed output, partition by partition in order."""
@@ -121,6 +161,12 @@ class Cluster:
     def _create(self, topic: NewTopic) -> None:
         for future in self._admin.create_topics([topic], operation_timeout=30).values():
             future.result()
+
+
+def made_for(group: str, topics: Iterable[str]) -> set[str]:
+    """Those of the topics whose name has the group's in it."""
+    name = re.compile(rf"(?<![a-z0-9]){re.escape(group)}(?![0-9])")
+    return {topic for topic in topics if name.search(topic)}
 
 
 class Committed:

@@ -8,13 +8,21 @@ from collections.abc import Callable, Iterator, Sequence
 from confluent_kafka import Consumer, Message, TopicPartition
 
 SILENCE_SECONDS = 20
+SHARES = (0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
+"""Of the values, at or below a quantile."""
 
 
 def batches(
-    bootstrap_servers: str, topic: str, partitions: int, enough: Callable[[], bool], **settings: int
+    bootstrap_servers: str,
+    topic: str,
+    partitions: int,
+    enough: Callable[[], bool],
+    patience: float = SILENCE_SECONDS,
+    **settings: int,
 ) -> Iterator[tuple[float, list[Message]]]:
-    """(Time of the clock, messages) from the start of the topic, until there is enough or nothing comes any more.
-    ``settings`` are librdkafka's, with underscores for dots. Raises ``RuntimeError`` for what cannot be read."""
+    """(Time of the clock, messages) from the start of the topic, until there is enough or nothing came for ``patience``
+    seconds. ``settings`` are librdkafka's, with underscores for dots. Raises ``RuntimeError`` for what cannot be read.
+    """
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
@@ -28,7 +36,7 @@ def batches(
     )
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
     heard = time.monotonic()
-    while not enough() and time.monotonic() - heard < SILENCE_SECONDS:
+    while not enough() and time.monotonic() - heard < patience:
         first = consumer.poll(0.1)
         if first is None:
             continue
@@ -46,3 +54,9 @@ def percentiles(values: Sequence[float]) -> tuple[float, float, float, float]:
     ordered = sorted(values) or [0.0]
     p50, p90, p99 = (ordered[int(len(ordered) * share)] for share in (0.5, 0.9, 0.99))
     return p50, p90, p99, ordered[-1]
+
+
+def quantiles(values: Sequence[float]) -> list[float]:
+    """At ``SHARES``; zeros of nothing."""
+    ordered = sorted(values) or [0.0]
+    return [ordered[min(int(len(ordered) * share), len(ordered) - 1)] for share in SHARES]

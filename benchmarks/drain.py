@@ -2,75 +2,108 @@
 
 The rate is that of the outputs by the broker's own clock (log-append time), between 10 % and 90 % of them, so neither
 the start of a process nor its end counts. The CPU time is the process's, over the same stretch of committed offsets.
+What comes before only to fill the state (``Shape.stored``) does not count either.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 import msgspec
 import psutil
 
 from benchmarks.cluster import Cluster
 from benchmarks.systems import Failed, Sample, System, system_running
-from benchmarks.workload import Balance, Judge
+from benchmarks.workload import STORED, Balance, Job, Judge
 
 TIMEOUT_SECONDS = 180
 SAMPLE_SECONDS = 0.2
 
 
+class Sampled(Protocol):
+    """One process, or several that share the work."""
+
+    def sample(self, began: float, committed: int) -> Sample:
+        """Look at it now; CPU time and memory are of all together. Raises ``Failed`` if one is gone."""
+
+
+Running = Callable[[System, Job], AbstractContextManager[Sampled]]
+
+
 class DrainResult(msgspec.Struct, frozen=True):
-    """One drain by one system. ``fault`` is empty if every event was counted exactly once."""
+    """One drain by one system. ``fault`` is empty if every event was counted exactly once; else there is no rate."""
 
     system: str
+    round: int
     records: int
     seed: int
-    per_second: float
-    cpu_us_per_record: float
-    broker_cpu_us_per_record: float
-    start_seconds: float
-    rss_first: int
-    rss_last: int
-    rss_highest: int
-    load_average: float
     fault: str
+    per_second: float = 0.0
+    cpu_us_per_record: float = 0.0
+    broker_cpu_us_per_record: float = 0.0
+    start_seconds: float = 0.0
+    rss_first: int = 0
+    rss_last: int = 0
+    rss_highest: int = 0
+    load_average: float = 0.0
 
 
-def drain(cluster: Cluster, system: System, source: str, seed: int, records: int, broker_pid: int) -> DrainResult:
-    """Let a system handle ``records`` records of ``source``, from a new group. Raises ``Failed``."""
+def drain(
+    cluster: Cluster,
+    system: System,
+    source: str,
+    seed: int,
+    records: int,
+    broker_pid: int,
+    turn: int = 1,
+    running: Running = system_running,
+) -> DrainResult:
+    """Let a system handle ``records`` records of ``source`` (and what fills the state, before them), from a new group.
+    Raises ``Failed``."""
+    stored = cluster.shape.stored
+    total = stored + records
     job = cluster.job(source)
-    committed = cluster.committed(job)
+    committed = cluster.progress(system, job)
     broker = psutil.Process(broker_pid)
     samples: list[Sample] = []
     broker_cpu: list[float] = []
     began = time.monotonic()
     try:
-        with system_running(system, job) as child:
+        with running(system, job) as child:
             done = 0
-            while done < records:
+            while done < total:
                 done = committed()
                 samples.append(child.sample(began, done))
                 times = broker.cpu_times()
                 broker_cpu.append(times.user + times.system)
                 if time.monotonic() - began > TIMEOUT_SECONDS:
-                    raise Failed(f"{system.label}: {done} of {records} records after {TIMEOUT_SECONDS} s")
+                    raise Failed(f"{system.label}: {done} of {total} records after {TIMEOUT_SECONDS} s")
                 time.sleep(SAMPLE_SECONDS)
     finally:
         committed.close()
-    judge, appended = Judge(), []
+    judge, appended = Judge(cluster.shape), []
     decode = msgspec.json.Decoder(Balance).decode
     for message in cluster.outputs(job):
-        judge.hear((message.key() or b"").decode(), decode(message.value() or b""))
-        appended.append(message.timestamp()[1])
-    fault = judge.verdict(seed, records)
+        balance = decode(message.value() or b"")
+        judge.hear((message.key() or b"").decode(), balance)
+        if not balance.account.startswith(STORED):
+            appended.append(message.timestamp()[1])
+    fault = judge.verdict(seed, total)
     cluster.forget(job, source=False)
-    low, high = stretch([sample.committed for sample in samples], records)
+    if fault:
+        return DrainResult(system.label, turn, records, seed, fault, load_average=os.getloadavg()[0])
+    low, high = stretch([sample.committed - stored for sample in samples], records)
     span = max(samples[high].committed - samples[low].committed, 1)
     return DrainResult(
         system=system.label,
+        round=turn,
         records=records,
         seed=seed,
+        fault="",
         per_second=middle_rate(appended),
         cpu_us_per_record=(samples[high].cpu - samples[low].cpu) / span * 1e6,
         broker_cpu_us_per_record=(broker_cpu[high] - broker_cpu[low]) / span * 1e6,
@@ -79,7 +112,6 @@ def drain(cluster: Cluster, system: System, source: str, seed: int, records: int
         rss_last=samples[high].rss,
         rss_highest=max(sample.rss for sample in samples),
         load_average=os.getloadavg()[0],
-        fault=fault,
     )
 
 

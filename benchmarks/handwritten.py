@@ -3,7 +3,8 @@
 Two transactional producers in turn: while one's transaction commits on a thread, the other's fills. A transaction ends
 after so many events (option ``events``) or so many milliseconds (option ``delay_ms``). A producer's records are
 acknowledged before the next one's are sent, or a key's outputs could land out of order. Nothing here survives a
-rebalance or a failure: that, types, stores and retries is what a toolkit is for.
+rebalance or a failure: that, types, stores and retries is what a toolkit is for. Several processes share the work
+without a group: option ``share=1/3`` is the second of three, and takes each third partition.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import msgspec
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from benchmarks.child import job_of
-from benchmarks.workload import Account, Balance, Deposited, Job
+from benchmarks.workload import Account, Balance, Job, kinds
 
 
 class Loop:
@@ -28,6 +29,8 @@ class Loop:
         self.job = job
         self.events = int(job.options.get("events", "1000"))
         self.delay = float(job.options.get("delay_ms", "10")) / 1000
+        self.share = job.options.get("share", "")
+        self.decoders = {kind.__name__.encode(): msgspec.json.Decoder(kind).decode for kind in kinds(job.shape.types)}
         self.stopping = False
         self.states: dict[str, Account] = {}
         self.offsets: dict[int, int] = {}
@@ -53,7 +56,7 @@ class Loop:
         producer = Producer(
             {
                 "bootstrap.servers": self.job.bootstrap_servers,
-                "transactional.id": f"{self.job.group}-{number}",
+                "transactional.id": f"{self.job.group}-{self.share.replace('/', '-')}-{number}",
                 "transaction.timeout.ms": 10_000,
                 "partitioner": "murmur2_random",
                 "linger.ms": 5,
@@ -69,7 +72,7 @@ class Loop:
         """Until SIGTERM."""
         committer = threading.Thread(target=self._commit_all)
         committer.start()
-        self.consumer.subscribe([self.job.source])
+        self._take_partitions()
         turn = 0
         while not self.stopping:
             producer = self.producers[turn]
@@ -85,6 +88,14 @@ class Loop:
         self.commits.put(None)
         committer.join()
         self.consumer.close()
+
+    def _take_partitions(self) -> None:
+        if not self.share:
+            self.consumer.subscribe([self.job.source])
+            return
+        mine, _, of = self.share.partition("/")
+        shared = range(int(mine), self.job.shape.partitions, int(of))
+        self.consumer.assign([TopicPartition(self.job.source, partition) for partition in shared])
 
     def _fill(self, producer: Producer) -> int:
         """Handle events until the transaction is large or old enough; how many."""
@@ -108,12 +119,14 @@ class Loop:
         return count
 
     def _handle(self, producer: Producer, message: Any) -> None:
+        decode = None
         for name, kind in message.headers():
             if name == "__grt__":
-                if kind != b"Deposited":
-                    raise RuntimeError(f"an event of type {kind!r}")
+                decode = self.decoders.get(kind)
                 break
-        event = _decode(message.value())
+        if decode is None:
+            raise RuntimeError(f"an event without a known type: {message.headers()}")
+        event = decode(message.value())
         key = event.account
         state = self.states.get(key)
         if state is None:
@@ -144,7 +157,6 @@ class Loop:
 
 
 _HEADERS: list[tuple[str, str | bytes | None]] = [("__grt__", b"Balance")]
-_decode = msgspec.json.Decoder(Deposited).decode
 _encode = msgspec.json.Encoder().encode
 
 

@@ -7,8 +7,8 @@ import sys
 import msgspec
 
 from benchmarks.child import job_of
-from benchmarks.committed import batches, percentiles
-from benchmarks.workload import PARTITIONS, Balance, Judge
+from benchmarks.committed import batches, percentiles, quantiles
+from benchmarks.workload import USUAL, Balance, Judge, Shape
 
 
 class Watch(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,28 +19,36 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     skip: int
     events: int
+    shape: Shape = USUAL
 
 
 class WatchResult(msgspec.Struct, frozen=True):
-    """Milliseconds from the generator's clock to this reader; the worst by second. ``fault``: see ``Judge``."""
+    """Milliseconds from the generator's clock to this reader; the worst by second; the median of the last tenth, which
+    tells whether the system fell behind. ``fault``: see ``Judge``."""
 
     timed: int
     p50: float
     p90: float
     p99: float
     highest: float
+    quantiles: list[float]
     highest_by_second: list[float]
+    p50_at_end: float
     fault: str
 
 
 def watch(job: Watch) -> WatchResult:
     """Read until all are there, or nothing comes any more."""
     decode = msgspec.json.Decoder(Balance).decode
-    judge = Judge()
+    judge = Judge(job.shape)
     late: list[float] = []
     by_second: dict[int, float] = {}
     found = batches(
-        job.bootstrap_servers, job.topic, PARTITIONS, lambda: judge.outputs >= job.events, queued_min_messages=1_000_000
+        job.bootstrap_servers,
+        job.topic,
+        job.shape.partitions,
+        lambda: judge.outputs >= job.events,
+        queued_min_messages=1_000_000,
     )
     for now, messages in found:
         for message in messages:
@@ -51,7 +59,9 @@ def watch(job: Watch) -> WatchResult:
                 second = int(balance.sent)
                 by_second[second] = max(by_second.get(second, 0.0), late[-1])
     worst = [by_second[second] for second in sorted(by_second)]
-    return WatchResult(len(late), *percentiles(late), worst, judge.verdict(job.seed, job.events))
+    at_end, *_ = percentiles(late[-max(len(late) // 10, 1) :])
+    fault = judge.verdict(job.seed, job.events)
+    return WatchResult(len(late), *percentiles(late), quantiles(late), worst, at_end, fault)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ PRIMING_EVENTS = 200
 """Sent before the load, so that group, producers and topics are up when it begins."""
 WARM_UP_SECONDS = 3
 TIMEOUT_SECONDS = 60
+LATE_MS = 1_000.0
+"""Later than that at the end of a run: the rate was not held."""
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -35,27 +37,33 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class SteadyResult(msgspec.Struct, frozen=True):
-    """One run at a fixed rate by one system. Times in ms, memory in bytes."""
+    """One run at a fixed rate by one system. Times in ms, memory in bytes. ``quantiles``: at ``committed.SHARES``.
+    ``fault``: what was not exactly once, or that the system failed; then there is no figure. ``behind``: empty if the
+    rate was held, see ``behind_of``; the figures then tell how long the run was."""
 
     system: str
+    round: int
     rate: int
     seconds: float
     seed: int
-    p50: float
-    p90: float
-    p99: float
-    highest: float
-    highest_by_second: list[float]
-    generator_behind_p99: float
-    input_acknowledged_p50: float
-    input_acknowledged_p99: float
-    cpu_share: float
-    memory: Memory
-    load_average: float
     fault: str
+    p50: float = 0.0
+    p90: float = 0.0
+    p99: float = 0.0
+    highest: float = 0.0
+    quantiles: list[float] = []
+    highest_by_second: list[float] = []
+    generator_behind_p99: float = 0.0
+    input_acknowledged_p50: float = 0.0
+    input_acknowledged_p99: float = 0.0
+    cpu_share: float = 0.0
+    memory: Memory | None = None
+    load_average: float = 0.0
+    p50_at_end: float = 0.0
+    behind: str = ""
 
 
-def steady(cluster: Cluster, system: System, seed: int, rate: int, seconds: float) -> SteadyResult:
+def steady(cluster: Cluster, system: System, seed: int, rate: int, seconds: float, turn: int = 1) -> SteadyResult:
     """Send ``rate`` events a second for ``seconds`` (after a warm-up) to a system. Raises ``Failed``."""
     job = cluster.job()
     skip = PRIMING_EVENTS + rate * WARM_UP_SECONDS
@@ -66,13 +74,21 @@ def steady(cluster: Cluster, system: System, seed: int, rate: int, seconds: floa
         skip=PRIMING_EVENTS,
         events=int(rate * (WARM_UP_SECONDS + seconds)),
         rate=rate,
+        shape=job.shape,
     )
     total = PRIMING_EVENTS + load.events
     cluster.fill(job.source, seed, PRIMING_EVENTS)
     samples: list[Sample] = []
     with system_running(system, job) as child:
         _until_primed(cluster, job, system)
-        watch = Watch(bootstrap_servers=job.bootstrap_servers, topic=job.output, seed=seed, skip=skip, events=total)
+        watch = Watch(
+            bootstrap_servers=job.bootstrap_servers,
+            topic=job.output,
+            seed=seed,
+            skip=skip,
+            events=total,
+            shape=job.shape,
+        )
         with running("benchmarks.reader", watch) as reader, running("benchmarks.generator", load) as generator:
             began = time.monotonic()
             duration = load.events / rate
@@ -82,16 +98,21 @@ def steady(cluster: Cluster, system: System, seed: int, rate: int, seconds: floa
             sent = msgspec.json.decode(generator.result(TIMEOUT_SECONDS), type=LoadResult)
             seen = msgspec.json.decode(reader.result(TIMEOUT_SECONDS), type=WatchResult)
     cluster.forget(job, source=True)
+    if seen.fault:
+        return SteadyResult(system.label, turn, rate, seconds, seed, seen.fault, load_average=os.getloadavg()[0])
     first, last = samples[0], samples[-1]
     return SteadyResult(
         system=system.label,
+        round=turn,
         rate=rate,
         seconds=seconds,
         seed=seed,
+        fault="",
         p50=seen.p50,
         p90=seen.p90,
         p99=seen.p99,
         highest=seen.highest,
+        quantiles=seen.quantiles,
         highest_by_second=seen.highest_by_second,
         generator_behind_p99=sent.behind_p99 * 1000,
         input_acknowledged_p50=sent.acknowledged_p50 * 1000,
@@ -99,12 +120,23 @@ def steady(cluster: Cluster, system: System, seed: int, rate: int, seconds: floa
         cpu_share=(last.cpu - first.cpu) / max(last.at - first.at, 0.001),
         memory=memory_of([sample.rss for sample in samples]),
         load_average=os.getloadavg()[0],
-        fault=seen.fault,
+        p50_at_end=seen.p50_at_end,
+        behind=behind_of(seen.p50_at_end, sent.behind_p99 * 1000),
     )
 
 
+def behind_of(p50_at_end: float, generator_behind_p99: float) -> str:
+    """Who did not hold the rate, from two times in ms: the generator, then nothing is known about the system; or the
+    system, when the last tenth of its outputs was late by more than a second in the median. Empty if both did."""
+    if generator_behind_p99 > LATE_MS:
+        return f"the generator could not send so fast: it was {generator_behind_p99:,.0f} ms late"
+    if p50_at_end > LATE_MS:
+        return f"could not keep up: in the end outputs were {p50_at_end:,.0f} ms late"
+    return ""
+
+
 def _until_primed(cluster: Cluster, job: Job, system: System) -> None:
-    committed = cluster.committed(job)
+    committed = cluster.progress(system, job)
     deadline = time.monotonic() + TIMEOUT_SECONDS
     try:
         while committed() < PRIMING_EVENTS:

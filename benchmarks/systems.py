@@ -9,28 +9,119 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import Any, Protocol
 
 import msgspec
 import psutil
 
 from benchmarks.workload import Job
 
-SYSTEMS = ("engine", "handwritten")
-DEFAULT = ("handwritten:events=1000", "handwritten:events=5000", "engine")
-
 
 class Failed(Exception):
     """A process of the run ended when it should not, or did not do its work in time."""
+
+
+class Unavailable(Exception):
+    """A system cannot be had here: the message says why. It is left out, and the report says so."""
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """How a system's process is started: ``command``, with the job as JSON in one more argument, in ``folder`` (none:
+    this checkout), with ``variables`` added to the environment. ``versions`` of what it is made of go into the report.
+    """
+
+    command: tuple[str, ...]
+    folder: Path | None = None
+    variables: dict[str, str] = {}
+    versions: dict[str, str] = {}
+
+
+class Progress(Protocol):
+    """Asks how many events of its input a group has committed."""
+
+    def __call__(self) -> int: ...
+
+    def close(self) -> None:
+        """Free the client."""
+
+
+class Kind(ABC):
+    """A program that does the account workload, exactly once, until SIGTERM. ``defaults``: the labels by which it takes
+    part when no systems are named. ``is_peer``: somebody else's; its faults are told, and are no failure of the run.
+    ``about``: what it is, with which settings, as a line of Markdown."""
+
+    name: str
+    about = ""
+    defaults: tuple[str, ...] = ()
+    is_peer = False
+
+    @abstractmethod
+    def launch(self, system: System, say: Callable[[str], None]) -> Launch:
+        """How to start it with these options; fetches or builds what it needs when first asked, and is quick from then
+        on. Raises ``Unavailable``."""
+
+    def progress(self, settings: Mapping[str, Any], job: Job) -> Progress | None:
+        """How far it is, if it keeps its offsets elsewhere than in its group. ``settings`` are a client's."""
+        return None
+
+
+class Module(Kind):
+    """A module of this package. ``@FOLDER`` takes the same one of another checkout."""
+
+    def __init__(self, name: str, module: str, defaults: tuple[str, ...] = (), about: str = "") -> None:
+        self.name, self.module, self.defaults, self.about = name, module, defaults, about
+
+    def launch(self, system: System, say: Callable[[str], None]) -> Launch:
+        """By this interpreter."""
+        return Launch(command=(sys.executable, "-m", self.module), folder=system.folder)
+
+
+SCRATCH = "BENCH_SCRATCH"
+"""The variable that names a folder of the process's own, empty at its start and deleted after its end."""
+REFERENCE = "handwritten:events=5000"
+"""What ratios refer to."""
+KINDS: dict[str, Kind] = {}
+
+
+def register(*kinds: Kind) -> None:
+    """Make systems known by their names."""
+    KINDS.update({kind.name: kind for kind in kinds})
+
+
+register(
+    Module(
+        "handwritten",
+        "benchmarks.handwritten",
+        (REFERENCE, "handwritten:events=1000"),
+        "a loop over confluent-kafka: two transactional producers in turn, so many events or 10 ms per transaction, "
+        "commits on a thread, msgspec, state in a dict; it survives neither a rebalance nor a failure",
+    ),
+    Module(
+        "engine",
+        "benchmarks.engine",
+        ("engine",),
+        "`EventSource` with its default settings: routing by type, typed events, typed table with changelog, metrics, "
+        "group membership",
+    ),
+    Module(
+        "engine_batch",
+        "benchmarks.engine_batch",
+        ("engine_batch",),
+        "the same with a batch handler (`register_event_type(T, batch=True)`), which does for each event of a list "
+        "what the plain one does",
+    ),
+)
 
 
 class System(msgspec.Struct, frozen=True):
     """``NAME[@FOLDER][:OPTION=VALUE,...]``; ``@FOLDER`` takes the code of another checkout."""
 
     label: str
-    module: str
+    name: str
     folder: Path | None
     options: dict[str, str]
 
@@ -39,10 +130,18 @@ class System(msgspec.Struct, frozen=True):
         """Raises ``ValueError`` for a name that is not known or options that are none."""
         head, _, tail = text.partition(":")
         name, _, folder = head.partition("@")
-        if name not in SYSTEMS:
-            raise ValueError(f"unknown system {name!r}; there are: {', '.join(SYSTEMS)}")
+        if name not in KINDS:
+            raise ValueError(f"unknown system {name!r}; there are: {', '.join(KINDS)}")
         options = dict(pair.split("=", 1) for pair in tail.split(",") if pair)
-        return cls(text, f"benchmarks.{name}", Path(folder) if folder else None, options)
+        return cls(text, name, Path(folder) if folder else None, options)
+
+    def launch(self, say: Callable[[str], None] = lambda _: None) -> Launch:
+        """How to start it. Raises ``Unavailable``."""
+        return KINDS[self.name].launch(self, say)
+
+    def progress(self, settings: Mapping[str, Any], job: Job) -> Progress | None:
+        """As of its kind."""
+        return KINDS[self.name].progress(settings, job)
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -56,7 +155,8 @@ class Sample(msgspec.Struct, frozen=True):
 
 class Child:
     """A process of the run: ``module`` with its job (or other ``arguments``) and environment ``variables``, by this
-    interpreter or that of another environment. Ends with the block it is used in, and with this process."""
+    interpreter or that of another environment, or any other ``command``. Ends with the block it is used in, and with
+    this process."""
 
     def __init__(
         self,
@@ -67,13 +167,14 @@ class Child:
         arguments: Sequence[str] | None = None,
         variables: Mapping[str, str] | None = None,
         python: Path | None = None,
+        command: Sequence[str] = (),
     ) -> None:
         self.module = module
         self._errors = TemporaryFile()  # noqa: SIM115 - it lives as long as this object
         if arguments is None:
             arguments = [msgspec.json.encode(job).decode()]
         self._process = subprocess.Popen(
-            [str(python or sys.executable), "-m", module, *arguments],
+            [*(command or (str(python or sys.executable), "-m", module)), *arguments],
             cwd=folder or Path(__file__).parents[1],
             env={**os.environ, **(variables or {})},
             stdin=subprocess.PIPE,
@@ -165,6 +266,17 @@ def running(
 
 @contextlib.contextmanager
 def system_running(system: System, job: Job) -> Iterator[Child]:
-    """Run a system under test."""
-    with running(system.module, msgspec.structs.replace(job, options=system.options), system.folder) as child:
-        yield child
+    """Run a system under test. Raises ``Unavailable``."""
+    launch = system.launch()
+    with TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as scratch:
+        child = Child(
+            system.label,
+            msgspec.structs.replace(job, options=system.options),
+            launch.folder,
+            variables={**launch.variables, SCRATCH: scratch},
+            command=launch.command,
+        )
+        try:
+            yield child
+        finally:
+            child.stop()

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorPolicy, ErrorResponse, ExecutionState
     from streams.protocols import Codec, JournalledStore, StateStore
     from streams.records import Change, Delivery, IncomingRecord, Record, TopicPartition
+    from streams.runtime.batch_handlers import BatchContext
     from streams.runtime.batches import BatchItem
     from streams.runtime.event_context import EventContext
     from streams.statistics import PartitionStatistics, SourceState, SourceStatistics
@@ -48,6 +49,7 @@ __all__ = [
     "WIDE_NETWORK",
     "AsyncBatcher",
     "AsyncJobScheduler",
+    "BatchContext",
     "BatchItem",
     "BatchProducer",
     "BatcherConfig",
@@ -86,6 +88,7 @@ __all__ = [
 _HOME = {
     "AsyncBatcher": "streams.async_batcher",
     "AsyncJobScheduler": "streams.async_jobs",
+    "BatchContext": "streams.runtime.batch_handlers",
     "BatchItem": "streams.runtime.batches",
     "BatchProducer": "streams.batch_producer",
     "BatcherConfig": "streams.job_settings",

@@ -57,6 +57,8 @@ class StrCodec:
     """Text as UTF-8. The order of the bytes is the order of the code points, which is Python's order of ``str``."""
 
     order_preserving: Final = True
+    bare_encode = staticmethod(str.encode)
+    bare_decode = staticmethod(bytes.decode)
 
     def encode(self, value: str, /) -> bytes:
         try:
@@ -235,6 +237,11 @@ class _TypedCodec(Generic[T]):
         except Exception as error:
             raise DecodeError(f"not a {self._name}: {reason(error)}") from _cause(error)
 
+    @property
+    def bare_decode(self) -> Callable[[bytes], T]:
+        """See ``bare_decoder``."""
+        return self._decode
+
     def decode_dict(self, data: bytes, /) -> dict[str, Any]:
         """The same bytes without the type: what upcasters work on."""
         try:
@@ -345,6 +352,28 @@ def codec_for(type_: type[T]) -> Codec[T]:
     if is_pydantic(type_):
         return PydanticCodec(type_)
     return JsonCodec(type_)
+
+
+def bare_decoder(codec: Codec[T]) -> Callable[[bytes], T]:
+    """For hot paths: what is beneath ``codec.decode``, without the care about errors. When it raises, whatever that is,
+    ask ``codec.decode``: it finds the right words, or knows better."""
+    bare: Callable[[bytes], T] = _bare(codec, "bare_decode", "decode")
+    return bare
+
+
+def bare_encoder(codec: Codec[T]) -> Callable[[T], bytes]:
+    """The same of ``codec.encode``."""
+    bare: Callable[[T], bytes] = _bare(codec, "bare_encode", "encode")
+    return bare
+
+
+def _bare(codec: object, bare: str, careful: str) -> Any:
+    for cls in type(codec).__mro__:
+        if bare in vars(cls):
+            return getattr(codec, bare)
+        if careful in vars(cls):
+            break  # a subclass of the user's that does more than what it inherits
+    return getattr(codec, careful)
 
 
 def _is_class_of_ours(type_: object) -> bool:

@@ -117,7 +117,8 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
     * Errors: ``decode_policy`` for records that cannot be read or have an unknown type; ``error_policy`` for
       handlers (each handler may have its own).
     * Bounds: ``max_queued_records`` / ``max_queued_bytes`` per partition, waiting to be handled; beyond either the
-      partition is paused. ``max_poll_records``: records handed over at once.
+      partition is paused. ``max_poll_records``: records that the poll thread hands over at once. Each time it waits for
+      the event loop's thread, so with a backlog many at once cost less.
     * Times: ``session_timeout_seconds`` > ``transaction_timeout_seconds`` (checked);
       ``heartbeat_interval_seconds``; ``rebalance_timeout_seconds`` also bounds how long the event loop may stand
       still before the member leaves the group; ``drain_timeout_seconds`` for running events when a partition is
@@ -155,7 +156,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
     pool: PoolConfig = PoolConfig()
     max_queued_records: int = 5_000
     max_queued_bytes: int = 16 * 1024 * 1024
-    max_poll_records: int = 500
+    max_poll_records: int = 1_500
     session_timeout_seconds: float = 6.0
     transaction_timeout_seconds: float = 5.0
     heartbeat_interval_seconds: float = 0.3

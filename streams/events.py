@@ -21,7 +21,7 @@ from typing import Any, Final, Generic, TypeVar, cast, overload
 
 import msgspec
 
-from streams.codecs import codec_for, is_plain_dataclass, is_pydantic, reason
+from streams.codecs import bare_decoder, codec_for, is_plain_dataclass, is_pydantic, reason
 from streams.errors import ConfigError, DecodeError, EncodeError, RegistrationError
 from streams.protocols import Codec
 from streams.records import TYPE_HEADER, VERSION_HEADER, Headers, Record
@@ -40,7 +40,7 @@ class EventType(Generic[T]):
     ``headers`` is shared by all records of the type: copy it before adding to it. May be used from any thread.
     """
 
-    __slots__ = ("_codec", "_decode", "_upcasters", "cls", "encode", "headers", "name", "version")
+    __slots__ = ("_codec", "_decode", "_upcasters", "bare_decode", "cls", "encode", "headers", "name", "version")
 
     def __init__(self, cls: type[T], name: str, version: int, codec: Codec[T], upcasters: dict[int, Upcaster]) -> None:
         self.cls = cls
@@ -52,6 +52,8 @@ class EventType(Generic[T]):
         self._codec = codec
         self._upcasters = upcasters
         self._decode = codec.decode
+        self.bare_decode = bare_decoder(codec)
+        """``decode`` of a value of the present version, for hot paths: see ``codecs.bare_decoder``."""
         self.encode: Callable[[T], bytes] = codec.encode
         """The event as bytes of the present version. Raises ``EncodeError``."""
 
@@ -214,6 +216,10 @@ def event_type_of(cls: type[T]) -> EventType[T]:
     """
     found = _ready.get(cls)
     return _prepare(cls) if found is None else found
+
+
+known_type: Final[Callable[[type], EventType[Any] | None]] = _ready.get
+"""``event_type_of`` for hot paths: ``None`` for a class that was never asked for."""
 
 
 def to_record(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar, overload
 
 from streams.config import EventSourceConfig
 from streams.core.router import Route, Router
@@ -14,6 +14,7 @@ from streams.errors import RegistrationError
 from streams.events import event_type_of
 from streams.job_settings import SchedulerConfig
 from streams.outcomes import ErrorPolicy, ExecutionState
+from streams.runtime.batch_handlers import BatchContext
 from streams.runtime.event_context import EventContext
 from streams.runtime.handler_jobs import HandlerStageDefinition, key_of
 from streams.runtime.stages import Ahead
@@ -22,6 +23,7 @@ StoreT = TypeVar("StoreT")
 E = TypeVar("E")
 Answer = ExecutionState | None
 Handler = Callable[[EventContext[StoreT], E], Answer | Awaitable[Answer]]
+BatchHandler = Callable[[BatchContext[StoreT], list[E]], Answer]
 InterjectionHandler = Callable[[EventContext[StoreT]], Answer | Awaitable[Answer]]
 
 
@@ -33,6 +35,7 @@ class Handlers(Generic[StoreT]):
         self._router = Router()
         self._schedules: list[tuple[Schedule, Route]] = []
 
+    @overload
     def register_event_type(
         self,
         event_class: type[E],
@@ -42,7 +45,31 @@ class Handlers(Generic[StoreT]):
         on_error: ErrorPolicy | None = None,
         blocking: bool = False,
         concurrency: int | SchedulerConfig | None = None,
-    ) -> Callable[[Handler[StoreT, E]], Handler[StoreT, E]]:
+        batch: Literal[False] = False,
+    ) -> Callable[[Handler[StoreT, E]], Handler[StoreT, E]]: ...
+
+    @overload
+    def register_event_type(
+        self,
+        event_class: type[E],
+        handler: BatchHandler[StoreT, E] | None = None,
+        /,
+        *,
+        on_error: ErrorPolicy | None = None,
+        batch: Literal[True],
+    ) -> Callable[[BatchHandler[StoreT, E]], BatchHandler[StoreT, E]]: ...
+
+    def register_event_type(
+        self,
+        event_class: type[Any],
+        handler: Callable[..., Any] | None = None,
+        /,
+        *,
+        on_error: ErrorPolicy | None = None,
+        blocking: bool = False,
+        concurrency: int | SchedulerConfig | None = None,
+        batch: bool = False,
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Register the handler of one event type, as a decorator or with the handler as second argument.
 
         The handler is a plain function or ``async def``; it answers nothing (complete) or an ``ExecutionState``.
@@ -55,14 +82,25 @@ class Handlers(Generic[StoreT]):
         it has awaited ``ctx.turn()``; what it awaits before may happen again after a crash (at least once), what it
         stores and forwards takes effect once and in the order of the partition. With a ``SchedulerConfig`` its other
         bounds hold too (``timeout_seconds`` is not for handlers; retries are ``on_error``'s).
+
+        ``batch=True``: a plain function that gets a ``BatchContext`` and a list of events, in their order: those of one
+        partition that follow each other, as many as are handled in one go (one at least, 128 at most). They take effect
+        together or not at all. When such a call fails it is undone, and its events are handed in one by one, so that
+        errors, attempts and dead letters are those of one event. Where the lists are cut must not matter.
         """
         event_type = event_type_of(event_class)
         settings = SchedulerConfig(concurrency=concurrency) if isinstance(concurrency, int) else concurrency
 
-        def register(function: Handler[StoreT, E]) -> Handler[StoreT, E]:
+        def register(function: Callable[..., Any]) -> Callable[..., Any]:
             policy, name = on_error or self.config.error_policy, event_type.name
+            if batch and settings is not None:
+                raise RegistrationError(
+                    f"the handler of {name} has batch=True and a concurrency: its events have their turn already; for "
+                    "work on many items ahead of it there is AsyncBatcher"
+                )
             ahead = None if settings is None else _concurrent(name, function, policy, settings)
-            self._router.add(Route(name, event_type, function, blocking=blocking, policy=policy, ahead=ahead))
+            route = Route(name, event_type, function, blocking=blocking, policy=policy, ahead=ahead, batch=batch)
+            self._router.add(route)
             return function
 
         if handler is not None:

@@ -44,9 +44,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How much a scheduler does at once (names of the ancestor's ``SchedulerConfig``).
 
     ``concurrency``: jobs that run at a time in this process, all partitions together. ``worker_queue_depth``: jobs of
-    one key that may wait behind the one that runs. ``max_concurrent_keys``: keys of one partition that may have jobs. A
-    partition whose next event finds no room waits with reading on, and nobody else does. ``timeout_seconds``: for one
-    attempt of a job (``None``: as long as it takes). ``retry``: ``None`` means one attempt.
+    one key that may wait behind the one that runs. ``max_concurrent_keys``: keys of one partition that may have jobs.
+    (And of all jobs of one partition at most 16 per slot wait, 1,000 at least.) A partition whose next event finds no
+    room waits with reading on, and nobody else does. ``timeout_seconds``: for one attempt of a job (``None``: as long
+    as it takes). ``retry``: ``None`` means one attempt.
     """
 
     concurrency: int

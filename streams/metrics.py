@@ -78,6 +78,15 @@ class EventFailed(msgspec.Struct, frozen=True):
     response: str
 
 
+class BatchFailed(msgspec.Struct, frozen=True):
+    """A batch of events failed as a whole (its handler, or a record that the broker refused), and is undone. ``offset``
+    is its last event's. Its events are handled one by one."""
+
+    partition: int
+    offset: int
+    error: str
+
+
 class JobEnded(msgspec.Struct, frozen=True):
     """A job of the scheduler ``name`` ended, after so many attempts and seconds (its waiting for a slot not counted).
     ``outcome``: ``done``, ``failed`` or ``cancelled``."""
@@ -90,7 +99,14 @@ class JobEnded(msgspec.Struct, frozen=True):
 
 
 Measurement = (
-    TransactionSettled | TakeOverDone | PartitionMoved | OffsetMismatch | MembershipChanged | EventFailed | JobEnded
+    TransactionSettled
+    | TakeOverDone
+    | PartitionMoved
+    | OffsetMismatch
+    | MembershipChanged
+    | EventFailed
+    | BatchFailed
+    | JobEnded
 )
 MetricsHandler = Callable[[Measurement], None]
 

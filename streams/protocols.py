@@ -59,8 +59,9 @@ class StateStore(Protocol):
 class JournalledStore(StateStore, Protocol):
     """A store that keeps encoded bytes and journals its own changes, so a failed event leaves no trace in it.
 
-    Order per event: ``begin``, any number of reads and writes by the handler, ``end``; then either nothing, or
-    ``undo`` of the same list (before the next ``begin``). Writes outside of ``begin`` … ``end`` raise ``StoreError``.
+    Order: ``begin``, any number of reads and writes by the handlers of one event or of several, ``end``; then either
+    nothing, or (before the next ``begin``) ``undo`` of the changes of the last event, which are the end of the list.
+    Writes outside of ``begin`` … ``end`` raise ``StoreError``.
     A store that stays as a warm copy when its partition moves away is given its last changes again by
     ``receive_change``, in order.
     """
@@ -70,7 +71,7 @@ class JournalledStore(StateStore, Protocol):
         ...
 
     def end(self) -> None:
-        """The event is over: forget the journal; writes are refused until the next ``begin``."""
+        """The events are over: forget the journal; writes are refused until the next ``begin``."""
         ...
 
     def undo(self, journal: list[Change], /) -> None:

@@ -12,6 +12,7 @@ from benchmarks.async_work.latency import Latency
 from benchmarks.async_work.price import Price
 from benchmarks.async_work.throughput import Throughput
 from benchmarks.async_work.workload import PARTITIONS
+from benchmarks.tables import of_system, ratios, right
 
 
 class Figures(msgspec.Struct):
@@ -22,13 +23,6 @@ class Figures(msgspec.Struct):
     gaps: list[Latency] = []
     batches: list[Throughput] = []
     prices: list[Price] = []
-
-    @property
-    def faults(self) -> list[str]:
-        """What was not once, or not in order."""
-        runs: list[Throughput | Latency] = [*self.throughputs, *self.latencies, *self.gaps, *self.batches]
-        found = [f"async work, {run.system}, round {run.round}: {run.fault}" for run in runs if run.fault]
-        return found + [f"async work, {run.way}, round {run.round}: {run.fault}" for run in self.prices if run.fault]
 
 
 def tables(figures: Figures) -> list[Table]:
@@ -53,8 +47,7 @@ def reference_of(system: str, systems: Sequence[str]) -> str:
 
 def ratio(runs: Sequence[Throughput], system: str, reference: str) -> float:
     """The median of the ratios of rates, round by round; 0 when there is none."""
-    mine, theirs = ({run.round: run.per_second for run in runs if run.system == name} for name in (system, reference))
-    pairs = [mine[turn] / theirs[turn] for turn in mine.keys() & theirs.keys() if theirs[turn]]
+    pairs = ratios(runs, system, reference, lambda run: run.per_second)
     return statistics.median(pairs) if pairs else 0.0
 
 
@@ -64,8 +57,11 @@ def _throughput_table(runs: list[Throughput]) -> Table:
     for name in ("events/s", "least", "most", "ratio", "to", "CPU us/event", "correct"):
         table.add_column(name, justify="right")
     for system in systems:
-        mine = [run for run in runs if run.system == system]
+        mine = right(of_system(runs, system))
         rates, reference = [run.per_second for run in mine], reference_of(system, systems)
+        if not mine:
+            table.add_row(system, *["-"] * 6, "no")
+            continue
         table.add_row(
             system,
             f"{statistics.median(rates):,.0f}",
@@ -74,7 +70,7 @@ def _throughput_table(runs: list[Throughput]) -> Table:
             f"{ratio(runs, system, reference):.2f}",
             reference,
             f"{statistics.median(run.cpu_us_per_event for run in mine):,.0f}",
-            _correct(mine),
+            _correct(runs, system),
         )
     return table
 
@@ -84,7 +80,10 @@ def _latency_table(runs: list[Latency]) -> Table:
     for name in ("p50 ms", "least", "most", "p90", "p99 ms", "least", "most", "max", "input ack p99", "correct"):
         table.add_column(name, justify="right")
     for system in dict.fromkeys(run.system for run in runs):
-        mine = [run for run in runs if run.system == system]
+        mine = right(of_system(runs, system))
+        if not mine:
+            table.add_row(system, *["-"] * 9, "no")
+            continue
         table.add_row(
             system,
             *_spread(mine, lambda run: run.p50),
@@ -92,7 +91,7 @@ def _latency_table(runs: list[Latency]) -> Table:
             *_spread(mine, lambda run: run.p99),
             f"{statistics.median(run.highest for run in mine):,.0f}",
             f"{statistics.median(run.input_acknowledged_p99 for run in mine):,.0f}",
-            _correct(mine),
+            _correct(runs, system),
         )
     return table
 
@@ -109,10 +108,13 @@ def _gap_table(runs: list[Latency]) -> Table:
     table.add_column("correct", justify="right")
     for system in dict.fromkeys(run.system for run in runs):
         for slow in dict.fromkeys(run.slow_ms for run in runs):
-            mine = [run for run in runs if (run.system, run.slow_ms) == (system, slow)]
+            mine = right(run for run in runs if (run.system, run.slow_ms) == (system, slow))
+            if not mine:
+                table.add_row(system, f"{slow:,}", *["-"] * (PARTITIONS + 1), "no")
+                continue
             medians = [f"{statistics.median(run.gaps[number] for run in mine):,.0f}" for number in range(PARTITIONS)]
             others = max(max(run.gaps[1:]) for run in mine)
-            table.add_row(system, f"{slow:,}", *medians, f"{others:,.0f}", _correct(mine))
+            table.add_row(system, f"{slow:,}", *medians, f"{others:,.0f}", _correct(runs, system))
     return table
 
 
@@ -121,7 +123,10 @@ def _batch_table(runs: list[Throughput]) -> Table:
     for name in ("events/s", "least", "most", "ratio", "events a call", "calls saved", "correct"):
         table.add_column(name, justify="right")
     for system in dict.fromkeys(run.system for run in runs):
-        mine = [run for run in runs if run.system == system]
+        mine = right(of_system(runs, system))
+        if not mine:
+            table.add_row(system, *["-"] * 6, "no")
+            continue
         rates = [run.per_second for run in mine]
         a_call = statistics.median(run.handled / max(run.calls, 1) for run in mine)
         table.add_row(
@@ -130,7 +135,7 @@ def _batch_table(runs: list[Throughput]) -> Table:
             f"{ratio(runs, system, runs[0].system):.2f}",
             f"{a_call:.1f}",
             f"{1 - 1 / max(a_call, 1):.0%}",
-            _correct(mine),
+            _correct(runs, system),
         )
     return table
 
@@ -139,8 +144,8 @@ def _price_table(runs: list[Price]) -> Table:
     table = _table(f"Price of an event on the loop's thread, no broker, medians of {_rounds(runs)}; {_loads(runs)}")
     for name in ("us", "least", "most", "us without garbage collection", "least", "most"):
         table.add_column(name, justify="right")
-    for way in dict.fromkeys(run.way for run in runs):
-        mine = [run for run in runs if run.way == way]
+    for way in dict.fromkeys(run.way for run in right(runs)):
+        mine = [run for run in right(runs) if run.way == way]
         values = [run.us for run in mine], [run.us_without_gc for run in mine]
         table.add_row(way, *(f"{pick(found):.1f}" for found in values for pick in (statistics.median, min, max)))
     return table
@@ -166,5 +171,5 @@ def _loads(runs: Sequence[Throughput | Latency | Price]) -> str:
     return f"load {min(loads):.1f} to {max(loads):.1f}"
 
 
-def _correct(runs: Sequence[Throughput | Latency]) -> str:
-    return "no" if any(run.fault for run in runs) else "yes"
+def _correct(runs: Sequence[Throughput | Latency], system: str) -> str:
+    return "no" if any(run.fault for run in of_system(runs, system)) else "yes"

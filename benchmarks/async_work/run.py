@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -11,7 +12,6 @@ from benchmarks.async_work.figures import Sizes
 from benchmarks.async_work.latency import PRIMING_EVENTS, WARM_UP_SECONDS, Latency, latency
 from benchmarks.async_work.price import BARE, WAYS, Price, price
 from benchmarks.async_work.quix_environment import NoQuixstreams, quixstreams_python, versions
-from benchmarks.async_work.report import Figures
 from benchmarks.async_work.systems import System, all_of, handwritten, of_batches, ours, quixstreams
 from benchmarks.async_work.throughput import Throughput, throughput
 from benchmarks.async_work.workload import MEAN_MS, PARTITIONS, TYPE, Plan, told
@@ -29,27 +29,29 @@ class Bench:
     """Makes the runs. ``quix``: the interpreter that has quixstreams; without it that is left out."""
 
     def __init__(self, bootstrap_servers: str, sizes: Sizes, seed: int, quix: Path | None) -> None:
-        self._cluster = Cluster(bootstrap_servers, PARTITIONS, "async")
-        self._sizes, self._plan, self._quix = sizes, Plan(seed), quix
+        self._servers, self._sizes, self._plan, self._quix = bootstrap_servers, sizes, Plan(seed), quix
 
-    def runs(self, say: Say, figures: Figures) -> Iterator[AnyRun]:
-        """Everything; kept in ``figures`` too."""
+    @functools.cached_property
+    def _cluster(self) -> Cluster:
+        return Cluster(self._servers, PARTITIONS, "async")
+
+    def runs(self, say: Say) -> Iterator[tuple[str, AnyRun]]:
+        """Everything: (part, run)."""
         sizes = self._sizes
         if set(sizes.parts) != {"prices"}:
             warm = handwritten(sizes.concurrencies[0])
             say(f"warming the broker up, not counted: {warm.label}")
             latency(self._cluster, warm, self._plan, sizes.gap_rate, min(5, sizes.gap_seconds), 0)
-        parts: list[tuple[str, Callable[[Say], Iterator[AnyRun]], list[Any]]] = [
-            ("prices", self.prices, figures.prices),
-            ("throughputs", self.throughputs, figures.throughputs),
-            ("latencies", self.latencies, figures.latencies),
-            ("gaps", self.gaps, figures.gaps),
-            ("batches", self.batches, figures.batches),
-        ]
-        for part, measured, kept in parts:
+        parts: dict[str, Callable[[Say], Iterator[AnyRun]]] = {
+            "prices": self.prices,
+            "throughputs": self.throughputs,
+            "latencies": self.latencies,
+            "gaps": self.gaps,
+            "batches": self.batches,
+        }
+        for part, measured in parts.items():
             for run in measured(say) if part in sizes.parts else ():
-                kept.append(run)
-                yield run
+                yield part, run
 
     def prices(self, say: Say) -> Iterator[Price]:
         """Without a broker."""

@@ -1,4 +1,4 @@
-"""Spark's own Kafka connector: four jars, by coordinates and SHA-256, fetched once into the cache.
+"""Spark's own Kafka connector: four jars.
 
 There is no connector in the repository for every PySpark that the package index has. These four fit together for
 *measuring*; they are no set that anybody supports, and every report says so.
@@ -6,12 +6,10 @@ There is no connector in the repository for every PySpark that the package index
 
 from __future__ import annotations
 
-import hashlib
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Final
 
+from benchmarks.jars import jars
 from streams.sak.cache import cache_folder
 
 COORDINATES: Final = {
@@ -25,51 +23,7 @@ COORDINATES: Final = {
     "org.apache.commons:commons-pool2:2.13.1": "f77a5060d6936a9144023584232f9de3f2248f1abfe156e9d31795f18770674f",
 }
 
-_NETWORK_SECONDS: Final = 30
-
-
-class NoConnector(Exception):
-    """The jars cannot be had. The message says which and why."""
-
 
 def connector_jars() -> list[Path]:
-    """The jars, out of the cache or fetched into it. Blocks for the download (10 MB). Raises ``NoConnector``."""
-    folder = cache_folder() / "spark-connector"
-    found = []
-    for coordinates, digest in COORDINATES.items():
-        _, artifact, version = coordinates.split(":")
-        path = folder / f"{artifact}-{version}.jar"
-        if not path.is_file() or _digest(path) != digest:
-            folder.mkdir(parents=True, exist_ok=True)
-            _fetch(coordinates, digest, path)
-        found.append(path)
-    return found
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _fetch(coordinates: str, digest: str, path: Path) -> None:
-    try:
-        from jgo.config import GlobalSettings
-        from jgo.constants import MAVEN_CENTRAL_URL
-        from jgo.maven import MavenContext, PythonResolver
-    except ImportError:
-        raise NoConnector("the package jgo, which fetches jars, is not installed (extra: broker)") from None
-    group, artifact, version = coordinates.split(":")
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix="incoming-") as incoming:
-        context = MavenContext(
-            repo_cache=Path(incoming),
-            remote_repos={"central": MAVEN_CENTRAL_URL, **GlobalSettings.load().repositories},
-            resolver=PythonResolver(),
-            timeout=_NETWORK_SECONDS,
-        )
-        try:
-            fetched = context.project(group, artifact).at_version(version).artifact().resolve()
-        except (RuntimeError, OSError) as error:  # in no repository; no network
-            raise NoConnector(f"{coordinates} cannot be fetched: {type(error).__name__}") from error
-        if _digest(fetched) != digest:
-            raise NoConnector(f"{coordinates} arrived with another SHA-256 than the one listed")
-        shutil.move(fetched, path)
+    """The jars, out of the cache or fetched into it. Blocks for the download (10 MB). Raises ``NoJar``."""
+    return jars(COORDINATES, cache_folder() / "spark-connector")

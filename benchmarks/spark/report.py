@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from benchmarks.spark.figures import SparkRun
+from benchmarks.tables import ratios, right
 
 REFERENCES = {
     "decode": {"grt: events": "grt: raw", "grt: by codec": "grt: raw", "connector: from_json": "connector: raw"}
@@ -21,8 +22,7 @@ def spark_tables(found: Sequence[SparkRun]) -> list[Table]:
 
 def ratio(runs: Sequence[SparkRun], system: str, reference: str) -> float:
     """The median of the ratios of rates, round by round; 0 when one side has no round."""
-    mine, theirs = ({run.round: run.per_second for run in runs if run.system == name} for name in (system, reference))
-    pairs = [mine[turn] / theirs[turn] for turn in mine.keys() & theirs.keys() if theirs[turn]]
+    pairs = ratios(runs, system, reference, lambda run: run.per_second)
     return statistics.median(pairs) if pairs else 0.0
 
 
@@ -47,9 +47,9 @@ def _table(found: list[SparkRun]) -> Table:
 
 def _cells(what: str, here: list[SparkRun], system: str) -> list[str]:
     mine = [run for run in here if run.system == system]
-    counted = [run for run in mine if run.round]
+    counted = right(mine)
     if not counted:
-        return ["-"] * 10
+        return [*["-"] * 9, "no" if any(run.fault for run in mine) else "yes"]
     rates = [run.per_second for run in counted]
     reference = REFERENCES.get(what, {}).get(system, "connector")
     times = ratio([run for run in here if run.round], system, reference)

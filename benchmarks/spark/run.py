@@ -22,7 +22,8 @@ from pyspark.sql import functions as f
 
 import streams.spark as kes_spark
 from benchmarks.cluster import Cluster
-from benchmarks.spark.connector import COORDINATES, NoConnector, connector_jars
+from benchmarks.jars import NoJar
+from benchmarks.spark.connector import COORDINATES, connector_jars
 from benchmarks.spark.figures import BATCHES, CpuTimes, Sizes, SparkRun
 from benchmarks.spark.judge import Content, Topics
 from benchmarks.spark.sides import Connector, Grt, GrtTyped, Side, all_of
@@ -70,7 +71,7 @@ def session() -> tuple[SparkSession, str]:
         return active, "the session was there before, without the connector's jars"
     try:
         settings["spark.jars"] = ",".join(map(str, connector_jars()))
-    except (NoConnector, OSError) as error:
+    except (NoJar, OSError) as error:
         missing = str(error)
     return kes_spark.local_session("bench", cores=CORES, memory="1g", settings=settings), missing
 

@@ -19,16 +19,20 @@ from benchmarks.stalls.silences import Silence, Window, silences
 from benchmarks.stalls.traces import Traces, is_settled
 from benchmarks.stalls.workload import Feed, Ledger, Seen, Stepped, Watch
 from benchmarks.systems import Child, Failed, running
+from streams.broker import KafkaBroker
 
 CALM_SECONDS = 1.5
 """After everybody has settled, before the next thing happens."""
+WARM_UP_SECONDS = 2.0
+"""Under load, before anything is noted."""
 NOISE_SECONDS = 4.0
 """How long a run is watched before anything happens in it."""
 PATIENCE_SECONDS = 60.0
 
 
 class Stall(msgspec.Struct, frozen=True):
-    """One thing that happened in one run, and how long which partitions were silent."""
+    """One thing that happened in one run, and how long which partitions were silent. ``away_ms``: how long the broker
+    was not there, from the order to stop (or SIGKILL) until it answered again; 0 if it stayed."""
 
     what: str
     round: int
@@ -38,13 +42,25 @@ class Stall(msgspec.Struct, frozen=True):
     silences: list[Silence]
     load_average: float
     fault: str = ""
+    away_ms: float = 0.0
 
 
 class Group:
-    """One run. Ends its processes when the block it is used in ends."""
+    """One run. Ends its processes when the block it is used in ends. ``broker``: given if it may be stopped."""
 
-    def __init__(self, cluster: Cluster, folder: Path, round_: int, rate: int, options: dict[str, str]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        folder: Path,
+        round_: int,
+        rate: int,
+        options: dict[str, str],
+        *,
+        broker: KafkaBroker | None = None,
+        warm_up_seconds: float = WARM_UP_SECONDS,
+    ) -> None:
         self.cluster = cluster
+        self._broker, self._away, self._warm_up = broker, 0.0, warm_up_seconds
         job = cluster.job()
         self._job = msgspec.structs.replace(job, options={**options, "trace": str(folder)})
         self._round = round_
@@ -53,7 +69,7 @@ class Group:
         self._folder = folder
         self.traces = Traces(folder)
         self.members: dict[str, Child] = {}
-        self._steps: list[tuple[str, Window, int, int, float]] = []
+        self._steps: list[tuple[str, Window, int, int, float, float]] = []
         self._stack = ExitStack()
 
     def __enter__(self) -> Group:
@@ -107,6 +123,15 @@ class Group:
         child.send(signal.SIGTERM)
         self._until(lambda: not child.is_alive, f"{instance} has left")
 
+    def outage(self, *, kill: bool) -> None:
+        """Stop the broker, in an orderly way or by kill -9, and start it again on its data at once."""
+        assert self._broker is not None
+        began = time.monotonic()
+        if kill:
+            self._broker.kill()
+        self._broker.restart()
+        self._away = time.monotonic() - began
+
     def settle(self, members: int) -> None:
         """Wait until so many members share everything."""
         self._until(lambda: self._settled(members), f"{members} members share the partitions")
@@ -135,12 +160,13 @@ class Group:
         self._watch("steady", lambda: None, lambda: time.sleep(seconds - CALM_SECONDS))
 
     def _watch(self, what: str, action: Callable[[], None], settle: Callable[[], None]) -> None:
+        self._away = 0.0
         before, since = self.traces.generation(), time.time()
         action()
         settle()
         time.sleep(CALM_SECONDS)
         after = self.traces.generation()
-        self._steps.append((what, Window(since, time.time()), before, after, os.getloadavg()[0]))
+        self._steps.append((what, Window(since, time.time()), before, after, os.getloadavg()[0], self._away))
 
     def run(self, prepare: Callable[[Group], None], happen: Callable[[Group], None]) -> list[Stall]:
         """``prepare`` starts the first members; then, under load, ``happen``; then everything is judged."""
@@ -150,7 +176,7 @@ class Group:
         watch = Watch(bootstrap_servers=job.bootstrap_servers, topic=job.output)
         with running("benchmarks.stalls.reader", watch) as reader:
             with running("benchmarks.stalls.generator", feed) as generator:
-                time.sleep(2)
+                time.sleep(self._warm_up)
                 self.calm()
                 happen(self)
                 generator.send(signal.SIGTERM)
@@ -172,8 +198,9 @@ class Group:
                 silences(seen, window, self.traces),
                 load,
                 fault,
+                away * 1000,
             )
-            for what, window, before, after, load in self._steps
+            for what, window, before, after, load, away in self._steps
         ]
         self._stack.close()
         self.cluster.forget(job, source=True)

@@ -17,6 +17,8 @@ def in_short(stall: Stall) -> str:
     told = [
         f"{len(times)} {name} up to {max(times):,.0f} ms" for name, times in (("moved", moved), ("kept", kept)) if times
     ]
+    if stall.away_ms:
+        told.append(f"broker away for {stall.away_ms:,.0f} ms")
     return (
         f"{stall.what}: {', '.join(told)}; {stall.generations} generations, {stall.refused} refused, "
         f"load {stall.load_average:.1f}, {stall.fault or 'exactly once'}"
@@ -52,7 +54,10 @@ def stall_table(stalls: Sequence[Stall]) -> Table:
     for name in (*columns, "rounds"):
         table.add_column(name, justify="right")
     for what in dict.fromkeys(stall.what for stall in stalls):
-        mine = [stall for stall in stalls if stall.what == what]
+        mine = [stall for stall in stalls if stall.what == what and not stall.fault]
+        if not mine:
+            table.add_row(what, *["-"] * (len(columns) + 1))
+            continue
         moved, kept = milliseconds(mine, _moved), milliseconds(mine, _kept)
         table.add_row(
             what,
@@ -66,6 +71,33 @@ def stall_table(stalls: Sequence[Stall]) -> Table:
             str(len(mine)),
         )
     return table
+
+
+def outage_table(stalls: Sequence[Stall]) -> Table:
+    """What happened to the broker: how long it was away, how long output partitions were silent, and what of that its
+    absence does not explain."""
+    table = Table(title="The broker goes and comes back, ms: median and worst", title_justify="left")
+    table.add_column("what happened", min_width=24)
+    for name in ("broker away", "longest silence", "worst", "beyond its absence", "worst", "generations", "rounds"):
+        table.add_column(name, justify="right")
+    for what in dict.fromkeys(stall.what for stall in stalls):
+        mine = [stall for stall in stalls if stall.what == what]
+        longest = [max(silence.milliseconds for silence in stall.silences) for stall in mine if stall.silences]
+        beyond = [beyond_ms(stall) for stall in mine if stall.silences]
+        table.add_row(
+            what,
+            f"{statistics.median(stall.away_ms for stall in mine):,.0f}",
+            *_median_and_worst(longest),
+            *_median_and_worst(beyond),
+            _spread([stall.generations for stall in mine]),
+            str(len(mine)),
+        )
+    return table
+
+
+def beyond_ms(stall: Stall) -> float:
+    """The longest silence without the time in which there was no broker."""
+    return max(silence.milliseconds for silence in stall.silences) - stall.away_ms
 
 
 def _moved(silence: Silence) -> bool:

@@ -13,16 +13,21 @@ import msgspec
 
 from benchmarks.cluster import Cluster
 from benchmarks.stalls.group import Group, Stall
+from streams.broker import KafkaBroker
 
 SESSION_SECONDS = 6
+COLD_SECONDS = 15.0
+"""Under load, until a broker that has just started is as quick as it will be."""
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """``options`` are for every member; ``prepare`` starts the first ones, ``happen`` is watched under load."""
+    """``options`` are for every member; ``prepare`` starts the first ones, ``happen`` is watched under load;
+    ``stops_broker``: it gets a broker of its own."""
 
     options: dict[str, str]
     prepare: Callable[[Group], None]
     happen: Callable[[Group], None]
+    stops_broker: bool = False
 
 
 def _start(*instances: str) -> Callable[[Group], None]:
@@ -76,6 +81,10 @@ def _cooperative(group: Group) -> None:
     group.step("join, 2 to 3, cooperative-sticky", lambda: group.start("m3"), 3)
 
 
+def _outage(label: str, *, kill: bool) -> Callable[[Group], None]:
+    return lambda group: group.step(label, lambda: group.outage(kill=kill), 2)
+
+
 STANDBY = {"config.num_standbys": "1"}
 SCENARIOS = {
     "planned": Scenario({}, _start("m1"), _planned),
@@ -86,11 +95,16 @@ SCENARIOS = {
     "freeze": Scenario(STANDBY, _start("m1", "m2", "m3"), _freeze),
     "rolling": Scenario({}, _start("m1", "m2", "m3", "m4"), _roll),
     "cooperative": Scenario({"config.strategy": "cooperative-sticky"}, _start("m1"), _cooperative),
+    "broker-restart": Scenario({}, _start("m1", "m2"), _outage("broker restart", kill=False), stops_broker=True),
+    "broker-kill": Scenario(
+        {}, _start("m1", "m2"), _outage("broker kill -9 and restart", kill=True), stops_broker=True
+    ),
 }
 
 
-def play(cluster: Cluster, name: str, round_: int, rate: int, keep: Path | None = None) -> list[Stall]:
-    """One run of one scenario. ``keep``: a folder in which the members' traces stay. Raises ``Failed``."""
+def play(cluster: Cluster | None, name: str, round_: int, rate: int, keep: Path | None = None) -> list[Stall]:
+    """One run of one scenario; one that stops its broker needs no ``cluster``. ``keep``: a folder in which the members'
+    traces stay. Raises ``Failed``."""
     scenario = SCENARIOS[name]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -98,5 +112,12 @@ def play(cluster: Cluster, name: str, round_: int, rate: int, keep: Path | None 
             folder = keep / f"{name}-{round_}"
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-        with Group(cluster, folder, round_, rate, scenario.options) as group:
-            return group.run(scenario.prepare, scenario.happen)
+        if cluster is not None and not scenario.stops_broker:
+            with Group(cluster, folder, round_, rate, scenario.options) as group:
+                return group.run(scenario.prepare, scenario.happen)
+        with KafkaBroker(durable=True, heap_mb=1024) as broker:
+            own = Cluster(broker.bootstrap_servers)
+            with Group(
+                own, folder, round_, rate, scenario.options, broker=broker, warm_up_seconds=COLD_SECONDS
+            ) as group:
+                return group.run(scenario.prepare, scenario.happen)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from streams.cli.console import notices
 from streams.cli.supervisor import RestartPolicy, Status, Supervisor, worker_command
+from streams.cli.worker import GC_THRESHOLD
 from streams.config import host_name
 
 app = typer.Typer()
@@ -29,6 +30,9 @@ def run(
     drain_seconds: Annotated[float, typer.Option(min=0.0, help="Patience with workers that are to stop.")] = 60.0,
     max_crashes: Annotated[int, typer.Option(min=0, help="Crashes of one worker in the window before giving up.")] = 5,
     window_seconds: Annotated[float, typer.Option(min=1.0, help="Length of that window.")] = 60.0,
+    gc_threshold: Annotated[
+        int, typer.Option(min=0, help="Objects made between two garbage collections. 0: Python's own settings.")
+    ] = GC_THRESHOLD,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Warnings only.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Starts, exits, restarts as JSON lines on stdout.")] = False,
 ) -> None:
@@ -46,7 +50,7 @@ def run(
         )
     verbosity = max(0 if quiet else 1, context.parent.params["verbose"] if context.parent else 0)
     supervisor = Supervisor(
-        worker_command(source, verbosity),
+        worker_command(source, verbosity, gc_threshold),
         workers=workers,
         instance_prefix=instance_prefix or host_name(),
         policy=RestartPolicy(max_crashes=max_crashes, window_seconds=window_seconds),

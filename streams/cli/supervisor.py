@@ -292,9 +292,9 @@ class Supervisor:
         self._status({"event": event, "worker": worker.instance_id, **more})
 
 
-def worker_command(source: str, verbosity: int) -> list[str]:
+def worker_command(source: str, verbosity: int, gc_threshold: int) -> list[str]:
     """The command line of one worker process, but for its last argument (its end of the line)."""
-    return [sys.executable, "-m", "streams.cli.worker", source, str(verbosity)]
+    return [sys.executable, "-m", "streams.cli.worker", source, str(verbosity), str(gc_threshold)]
 
 
 def _reason(code: int) -> str:

@@ -84,11 +84,11 @@ class InputConsumer:
         cluster does not answer is logged when it begins and when it ends, and otherwise looks as if nothing came.
         """
         self._raise_failure()
-        first = self._consumer.poll(timeout_seconds)
-        messages = []
-        if first is not None:
-            messages = self._consumer.consume(limit - 1, 0) if limit > 1 else []
-            messages.insert(0, first)
+        messages = self._consumer.consume(limit, 0)  # with a backlog one call, so one wait for the GIL, is enough
+        if not messages:
+            first = self._consumer.poll(timeout_seconds)
+            if first is not None:
+                messages = [first, *(self._consumer.consume(limit - 1, 0) if limit > 1 else ())]
         batch = self._accept(messages)
         for error in self._connection.take_topic_errors():
             self._note(error, partition_in(error.str()))

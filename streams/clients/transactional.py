@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -14,7 +14,7 @@ from streams.clients.connection import ConnectionLog
 from streams.clients.settings import ClientSettings, build
 from streams.clients.translate import FENCED, REFUSED, error_of, transaction_failed
 from streams.errors import RecordRefused, Stopped, TransactionFailed
-from streams.records import Headers, Record
+from streams.records import Output
 
 _RETRY_PAUSE_SECONDS = 0.02
 
@@ -40,7 +40,7 @@ class RefusedDelivery(NamedTuple):
 class TransactionalProducer:
     """A transactional id and its producer.
 
-    Threads: ``produce``, ``produce_raw`` and ``poll`` are for one thread (the loop's, they never block); ``init``,
+    Threads: ``produce``, ``produce_many`` and ``poll`` are for one thread (the loop's, they never block); ``init``,
     ``warm_up``, ``flush``, ``send_offsets``, ``commit`` and ``abort`` block and are for one worker thread; the two may
     overlap. ``close`` may be called by any thread, also while a call of the worker hangs.
 
@@ -109,37 +109,40 @@ class TransactionalProducer:
         except KafkaException as exception:
             raise self._failure("begin_transaction", exception) from None
 
-    def produce(self, record: Record) -> bool:
-        """Queue a record for sending; never blocks. The partition is the key's (murmur2) if the record names none.
+    def produce_many(self, outputs: Sequence[Output], start: int) -> int:
+        """Queue those from position ``start`` on, up to the first that is not taken, whatever the reason; its position
+        is returned. Never blocks, never raises: ask ``produce`` for the reason.
+
+        The hot path, 0.8 us a record: one call of C each, all arguments by position, and no ``try`` inside.
+        """
+        produce, position = self._produce, start
+        with contextlib.suppress(Exception):
+            for position in range(start, len(outputs)):
+                output = outputs[position]
+                produce(
+                    output.topic,
+                    output.value,
+                    output.key,
+                    output.partition,
+                    None,
+                    None,
+                    output.timestamp_ms,
+                    output.headers,
+                )
+            return len(outputs)
+        return position
+
+    def produce(self, output: Output) -> bool:
+        """Queue one record for sending; never blocks. The partition is the key's (murmur2) if the record names none.
 
         ``False``: the local queue is full and the record was not taken; try again after ``poll``. Raises
-        ``RecordRefused`` if the client itself will not take it (too large, no such partition), and
-        ``TransactionFailed`` if the producer takes no records any more (no transaction, fenced).
+        ``RecordRefused`` if the client itself will not take it (too large, no such partition), ``TransactionFailed``
+        if the producer takes no records any more (no transaction, fenced), and ``TypeError``, ``ValueError`` or
+        ``OverflowError`` where a part of the record is of a wrong type.
         """
-        partition = -1 if record.partition is None else record.partition
+        topic, key, partition = output.topic, output.key, output.partition
         try:
-            self._produce(
-                record.topic,
-                record.value,
-                record.key,
-                partition,
-                None,
-                None,
-                0 if record.timestamp_ms is None else record.timestamp_ms,
-                record.headers,
-            )
-        except BufferError:
-            return False
-        except KafkaException as exception:
-            raise self._refusal(record.topic, partition, record.key, exception) from None
-        return True
-
-    def produce_raw(
-        self, topic: str, value: bytes | None, key: bytes | None, partition: int, headers: Headers | None
-    ) -> bool:
-        """``produce`` for the hot path, without a ``Record``; ``partition=-1`` lets the key decide."""
-        try:
-            self._produce(topic, value, key, partition, None, None, 0, headers)
+            self._produce(topic, output.value, key, partition, None, None, output.timestamp_ms, output.headers)
         except BufferError:
             return False
         except KafkaException as exception:

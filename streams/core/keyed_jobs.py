@@ -6,7 +6,9 @@ before its first event is, so a slot for a later one would only make the first w
 and by nothing else, and a running job waits for nothing here, so whatever the settings, somebody can always go on. A
 key may be held for longer than a slot (``left_slot``): by a job whose failure somebody has yet to hear of.
 
-* ``has_room`` is asked before a job is added: full, its lane waits outside (admission control).
+* ``has_room`` is asked before a job is added: full, its lane waits outside (admission control). A lane that had
+  ``most_waiting`` jobs waiting is full until half of them have begun, so that whoever waits for room comes back for
+  many at a time. (They will begin: what they wait for is never outside.)
 * Jobs that come from a stage before (``add`` without asking) are bounded by that stage's own limits.
 """
 
@@ -31,22 +33,25 @@ class _Key(Generic[T]):
 
 
 class _Lane(Generic[T]):
-    __slots__ = ("by_age", "keys", "ready")
+    __slots__ = ("by_age", "is_full", "keys", "ready", "waiting")
 
     def __init__(self) -> None:
         self.keys: dict[Hashable, _Key[T]] = {}
+        self.waiting = 0  # jobs
+        self.is_full = False  # of those
         self.ready = 0  # keys that are not held, and have a job that waits
         self.by_age: list[tuple[int, _Key[T]]] = []  # these, with the age of that job; and what is out of date
 
 
 class KeyedJobs(Generic[T]):
     """``concurrency`` jobs run at a time; behind the one that runs (or is next) ``queue_depth`` may wait per key;
-    ``max_keys`` keys of a lane may have jobs."""
+    ``max_keys`` keys of a lane may have jobs, of which ``most_waiting`` may wait."""
 
-    def __init__(self, concurrency: int, queue_depth: int, max_keys: int) -> None:
+    def __init__(self, concurrency: int, queue_depth: int, max_keys: int, most_waiting: int) -> None:
         self._concurrency = concurrency
         self._queue_depth = queue_depth
         self._max_keys = max_keys
+        self._most_waiting = most_waiting
         self._lanes: dict[Hashable, _Lane[T]] = {}
         self._rotation: deque[_Lane[T]] = deque()  # lanes with keys that are ready, each once
         self._ages = itertools.count()
@@ -63,6 +68,8 @@ class KeyedJobs(Generic[T]):
         known = self._lanes.get(lane)
         if known is None:
             return True
+        if known.is_full:
+            return False
         found = known.keys.get(key)
         if found is None:
             return len(known.keys) < self._max_keys
@@ -78,6 +85,9 @@ class KeyedJobs(Generic[T]):
             found = known.keys[key] = _Key(key)
         found.waiting.append((next(self._ages), job))
         self.waiting += 1
+        known.waiting += 1
+        if known.waiting >= self._most_waiting:
+            known.is_full = True
         if len(found.waiting) == 1 and not found.is_held:
             self._is_ready(known, found)
 
@@ -94,12 +104,12 @@ class KeyedJobs(Generic[T]):
             self._rotation.append(lane)
         found.is_held = True
         self.running += 1
-        self.waiting -= 1
+        self._leaves(lane)
         return found.waiting.popleft()[1]
 
     def ended(self, lane: Hashable, key: Hashable) -> None:
         """The job of this key that was running has ended, however."""
-        self.left_slot()
+        self.running -= 1
         self.left_key(lane, key)
 
     def left_slot(self) -> None:
@@ -128,7 +138,7 @@ class KeyedJobs(Generic[T]):
         if place is None:
             return False
         del found.waiting[place]
-        self.waiting -= 1
+        self._leaves(known)
         if found.is_held:
             return True
         if found.waiting:
@@ -142,6 +152,13 @@ class KeyedJobs(Generic[T]):
         if not known.keys:
             del self._lanes[lane]
         return True
+
+    def _leaves(self, lane: _Lane[T]) -> None:
+        """One of its jobs waits no more."""
+        self.waiting -= 1
+        lane.waiting -= 1
+        if lane.is_full and lane.waiting <= self._most_waiting // 2:
+            lane.is_full = False
 
     def _is_ready(self, lane: _Lane[T], key: _Key[T]) -> None:
         heappush(lane.by_age, (key.waiting[0][0], key))

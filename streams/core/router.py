@@ -4,23 +4,39 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from streams.errors import RegistrationError
 from streams.events import EventType
 from streams.outcomes import ErrorPolicy
+from streams.records import TYPE_HEADER, VERSION_HEADER, Headers
+
+
+def type_and_version(headers: Headers | None) -> tuple[bytes | None, bytes | None]:
+    """Contents of the first type and the first version header; ``None`` without one, empty where it is null."""
+    name = version = None
+    for header, content in headers or ():
+        if header == TYPE_HEADER and name is None:
+            name = content or b""
+        elif header == VERSION_HEADER and version is None:
+            version = content or b""
+    return name, version
 
 
 class Route:
     """What is known about one type of events. ``wire_version`` is the version header that needs no upcasting.
-    ``ahead`` (``runtime.stages.Ahead``): what does the work of these events ahead of their turn."""
+    ``ahead`` (``runtime.stages.Ahead``): what does the work of these events ahead of their turn. ``is_batch``: the
+    handler gets a list of events."""
 
     __slots__ = (
         "ahead",
+        "bare_decode",
         "decode",
         "event_type",
         "handler",
         "is_async",
+        "is_batch",
         "is_blocking",
         "name",
         "plain",
@@ -38,6 +54,7 @@ class Route:
         blocking: bool,
         policy: ErrorPolicy,
         ahead: Any = None,
+        batch: bool = False,
     ) -> None:
         self.name = name
         self.event_type = event_type
@@ -48,12 +65,24 @@ class Route:
         self.is_blocking = blocking
         if self.is_async and blocking:
             raise RegistrationError(f"the handler of {name} is async; blocking=True is for plain functions")
+        self.is_batch = batch
+        if batch and (self.is_async or blocking):
+            raise RegistrationError(
+                f"the handler of {name} has batch=True, which is for plain functions, without blocking=True; for calls "
+                "that take many items at a time there is AsyncBatcher"
+            )
         self.ahead = ahead
-        self.plain = not self.is_async and not blocking and ahead is None
+        self.plain = not self.is_async and not blocking and ahead is None and not batch
         self.policy = policy
         self.decode: Callable[..., Any] = event_type.decode if event_type is not None else _as_it_is
+        self.bare_decode: Callable[[bytes], Any] = event_type.bare_decode if event_type is not None else _as_it_is
         self.version = event_type.version if event_type is not None else 1
         self.wire_version = None if self.version == 1 else b"%d" % self.version
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process makes its own: what decoders are built of does not travel."""
+        made = partial(Route, blocking=self.is_blocking, policy=self.policy, ahead=self.ahead, batch=self.is_batch)
+        return made, (self.name, self.event_type, self.handler)
 
 
 class Router:

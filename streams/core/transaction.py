@@ -109,27 +109,28 @@ class Transaction:
         """What the batching rule counts: events or records, whichever is more."""
         return self.events if self.events > self.records else self.records
 
-    def admit(self, partition: int, offset: int, origin: int, outputs: list[Output], changes: list[Change]) -> None:
-        """Take in one completed event (``origin``: its offset, -1 for an interjection). ``offset`` is the partition's
-        watermark after it."""
+    def admit(self, partition: int, offset: int, outputs: list[Output], changes: list[Change], events: int = 1) -> None:
+        """Take in completed events of one partition: so many, in their order. ``offset`` is the watermark after them;
+        outputs and changes know their origins."""
         cut = self.cuts.get(partition)
         if cut is None:
             cut = self.cuts[partition] = Cut()
         cut.offset = offset
-        cut.events += 1
+        cut.events += events
+        size = 0
         if changes:
             latest = cut.changes
             for change in changes:
-                change.origin = origin
                 latest[change.key] = change
-                self.bytes += len(change.value or b"")
+                size += len(change.value or b"")
             self.records += len(changes)
         if outputs:
             self.outputs += outputs
             self.records += len(outputs)
             for output in outputs:
-                self.bytes += len(output.value or b"")
-        self.events += 1
+                size += len(output.value or b"")
+        self.events += events
+        self.bytes += size
 
     def seal(self, now: float) -> None:
         """Nothing is admitted any more."""

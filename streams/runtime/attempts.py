@@ -13,11 +13,12 @@ import anyio
 from streams.core.router import Route
 from streams.core.timers import Timer
 from streams.core.transaction import Waiter
-from streams.errors import DecodeError, NotOwned
+from streams.errors import DecodeError, NotOwned, RecordRefused
 from streams.events import parse_version
-from streams.metrics import EventFailed
+from streams.metrics import BatchFailed, EventFailed
 from streams.outcomes import ErrorPolicy, ErrorResponse, ExecutionState
 from streams.records import TYPE_HEADER, VERSION_HEADER, Change, IncomingRecord, Output
+from streams.runtime.batch_handlers import TOGETHER, BatchContext
 from streams.runtime.dead_letters import dead_letter
 from streams.runtime.event_context import EventContext
 from streams.runtime.failures import (
@@ -26,7 +27,7 @@ from streams.runtime.failures import (
     RestartNeeded,
     backoff,
     cancelled_inside,
-    change_too_large,
+    check_changes,
     describe,
     describe_type,
     is_fatal,
@@ -56,20 +57,40 @@ class Attempts:
         self.met_failures: dict[int, tuple[int, BaseException]] = {}
         """Known ones that were met, for the next restart; offsets, and origins of timers."""
         self.dead_lettered: set[int] = set()
+        self.alone_below = 0
+        """Batch handlers get the events below this offset one by one: a batch of them has failed."""
+        self._apart: dict[int, tuple[int, BaseException]] = {}
+        """The same for the next worker of this partition, by the batch's origin."""
 
     def expect(self, known: dict[int, tuple[int, BaseException]], offset: int) -> None:
         """Work begins at this offset; these are known to fail."""
-        self.known_failures = {origin: failure for origin, failure in known.items() if origin >= offset}
+        self.known_failures = {origin: failure for origin, failure in known.items() if offset <= origin < TOGETHER}
+        self._apart = {origin: failure for origin, failure in known.items() if origin >= TOGETHER}
+        self.alone_below = max(self._apart, default=TOGETHER - 1) - TOGETHER + 1
         timers = {origin: failure for origin, failure in known.items() if origin < -1}
         there = {timer.origin for timer in self._worker.timers} if timers else ()
         self.known_timers = {origin: failure for origin, failure in timers.items() if origin in there}
 
     def known(self) -> dict[int, tuple[int, BaseException]]:
         """What is known to fail, for the next worker of this partition."""
-        return self.met_failures | self.known_failures | self.known_timers
+        return self.met_failures | self.known_failures | self.known_timers | self._apart
+
+    def apart(self, last: int, error: BaseException) -> None:
+        """A batch that ended at this offset has failed and is undone: its events are handled one by one."""
+        self.alone_below = max(self.alone_below, last + 1)
+        self._apart = {TOGETHER + self.alone_below - 1: (0, error)}
+        self._engine.measure(BatchFailed(self._worker.partition, last, describe(error)))
+        _log.warning(
+            "the batch of %s that ended at offset %d failed: %s; its events are handled one by one",
+            self._worker.topic_partition,
+            last,
+            describe(error),
+            exc_info=error,
+        )
 
     def read(self, record: IncomingRecord, where: str = "") -> tuple[Route | None, Any, DecodeError | None]:
-        """(route, event, None), or the reason why there is none; ``where``: what it calls the record."""
+        """(route, event, None), or the reason why there is none; ``where``: what it calls the record. The event is what
+        the route's handler takes: for a batch handler a list of one."""
         router = self._engine.router
         name = record.header(TYPE_HEADER)
         route = router.routes.get(name) if name is not None else None
@@ -80,9 +101,10 @@ class Attempts:
                 return None, None, DecodeError(f"{where or record.where}: {describe_type(record)}; {advice}")
         versions = [content for header, content in record.headers or () if header == VERSION_HEADER]
         try:
-            return route, route.decode(record.value, parse_version(versions[0]) if versions else 1), None
+            event = route.decode(record.value, parse_version(versions[0]) if versions else 1)
         except DecodeError as error:
             return route, None, DecodeError(f"{where or record.where}: {error}")
+        return route, [event] if route.is_batch else event, None
 
     async def one(self, record: IncomingRecord, failure: BaseException | None) -> None:
         """Handle one record whatever it takes: decode errors, retries, policies. ``failure``: the first attempt's, if
@@ -109,10 +131,12 @@ class Attempts:
         soiled: bool = False,
         context: EventContext[Any] | None = None,
         timer: Timer | None = None,
+        begun: Awaitable[Any] | None = None,
     ) -> None:
         """Attempt it until it completes, or its policy has the last word. ``attempts`` were made, the last one failed
-        with ``error``; ``soiled``: the store has seen an attempt that failed. ``context`` is for the next attempt.
-        ``timer``: the record is that timer's event."""
+        with ``error``; ``soiled``: the store has seen an attempt that failed. ``context`` is for the next attempt,
+        which may be under way: it has answered ``begun``, which is to be awaited. ``timer``: the record is that timer's
+        event."""
         origin = record.offset if timer is None else timer.origin
         known = self.is_known(origin)
         if known is not None and error is None:
@@ -128,12 +152,10 @@ class Attempts:
                 if not self._worker.state.admits:
                     return  # given up meanwhile
             attempts += 1
-            if timer is None:
-                ctx, context = context or self.context(record, attempts), None
-                watermark = record.offset + 1
-            else:
-                ctx, watermark = self.context(None, attempts, timer), self._worker.watermark
-            error = await self.run(ctx, handle, watermark, blocking=route.is_blocking)
+            ctx, context = context or self._context(record, route, attempts, timer), None
+            watermark = record.offset + 1 if timer is None else self._worker.watermark
+            answer, begun = begun, None
+            error = await self.run(ctx, handle, watermark, blocking=route.is_blocking, begun=answer)
             if error is None:
                 return
             soiled = True
@@ -157,6 +179,20 @@ class Attempts:
             ctx.begin_timer(timer)
         return ctx
 
+    def _context(
+        self, record: IncomingRecord, route: Route, attempt: int, timer: Timer | None = None
+    ) -> EventContext[Any]:
+        """What the route's handler takes; ``record`` stands for the timer's event if there is one."""
+        if not route.is_batch:
+            return self.context(None if timer is not None else record, attempt, timer)
+        worker, limit = self._worker, self._engine.message_limit
+        ctx: BatchContext[Any] = BatchContext(
+            worker.store, worker.topic_partition, None, [], [], limit, attempt, worker.timers
+        )
+        ctx.host = self._engine
+        ctx.gather((record,), timer)
+        return ctx
+
     async def run(
         self,
         ctx: EventContext[Any],
@@ -165,15 +201,19 @@ class Attempts:
         interjection: Interjection | None = None,
         *,
         blocking: bool = False,
+        begun: Awaitable[Any] | None = None,
     ) -> BaseException | None:
-        """Run it once; admits the event if it completes, undoes it if it fails."""
+        """Run it once; admits the event if it completes, undoes it if it fails. ``begun``: what it has answered
+        already."""
         worker, engine = self._worker, self._engine
-        journal, outputs, limit = ctx._journal, ctx._outputs, engine.message_limit
-        if worker.is_journalled:
-            worker.store.begin(journal)
+        journal, outputs = ctx._journal, ctx._outputs
+        if begun is None:
+            self.begin(ctx)
         try:
             answer: Any
-            if blocking:
+            if begun is not None:
+                answer = begun
+            elif blocking:
                 answer = await engine.handler_threads.call(worker.partition, handle, ctx)
             else:
                 answer = handle(ctx)
@@ -183,9 +223,7 @@ class Attempts:
                 interjection.result = answer
             elif answer is not None and answer is not ExecutionState.COMPLETE:
                 raise Answered(answer, ctx.error)
-            for change in journal:
-                if change.value is not None and len(change.value) > limit:
-                    raise change_too_large(change, limit)
+            check_changes(journal, ctx.origin, engine.message_limit)
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and anyio.current_effective_deadline() == -math.inf:
                 raise  # we are cancelled ourselves; otherwise the handler awaited what somebody else had cancelled
@@ -201,6 +239,52 @@ class Attempts:
         else:
             await self._admit(watermark, ctx.origin, outputs, journal, waiter, ctx.timer_changes)
         return None
+
+    # -- without waiting -----------------------------------------------------------------------------------------------
+
+    def begin(self, ctx: EventContext[Any]) -> None:
+        """The store is in this event from now on, until ``end`` or ``run``."""
+        if self._worker.is_journalled:
+            self._worker.store.begin(ctx._journal)
+
+    def end(self, ctx: EventContext[Any], error: BaseException | None) -> BaseException | None:
+        """An event's handler has ended: admits the event, or undoes it. Returns the error, if any. Raises one that ends
+        a process, and not an event."""
+        worker = self._worker
+        if error is None:
+            try:
+                check_changes(ctx._journal, ctx.offset, self._engine.message_limit)
+            except RecordRefused as refused:
+                error = refused
+        ctx.close()
+        if error is not None:
+            worker.undo(ctx._journal)
+            if not isinstance(error, Exception):
+                raise error
+            return error
+        if worker.is_journalled and worker.store is not None:
+            worker.store.end()
+        if worker.state.admits:
+            offset = ctx.offset
+            self._admit_now(offset + 1, offset, ctx._outputs, ctx._journal, None, ctx.timer_changes)
+        return None
+
+    def _admit_now(
+        self,
+        watermark: int,
+        origin: int,
+        outputs: list[Output],
+        journal: list[Change],
+        waiter: Waiter | None,
+        timers: dict[str, Timer | None] | None,
+    ) -> None:
+        worker = self._worker
+        worker.watermark = watermark
+        if timers:
+            journal += worker.timers.admitted(timers, origin)
+        self._engine.pool.admit(worker.partition, watermark, outputs, journal, waiter)
+
+    # -- what becomes of it --------------------------------------------------------------------------------------------
 
     def given_up(self) -> NotOwned:
         """Why somebody waits in vain."""
@@ -225,10 +309,7 @@ class Attempts:
         while pool.is_full and worker.state.admits:
             await pool.wait_room()
         if worker.state.admits:
-            worker.watermark = watermark
-            if timers:
-                journal += worker.timers.admitted(timers)
-            pool.admit(worker.partition, watermark, origin, outputs, journal, waiter)
+            self._admit_now(watermark, origin, outputs, journal, waiter, timers)
             pool.pump()
         elif waiter is not None:
             waiter(self.given_up())

@@ -68,9 +68,10 @@ class BatchDefinition:
 class _Work:
     """The items of one event, until all of them are done."""
 
-    __slots__ = ("attempts", "done", "entry", "held", "items", "left", "parts")
+    __slots__ = ("attempts", "done", "entry", "held", "items", "left", "parts", "stage")
 
-    def __init__(self, items: Items, entry: Entry | None, done: Callable[[_Work], None]) -> None:
+    def __init__(self, stage: BatchStage, items: Items, entry: Entry | None, done: Callable[[_Work], None]) -> None:
+        self.stage = stage
         self.items = list(items)
         self.left = len(self.items)
         self.attempts = 0
@@ -83,6 +84,10 @@ class _Work:
     def error(self) -> Exception | None:
         """Of the first item that failed."""
         return next((item.error for item in self.items if item.error is not None), None)
+
+    def withdraw(self) -> None:
+        """See ``line.Work``."""
+        self.stage.cancel(self)
 
 
 class _Part:
@@ -129,7 +134,7 @@ class BatchStage:
 
     def begin(self, entry: Entry) -> bool:
         """See ``stages.Stage``."""
-        items: list[BatchItem[Any]] | None = entry.work
+        items: list[BatchItem[Any]] | None = entry.plan
         if items is None:
             entry.settle(_nothing)
         elif not items:
@@ -186,27 +191,28 @@ class BatchStage:
     # -- the way of an event's items -----------------------------------------------------------------------------------
 
     def _enter(self, entry: Entry, items: Items) -> None:
-        def done(work: _Work) -> None:
-            error = work.error
-            if error is None or self._definition.on_failure is not None:
-                entry.settle(self._finish(work.items))
-            else:
-                entry.fail(error, work.attempts)
-
-        work = _Work(items, entry, done)
-        entry.cancel = lambda: self._cancel(work)
+        work = _Work(self, items, entry, self._done_ahead)
+        entry.work = work
         self._queue(work, entry.record.partition)
+
+    def _done_ahead(self, work: _Work) -> None:
+        entry, error = work.entry, work.error
+        assert entry is not None
+        if error is None or self._definition.on_failure is not None:
+            entry.settle(self._finish(work.items))
+        else:
+            entry.fail(error, work.attempts)
 
     async def _settled(self, ctx: EventContext[Any], items: Items) -> _Work:
         future: asyncio.Future[None] = self._loop.create_future()
-        work = _Work(items, None, lambda _: None if future.done() else future.set_result(None))
+        work = _Work(self, items, None, lambda _: None if future.done() else future.set_result(None))
         if not work.items:
             return work
         self._queue(work, ("turn", ctx.topic_partition.partition))  # or it may wait for a key that waits for this turn
         try:
             await future
         finally:
-            self._cancel(work)
+            self.cancel(work)
         return work
 
     def _queue(self, work: _Work, lane: Hashable) -> None:
@@ -220,7 +226,7 @@ class BatchStage:
         elif self._timer is None:
             self._arm()  # also when it is due now: what comes in the same moment goes with it
 
-    def _cancel(self, work: _Work) -> None:
+    def cancel(self, work: _Work) -> None:
         """Nobody waits for these any more: they are withdrawn, and a call is cancelled if all of its items are such."""
         parts, work.parts = work.parts, []
         held, work.held = work.held, []

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 KINDS = ("async", "thread", "process")
 
+Outcome = tuple[Any, BaseException | None, int]
+"""Result, error, attempts made."""
+
 
 def kind_of(what: str, function: Callable[..., Any], kind: str | None) -> str:
     """How ``what`` is to be called; by default as its function says. Raises ``RegistrationError``."""
@@ -46,8 +49,8 @@ class Calls:
         self._once = _once(_runner(host, kind, function), timeout_seconds)
         self._retries = _retries(retry)
 
-    async def outcome(self, argument: Any) -> tuple[Any, BaseException | None, int]:
-        """(result, error, attempts made). Raises ``CancelledError`` only if its task is cancelled. An error that is no
+    async def outcome(self, argument: Any) -> Outcome:
+        """Raises ``CancelledError`` only if its task is cancelled. An error that is no
         ``Exception`` (``SystemExit``) is for whoever has the event's turn, and not for the event's policy."""
         made = 1
         try:

@@ -50,9 +50,12 @@ class ProducerDefinition:
 class _Work:
     """The records of one event, until all of them are reported."""
 
-    __slots__ = ("deliveries", "done", "left", "partition")
+    __slots__ = ("deliveries", "done", "left", "partition", "stage")
 
-    def __init__(self, partition: int, records: Sequence[Record], done: Callable[[_Work], None]) -> None:
+    def __init__(
+        self, stage: DeliveryStage, partition: int, records: Sequence[Record], done: Callable[[_Work], None]
+    ) -> None:
+        self.stage = stage
         self.partition = partition
         self.deliveries = [Delivery(record) for record in records]
         self.left = len(self.deliveries)
@@ -62,6 +65,10 @@ class _Work:
     def error(self) -> Exception | None:
         """Of the first record that failed."""
         return next((delivery.error for delivery in self.deliveries if delivery.error is not None), None)
+
+    def withdraw(self) -> None:
+        """See ``line.Work``."""
+        self.stage.cancel(self)
 
 
 class DeliveryStage:
@@ -79,7 +86,7 @@ class DeliveryStage:
 
     def begin(self, entry: Entry) -> bool:
         """See ``stages.Stage``."""
-        records: list[Record] | None = entry.work
+        records: list[Record] | None = entry.plan
         if records is None:
             entry.settle(_nothing)
             return True
@@ -95,8 +102,8 @@ class DeliveryStage:
             else:
                 entry.fail(error, 1)
 
-        work = _Work(entry.record.partition, records, done)
-        entry.cancel = lambda: self._cancel(work)
+        work = _Work(self, entry.record.partition, records, done)
+        entry.work = work
         entry.begun = True  # what is handed to the producer can not be taken back
         self._send(work)
         return True
@@ -121,16 +128,15 @@ class DeliveryStage:
 
     async def _settled(self, ctx: EventContext[Any], records: Sequence[Record]) -> _Work:
         future: asyncio.Future[None] = self._loop.create_future()
-        work = _Work(
-            ctx.topic_partition.partition, records, lambda _: None if future.done() else future.set_result(None)
-        )
+        partition = ctx.topic_partition.partition
+        work = _Work(self, partition, records, lambda _: None if future.done() else future.set_result(None))
         self._turns[future] = None
         self._send(work)
         try:
             await future
         finally:
             del self._turns[future]
-            self._cancel(work)
+            self.cancel(work)
         return work
 
     def statistics(self) -> StageStatistics:
@@ -204,7 +210,7 @@ class DeliveryStage:
         for delivery in deliveries:
             self._reported(Acknowledgement(delivery, -1, -1, Answered(ExecutionState.FATAL, error)))
 
-    def _cancel(self, work: _Work) -> None:
+    def cancel(self, work: _Work) -> None:
         """Nobody waits for it any more."""
         left = [delivery for delivery in work.deliveries if id(delivery) in self._works]
         if left:

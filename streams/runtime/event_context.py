@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
+from typing import Any, Final, Generic, TypeVar, overload
+
+import msgspec
 
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.core.timers import Timer
 from streams.errors import EncodeError, RecordRefused, RegistrationError, StoreError
-from streams.events import event_type_of
+from streams.events import event_type_of, known_type
 from streams.outcomes import ExecutionState
 from streams.records import Change, Headers, IncomingRecord, Output, Record, TopicPartition
 from streams.runtime.changelog import encode_timer
-
-if TYPE_CHECKING:
-    from streams.runtime.host import Host
-    from streams.runtime.timers import PartitionTimers
+from streams.runtime.timers import PartitionTimers
 
 StoreT = TypeVar("StoreT")
 
@@ -31,60 +30,43 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MILLISECOND: Final = timedelta(milliseconds=1)
 
 
-class EventContext(Generic[StoreT]):
+class EventContext(msgspec.Struct, Generic[StoreT], eq=False, weakref=True):
     """One event, its partition's store, and what the event sends. Valid while its handler runs, not longer.
 
     Nothing is sent by ``forward`` itself: outputs are collected, and go into the transaction when the event completes.
     Use it from the handler only (for ``blocking=True`` that is the handler's thread).
     """
 
-    __slots__ = (
-        "_closed",
-        "_journal",
-        "_limit",
-        "_outputs",
-        "attempt",
-        "error",
-        "host",
-        "input",
-        "store",
-        "timer",
-        "timer_changes",
-        "timers",
-        "topic_partition",
-    )
+    store: StoreT
+    topic_partition: TopicPartition
+    input: IncomingRecord | None
+    _outputs: list[Output]
+    _journal: list[Change]
+    _limit: int
+    attempt: int = 1
+    timers: PartitionTimers | None = None
+    """For the toolkit itself: the partition's, from the event's turn on."""
+    _first: int = 0
+    """Where the event's own part of the journal begins."""
+    error: BaseException | None = None
+    timer: Timer | None = None
+    timer_changes: dict[str, Timer | None] | None = None
+    host: Any = None
+    """For the toolkit itself (``runtime.host.Host``); set where a handler may wait for something."""
+    _closed: bool = False
 
-    host: Host
-    """For the toolkit itself; set where a handler may wait for something."""
-
-    def __init__(
-        self,
-        store: StoreT,
-        topic_partition: TopicPartition,
-        record: IncomingRecord | None,
-        outputs: list[Output],
-        journal: list[Change],
-        limit: int,
-        attempt: int = 1,
-        timers: PartitionTimers | None = None,
-    ) -> None:
-        self.store = store
-        self.topic_partition = topic_partition
-        self.input = record
-        self.attempt = attempt
-        self.error: BaseException | None = None
-        self._outputs = outputs
-        self._journal = journal
-        self._limit = limit
-        self._closed = False
-        self.timers = timers  # of the partition, from the event's turn on
-        self.timer: Timer | None = None
-        self.timer_changes: dict[str, Timer | None] | None = None
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.where}>"
 
     @property
     def offset(self) -> int:
         """The input record's offset; -1 for an interjection."""
         return -1 if self.input is None else self.input.offset
+
+    @property
+    def where(self) -> str:
+        """``topic[partition]@offset``, as error messages name it."""
+        return f"{self.topic_partition}@{self.offset}"
 
     @property
     def is_interjection(self) -> bool:
@@ -136,7 +118,7 @@ class EventContext(Generic[StoreT]):
         if not isinstance(topic, str):
             self._collect(topic)
             return
-        event_type = event_type_of(type(event))
+        event_type = known_type(type(event)) or event_type_of(type(event))
         value = event_type.encode(event)
         if type(key) is str:
             key = key.encode()
@@ -186,7 +168,7 @@ class EventContext(Generic[StoreT]):
                     f"the key {change.key!r} begins with a prefix that is reserved for the changelog itself"
                 )
         for change in changes:
-            if not any(change is known for known in self._journal):
+            if not any(change is known for known in self._journal[self._first :]):
                 self._journal.append(change)
 
     # -- timers --------------------------------------------------------------------------------------------------------
@@ -254,10 +236,7 @@ class EventContext(Generic[StoreT]):
         if self._closed:
             raise _outlived("cancel_timer", self)
         if self.timers is None:
-            raise StoreError(
-                f"{self.topic_partition}@{self.offset}: cancel_timer was called ahead of the event's turn; "
-                "await ctx.turn() first"
-            )
+            raise StoreError(f"{self.where}: cancel_timer was called ahead of the event's turn; await ctx.turn() first")
         changes = self.timer_changes
         if changes is None:
             changes = self.timer_changes = {}
@@ -325,9 +304,8 @@ def _due_ms(when: object) -> int:
 
 
 def _outlived(method: str, ctx: EventContext[Any]) -> StoreError:
-    where = f"{ctx.topic_partition}@{ctx.offset}"
     return StoreError(
-        f"{method} was called after the handler of {where} had ended; what it would do could not be exactly-once"
+        f"{method} was called after the handler of {ctx.where} had ended; what it would do could not be exactly-once"
     )
 
 

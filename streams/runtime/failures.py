@@ -86,6 +86,14 @@ def describe_type(record: IncomingRecord) -> str:
     return f"nobody handles the event type {raw[:64].decode(errors='replace')!r}"
 
 
+def check_changes(changes: list[Change], origin: int, limit: int) -> None:
+    """They are the event's ``origin``. Raises ``RecordRefused`` for one that no producer would take."""
+    for change in changes:
+        change.origin = origin
+        if change.value is not None and len(change.value) > limit:
+            raise change_too_large(change, limit)
+
+
 def change_too_large(change: Change, limit: int) -> RecordRefused:
     """The error for a change that no producer would take."""
     return RecordRefused(

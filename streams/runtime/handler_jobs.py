@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from streams.errors import StoreError
 from streams.job_settings import SchedulerConfig
 from streams.outcomes import ErrorPolicy, ExecutionState
@@ -14,7 +16,7 @@ from streams.records import Change, IncomingRecord, TopicPartition
 from streams.runtime.event_context import EventContext
 from streams.runtime.failures import Answered, backoff, cancelled_inside, is_last
 from streams.runtime.job_runner import Job, JobRunner
-from streams.runtime.line import Entry
+from streams.runtime.line import Entry, WaitingContext
 from streams.runtime.stages import described
 from streams.statistics import StageStatistics
 
@@ -22,29 +24,22 @@ if TYPE_CHECKING:
     from streams.runtime.host import Host
 
 
-class AheadContext(EventContext[Any]):
+class AheadContext(WaitingContext):
     """The context of a handler that runs ahead: without a store until its turn."""
 
-    __slots__ = ("_has_turn", "_reached", "_store", "_waiting", "task")
+    _reached: Callable[[], None] = lambda: None
+    _has_turn: bool = False
+    _waiting: list[asyncio.Future[None]] = msgspec.field(default_factory=list)
 
-    def __init__(
-        self, where: TopicPartition, record: IncomingRecord, limit: int, attempt: int, reached: Callable[[], None]
-    ) -> None:
-        self._has_turn = False
-        self._waiting: list[asyncio.Future[None]] = []
-        self._reached = reached
-        self.task = asyncio.current_task()
-        super().__init__(None, where, record, [], [], limit, attempt)
-
-    @property
+    @property  # type: ignore[misc]  # in front of a field
     def store(self) -> Any:
         """The partition's store; from the event's turn on."""
         self._needs_turn("the store was used")
-        return self._store
+        return _held.__get__(self)
 
     @store.setter
     def store(self, store: Any) -> None:
-        self._store = store
+        _held.__set__(self, store)
 
     def record_change(self, *changes: Change) -> None:
         """See ``EventContext.record_change``; from the event's turn on."""
@@ -56,14 +51,25 @@ class AheadContext(EventContext[Any]):
         if self._closed:
             self._needs_turn("turn was awaited")
         self._reached()
-        if not self._has_turn:  # each call has a future of its own: whoever is cancelled takes nobody along
-            self._waiting.append(asyncio.get_running_loop().create_future())
-            await self._waiting[-1]
+        while not self._has_turn:  # else it was roused too early
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiting)  # each call has one of its own: whoever is cancelled takes nobody along
+            await waiting
 
     def arrive(self) -> None:
         """The turn has come."""
         self._has_turn = True
-        for waiting in self._waiting:
+        self.rouse()
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether somebody waits for the turn, and has not been roused."""
+        return bool(self._waiting)
+
+    def rouse(self) -> None:
+        """Have those who wait look whether the turn has come."""
+        roused, self._waiting = self._waiting, []
+        for waiting in roused:
             if not waiting.done():
                 waiting.set_result(None)
 
@@ -74,6 +80,10 @@ class AheadContext(EventContext[Any]):
             raise StoreError(
                 f"{self.topic_partition}@{self.offset}: {what} ahead of the event's turn; await ctx.turn() first"
             )
+
+
+_held: Any = EventContext.__dict__["store"]
+"""The field that the property is in front of."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -107,15 +117,22 @@ class HandlerStage:
         self.definition = definition
         self.host = host
         self.runner = JobRunner(definition.name, definition.config)
+        self._where: dict[int, TopicPartition] = {}
 
     def begin(self, entry: Entry) -> bool:
         """See ``stages.Stage``."""
-        if not self.runner.has_room(entry, entry.work):
+        if not self.runner.has_room(entry, entry.plan):
             return False
-        run = _Run(self, entry)
-        entry.cancel = run.cancel
-        self.runner.add(run.job)
+        run = entry.work = _Run(self, entry)
+        self.runner.add(run)
         return True
+
+    def where(self, partition: int) -> TopicPartition:
+        """A partition of the source's topic."""
+        found = self._where.get(partition)
+        if found is None:
+            found = self._where[partition] = TopicPartition(self.host.config.topic, partition)
+        return found
 
     def statistics(self) -> StageStatistics:
         """What is under way."""
@@ -126,25 +143,26 @@ class HandlerStage:
         return self.runner.close()
 
 
-class _Run:
+class _Run(Job):
     """One event's handler, with as many attempts as it takes to get to its turn. What comes later is the event's
     outcome at its turn, and a further attempt is made there, as for any handler."""
 
+    __slots__ = ("_attempt", "_ctx", "_entry", "_has_ended", "_stage", "_tell", "error")
+
     def __init__(self, stage: HandlerStage, entry: Entry) -> None:
+        super().__init__(stage.runner, entry.lane, entry.plan)
         self._stage = stage
         self._entry = entry
         self._ctx: AheadContext | None = None
-        self._outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._attempt = 1
-        self.job = Job(entry.lane, entry.work, self._run, self._end)
+        self._has_ended = False
+        self._tell: Callable[[BaseException | None], None] | None = None
+        self.error: BaseException | None = None
 
-    def cancel(self) -> None:
-        """The event is done with, or given up: what still runs for it touches nothing more."""
-        if self._ctx is not None:
-            self._ctx.close()
-        self._stage.runner.cancel(self.job)
+    # -- ahead of the turn ---------------------------------------------------------------------------------------------
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """See ``job_runner.Job``."""
         entry, policy, rng = self._entry, self._stage.definition.policy, self._stage.host.rng
         entry.begun = True
         while True:
@@ -153,18 +171,45 @@ class _Run:
                 self._end(error)
                 return
             if is_last(policy, self._attempt, error):
-                self._stage.runner.over(self.job, holds_key=True)  # until its failure was dealt with
+                self.runner.over(self, holds_key=True)  # until its failure was dealt with
                 entry.fail(error, self._attempt)
                 return
             await asyncio.sleep(backoff(policy, self._attempt, rng))
             self._attempt += 1
 
+    def lost(self, error: BaseException) -> None:
+        """See ``job_runner.Job``."""
+        self._end(error)
+
+    def withdraw(self) -> None:
+        """See ``line.Work``: what still runs for it touches nothing more."""
+        if self._ctx is not None:
+            self._ctx.close()
+        if self.holds_key or not self._has_ended:
+            self.runner.cancel(self)
+
+    def reached(self) -> None:
+        """The handler waits for its turn."""
+        entry = self._entry
+        if not entry.is_settled:
+            entry.settle(self._again, None if self._ctx is None else self, self._attempt - 1)
+            self.runner.over(self)  # that takes no slot, or nobody might have one left
+
     async def _try(self) -> BaseException | None:
         """Run the handler once. Returns its error."""
         host, entry = self._stage.host, self._entry
-        where = TopicPartition(host.config.topic, entry.record.partition)
-        ctx = self._ctx = AheadContext(where, entry.record, host.message_limit, self._attempt, self._reached)
-        ctx.host = host
+        ctx = self._ctx = AheadContext(
+            None,
+            self._stage.where(entry.record.partition),
+            entry.record,
+            [],
+            [],
+            host.message_limit,
+            self._attempt,
+            host=host,
+            task=asyncio.current_task(),
+            _reached=self.reached,
+        )
         try:
             answer = await self._stage.definition.handler(ctx, entry.event)
         except asyncio.CancelledError as cancelled:
@@ -184,26 +229,41 @@ class _Run:
             ctx.close()  # what it may have left behind is not part of the next attempt
         return error
 
-    def _reached(self) -> None:
-        """The handler waits for its turn."""
-        entry = self._entry
-        if not entry.is_settled:
-            entry.settle(self._finish, self._ctx, self._attempt - 1)
-            self._stage.runner.over(self.job)  # that takes no slot, or nobody might have one left
-
     def _end(self, error: BaseException | None) -> None:
         """The handler has ended, before its turn or after."""
-        if not self._outcome.done():
-            if error is None:
-                self._outcome.set_result(None)
-            else:
-                self._outcome.set_exception(error)
-                self._outcome.exception()  # it may be that nobody asks
-        self._reached()
+        if self._has_ended:
+            return
+        self._has_ended, self.error = True, error
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell(error)
+        else:
+            self.reached()
 
-    async def _finish(self, ctx: EventContext[Any]) -> Any:
-        """The event's turn."""
-        if ctx is not self._ctx or not isinstance(ctx, AheadContext):  # a further attempt, all of it in the turn
-            return await self._stage.definition.handler(ctx, self._entry.event)
-        ctx.arrive()
-        return await self._outcome
+    # -- its turn ------------------------------------------------------------------------------------------------------
+
+    @property
+    def context(self) -> AheadContext:
+        """See ``line.Waiting``."""
+        assert self._ctx is not None
+        return self._ctx
+
+    def arrive(self, ended: Callable[[BaseException | None], None]) -> bool:
+        """See ``line.Waiting``."""
+        if not self._has_ended:
+            self._tell = ended
+            self.context.arrive()
+        return self._has_ended
+
+    @property
+    def is_asleep(self) -> bool:
+        """See ``line.Waiting``."""
+        return self.context.is_asleep
+
+    def rouse(self) -> None:
+        """See ``line.Waiting``."""
+        self.context.rouse()
+
+    def _again(self, ctx: EventContext[Any]) -> Any:
+        """A further attempt, all of it in the turn."""
+        return self._stage.definition.handler(ctx, self._entry.event)

@@ -29,10 +29,10 @@ class Admission(Protocol):
         self,
         partition: int,
         offset: int,
-        origin: int,
         outputs: list[Output],
         changes: list[Change],
         waiter: Waiter | None = None,
+        events: int = 1,
     ) -> None: ...
 
     def pump(self) -> None: ...

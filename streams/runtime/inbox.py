@@ -7,7 +7,6 @@ from collections import deque
 from streams.config import EventSourceConfig
 from streams.records import IncomingRecord
 from streams.runtime.interjections import Interjection
-from streams.runtime.poller import size_of
 from streams.runtime.ports import Input
 from streams.runtime.signal import Signal
 
@@ -31,16 +30,17 @@ class Inbox:
         self._input = source
         self._partition = partition
         self._batches: deque[list[IncomingRecord]] = deque()
+        self._unhandled: deque[tuple[int, int]] = deque()  # (records, bytes) of each batch, less what is handled of it
         self._asked: deque[Interjection] = deque()
         self._wake = wake
 
     def __bool__(self) -> bool:
         return bool(self._batches)
 
-    def add(self, records: list[IncomingRecord]) -> None:
-        """Queue records; pauses the partition when its queue is full."""
-        size = size_of(records)
+    def add(self, records: list[IncomingRecord], size: int) -> None:
+        """Queue records of so many bytes; pauses the partition when its queue is full."""
         self._batches.append(records)
+        self._unhandled.append((len(records), size))
         self.records += len(records)
         self.size += size
         self.counted += len(records)
@@ -72,6 +72,11 @@ class Inbox:
         """It did not come to its end: it is the next one again."""
         self._asked.appendleft(interjection)
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether an interjection waits."""
+        return bool(self._asked)
+
     def take_interjection(self) -> Interjection | None:
         """The next one, if there is one."""
         while self._asked:
@@ -86,12 +91,12 @@ class Inbox:
         other._asked.clear()
         self._wake.notify()
 
-    def handled(self, records: list[IncomingRecord]) -> None:
-        """These are done."""
-        size = size_of(records)
-        self.records -= len(records)
+    def handled(self, records: int) -> None:
+        """The first so many are done."""
+        size = self._size_of_first(records)
+        self.records -= records
         self.size -= size
-        self._uncount(min(len(records), self.counted), min(size, self.counted_size))
+        self._uncount(min(records, self.counted), min(size, self.counted_size))
         if self.paused and self.records <= self._resume_at[0] and self.size <= self._resume_at[1]:
             self.paused = False
             self._input.resume(self._partition)
@@ -105,9 +110,23 @@ class Inbox:
     def drop(self) -> None:
         """Forget all records."""
         self._batches.clear()
+        self._unhandled.clear()
         self._uncount(self.counted, self.counted_size)
         self.records = self.size = 0
         self._wake.notify()
+
+    def _size_of_first(self, records: int) -> int:
+        """Their bytes, and forgets them. Within a batch all records count alike: nobody measures them one by one."""
+        total = 0
+        while records:
+            count, size = self._unhandled.popleft()
+            if count > records:
+                part = size * records // count
+                self._unhandled.appendleft((count - records, size - part))
+                return total + part
+            records -= count
+            total += size
+        return total
 
     def _uncount(self, records: int, size: int) -> None:
         if records or size:

@@ -47,6 +47,11 @@ class Timetable:
         ]
         self._next = min(self._due, default=None)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is scheduled."""
+        return self._next is None
+
     def due(self, now: float) -> Interjection | None:
         """The interjection that is due longest, if any; its next run is set."""
         if self._next is None or now < self._next:

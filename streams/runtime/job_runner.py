@@ -4,37 +4,54 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Coroutine, Hashable
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from typing import Final
 
 from streams.core.keyed_jobs import KeyedJobs
 from streams.job_settings import SchedulerConfig
 from streams.runtime.failures import cancelled_inside
 from streams.runtime.line import Entry
-from streams.runtime.stages import Blocked
 from streams.statistics import StageStatistics
 
+WAITING_PER_SLOT: Final = 16
+LEAST_WAITING: Final = 1_000
+"""Jobs of a partition that wait for a slot or their key, at most: so many per slot, and this at least. Enough to find
+free keys for all slots among them; more would be nothing but objects that live long, which the garbage collector looks
+at again and again."""
 
-class Job:
-    """One job: ``run`` is called when its slot and its key are free. What it raises should be dealt with inside; what
-    is not, and a cancellation that nobody here asked for, goes to ``lost``: whoever waits must hear of it."""
 
-    __slots__ = ("holds_key", "is_over", "key", "lane", "lost", "run", "task")
+class Job(ABC):
+    """One job. Slots and no closures: there may be thousands of them, all alive for a while."""
 
-    def __init__(
-        self,
-        lane: Hashable,
-        key: Hashable,
-        run: Callable[[], Coroutine[Any, Any, None]],
-        lost: Callable[[BaseException], None],
-    ) -> None:
+    __slots__ = ("holds_key", "is_over", "key", "lane", "runner", "task")
+
+    def __init__(self, runner: JobRunner, lane: Hashable, key: Hashable) -> None:
+        self.runner = runner
         self.lane = lane
         self.key = key
-        self.run = run
-        self.lost = lost
         self.task: asyncio.Task[None] | None = None
         self.is_over = False
         self.holds_key = False
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Called when its slot and its key are free. What it raises should be dealt with inside; what is not, and a
+        cancellation that nobody here asked for, goes to ``lost``: whoever waits must hear of it."""
+
+    @abstractmethod
+    def lost(self, error: BaseException) -> None:
+        """It ended without a word."""
+
+    def ended(self, task: asyncio.Task[None]) -> None:
+        """Its task has ended. (A callback, and not the end of ``run``: one that is cancelled at once never runs.)"""
+        self.runner.forget(self)
+        if task.cancelled():
+            self.lost(cancelled_inside(asyncio.CancelledError()))
+        elif (error := task.exception()) is not None:
+            self.lost(error)
+        if not self.is_over:
+            self.runner.over(self)
 
 
 class JobRunner:
@@ -42,18 +59,23 @@ class JobRunner:
 
     def __init__(self, name: str, config: SchedulerConfig) -> None:
         self._name = name
+        self._task_name = f"kes-job-{name}"
+        self._loop = asyncio.get_running_loop()
         self._jobs: KeyedJobs[Job] = KeyedJobs(
-            config.concurrency, config.worker_queue_depth, config.max_concurrent_keys
+            config.concurrency,
+            config.worker_queue_depth,
+            config.max_concurrent_keys,
+            max(LEAST_WAITING, WAITING_PER_SLOT * config.concurrency),
         )
-        self._blocked = Blocked()
+        self._refused: dict[Hashable, tuple[Entry, Hashable]] = {}  # by their lane, of which it is the next
         self._running: dict[Job, asyncio.Task[None]] = {}
         self._context = contextvars.copy_context()  # or a job would inherit that of whichever ended before it
 
     def has_room(self, entry: Entry, key: Hashable) -> bool:
-        """Whether a job of this key may be added; if not, the entry is woken when there may be room."""
+        """Whether a job of this key may be added; if not, the entry's line is woken when there is room."""
         if self._jobs.has_room(entry.lane, key):
             return True
-        self._blocked.add(entry)
+        self._refused[entry.lane] = entry, key
         return False
 
     def add(self, job: Job) -> None:
@@ -67,23 +89,29 @@ class JobRunner:
         if job.is_over:
             return
         job.is_over, job.holds_key = True, holds_key
-        self._jobs.left_slot()
-        if not holds_key:
-            self._jobs.left_key(job.lane, job.key)
+        if holds_key:
+            self._jobs.left_slot()
+        else:
+            self._jobs.ended(job.lane, job.key)
+            if self._refused:
+                self._look_again(job.lane)
         self._pump()
-        self._blocked.wake()
 
     def cancel(self, job: Job) -> None:
         """Nobody wants it any more, or holds its key. One that runs keeps its slot until it has ended."""
         if job.holds_key:
             job.holds_key = False
             self._jobs.left_key(job.lane, job.key)
+            self._look_again(job.lane)
             self._pump()
-            self._blocked.wake()
         elif job.task is not None:
             job.task.cancel()
         elif self._jobs.withdraw(job.lane, job.key, job):
-            self._blocked.wake()
+            self._look_again(job.lane)
+
+    def forget(self, job: Job) -> None:
+        """Its task has ended."""
+        self._running.pop(job, None)
 
     def statistics(self) -> StageStatistics:
         """What is under way."""
@@ -91,25 +119,22 @@ class JobRunner:
 
     def close(self) -> list[asyncio.Task[None]]:
         """Cancel what runs. Returns it."""
-        for task in self._running.values():
+        tasks = list(self._running.values())
+        for task in tasks:
             task.cancel()
-        return list(self._running.values())
+        return tasks
 
     def _pump(self) -> None:
         while (job := self._jobs.take()) is not None:
-            self._begin(job)
+            task = job.task = self._loop.create_task(job.run(), name=self._task_name, context=self._context.copy())
+            self._running[job] = task
+            task.add_done_callback(job.ended, context=self._context)
+            if self._refused:
+                self._look_again(job.lane)
 
-    def _begin(self, job: Job) -> None:
-        loop, context = asyncio.get_running_loop(), self._context.copy()
-        task = job.task = loop.create_task(job.run(), name=f"kes-job-{self._name}", context=context)
-        self._running[job] = task
-
-        def ended(_: object) -> None:  # here, and not in the task: one that is cancelled at once never runs
-            del self._running[job]
-            if task.cancelled():
-                job.lost(cancelled_inside(asyncio.CancelledError()))
-            elif (error := task.exception()) is not None:
-                job.lost(error)
-            self.over(job)
-
-        task.add_done_callback(ended)
+    def _look_again(self, lane: Hashable) -> None:
+        """There may be room in this lane."""
+        refused = self._refused.get(lane)
+        if refused is not None and self._jobs.has_room(lane, refused[1]):
+            del self._refused[lane]
+            refused[0].line.wake()

@@ -8,10 +8,11 @@ their offsets whatever the jobs do, and a replay comes to the same results.
 
 from __future__ import annotations
 
-import itertools
+import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from itertools import islice
+from typing import Any, Protocol
 
 from streams.core.router import Route
 from streams.records import IncomingRecord
@@ -21,64 +22,104 @@ Finish = Callable[[EventContext[Any]], Any]
 """What an event does at its turn. May be asynchronous."""
 
 
+class Work(Protocol):
+    """What a stage does for an entry."""
+
+    def withdraw(self) -> None:
+        """Nobody waits for the entry any more, or its turn is over: what still runs for it is stopped."""
+        ...
+
+
+class WaitingContext(EventContext[Any]):
+    """The context of a handler that runs in a task of its own."""
+
+    task: asyncio.Task[Any] | None = None
+
+
+class Waiting(Work, Protocol):
+    """A handler that runs already, and has come to the point where it waits for its turn, or to its end."""
+
+    @property
+    def context(self) -> WaitingContext: ...
+
+    @property
+    def error(self) -> BaseException | None:
+        """Of a handler that has ended; ``None``: it has completed."""
+        ...
+
+    def arrive(self, ended: Callable[[BaseException | None], None]) -> bool:
+        """The turn has come. ``True``: the handler has ended already. Else it goes on as soon as the loop lets it, and
+        ``ended`` is called when it has ended, by its own task."""
+        ...
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether it waits for its turn, and has not been roused."""
+        ...
+
+    def rouse(self) -> None:
+        """The turn may come at once: be there. It is no turn yet."""
+        ...
+
+
 class Entry:
     """One event in the line.
 
-    A stage gets it with ``work`` (what the stage planned for the event), and ends it by ``settle`` or ``fail``, once.
-    ``begun`` tells that its work has side effects by now; ``cancel``, set by the stage, stops what still runs for it.
+    A stage gets it with ``plan`` (what was planned for the event), and ends it by ``settle`` or ``fail``, once.
+    ``begun`` tells that its work has side effects by now; ``work``, set by the stage, is told when nobody waits for it.
     """
 
     __slots__ = (
-        "_wake",
         "attempts",
         "begun",
-        "cancel",
-        "context",
         "error",
         "event",
         "finish",
         "is_settled",
         "lane",
+        "line",
+        "plan",
         "record",
         "route",
+        "waiting",
         "work",
     )
 
-    def __init__(
-        self, lane: int, record: IncomingRecord, route: Route | None, event: Any, wake: Callable[[], None]
-    ) -> None:
+    def __init__(self, lane: int, record: IncomingRecord, route: Route | None, event: Any, line: Line) -> None:
         self.lane = lane
         self.record = record
         self.route = route
         self.event = event
-        self.work: Any = None
+        self.line = line
+        self.plan: Any = None
         self.begun = False
-        self.cancel: Callable[[], None] | None = None
+        self.work: Work | None = None
         self.is_settled = False
         self.finish: Finish | None = None
-        self.context: EventContext[Any] | None = None
+        self.waiting: Waiting | None = None
         self.error: BaseException | None = None
         self.attempts = 0
-        self._wake = wake
 
-    def settle(self, finish: Finish | None, context: EventContext[Any] | None = None, attempts: int = 0) -> None:
-        """The work is done (``attempts`` failed before): ``finish`` is called at the event's turn, first with
-        ``context`` if there is one. ``None``: run the route's handler, from the bytes on."""
+    def settle(self, finish: Finish | None, waiting: Waiting | None = None, attempts: int = 0) -> None:
+        """The work is done (``attempts`` failed before): ``finish`` is called at the event's turn. With a handler that
+        is ``waiting``, it goes on, and ``finish`` is for the attempts after it. ``None``: run the route's handler, from
+        the bytes on."""
         if not self.is_settled:
             self.is_settled = self.begun = True
-            self.finish, self.context, self.attempts = finish, context, attempts
-            self._wake()
+            self.finish, self.waiting, self.attempts = finish, waiting, attempts
+            self._tell()
 
     def fail(self, error: BaseException, attempts: int) -> None:
         """The work failed for good after so many attempts: at its turn the event goes to its policy's last word."""
         if not self.is_settled:
             self.is_settled = self.begun = True
             self.error, self.attempts = error, attempts
-            self._wake()
+            self._tell()
 
-    def wake(self) -> None:
-        """Something that the entry waited for may be there: look again."""
-        self._wake()
+    def _tell(self) -> None:
+        entries = self.line.entries
+        if entries and entries[0] is self:
+            self.line.wake()
 
     @property
     def is_plain(self) -> bool:
@@ -88,56 +129,69 @@ class Entry:
     def drop(self) -> None:
         """Nobody waits for it any more: its turn is over, or its partition is given up."""
         self.is_settled = True
-        cancel, self.cancel = self.cancel, None
-        if cancel is not None:
-            cancel()
+        work, self.work = self.work, None
+        if work is not None:
+            work.withdraw()
 
 
 class Line:
-    """The entries of one partition."""
+    """The ``entries`` of one partition, in their order. ``wake`` is called when the first one's turn has come, and when
+    there may be room for one that found none."""
 
-    def __init__(self) -> None:
-        self._entries: deque[Entry] = deque()
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+        self.entries: deque[Entry] = deque()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     @property
     def is_ready(self) -> bool:
         """Whether the first one's turn has come."""
-        return bool(self._entries) and self._entries[0].is_settled
-
-    def append(self, entry: Entry) -> None:
-        """Behind all others."""
-        self._entries.append(entry)
+        return bool(self.entries) and self.entries[0].is_settled
 
     @property
     def first(self) -> Entry:
         """Whose turn is next."""
-        return self._entries[0]
+        return self.entries[0]
 
-    def leave(self, count: int) -> None:
+    def leave(self, count: int = 1) -> None:
         """So many had their turn."""
         for _ in range(count):
-            self._entries.popleft()
+            self.entries.popleft()
 
     def plain(self, most: int) -> list[Entry]:
         """The first ones, as long as they are plain; at most ``most``."""
-        return list(itertools.takewhile(lambda entry: entry.is_plain, itertools.islice(self._entries, most)))
+        found = []
+        for entry in islice(self.entries, most):
+            if not entry.is_plain:
+                break
+            found.append(entry)
+        return found
+
+    def waiting(self, most: int) -> list[Waiting]:
+        """Handlers behind the first one that wait for their turn, with none between that is not as far; at most
+        ``most``."""
+        found = []
+        for entry in islice(self.entries, 1, most + 1):
+            if entry.waiting is None:
+                break
+            found.append(entry.waiting)
+        return found
 
     def cut(self) -> None:
         """Nothing new begins: drop the first entry whose work has not begun, and all behind it; and what would be the
         last but for a handler that has not begun either."""
         kept: deque[Entry] = deque()
-        while self._entries and self._entries[0].begun:
-            kept.append(self._entries.popleft())
+        while self.entries and self.entries[0].begun:
+            kept.append(self.entries.popleft())
         self.drop()
         while kept and kept[-1].is_plain:
             kept.pop()
-        self._entries = kept
+        self.entries = kept
 
     def drop(self) -> None:
         """Forget all."""
-        entries, self._entries = self._entries, deque()
+        entries, self.entries = self.entries, deque()
         for entry in entries:
             entry.drop()

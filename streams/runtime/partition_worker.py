@@ -1,7 +1,7 @@
 """One partition, one task, one writer of its store.
 
-The hot path is ``_slice``: plain handlers, run back to back without an await, a slice at a time. Everything that
-needs patience (async and blocking handlers, failures, interjections) goes through ``Attempts``, an event at a time.
+The hot path is ``Slices``: plain handlers, run back to back without an await, a slice at a time. Everything that needs
+patience (async and blocking handlers, failures, interjections) goes through ``Attempts``, an event at a time.
 Both end in ``pool.admit``, in the order of the partition, so what is admitted is always a completed prefix. Events
 whose work runs ahead of their turn, and those behind them, are in the ``Line`` until then.
 """
@@ -9,51 +9,39 @@ whose work runs ahead of their turn, and those behind them, are in the ``Line`` 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
-import anyio.lowlevel
 
 from streams.core.partition import PartitionState
-from streams.errors import DecodeError
 from streams.metrics import EventFailed
-from streams.outcomes import ErrorResponse, ExecutionState
+from streams.outcomes import ErrorResponse
 from streams.protocols import JournalledStore
-from streams.records import TYPE_HEADER, VERSION_HEADER, Change, IncomingRecord, Output, TopicPartition
+from streams.records import Change, IncomingRecord, TopicPartition
 from streams.runtime.attempts import Attempts
 from streams.runtime.changelog import OffsetRecord
 from streams.runtime.copies import StateCopy
-from streams.runtime.event_context import EventContext
+from streams.runtime.entrance import Entrance
 from streams.runtime.failures import (
-    Answered,
     EventFailure,
     RestartNeeded,
-    cancelled_inside,
-    change_too_large,
     describe,
     is_fatal,
-    is_last,
     reason_of,
 )
 from streams.runtime.inbox import Inbox
 from streams.runtime.interjections import Interjection, Timetable
-from streams.runtime.line import Entry, Line
+from streams.runtime.line import Line
 from streams.runtime.signal import Signal
+from streams.runtime.slices import LONGEST_SLICE_SECONDS, Slices
 from streams.runtime.timers import PartitionTimers
+from streams.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from streams.runtime.host import Host
 
 _log = logging.getLogger(__name__)
-
-SLICE: Final = 128
-"""Events handled between two looks at the loop, at most: the switch costs nothing then."""
-
-LONGEST_SLICE_SECONDS: Final = 0.005
-"""Slices of slow handlers get shorter until they take about so long: everybody else, commits included, waits
-meanwhile."""
 
 YIELD_EVERY: Final = 32
 """Steps in the line between two looks at the loop, at most: 20 to 100 us each, besides the handlers."""
@@ -82,15 +70,14 @@ class PartitionWorker:
         self.is_journalled = False
         self.timers = PartitionTimers(self)
         self.attempts = Attempts(self)
-        self._line = Line()
-        self._next: Entry | None = None  # would be the line's last one, but finds no room
+        self.slices = Slices(self)
+        self._line = Line(self._wake.notify)
+        self._entrance = Entrance(self, self._line)
+        self._turns = Turns(self, self._line)
         self._timetable = Timetable(engine.schedules, engine.rng)
         self._closing = False
-        self._slice_size = SLICE // 8
         self._steps, self._breathed_at = 0, 0.0
-        self._at_work: list[
-            asyncio.Task[Any] | None
-        ] = []  # whoever waits for a turn of ours in one of these never ends
+        self._task: asyncio.Task[Any] | None = None  # whoever waits for a turn of ours in it never ends
 
     # -- called by the engine ------------------------------------------------------------------------------------------
 
@@ -135,7 +122,7 @@ class PartitionWorker:
 
     def is_run_by(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether this task has the partition's turn now, so that it must not wait for another one."""
-        return task is not None and task in self._at_work
+        return task is not None and (task is self._task or self._turns.is_of(task))
 
     @property
     def is_closing(self) -> bool:
@@ -153,7 +140,7 @@ class PartitionWorker:
         """Handle what comes until the intake is closed, then what has begun. Raises ``RestartNeeded``, and
         ``EventFailure`` to stop the source."""
         self._timetable.start(self.engine.now())
-        self._at_work.append(asyncio.current_task())
+        self._task = asyncio.current_task()
         try:
             while not self._closing:
                 interjected = await self._between()
@@ -166,7 +153,7 @@ class PartitionWorker:
             self._line.cut()
             await self.settle_line()
         finally:
-            self._at_work.clear()
+            self._task = None
             self.drop_line()
 
     async def handle(self, records: list[IncomingRecord]) -> None:
@@ -175,16 +162,16 @@ class PartitionWorker:
         pool = self.engine.pool
         position = 0
         while position < len(records) and not self._closing:
-            if self._line or self._next is not None or self._goes_ahead(records[position]):
-                position += await self._in_line(records[position])
+            if self._line or self._entrance.is_blocked or self._entrance.goes_ahead(records[position]):
+                position = await self._in_line(records, position)
             elif pool.is_full:
                 await pool.wait_room()
                 continue  # anything may have happened meanwhile
             else:
                 start = position
-                position = await self._back_to_back(records, start)
+                position = await self.back_to_back(records, start)
                 if not self._closing:
-                    self.inbox.handled(records[start:position])
+                    self.inbox.handled(position - start)
             if not self._closing:
                 await self._between()
 
@@ -198,182 +185,57 @@ class PartitionWorker:
 
     def drop_line(self) -> None:
         """Forget what is in the line; what runs for it is cancelled."""
-        self._next = None
+        self._entrance.drop()
         self._line.drop()
 
-    async def _back_to_back(self, records: list[IncomingRecord], start: int) -> int:
+    async def back_to_back(self, records: list[IncomingRecord], start: int) -> int:
         """Handle some of these records, one at least. Returns the position of the next."""
-        began = self.engine.now()
-        position, failure = self._slice(records, start, min(start + self._slice_size, len(records)))
-        self._adapt(self.engine.now() - began)
+        position, failure = self.slices.run(records, start)
         self.engine.pool.pump()
         if failure is not None or position == start:
             await self.attempts.one(records[position], failure)
             return position + 1
-        await anyio.lowlevel.checkpoint()
+        await asyncio.sleep(0)
         return position
 
-    async def _breathe(self) -> None:
-        """Called after each step that may have waited for nothing: the others have their turn, too."""
-        self._steps += 1
+    async def _breathe(self, steps: int = 1) -> None:
+        """Called after steps that may have waited for nothing: the others have their turn, too."""
+        self._steps += steps
         if self._steps >= YIELD_EVERY or self.engine.now() - self._breathed_at > LONGEST_SLICE_SECONDS:
-            await anyio.lowlevel.checkpoint()
+            await asyncio.sleep(0)
             self._steps, self._breathed_at = 0, self.engine.now()
 
     async def _wait(self) -> None:
         times = self._timetable.seconds_to_next(self.engine.now()), self.timers.seconds_to_next()
         await self._wake.wait(min((time for time in times if time is not None), default=None))
 
-    def _adapt(self, slice_seconds: float) -> None:
-        if slice_seconds > LONGEST_SLICE_SECONDS:
-            self._slice_size = max(1, self._slice_size // 2)
-        elif self._slice_size < SLICE:
-            self._slice_size *= 2
-
-    def _slice(self, records: list[IncomingRecord], start: int, stop: int) -> tuple[int, BaseException | None]:
-        """Run plain handlers back to back. Returns the position of the first record that needs patience, and why if it
-        is because its handler failed."""
-        engine, partition, store, tp = self.engine, self.partition, self.store, self.topic_partition
-        timers = self.timers
-        routes, limit, admit = engine.router.routes, engine.message_limit, engine.pool.admit
-        journalled = self.is_journalled
-        if self.attempts.known_failures:
-            return start, None
-        for position in range(start, stop):
-            record = records[position]
-            name = version = None
-            for header, content in record.headers or ():
-                if header == TYPE_HEADER and name is None:
-                    name = content or b""  # the first one counts, as for Attempts.read; null and empty name nothing
-                elif header == VERSION_HEADER and version is None:
-                    version = content or b""
-            route = routes.get(name) if name is not None else None
-            if route is None or not route.plain or version != route.wire_version:
-                return position, None
-            journal: list[Change] = []
-            outputs: list[Output] = []
-            try:
-                event = route.decode(record.value, route.version)
-            except DecodeError:
-                return position, None  # met again by one(), which knows what to do
-            ctx = EventContext(store, tp, record, outputs, journal, limit, 1, timers)
-            if journalled:
-                store.begin(journal)
-            try:
-                answer = route.handler(ctx, event)
-                if answer is not None and answer is not ExecutionState.COMPLETE:
-                    if inspect.iscoroutine(answer):  # a plain function around an async one: seen once, then known
-                        answer.close()
-                        route.plain = False
-                        ctx.close()
-                        self.undo(journal)
-                        soiled = RestartNeeded(record.offset, 0, Answered(answer, None))
-                        return position, None if journalled else soiled
-                    raise Answered(answer, ctx.error)
-                for change in journal:
-                    if change.value is not None and len(change.value) > limit:
-                        raise change_too_large(change, limit)
-            except (Exception, asyncio.CancelledError) as error:
-                ctx.close()
-                self.undo(journal)
-                return position, error if isinstance(error, Exception) else cancelled_inside(error)
-            ctx._closed = True
-            if journalled:
-                store.end()
-            if ctx.timer_changes:
-                journal += timers.admitted(ctx.timer_changes)
-            offset = record.offset
-            self.watermark = offset + 1
-            admit(partition, offset + 1, offset, outputs, journal)
-        return stop, None
-
     # -- work ahead of its turn ----------------------------------------------------------------------------------------
 
-    def _goes_ahead(self, record: IncomingRecord) -> bool:
-        router = self.engine.router
-        name = record.header(TYPE_HEADER)
-        route = router.routes.get(name, router.default) if name is not None else router.default
-        return route is not None and route.ahead is not None
-
-    async def _in_line(self, record: IncomingRecord) -> int:
-        """One step while work runs ahead: a turn that has come, or this record's way into the line (1), or a wait."""
+    async def _in_line(self, records: list[IncomingRecord], start: int) -> int:
+        """One step while work runs ahead: turns that have come, or the way of some of these records into the line, or a
+        wait. Returns the position of the next record."""
         if self._line.is_ready:
             await self._turn()
-            return 0
-        if not self._enter(record):
+            return start
+        entered = self._entrance.enter(records, start)
+        if entered:
+            await self._breathe(entered)
+        else:
             await self._wait()
-            return 0
-        await self._breathe()
-        return 1
-
-    def _enter(self, record: IncomingRecord) -> bool:
-        """Let its work begin ahead, or have it wait behind those in front. ``False``: there is no room for its work."""
-        entry = self._next or self._entry(record)
-        self._next = None
-        if not entry.is_settled:
-            assert entry.route is not None
-            if not self.engine.stages.get(entry.route.ahead.stage).begin(entry):
-                self._next = entry
-                return False
-        self._line.append(entry)
-        return True
-
-    def _entry(self, record: IncomingRecord) -> Entry:
-        if not self._goes_ahead(record):
-            entry = Entry(self.epoch, record, None, None, self._wake.notify)
-            entry.settle(None)
-            return entry
-        route, event, unreadable = self.attempts.read(record)
-        entry = Entry(self.epoch, record, route, event, self._wake.notify)
-        if unreadable is not None:
-            entry.settle(None)
-            return entry
-        assert route is not None
-        known = self.attempts.known_failures.get(record.offset)
-        if known is not None and is_last(route.policy, *known):
-            entry.fail(known[1], known[0])  # no use in doing its work again
-            return entry
-        try:
-            entry.work = route.ahead.plan(record, event)
-        except (Exception, asyncio.CancelledError) as error:
-            entry.fail(error if isinstance(error, Exception) else cancelled_inside(error), 1)
-        return entry
+        return start + entered
 
     async def _turn(self) -> None:
-        """The first one in the line, or some plain ones: everything before it is complete."""
-        plain = [] if self.engine.pool.is_full else self._line.plain(self._slice_size)
-        if plain:
-            records = [entry.record for entry in plain]
-            done = await self._back_to_back(records, 0)
-        else:
-            records, done = [self._line.first.record], 1
-            await self._turn_of(self._line.first)
-        self._line.leave(done)
-        if not self._closing:
-            self.inbox.handled(records[:done])
-        await self._breathe()
-
-    async def _turn_of(self, entry: Entry) -> None:
-        attempts, record = self.attempts, entry.record
-        try:
-            if entry.error is not None:
-                await attempts.failed(record, entry.route, entry.error, entry.attempts)
-            elif entry.finish is None or entry.route is None:
-                await attempts.one(record, None)
-            else:
-                if entry.context is not None:
-                    entry.context.store, entry.context.timers = self.store, self.timers
-                    self._at_work.append(getattr(entry.context, "task", None))
-                await attempts.persist(record, entry.route, entry.finish, entry.attempts, None, context=entry.context)
-        finally:
-            del self._at_work[1:]
-            entry.drop()
+        before = len(self._line)
+        await self._turns.take()
+        await self._breathe(max(1, before - len(self._line)))
 
     # -- interjections -------------------------------------------------------------------------------------------------
 
     async def _between(self) -> bool:
         """What has its place between two events: a scheduled run that is due, one that was asked for, and a few timers.
         No more: events have their turn, too."""
+        if self._timetable.is_empty and not self.inbox.is_asked and not self.timers:
+            return False
         due = self._timetable.due(self.engine.now())
         if due is not None:
             await self._interjection(due)

@@ -17,12 +17,12 @@ from streams.core.partition import PartitionState
 from streams.errors import MembershipLost, RecordRefused, StreamsError
 from streams.group import Order
 from streams.outcomes import ErrorResponse
-from streams.records import IncomingRecord
+from streams.runtime.batch_handlers import TOGETHER
 from streams.runtime.changelog import ReleaseMarker
 from streams.runtime.copies import StateCopy
 from streams.runtime.failures import EventFailure, RestartNeeded
 from streams.runtime.partition_worker import PartitionWorker
-from streams.runtime.poller import size_of
+from streams.runtime.ports import Batch
 from streams.runtime.signal import Broadcast
 
 if TYPE_CHECKING:
@@ -73,10 +73,9 @@ class Partitions:
         self._callback(self._engine.config.on_partition_activated, worker.partition)
         self.changed.notify()
 
-    def deliver(self, batch: tuple[dict[int, list[IncomingRecord]], dict[int, int]]) -> None:
+    def deliver(self, batch: Batch) -> None:
         """Records from the input."""
-        by_partition, epochs = batch
-        if not by_partition:  # the poll thread has no room although nobody's queue is full
+        if not batch.records:  # the poll thread has no room although nobody's queue is full
             most = max(
                 (w.inbox for w in self.workers.values()),
                 key=lambda inbox: inbox.counted_size or inbox.counted,
@@ -86,12 +85,12 @@ class Partitions:
                 most.hold()
             else:  # all was handled while the question was on its way; nobody would resume an empty queue
                 self._engine.input.handled(0, 0)
-        for partition, records in by_partition.items():
+        for partition, records in batch.records.items():
             worker = self.workers.get(partition)
-            if worker is None or worker.state is not _S.ACTIVE or epochs.get(partition) != worker.epoch:
-                self._engine.input.handled(len(records), size_of(records))
+            if worker is None or worker.state is not _S.ACTIVE or batch.epochs.get(partition) != worker.epoch:
+                self._engine.input.handled(len(records), batch.sizes[partition])
             else:
-                worker.inbox.add(records)
+                worker.inbox.add(records, batch.sizes[partition])
 
     def _new_worker(self, partition: int) -> PartitionWorker:
         self._epoch += 1
@@ -213,7 +212,10 @@ class Partitions:
             engine.fail(EventFailure(f"{worker.topic_partition}@{origin}: its dead letter is refused: {error}"))
             return
         known = worker.attempts.known()
-        if origin != -1:
+        if origin >= TOGETHER:  # whose record it is comes out when they are handled one by one
+            worker.attempts.apart(origin - TOGETHER, error)
+            known = worker.attempts.known()
+        elif origin != -1:
             known[origin] = (1, error)
         elif engine.config.error_policy.then is ErrorResponse.FAIL_CONSUMER:
             self._void(worker)

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from streams.records import IncomingRecord
 from streams.runtime.bridge import Inlet
+from streams.runtime.ports import Batch
 
 _log = logging.getLogger(__name__)
 
@@ -26,9 +27,6 @@ POLL_SECONDS = 0.02
 """How long a poll waits for a first record: the longest that a command has to wait for its turn."""
 
 Records = dict[int, list[IncomingRecord]]
-Batch = tuple[Records, dict[int, int]]
-"""Records by partition, and the epoch under which each partition was being read. A partition that was removed and added
-again has another epoch, so what was on its way from before can be told apart."""
 
 
 def size_of(records: list[IncomingRecord]) -> int:
@@ -120,23 +118,23 @@ class Poller:
                     waited += 1
                     if waited >= STARVED_POLLS and not self._asked:
                         self._asked = True
-                        inlet.put(({}, self._epochs))
+                        inlet.put(Batch({}, {}, self._epochs))
                     continue
                 waited = 0
-                batch = consumer.poll_batch(POLL_SECONDS, self._limit)
-                if batch:
-                    self._count(batch)
-                    inlet.put((batch, self._epochs))
+                records = consumer.poll_batch(POLL_SECONDS, self._limit)
+                if records:
+                    sizes = {partition: size_of(found) for partition, found in records.items()}
+                    self._count(sum(map(len, records.values())), sum(sizes.values()))
+                    inlet.put(Batch(records, sizes, self._epochs))
         except Exception as error:
             failures.put(error)
         finally:
             if consumer is not None:
                 consumer.close()
 
-    def _count(self, batch: Records) -> None:
-        size = sum(size_of(records) for records in batch.values())
+    def _count(self, records: int, size: int) -> None:
         with self._lock:
-            self._outstanding += sum(map(len, batch.values()))
+            self._outstanding += records
             self._outstanding_bytes += size
             if self._outstanding >= self._room or self._outstanding_bytes >= self._room_bytes:
                 self._has_room.clear()

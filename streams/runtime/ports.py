@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from streams.group import Membership, TakeOver
-from streams.records import Acknowledgement, Headers, IncomingRecord, Record
+from streams.records import Acknowledgement, IncomingRecord, Output, Record
 from streams.topics import TopicSpec
 
 T = TypeVar("T")
@@ -50,10 +50,8 @@ class Producer(Protocol):
     def init(self, timeout_seconds: float) -> None: ...
     def warm_up(self, topics: Collection[str], timeout_seconds: float) -> None: ...
     def begin(self) -> None: ...
-    def produce(self, record: Record) -> bool: ...
-    def produce_raw(
-        self, topic: str, value: bytes | None, key: bytes | None, partition: int, headers: Headers | None
-    ) -> bool: ...
+    def produce_many(self, outputs: Sequence[Output], start: int) -> int: ...
+    def produce(self, output: Output) -> bool: ...
     def poll(self) -> None: ...
     def flush(self, timeout_seconds: float) -> None: ...
     def send_offsets(self, topic: str, offsets: Mapping[int, int], metadata: bytes, timeout_seconds: float) -> None: ...
@@ -74,16 +72,26 @@ class PlainProducer(Protocol):
     def close(self) -> None: ...
 
 
+class Batch(NamedTuple):
+    """What one poll brought, by partition: records, how many bytes they have, and the epoch under which each partition
+    was being read. A partition that was removed and added again has another epoch, so what was on its way from before
+    can be told apart."""
+
+    records: Mapping[int, list[IncomingRecord]]
+    sizes: Mapping[int, int]
+    epochs: Mapping[int, int]
+
+
 class Input(Protocol):
     """The stream of input records (``poller.Poller``). Methods return at once."""
 
     def start(
         self,
-        deliver: Callable[[tuple[dict[int, list[IncomingRecord]], dict[int, int]]], None],
+        deliver: Callable[[Batch], None],
         fail: Callable[[Exception], None],
     ) -> None:
-        """Deliver batches (records and epoch, by partition) to the loop until ``close``; or ``fail``, once. An empty
-        batch says that there is no room and has not been any for a while."""
+        """Deliver batches to the loop until ``close``; or ``fail``, once. An empty batch says that there is no room and
+        has not been any for a while."""
         ...
 
     def add(self, partition: int, offset: int, epoch: int) -> None: ...

@@ -26,6 +26,7 @@ from streams.errors import StreamsError
 from streams.metrics import EventFailed, Measurement
 from streams.outcomes import ErrorPolicy, ErrorResponse
 from streams.records import Change, IncomingRecord, Output, TopicPartition
+from streams.runtime.batch_handlers import NEVER_TOGETHER
 from streams.runtime.bridge import Worker
 from streams.runtime.changelog import TIMER_PREFIX
 from streams.runtime.copies import StateCopy, make_store
@@ -146,7 +147,7 @@ class PartitionReplay:
     async def _all(self, records: list[IncomingRecord]) -> None:
         while records and self.stopped is None:
             worker = self._at_work()
-            worker.inbox.add(records)
+            worker.inbox.add(records, 0)  # they are here already, and bound nothing
             batch = worker.inbox.take()
             level = _workers_log.level
             _workers_log.setLevel(logging.CRITICAL)  # every failure is in the results
@@ -185,6 +186,7 @@ class PartitionReplay:
             worker.state = worker.state.to(PartitionState.ACTIVE)
             worker.watermark = self._watermark
             worker.attempts.expect(self._known, self._watermark)
+            worker.attempts.alone_below = NEVER_TOGETHER  # or results would depend on how Spark cuts the data
         return self._worker
 
     def _restart(self, worker: PartitionWorker, need: RestartNeeded) -> None:
@@ -207,22 +209,21 @@ class PartitionReplay:
 
     # -- the worker's host ---------------------------------------------------------------------------------------------
 
-    def admit(self, origin: int, outputs: list[Output], changes: list[Change]) -> None:
-        """An event is complete."""
+    def admit(self, outputs: list[Output], changes: list[Change]) -> None:
+        """Events are complete."""
         self._completed.outputs.extend(outputs)
-        if self._worker is not None and self._worker.timers:
-            changes = self._without_timers(origin, changes)
-        for change in changes:
+        for change in self._without_timers(changes):
             self._keep(change)
 
-    def _without_timers(self, origin: int, changes: list[Change]) -> list[Change]:
-        """The changes of the store. (Where no timer is set only removals can be among them, which change nothing.)"""
+    def _without_timers(self, changes: list[Change]) -> list[Change]:
+        """The changes of the store. (Whether timers are set now says nothing: of many events one may have set what the
+        next one has removed.)"""
         for change in changes:
             if change.key.startswith(TIMER_PREFIX) and change.value is not None and not self._ignores_timers:
                 name = change.key[len(TIMER_PREFIX) :].decode()
                 raise StreamsError(
-                    f"offset {origin}: an event sets the timer {name!r}, and a replay fires none: what it stores and "
-                    "sends would be missing. If that is nothing, say interjections='ignore'"
+                    f"offset {change.origin}: an event sets the timer {name!r}, and a replay fires none: what it "
+                    "stores and sends would be missing. If that is nothing, say interjections='ignore'"
                 )
         return [change for change in changes if not change.key.startswith(TIMER_PREFIX)]
 
@@ -264,12 +265,12 @@ class _Kept:
         self,
         partition: int,
         offset: int,
-        origin: int,
         outputs: list[Output],
         changes: list[Change],
         waiter: Waiter | None = None,
+        events: int = 1,
     ) -> None:
-        self._replay.admit(origin, outputs, changes)
+        self._replay.admit(outputs, changes)
 
     def pump(self) -> None: ...
 
@@ -293,7 +294,8 @@ def _described(route: Route) -> tuple[str, ...]:
     handler = route.handler
     name = f"{getattr(handler, '__module__', '')}.{getattr(handler, '__qualname__', type(handler).__qualname__)}"
     ahead = () if route.ahead is None else route.ahead.stage.described
-    return route.name, name, str(route.version), str(route.is_blocking), str(route.policy), *ahead
+    batch = ("batch",) if route.is_batch else ()
+    return route.name, name, str(route.version), str(route.is_blocking), str(route.policy), *batch, *ahead
 
 
 def _without_waiting(program: Program) -> Router:
@@ -310,5 +312,11 @@ def _without_waiting(program: Program) -> Router:
 def _copy(route: Route) -> Route:
     policy: ErrorPolicy = msgspec.structs.replace(route.policy, backoff_seconds=0.0, max_backoff_seconds=0.0)
     return Route(
-        route.name, route.event_type, route.handler, blocking=route.is_blocking, policy=policy, ahead=route.ahead
+        route.name,
+        route.event_type,
+        route.handler,
+        blocking=route.is_blocking,
+        policy=policy,
+        ahead=route.ahead,
+        batch=route.is_batch,
     )

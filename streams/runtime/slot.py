@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from streams.errors import RecordRefused, TransactionFailed
 from streams.group import Snapshot
-from streams.records import Output, Record
+from streams.records import Output
 from streams.runtime.bridge import DeadlinePassed
 from streams.runtime.ports import Blocking, Connections, Producer, Refusal
 
@@ -74,17 +74,17 @@ class Slot:
         """Start a transaction. Raises ``TransactionFailed``."""
         self._alive("begin_transaction").begin()
 
+    def produce_many(self, outputs: Sequence[Output], start: int) -> int:
+        """Hand records to the producer, from position ``start`` up to the first that it does not take: its position.
+        Why it does not, ``produce`` tells. Raises ``TransactionFailed`` if there is no producer."""
+        return self._alive("produce").produce_many(outputs, start)
+
     def produce(self, output: Output) -> bool:
         """Hand one record to the producer; ``False``: its queue is full. Raises ``RecordRefused``, also where a part of
         it is of a wrong type."""
         producer = self._alive("produce")
         try:
-            if not output.timestamp_ms:
-                return producer.produce_raw(output.topic, output.value, output.key, output.partition, output.headers)
-            partition = None if output.partition < 0 else output.partition
-            return producer.produce(
-                Record(output.topic, output.value, output.key, output.headers, partition, output.timestamp_ms)
-            )
+            return producer.produce(output)
         except (TypeError, ValueError, OverflowError) as error:
             raise RecordRefused(f"the client cannot send a record for topic {output.topic!r}: {error}") from error
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from streams.records import IncomingRecord
-from streams.runtime.line import Entry
+from streams.runtime.line import Entry, Line
 from streams.statistics import StageStatistics
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ class Stage(Protocol):
     """One running stage. On the loop; nothing here may block or wait."""
 
     def begin(self, entry: Entry) -> bool:
-        """Take the entry in, and settle it some time. ``False``: there is no room for it, and ``entry.wake`` is called
-        when there may be. Never raises for what the user's code does: the entry fails."""
+        """Take the entry in, and settle it some time. ``False``: there is no room for it, and ``entry.line.wake`` is
+        called when there may be. Never raises for what the user's code does: the entry fails."""
         ...
 
     def statistics(self) -> StageStatistics: ...
@@ -60,7 +60,7 @@ class StageDefinition(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Ahead:
-    """How the events of one type get to a stage. ``plan`` makes of an event what the stage finds in ``Entry.work``: the
+    """How the events of one type get to a stage. ``plan`` makes of an event what the stage finds in ``Entry.plan``: the
     user's code, and what it raises fails the event."""
 
     stage: StageDefinition
@@ -107,15 +107,15 @@ class Blocked:
     """Entries that found no room; all of them look again when some comes free."""
 
     def __init__(self) -> None:
-        self._wakes: dict[Callable[[], None], None] = {}  # not a set: in the order in which they came
+        self._lines: dict[Line, None] = {}  # not a set: in the order in which they came
 
     def add(self, entry: Entry) -> None:
         """Wake it next time."""
-        self._wakes[entry.wake] = None
+        self._lines[entry.line] = None
 
     def wake(self) -> None:
         """There may be room."""
-        if self._wakes:
-            wakes, self._wakes = self._wakes, {}
-            for wake in wakes:
-                wake()
+        if self._lines:
+            lines, self._lines = self._lines, {}
+            for line in lines:
+                line.wake()

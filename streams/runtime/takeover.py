@@ -132,7 +132,7 @@ class TakeOvers:
         offset = self._start_offset(worker, group_offset, source, source_id)
         engine.partitions.activate(worker, offset)
         if worker.offset_record is None and self._config.auto_offset_reset == "latest":
-            engine.pool.admit(number, offset, -1, [], [])  # the next start must not skip what comes from now on
+            engine.pool.admit(number, offset, [], [])  # the next start must not skip what comes from now on
         return copy
 
     def _stand(self, waiting: Collection[int], changelog: Mapping[int, Range]) -> str:

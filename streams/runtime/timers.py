@@ -72,11 +72,13 @@ class PartitionTimers:
         """Who handles what."""
         return self._host.router
 
-    def admitted(self, changes: dict[str, Timer | None]) -> list[Change]:
-        """An event that sets and removes these is complete. Returns what belongs into its transaction."""
+    def admitted(self, changes: dict[str, Timer | None], origin: int) -> list[Change]:
+        """The event ``origin``, which sets and removes these, is complete. Returns what belongs into its
+        transaction."""
         self._timers.apply(changes)
         return [
-            Change(timer_key(name), None if timer is None else encode_timer(timer)) for name, timer in changes.items()
+            Change(timer_key(name), None if timer is None else encode_timer(timer), origin=origin)
+            for name, timer in changes.items()
         ]
 
     # -- firing --------------------------------------------------------------------------------------------------------

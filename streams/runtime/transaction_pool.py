@@ -74,20 +74,20 @@ class TransactionPool:
         self,
         partition: int,
         offset: int,
-        origin: int,
         outputs: list[Output],
         changes: list[Change],
         waiter: Waiter | None = None,
+        events: int = 1,
     ) -> None:
-        """Take in one completed event; ``offset`` is the partition's watermark after it, ``origin`` its own (-1:
-        none)."""
+        """Take in completed events of one partition: so many, in their order. ``offset`` is the watermark after them;
+        outputs and changes know their origins."""
         txn = self._open
         if txn is None:
             txn = self._begin_filling()
-        txn.admit(partition, offset, origin, outputs, changes)
+        txn.admit(partition, offset, outputs, changes, events)
         if waiter is not None:
             txn.waiters.append((partition, waiter))
-        if txn.events == 1:
+        if txn.events == events:
             self._work.notify()
         elif not self._due and (txn.size >= self._target or txn.bytes >= self._max_bytes):
             self._due = True  # said once: when one settles, the flush stage looks again by itself
@@ -95,7 +95,7 @@ class TransactionPool:
 
     def admit_release(self, partition: int, offset: int, marker: ReleaseMarker) -> None:
         """The last thing that is admitted of a partition before somebody else works on it."""
-        self.admit(partition, offset, -1, [], [])
+        self.admit(partition, offset, [], [])
         assert self._open is not None
         self._open.cuts[partition].release = msgspec.json.encode(marker)
 
@@ -283,20 +283,13 @@ class TransactionPool:
 
     def _produce(self, txn: Transaction) -> bool:
         """Hand over what is not produced yet; ``False`` if the producer's queue is full."""
-        slot = self._slot(txn)
-        outputs = txn.outputs
-        produced = txn.produced
-        try:
-            while produced < len(outputs):
-                if not slot.produce(outputs[produced]):
-                    slot.poll()
+        slot, outputs = self._slot(txn), txn.outputs
+        while txn.produced < len(outputs):
+            txn.produced = slot.produce_many(outputs, txn.produced)
+            if txn.produced < len(outputs):
+                if not _produce_one(slot, outputs[txn.produced]):
                     return False
-                produced += 1
-        except RecordRefused as refusal:
-            output = outputs[produced]
-            raise Refused(output.origin_partition, output.origin, refusal) from refusal
-        finally:
-            txn.produced = produced
+                txn.produced += 1
         return True
 
     def _slot(self, txn: Transaction) -> Slot:
@@ -305,26 +298,27 @@ class TransactionPool:
         return self._slot_of[txn.serial]
 
     async def _produce_changelog(self, txn: Transaction) -> None:
-        slot = self._slot(txn)
-        topic = self._config.changelog
-        generation = self.snapshot().generation
+        slot, records, produced = self._slot(txn), self._changelog_of(txn), 0
+        while produced < len(records):
+            produced = slot.produce_many(records, produced)
+            if produced < len(records):
+                if _produce_one(slot, records[produced]):
+                    produced += 1
+                else:
+                    await anyio.sleep(0.001)
+
+    def _changelog_of(self, txn: Transaction) -> list[Output]:
+        topic, generation = self._config.changelog, self.snapshot().generation
+        records: list[Output] = []
         for partition, cut in txn.cuts.items():
             for change in cut.changes.values():
                 headers: Headers | None = [(TYPE_HEADER, change.type.encode())] if change.type else None
-                record = Output(topic, change.value, change.key, headers, partition, 0, partition, change.origin)
-                await self._send(slot, record)
+                records.append(Output(topic, change.value, change.key, headers, partition, 0, partition, change.origin))
             value = msgspec.json.encode(OffsetRecord(cut.offset, self._writer, txn.serial, generation, self.source_id))
-            await self._send(slot, Output(topic, value, OFFSET_KEY, None, partition, 0, partition, -1))
+            records.append(Output(topic, value, OFFSET_KEY, None, partition, 0, partition, -1))
             if cut.release is not None:  # last of all: whoever reads it has read everything
-                await self._send(slot, Output(topic, cut.release, RELEASE_KEY, None, partition, 0, partition, -1))
-
-    async def _send(self, slot: Slot, output: Output) -> None:
-        try:
-            while not slot.produce(output):
-                slot.poll()
-                await anyio.sleep(0.001)
-        except RecordRefused as refusal:
-            raise Refused(output.origin_partition, output.origin, refusal) from refusal
+                records.append(Output(topic, cut.release, RELEASE_KEY, None, partition, 0, partition, -1))
+        return records
 
     def _fence(self, txn: Transaction) -> Snapshot:
         """The newest snapshot, if the transaction is still ours under it. Runs on the slot's thread."""
@@ -388,6 +382,17 @@ class Refused(TransactionFailed):
 
 
 _FLUSHED = (TransactionState.FLUSHED, TransactionState.COMMITTING)
+
+
+def _produce_one(slot: Slot, output: Output) -> bool:
+    """Hand over one that was not taken with others; ``False``: the producer's queue is full. Raises ``Refused``."""
+    try:
+        taken = slot.produce(output)
+    except RecordRefused as refusal:
+        raise Refused(output.origin_partition, output.origin, refusal) from refusal
+    if not taken:
+        slot.poll()
+    return taken
 
 
 def _requested(txn: Transaction) -> None:

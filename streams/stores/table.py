@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, NoReturn, TypeVar, cast, overload
 
-from streams.codecs import RESERVED_KEY_PREFIX, codec_for
+from streams.codecs import RESERVED_KEY_PREFIX, bare_decoder, bare_encoder, codec_for
 from streams.errors import ConfigError, DecodeError, StoreError
 from streams.protocols import Codec
 from streams.records import Change, TopicPartition
@@ -43,6 +43,8 @@ class Table(JournalledBytes, Generic[K, V]):
         self._decode_key = key_codec.decode
         self._encode_value = value_codec.encode
         self._decode_value = value_codec.decode
+        self._bare_encode_key = bare_encoder(key_codec)
+        self._bare_decode_value = bare_decoder(value_codec)
 
     @staticmethod
     def factory(
@@ -79,13 +81,17 @@ class Table(JournalledBytes, Generic[K, V]):
         """The value of ``key``, decoded anew at each call, or ``default``."""
         if key is None:
             self._refuse_null_key()
-        data = self._get(self._encode_key(key))
+        try:
+            key_bytes = self._bare_encode_key(key)
+        except Exception:
+            key_bytes = self._encode_key(key)
+        data = self._get(key_bytes)
         if data is None:
             return default
         try:
-            return self._decode_value(data)
-        except DecodeError as error:
-            raise self._unreadable(error, key) from error
+            return self._bare_decode_value(data)
+        except Exception:
+            return self._decoded_value(data, key)
 
     def put(self, key: K, value: V) -> None:
         """Set the value of ``key``: its bytes at this moment are what is kept and what goes into the changelog."""
@@ -96,7 +102,10 @@ class Table(JournalledBytes, Generic[K, V]):
             self._refuse_null_key()
         if value is None:
             raise StoreError(f"None was put into the table of {self.partition}; delete(key) removes a key")
-        key_bytes = self._encode_key(key)
+        try:
+            key_bytes = self._bare_encode_key(key)
+        except Exception:
+            key_bytes = self._encode_key(key)
         value_bytes = self._encode_value(value)
         if key_bytes >= RESERVED_KEY_PREFIX:
             self._refuse_reserved(key_bytes)
@@ -160,14 +169,13 @@ class Table(JournalledBytes, Generic[K, V]):
     def _decoded(self, found: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[K, V]]:
         for key_bytes, value_bytes in self._scan(found):
             key = self._decode_key(key_bytes)
-            try:
-                value = self._decode_value(value_bytes)
-            except DecodeError as error:
-                raise self._unreadable(error, key) from error
-            yield key, value
+            yield key, self._decoded_value(value_bytes, key)
 
-    def _unreadable(self, error: DecodeError, key: object) -> DecodeError:
-        return DecodeError(f"state of {self.partition}, key {str(key)[:80]!r}: {error}")
+    def _decoded_value(self, data: bytes, key: object) -> V:
+        try:
+            return self._decode_value(data)
+        except DecodeError as error:
+            raise DecodeError(f"state of {self.partition}, key {str(key)[:80]!r}: {error}") from error
 
     def _refuse_null_key(self) -> NoReturn:
         raise StoreError(f"the table of {self.partition} was used with a null key (an event without key, perhaps)")

@@ -25,8 +25,8 @@ from streams.config import EventSourceConfig
 from streams.errors import ConfigError
 from streams.event_source import EventSource
 from streams.group import Copies, GroupEvent, Membership, Order, Snapshot, TakeOver
-from streams.records import Headers, IncomingRecord, Record
-from streams.runtime.connections import KafkaConnections
+from streams.records import IncomingRecord, Output
+from streams.runtime.connections import ROOM_POLLS, KafkaConnections
 from streams.runtime.poller import Poller, Records
 from streams.runtime.ports import (
     Blocking,
@@ -167,7 +167,7 @@ class FaultyConnections:
         return Poller(
             lambda: _FaultyConsumer(self._real.consumer(), self._plan),
             max_poll_records=self._config.max_poll_records,
-            room=8 * self._config.max_poll_records,
+            room=ROOM_POLLS * self._config.max_poll_records,
             room_bytes=self._config.max_queued_bytes,
         )
 
@@ -218,14 +218,12 @@ class _FaultyProducer:
     def begin(self) -> None:
         self._real.begin()
 
-    def produce(self, record: Record) -> bool:
-        return self._real.produce(record)
+    def produce_many(self, outputs: Sequence[Output], start: int) -> int:
+        return start  # one at a time, each with its points
 
-    def produce_raw(
-        self, topic: str, value: bytes | None, key: bytes | None, partition: int, headers: Headers | None
-    ) -> bool:
+    def produce(self, output: Output) -> bool:
         self._hit("produce.before")
-        queued = self._real.produce_raw(topic, value, key, partition, headers)
+        queued = self._real.produce(output)
         self._hit("produce.after")
         return queued
 

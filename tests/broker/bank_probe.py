@@ -19,7 +19,7 @@ import msgspec
 
 from streams import EventSource
 from streams.metrics import Measurement, TransactionSettled
-from streams.records import Change, TopicPartition
+from streams.records import Change, Output, TopicPartition
 from streams.runtime.changelog import RELEASE_KEY
 from streams.runtime.connections import KafkaConnections
 from streams.testing.faults import FaultPlan, FaultyConnections, _FaultyProducer, consume_with_faults, settled_hook
@@ -125,9 +125,9 @@ class _Watched:
         self._plan.armed = False
         self._real.begin()
 
-    def produce_raw(self, topic: str, value: Any, key: bytes | None, partition: int, headers: Any) -> Any:
-        self._plan.armed = self._plan.armed or key == RELEASE_KEY
-        return self._real.produce_raw(topic, value, key, partition, headers)
+    def produce(self, output: Output) -> Any:
+        self._plan.armed = self._plan.armed or output.key == RELEASE_KEY
+        return self._real.produce(output)
 
 
 class _MarkerFaults(FaultyConnections):

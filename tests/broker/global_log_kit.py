@@ -13,6 +13,7 @@ from streams.clients.admin import TopicAdmin
 from streams.clients.settings import ClientSettings
 from streams.clients.transactional import TransactionalProducer
 from streams.topics import TopicSpec
+from tests.broker.outputs_kit import output
 
 PATIENCE = 60.0
 PARTITIONS = 3
@@ -31,7 +32,7 @@ class Writer:
         self.producer.begin()
         for partition, key, value in records:
             data = None if value is None else value.encode()
-            assert self.producer.produce_raw(self.topic, data, key.encode(), partition, None)
+            assert self.producer.produce(output(self.topic, data, key.encode(), partition, None))
         self.producer.flush(PATIENCE)
 
     def commit(self, *records: tuple[int, str, str | None]) -> None:

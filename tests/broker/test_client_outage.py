@@ -17,6 +17,7 @@ from streams.errors import BrokerUnavailable, TransactionFailed
 from streams.records import IncomingRecord
 from streams.testing.fixtures import OwnBroker
 from streams.topics import TopicSpec
+from tests.broker.outputs_kit import output
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -26,7 +27,7 @@ TOPIC = TopicSpec(name="t", partitions=1, replication_factor=1)
 
 def write(producer: TransactionalProducer, value: bytes) -> None:
     producer.begin()
-    assert producer.produce_raw("t", value, b"k", 0, None)
+    assert producer.produce(output("t", value, b"k", 0, None))
     producer.flush(SECONDS)
     producer.commit(SECONDS)
 
@@ -56,7 +57,7 @@ def test_killed_and_restarted(own_broker: OwnBroker, caplog: pytest.LogCaptureFi
     assert poll_until(consumer, 1) == [b"before"]
 
     producer.begin()
-    producer.produce_raw("t", b"unsettled", b"k", 0, None)
+    producer.produce(output("t", b"unsettled", b"k", 0, None))
     producer.flush(SECONDS)
     kafka.kill()
 

@@ -17,6 +17,7 @@ from streams.errors import BrokerUnavailable, OffsetError, Stopped, TopicError
 from streams.records import IncomingRecord
 from streams.testing.fixtures import BrokerAddress
 from streams.topics import TopicSpec
+from tests.broker.outputs_kit import output
 
 pytestmark = pytest.mark.broker
 
@@ -66,7 +67,7 @@ def write(
 ) -> None:
     producer.begin()
     for value in values:
-        assert producer.produce_raw(topic, value, b"k", partition, [("h", b"x")])
+        assert producer.produce(output(topic, value, b"k", partition, [("h", b"x")]))
     producer.flush(SECONDS)
     if commit:
         producer.commit(SECONDS)
@@ -228,7 +229,7 @@ class TestReader:
     ) -> None:
         write(producer, topic, 0, [b"a"])
         producer.begin()
-        producer.produce_raw(topic, b"open", b"k", 0, None)
+        producer.produce(output(topic, b"open", b"k", 0, None))
         producer.flush(SECONDS)
         write_2 = TransactionalProducer(settings, topic + ".other", transaction_timeout_ms=60_000)
         write_2.init(SECONDS)
@@ -249,7 +250,7 @@ class TestReader:
         self, reader: PartitionReader, producer: TransactionalProducer, admin: TopicAdmin, topic: str
     ) -> None:
         producer.begin()
-        producer.produce_raw(topic, b"open", b"k", 0, None)
+        producer.produce(output(topic, b"open", b"k", 0, None))
         producer.flush(SECONDS)
         end = admin.watermarks(topic)[0].end
         asked = 0

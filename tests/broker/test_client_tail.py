@@ -21,6 +21,7 @@ from streams.records import IncomingRecord
 from streams.runtime.tail import Tail
 from streams.testing.fixtures import BrokerAddress, OwnBroker
 from streams.topics import TopicSpec
+from tests.broker.outputs_kit import output
 
 pytestmark = pytest.mark.broker
 
@@ -71,7 +72,7 @@ def write(
 ) -> None:
     producer.begin()
     for value in values:
-        assert producer.produce_raw(topic, value, b"k", partition, [("h", b"x")])
+        assert producer.produce(output(topic, value, b"k", partition, [("h", b"x")]))
     producer.flush(SECONDS)
     if commit:
         producer.commit(SECONDS)
@@ -139,7 +140,7 @@ class TestPosition:
         other = writer(settings, topic, "other")
         write(producer, topic, 0, [b"a"])
         other.begin()
-        other.produce_raw(topic, b"open", b"k", 0, None)
+        other.produce(output(topic, b"open", b"k", 0, None))
         other.flush(SECONDS)
         write(producer, topic, 0, [b"behind"])
         tail.add(0, 0)

@@ -12,9 +12,10 @@ from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.clients.transactional import TransactionalProducer
 from streams.errors import RecordRefused, Stopped, TransactionFailed
-from streams.records import IncomingRecord, Record
+from streams.records import IncomingRecord
 from streams.testing.fixtures import BrokerAddress
 from streams.topics import TopicSpec
+from tests.broker.outputs_kit import output
 
 pytestmark = pytest.mark.broker
 
@@ -81,8 +82,8 @@ def test_a_transaction_with_offsets(make: Make, settings: ClientSettings, admin:
     producer.warm_up([topic], 10)
     for number in range(3):
         producer.begin()
-        assert producer.produce(Record(topic, b"%d" % number, b"k", [("h", b"x"), ("h", None)], timestamp_ms=5))
-        assert producer.produce_raw(topic, None, b"gone", 1, None)
+        assert producer.produce(output(topic, b"%d" % number, b"k", -1, [("h", b"x"), ("h", None)], timestamp_ms=5))
+        assert producer.produce(output(topic, None, b"gone", 1, None))
         producer.poll()
         producer.flush(20)
         producer.send_offsets(topic, {0: number + 1, 1: 7}, group_metadata(group), 20)
@@ -103,7 +104,7 @@ def test_an_aborted_transaction_leaves_nothing(
     admin.committed(group, topic)
     producer = make()
     producer.begin()
-    producer.produce_raw(topic, b"v", b"k", 0, None)
+    producer.produce(output(topic, b"v", b"k", 0, None))
     producer.flush(20)
     producer.send_offsets(topic, {0: 1}, group_metadata(group), 20)
     producer.abort(20)
@@ -124,7 +125,7 @@ def test_a_later_producer_with_the_same_id_fences_the_earlier_one(
 ) -> None:
     first = make()
     first.begin()
-    first.produce_raw(topic, b"zombie", b"k", 0, None)
+    first.produce(output(topic, b"zombie", b"k", 0, None))
     first.flush(20)
     second = make()
     with pytest.raises(TransactionFailed) as caught:
@@ -136,7 +137,7 @@ def test_a_later_producer_with_the_same_id_fences_the_earlier_one(
             again()
         assert caught.value.kind in {"fenced", "unknown"}
     second.begin()
-    second.produce_raw(topic, b"alive", b"k", 0, None)
+    second.produce(output(topic, b"alive", b"k", 0, None))
     second.flush(20)
     second.commit(20)
     assert committed(settings, admin, topic) == [(b"k", b"alive")]
@@ -169,7 +170,7 @@ def test_offsets_with_metadata_that_is_not_the_groups(
         consumer = None
     producer = make()
     producer.begin()
-    producer.produce_raw(topic, b"v", b"k", 0, None)
+    producer.produce(output(topic, b"v", b"k", 0, None))
     producer.flush(20)
     with pytest.raises(TransactionFailed) as caught:
         producer.send_offsets(topic, {0: 1}, group_metadata(group, generation, member), 20)
@@ -187,8 +188,8 @@ class TestRefused:
     def test_unknown_topic(self, make: Make, topic: str) -> None:
         producer = make()
         producer.begin()
-        producer.produce_raw(topic, b"good", b"k", 0, None)
-        producer.produce_raw(topic + ".nope", b"bad", b"k", -1, None)
+        producer.produce(output(topic, b"good", b"k", 0, None))
+        producer.produce(output(topic + ".nope", b"bad", b"k", -1, None))
         began = time.monotonic()
         with pytest.raises(TransactionFailed, match=r"\.nope") as caught:
             producer.flush(20)
@@ -214,7 +215,7 @@ class TestRefused:
         admin.create([TopicSpec(name=small, partitions=1, replication_factor=1, configs={"max.message.bytes": "1000"})])
         producer = make()
         producer.begin()
-        producer.produce_raw(small, b"x" * 5000, b"big", -1, None)
+        producer.produce(output(small, b"x" * 5000, b"big", -1, None))
         with pytest.raises(TransactionFailed) as caught:
             producer.flush(20)
         assert (caught.value.kind, caught.value.code) == ("abortable", "MSG_SIZE_TOO_LARGE")
@@ -232,8 +233,8 @@ class TestRefused:
             producer.warm_up([small], 10)
             producer.begin()
             for number in range(3):
-                producer.produce_raw(small, b"x" * 400, b"fits%d" % number, 0, None)
-            producer.produce_raw(small, b"x" * 5000, b"big", 0, None)
+                producer.produce(output(small, b"x" * 400, b"fits%d" % number, 0, None))
+            producer.produce(output(small, b"x" * 5000, b"big", 0, None))
             with pytest.raises(TransactionFailed):
                 producer.flush(20)
             named[one_by_one] = [bad.key for bad in producer.refused]
@@ -247,27 +248,30 @@ class TestRefused:
         producer = make()
         producer.begin()
         with pytest.raises(RecordRefused, match="MSG_SIZE_TOO_LARGE") as caught:
-            producer.produce_raw(topic, b"x" * 2_000_000, b"big", 0, None)
+            producer.produce(output(topic, b"x" * 2_000_000, b"big", 0, None))
         assert f"{topic}[0]" in str(caught.value)
         assert "b'big'" in str(caught.value)
-        producer.produce_raw(topic, b"v", b"k", 0, None)  # the refused one is not part of the transaction
+        many = [output(topic, b"v", b"k", 0), output(topic, b"x" * 2_000_000, b"big", 0), output(topic, b"w", b"k", 0)]
+        assert producer.produce_many(many, 0) == 1  # the refused one is not part of the transaction
+        assert producer.produce_many(many, 1) == 1
+        assert producer.produce_many(many, 2) == 3
         producer.flush(20)
         producer.commit(20)
-        assert committed(settings, admin, topic) == [(b"k", b"v")]
+        assert committed(settings, admin, topic) == [(b"k", b"v"), (b"k", b"w")]
 
     def test_no_such_partition(self, make: Make, topic: str) -> None:
         producer = make()
         producer.warm_up([topic], 10)
         producer.begin()
         with pytest.raises(RecordRefused, match=r"\[9\].*_UNKNOWN_PARTITION"):
-            producer.produce_raw(topic, b"v", b"k", 9, None)
+            producer.produce(output(topic, b"v", b"k", 9, None))
         producer.abort(20)
 
 
 def test_no_transaction_no_record(make: Make, topic: str) -> None:
     producer = make()
     with pytest.raises(TransactionFailed) as caught:
-        producer.produce_raw(topic, b"v", b"k", 0, None)
+        producer.produce(output(topic, b"v", b"k", 0, None))
     assert caught.value.call == "produce"
 
 
@@ -278,12 +282,11 @@ def test_a_full_queue_says_so_and_the_record_is_not_taken(
     producer = TransactionalProducer(settings, topic + ".full", transaction_timeout_ms=10_000)
     producer.init(20)
     producer.begin()
-    taken = 0
-    while producer.produce_raw(topic, b"%d" % taken, b"k", 0, None):
-        taken += 1
-    assert taken == 10
+    many = [output(topic, b"%d" % number, b"k", 0) for number in range(15)]
+    assert producer.produce_many(many, 0) == 10
+    assert not producer.produce(many[10])
     deadline = time.monotonic() + 20
-    while not producer.produce(Record(topic, b"last", b"k", partition=0)):
+    while not producer.produce(output(topic, b"last", b"k", 0)):
         assert time.monotonic() < deadline
         producer.poll()
         time.sleep(0.001)
@@ -296,7 +299,7 @@ def test_a_full_queue_says_so_and_the_record_is_not_taken(
 def test_a_closed_producer_is_closed(make: Make, topic: str) -> None:
     producer = make()
     producer.begin()
-    producer.produce_raw(topic, b"v", b"k", 0, None)
+    producer.produce(output(topic, b"v", b"k", 0, None))
     began = time.monotonic()
     producer.close()
     producer.close()
@@ -304,7 +307,7 @@ def test_a_closed_producer_is_closed(make: Make, topic: str) -> None:
     for call in (
         producer.begin,
         producer.poll,
-        lambda: producer.produce(Record(topic, b"v")),
+        lambda: producer.produce(output(topic, b"v", None)),
         lambda: producer.commit(1),
     ):
         with pytest.raises(Stopped):

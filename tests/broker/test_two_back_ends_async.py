@@ -1,4 +1,4 @@
-"""The driver's answers are the broker's: work ahead of its turn, batches, timers, stores of one's own."""
+"""The driver's answers are the broker's: work ahead of its turn, batches, batch handlers, timers, own stores."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from streams import (
     DEAD_LETTER,
     AsyncBatcher,
     AsyncJobScheduler,
+    BatchContext,
     BatcherConfig,
     EventContext,
     EventSource,
@@ -20,6 +21,7 @@ from streams import (
     SimpleStore,
     Table,
 )
+from streams.events import event_type_of
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.back_ends_kit import BackEnd, Scenario, scenario, turn_of_others
 from tests.broker.engine_kit import TOTALS, Added, Total, Totals
@@ -151,6 +153,42 @@ def batches(end: BackEnd) -> None:
     end.settle()
 
 
+@scenario(partitions=2, configs={"out": {"max.message.bytes": "2000"}})
+def batch_handlers(end: BackEnd) -> None:
+    """Lists of events: some fail, some send what the broker refuses, some cannot be read; one event pays each time."""
+
+    def make(config: EventSourceConfig) -> EventSource[Totals]:
+        source = EventSource(config, TOTALS)
+
+        @source.register_event_type(Added, batch=True, on_error=DEAD_LETTER)
+        def handle(ctx: BatchContext[Totals], events: list[Added]) -> None:
+            for event in events:
+                finish(end, ctx, event.name, event.amount)
+                if event.deed == "large":
+                    ctx.forward(end.out, Total("x" * 3_000, 0), key=event.name)
+                if event.deed == "later":
+                    ctx.schedule_in(0.2, Added(f"{event.name} later"), name=event.name)
+                if event.deed == "raise":
+                    raise ValueError(f"no {event.name}, please")
+
+        return source
+
+    end.run(make, start=False, decode_policy=DEAD_LETTER)
+    feed(end, *NAMES)
+    feed(end, "a", "b", deed="raise")
+    feed(end, *NAMES)
+    end.send_raw(b"?", b"a", headers=event_type_of(Added).headers)
+    feed(end, "a", "c", deed="large")
+    feed(end, "d", deed="later")
+    feed(end, *NAMES)
+    end.start()
+    end.settle()
+    end.until(
+        lambda: any(b"d later" in (record.value or b"") for record in end.records(end.out)), "the timer has fired"
+    )
+    end.settle()
+
+
 @scenario(partitions=2)
 def timers(end: BackEnd) -> None:
     """Set, replaced, cancelled, firing in order; one fires after a restart."""
@@ -251,7 +289,7 @@ def simple_store(end: BackEnd) -> None:
     end.settle()
 
 
-SCENARIOS = [jobs, concurrent_handlers, chain, batches, timers, ordered_store, simple_store]
+SCENARIOS = [jobs, concurrent_handlers, chain, batches, batch_handlers, timers, ordered_store, simple_store]
 
 
 @pytest.mark.parametrize("one", SCENARIOS, ids=str)

@@ -34,7 +34,8 @@ from streams.testing.simulation.virtual_time import VirtualTimeLoop, elapse, run
 from tests.property.line_parts import Input, Pool
 
 TOPIC, OUT = "in", "out"
-KINDS = ("Job", "Chain", "Ahead", "Plain", "Slow", "Later", "Nothing", "BadPlan", "Broken", "Flaky", "FlakyEnd")
+KINDS: tuple[str, ...] = ("Job", "Chain", "Ahead", "Swift", "Plain", "Slow", "Later")
+KINDS += ("Nothing", "BadPlan", "Broken", "Flaky", "FlakyEnd")
 
 
 class _Work(msgspec.Struct, frozen=True):
@@ -105,6 +106,7 @@ class LineWorld:
         self.logs: list[list[IncomingRecord]] = [[] for _ in range(settings.partitions)]
         self.tasks: list[asyncio.Task[None]] = []
         self.failures: list[Exception] = []
+        self.ended = 0.0
         for partition, kind, key, seconds in settings.events:
             log, made = self.logs[partition], event_type_of(TYPES[kind])
             value = made.encode(TYPES[kind](f"k{key}", seconds))
@@ -184,6 +186,20 @@ class LineWorld:
                 await elapse(event.seconds)
             await ctx.turn()
             await elapse(event.seconds / 4)
+            count(ctx, event.key)
+
+        @source.register_event_type(TYPES["Swift"], concurrency=config_without_retry(config), on_error=retries)
+        async def swift(ctx: EventContext[Any], event: Any) -> None:
+            assert ctx.input is not None
+            if ctx.attempt == 1:  # further ones are made in the turn, and the next of its key may run
+                with self._busy("swift", ctx.input, config.concurrency, epoch_of(ctx.input)):
+                    await elapse(event.seconds)
+            await ctx.turn()
+            if ctx.offset % 5 == 0 and event.seconds:
+                await elapse(event.seconds)  # the others behind it are there already
+            if ctx.offset % 7 == 0 and ctx.attempt < 3:
+                ctx.store.put(event.key, -7)
+                raise RuntimeError("not yet")
             count(ctx, event.key)
 
         @source.register_event_type(TYPES["Slow"])
@@ -324,6 +340,7 @@ class LineWorld:
                 await self.progress.wait()
                 assert not self.failures, self.failures
             assert not self.failures, self.failures
+            self.ended = self._loop.time()
             assert self.input.outstanding == 0, f"{self.input.outstanding} are still counted"
             assert not any(stage.running or stage.waiting or stage.keys for stage in self.stages.statistics())
         finally:

@@ -29,7 +29,13 @@ class Pool:
         await self._room.wait()
 
     def admit(
-        self, partition: int, offset: int, origin: int, outputs: list[Output], changes: list[Change], waiter: Any = None
+        self,
+        partition: int,
+        offset: int,
+        outputs: list[Output],
+        changes: list[Change],
+        waiter: Any = None,
+        events: int = 1,
     ) -> None:
         if not self.waiting:
             asyncio.get_running_loop().call_later(self._world.settings.pool_seconds, self.commit)
@@ -97,7 +103,7 @@ class Input:
             if records and partition not in self.paused:
                 self.positions[partition] += len(records)
                 self.outstanding += len(records)
-                world.workers[partition].inbox.add(records)
+                world.workers[partition].inbox.add(records, 0)
                 self._later()
 
     def start(self, *_: Any) -> None: ...

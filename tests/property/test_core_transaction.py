@@ -42,8 +42,8 @@ class Model:
             origin = watermarks.get(partition, 0)
             watermarks[partition] = origin + 1
             sent = [Output("out", b"%d.%d" % (number, n), None, None, -1, 0, partition, origin) for n in range(outputs)]
-            changes = [Change(key, value) for key, value in writes]
-            self.txn.admit(partition, origin + 1, origin, list(sent), changes)
+            changes = [Change(key, value, origin=origin) for key, value in writes]
+            self.txn.admit(partition, origin + 1, list(sent), changes)
             if waits:
                 self.txn.waiters.append((partition, lambda error, number=number: self.told.append((number, error))))
             self.admitted.append((partition, origin, sent, changes, number if waits else None))
@@ -137,5 +137,5 @@ def test_an_open_one_that_is_taken_back_stays_open(script: list[Any]) -> None:
     txn.produced = len(txn.outputs)
     txn.taken_back(3.0)
     assert (txn.state, txn.produced, txn.first_failure_at) == (TransactionState.OPEN, 0, 3.0)
-    txn.admit(0, 99, 98, [], [])
+    txn.admit(0, 99, [], [])
     assert txn.cuts[0].offset == 99

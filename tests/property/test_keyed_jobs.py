@@ -19,7 +19,7 @@ def seeded(test: Any) -> Any:
 
 
 Name = tuple[int, int, int]  # lane, key, number
-limits = st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 4))
+limits = st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 4), st.integers(1, 6))
 actions = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(["add", "push"]), st.integers(0, 2), st.integers(0, 4)),
@@ -35,9 +35,10 @@ actions = st.lists(
 class Model:
     """``waiting`` in the order in which they came, ``running`` and ``holding`` in the order in which they began to."""
 
-    def __init__(self, concurrency: int, depth: int, keys: int) -> None:
-        self.concurrency, self.depth, self.keys = concurrency, depth, keys
-        self.machine: KeyedJobs[Name] = KeyedJobs(concurrency, depth, keys)
+    def __init__(self, concurrency: int, depth: int, keys: int, waiting: int) -> None:
+        self.concurrency, self.depth, self.keys, self.most_waiting = concurrency, depth, keys, waiting
+        self.machine: KeyedJobs[Name] = KeyedJobs(concurrency, depth, keys, waiting)
+        self.full: set[int] = set()  # lanes in which too many wait
         self.waiting: list[Name] = []
         self.running: list[Name] = []
         self.holding: list[Name] = []  # their keys, without a slot
@@ -47,7 +48,9 @@ class Model:
     def all(self) -> list[Name]:
         return [*self.waiting, *self.running, *self.holding]
 
-    def has_room(self, lane: int, key: int) -> bool:
+    def has_room(self, lane: int, key: object) -> bool:
+        if lane in self.full:
+            return False
         here = {name[:2] for name in self.all if name[0] == lane}
         if (lane, key) not in here:
             return len(here) < self.keys
@@ -62,6 +65,11 @@ class Model:
         self.number += 1
         self.waiting.append((lane, key, self.number))
         self.machine.add(lane, key, self.waiting[-1])
+        if self.waits(lane) >= self.most_waiting:
+            self.full.add(lane)
+
+    def waits(self, lane: int) -> int:
+        return sum(name[0] == lane for name in self.waiting)
 
     def take(self) -> None:
         busy = {name[:2] for name in [*self.running, *self.holding]}
@@ -108,13 +116,16 @@ class Model:
             assert self.machine.withdraw(*name[:2], name)
 
     def check(self) -> None:
+        self.full = {lane for lane in self.full if self.waits(lane) > self.most_waiting // 2}
+        for lane in range(3):
+            assert self.machine.has_room(lane, "new") == self.has_room(lane, "new")
         assert (self.machine.running, self.machine.waiting) == (len(self.running), len(self.waiting))
         assert self.machine.keys == len({name[:2] for name in self.all})
 
 
 @seeded
 @given(limits, actions)
-def test_it_does_what_the_model_does(limits: tuple[int, int, int], actions: list[tuple[str, int, int]]) -> None:
+def test_it_does_what_the_model_does(limits: tuple[int, int, int, int], actions: list[tuple[str, int, int]]) -> None:
     model = Model(*limits)
     for action, first, second in actions:
         match action:
@@ -149,7 +160,7 @@ def test_it_does_what_the_model_does(limits: tuple[int, int, int], actions: list
 @given(st.integers(1, 3), st.integers(1, 4))
 def test_lanes_take_turns(concurrency: int, lanes: int) -> None:
     """With everything full, no lane begins twice before each other one began once."""
-    machine: KeyedJobs[Name] = KeyedJobs(concurrency, 100, 100)
+    machine: KeyedJobs[Name] = KeyedJobs(concurrency, 100, 100, 100)
     for lane in range(lanes):
         for number in range(6):
             machine.add(lane, number % 2, (lane, number % 2, number))
@@ -164,7 +175,7 @@ def test_lanes_take_turns(concurrency: int, lanes: int) -> None:
 
 
 def test_who_was_withdrawn_is_passed_over() -> None:
-    machine: KeyedJobs[str] = KeyedJobs(1, 10, 10)
+    machine: KeyedJobs[str] = KeyedJobs(1, 10, 10, 10)
     for job in ("a1", "b1", "a2", "a3"):
         machine.add(0, job[0], job)
     assert machine.withdraw(0, "a", "a1"), "now a2 is the first of its key, and b1 is older"
@@ -177,3 +188,18 @@ def test_who_was_withdrawn_is_passed_over() -> None:
     assert machine.take() == "a2"
     machine.ended(0, "a")
     assert (machine.running, machine.waiting, machine.keys) == (0, 0, 0)
+
+
+def test_a_lane_in_which_too_many_wait_is_full_until_half_of_them_have_begun() -> None:
+    machine: KeyedJobs[str] = KeyedJobs(1, 10, 10, 4)
+    for job in "abcd":
+        assert machine.has_room(0, job)
+        machine.add(0, job, job)
+    assert not machine.has_room(0, "e")
+    assert not machine.has_room(0, "a"), "whatever the key"
+    assert machine.has_room(1, "e"), "another lane is not"
+    assert machine.take() == "a"
+    machine.ended(0, "a")
+    assert not machine.has_room(0, "e"), "three wait"
+    assert machine.withdraw(0, "b", "b")
+    assert machine.has_room(0, "e"), "two wait"

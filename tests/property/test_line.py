@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
+from streams.runtime.handler_jobs import AheadContext
 from streams.runtime.job_runner import Job, JobRunner
 from streams.runtime.line import Entry, Line
 from streams.runtime.partition_worker import PartitionWorker
-from streams.runtime.stages import Blocked
 from tests.property.line_kit import KINDS, Settings, simulate
 
 SEED = int(os.environ.get("SEED", "0")) or None
@@ -101,18 +101,14 @@ def _jobs_outlive_their_partition(patch: pytest.MonkeyPatch) -> None:
 
 def _whoever_is_done_is_next(patch: pytest.MonkeyPatch) -> None:
     def is_ready(self: Line) -> bool:
-        for entry in list(self._entries):
+        for entry in list(self.entries):
             if entry.is_settled:
-                self._entries.remove(entry)
-                self._entries.appendleft(entry)
+                self.entries.remove(entry)
+                self.entries.appendleft(entry)
                 return True
         return False
 
     patch.setattr(Line, "is_ready", property(is_ready))
-
-
-def _nobody_is_told_of_room(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Blocked, "wake", lambda self: None)
 
 
 def _keys_have_no_order(patch: pytest.MonkeyPatch) -> None:
@@ -123,6 +119,16 @@ def _keys_have_no_order(patch: pytest.MonkeyPatch) -> None:
         add(self, job)
 
     patch.setattr(JobRunner, "add", alone)
+
+
+def _whoever_is_roused_has_the_turn(patch: pytest.MonkeyPatch) -> None:
+    rouse = AheadContext.rouse
+
+    def roused(self: AheadContext) -> None:
+        self._has_turn = True
+        rouse(self)
+
+    patch.setattr(AheadContext, "rouse", roused)
 
 
 def _failures_are_not_waited_for(patch: pytest.MonkeyPatch) -> None:
@@ -140,8 +146,8 @@ def _given_up_partitions_go_on_in_line(patch: pytest.MonkeyPatch) -> None:
     [
         _jobs_outlive_their_partition,
         _whoever_is_done_is_next,
-        _nobody_is_told_of_room,
         _keys_have_no_order,
+        _whoever_is_roused_has_the_turn,
         _failures_are_not_waited_for,
         _given_up_partitions_go_on_in_line,
     ],
@@ -159,3 +165,12 @@ def test_each_safeguard_is_missed(out: Callable[[pytest.MonkeyPatch], None], mon
     else:
         pytest.fail("nobody missed it")
     simulate(drawn(number))
+
+
+def test_room_is_used_while_the_first_one_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever found no room comes as soon as there is some, and not at the next turn."""
+    slow_first = [(0, "Job", 0, 5.0), *((0, "Job", key, 0.3) for key in range(1, 15))]
+    world = Settings(concurrency=2, max_keys=2, queued=50, batch=10, events=slow_first)
+    assert simulate(world).ended < 5.5
+    monkeypatch.setattr(JobRunner, "_look_again", lambda self, lane: None)
+    assert simulate(world).ended > 6.5, "without being told"

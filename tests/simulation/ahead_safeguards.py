@@ -14,10 +14,10 @@ def whoever_is_done_is_next(patch: Patch) -> None:
     """Finalizers run as their jobs end, and what is admitted has gaps before it."""
 
     def is_ready(self: line.Line) -> bool:
-        for entry in list(self._entries):
+        for entry in list(self.entries):
             if entry.is_settled:
-                self._entries.remove(entry)
-                self._entries.appendleft(entry)
+                self.entries.remove(entry)
+                self.entries.appendleft(entry)
                 return True
         return False
 
@@ -28,12 +28,12 @@ def plain_handlers_do_not_wait_for_jobs(patch: Patch) -> None:
     """They are not put in the line, and are admitted although there are events before them."""
     handle = partition_worker.PartitionWorker._in_line
 
-    async def at_once(self: Any, record: Any) -> int:
-        if self._next is None and not self._goes_ahead(record):
-            await self.attempts.one(record, None)
-            self.inbox.handled([record])
-            return 1
-        return await handle(self, record)
+    async def at_once(self: Any, records: Any, start: int) -> int:
+        if not self._entrance.is_blocked and not self._entrance.goes_ahead(records[start]):
+            await self.attempts.one(records[start], None)
+            self.inbox.handled(1)
+            return start + 1
+        return await handle(self, records[: start + 1], start)
 
     patch.setattr(partition_worker.PartitionWorker, "_in_line", at_once)
 

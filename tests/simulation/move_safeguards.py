@@ -10,6 +10,7 @@ from streams.core.holdings import Holdings
 from streams.core.partition import PartitionState
 from streams.core.transaction import Cut
 from streams.group import Order
+from streams.records import Output
 from streams.runtime.changelog import RELEASE_KEY, OffsetRecord, ReleaseMarker
 from streams.runtime.copies import StateCopies, StateCopy
 from streams.runtime.lifecycle import Engine
@@ -96,15 +97,15 @@ def donors_go_on_after_the_marker(patch: Patch) -> None:
 
 
 def markers_are_not_part_of_the_transaction(patch: Patch) -> None:
-    produce_raw = producer.SimProducer.produce_raw
+    produce = producer.SimProducer.produce
 
-    def apart(self: producer.SimProducer, topic: str, value: Any, key: Any, partition: int, headers: Any) -> bool:
-        if key == RELEASE_KEY:
-            self._broker.append(topic, partition, key, value, headers)
+    def apart(self: producer.SimProducer, output: Output) -> bool:
+        if output.key == RELEASE_KEY:
+            self._broker.append(output.topic, output.partition, output.key, output.value, output.headers)
             return True
-        return produce_raw(self, topic, value, key, partition, headers)
+        return produce(self, output)
 
-    patch.setattr(producer.SimProducer, "produce_raw", apart)
+    patch.setattr(producer.SimProducer, "produce", apart)
 
 
 def handed_over_before_it_is_committed(patch: Patch) -> None:

@@ -347,6 +347,19 @@ def _ahead(rng: random.Random) -> dict[str, object]:
     }
 
 
+def _batches(rng: random.Random) -> dict[str, object]:
+    """Lists of events, some of which fail or are refused, between others, while members come and go."""
+    verbs = ("start", "start", "stop", "crash", "freeze", "evict", "interject")
+    return {
+        "kinds": rng.choice((("Bulk",), ("Bulk", "Bulk", "Bulk", "Add"), ("Bulk", "Bulk", "Slow", "Turn", "Flaky"))),
+        "patient": rng.random() < 0.3,
+        "interjections": rng.random() < 0.3,
+        "max_queued": 100,
+        "strikes": dict.fromkeys(("send", "commit", "flush"), rng.choice((0.0, 0.03))),
+        "actions": _actions(rng, verbs, rng.choice((4, 14))),
+    }
+
+
 def _storm(rng: random.Random) -> dict[str, object]:
     """Everything, and much of it."""
     return {
@@ -370,6 +383,7 @@ PROFILES: tuple[Callable[[random.Random], dict[str, object]], ...] = (
     _everything,
     _storm,
     _ahead,
+    _batches,
     _moves,
     _smooth_moves,
     _struck_moves,

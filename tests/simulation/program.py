@@ -19,7 +19,7 @@ from streams.runtime.event_context import EventContext
 from streams.stores import Table
 from streams.testing.simulation.virtual_time import elapse
 
-from . import ahead
+from . import ahead, batched
 from .plans import Plan
 
 GROUP, TOPIC, OUT, TICKS, TOKENS, RINGS = "sim", "in", "out", "ticks", "tokens", "rings"
@@ -81,7 +81,8 @@ class Ring(msgspec.Struct, frozen=True):
     offset: int
 
 
-KINDS: dict[str, Any] = {cls.__name__: cls for cls in (Add, Slow, Thread, Flaky, Skip, Huge, Drop, Alarm)} | ahead.KINDS
+_OWN = (Add, Slow, Thread, Flaky, Skip, Huge, Drop, Alarm, batched.Bulk)
+KINDS: dict[str, Any] = {cls.__name__: cls for cls in _OWN} | ahead.KINDS
 
 
 @event_type("Total")
@@ -234,6 +235,7 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
     source.register_event_type(Huge, huge, on_error=DEAD_LETTER)
     source.register_event_type(Drop, drop)
     ahead.register(source, process, add)
+    batched.register(source, process, OUT, REFUSED, Total)
     source.register_event_type(Alarm, alarm)
     source.register_event_type(Ring, ring, on_error=retries)
     if plan.interjections:
@@ -279,6 +281,8 @@ def fold(state: dict[str, int], record: IncomingRecord) -> tuple[list[tuple[byte
         case Huge() | ahead.Hopeless():
             return [], True
         case Flaky() | ahead.Wobbly() if event.amount > 2:
+            return [], True
+        case batched.Bulk() if event.amount in (batched.REFUSED, batched.BROKEN):
             return [], True
         case Drop():
             state.pop(event.key, None)

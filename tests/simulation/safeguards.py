@@ -183,7 +183,7 @@ def revoked_is_answered_at_once(patch: Patch) -> None:
 
 def failed_events_are_not_undone(patch: Patch) -> None:
     def only_end(self: PartitionWorker, journal: Any) -> None:
-        if self._journalled:
+        if self.is_journalled and self.store is not None:
             self.store.end()
 
     patch.setattr(PartitionWorker, "undo", only_end)
@@ -199,12 +199,12 @@ def given_up_partitions_still_admit(patch: Patch) -> None:
 
 def old_batches_are_taken(patch: Patch) -> None:
     def deliver(self: Partitions, batch: Any) -> None:
-        for partition, records in batch[0].items():
+        for partition, records in batch.records.items():
             worker = self.workers.get(partition)
             if worker is None or worker.state is not PartitionState.ACTIVE:
                 self._engine.input.handled(len(records), 0)
             else:
-                worker.inbox.add(records)
+                worker.inbox.add(records, 0)
 
     patch.setattr(Partitions, "deliver", deliver)
 

@@ -12,13 +12,14 @@ from collections.abc import Iterator
 import pytest
 
 from .ahead_safeguards import AHEAD_SAFEGUARDS
+from .batch_safeguards import BATCH_SAFEGUARDS
 from .move_safeguards import MOVE_SAFEGUARDS
 from .plans import plan_of
 from .safeguards import SAFEGUARDS, Safeguard
 from .timer_safeguards import TIMER_SAFEGUARDS
 from .world import simulate
 
-ALL = {**SAFEGUARDS, **MOVE_SAFEGUARDS, **AHEAD_SAFEGUARDS, **TIMER_SAFEGUARDS}
+ALL = {**SAFEGUARDS, **MOVE_SAFEGUARDS, **AHEAD_SAFEGUARDS, **TIMER_SAFEGUARDS, **BATCH_SAFEGUARDS}
 TRIES = int(os.environ.get("SIM_TRIES", "40"))
 
 

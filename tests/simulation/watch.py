@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from streams.group import Assignment, MemberReport
-from streams.metrics import Measurement, OffsetMismatch, TransactionSettled
+from streams.metrics import BatchFailed, Measurement, OffsetMismatch, TransactionSettled
 from streams.runtime.changelog import ReleaseMarker
 from streams.testing.simulation.broker import Entry
 from streams.testing.simulation.virtual_time import elapse
@@ -71,6 +71,8 @@ class Watch:
         """What members measure."""
         if isinstance(measurement, TransactionSettled):
             self.slowest = max(self.slowest, measurement.open_seconds + measurement.commit_seconds)
+        elif isinstance(measurement, BatchFailed):
+            self.counts["lists that failed"] += 1
         elif isinstance(measurement, OffsetMismatch) and not self._world.forgot:
             self._say(f"{name} sees a mismatch, but nobody lost his memory: {measurement}")
 

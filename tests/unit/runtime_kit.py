@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from streams.events import event_type_of
 from streams.group import Assigned, Assignment, Copies, GroupEvent, Lost, Order, Snapshot
 from streams.handlers import Handler
 from streams.outcomes import ErrorPolicy
-from streams.records import Headers, IncomingRecord, Record
+from streams.records import Headers, IncomingRecord, Output
 from streams.runtime.bridge import Worker
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.poller import Poller, Records
@@ -95,15 +95,17 @@ class Producer:
 
     abort: Any = lambda self, timeout_seconds: self.begin()
 
-    def produce(self, record: Record) -> bool:
-        raise NotImplementedError("only for records with a timestamp")
+    def produce_many(self, outputs: Sequence[Output], start: int) -> int:
+        for position in range(start, len(outputs)):
+            if outputs[position].topic == MISSING:
+                return position
+            self.produce(outputs[position])
+        return len(outputs)
 
-    def produce_raw(
-        self, topic: str, value: bytes | None, key: bytes | None, partition: int, headers: Headers | None
-    ) -> bool:
-        if topic == MISSING:
-            raise RecordRefused(f"the topic {topic} does not exist")
-        self._pending.append((topic, max(partition, 0), key, value, headers))
+    def produce(self, output: Output) -> bool:
+        if output.topic == MISSING:
+            raise RecordRefused(f"the topic {MISSING} does not exist")
+        self._pending.append((output.topic, max(output.partition, 0), output.key, output.value, output.headers))
         return True
 
     def send_offsets(self, topic: str, offsets: Mapping[int, int], metadata: bytes, timeout_seconds: float) -> None:

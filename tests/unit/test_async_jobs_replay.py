@@ -14,7 +14,7 @@ from streams.events import event_type_of
 from streams.job_settings import SchedulerConfig
 from streams.outcomes import DEAD_LETTER
 from streams.records import IncomingRecord
-from streams.runtime.replay import PartitionReplay, Program
+from streams.runtime.replay import Completed, PartitionReplay, Program
 
 cloudpickle = pytest.importorskip("pyspark.cloudpickle")
 pytestmark = pytest.mark.asyncio
@@ -73,26 +73,42 @@ def program(shout: str = "!") -> Program:
     return source.program()
 
 
-async def test_a_program_with_jobs_runs_where_it_is_sent() -> None:
-    made: Program = cloudpickle.loads(cloudpickle.dumps(program()))
-    events = [ByJob("a"), ByTurn("b"), Plain("c"), ByJob("bad"), ByJob("a"), ByTurn("b")]
+async def handled(replay: PartitionReplay, *events: Any) -> Completed:
+    """What comes of these events."""
     records = []
     for offset, event in enumerate(events):
         kind = event_type_of(type(event))
         records.append(IncomingRecord("in", 0, offset, b"k", kind.encode(event), kind.headers))
     logging.disable(logging.CRITICAL)
-    replay = PartitionReplay(made, 0, wall_ms=0)
     try:
-        completed = await replay.handle(records)
+        return await replay.handle(records)
     finally:
         replay.close()
         logging.disable(logging.NOTSET)
+
+
+async def test_a_program_with_jobs_runs_where_it_is_sent() -> None:
+    made: Program = cloudpickle.loads(cloudpickle.dumps(program()))
+    replay = PartitionReplay(made, 0, wall_ms=0)
+    events = [ByJob("a"), ByTurn("b"), Plain("c"), ByJob("bad"), ByJob("a"), ByTurn("b")]
+    completed = await handled(replay, *events)
     assert [(output.origin, output.topic) for output in completed.outputs] == [
         (offset, "g.in.dead-letters" if offset == 3 else "out") for offset in range(6)
     ]
     assert completed.dead == {3}
     assert {change.key for change in replay.contents()} == {b"a!", b"b", b"c"}
     assert replay.watermark == 6
+
+
+async def test_events_that_are_known_to_fail_are_met_in_the_line() -> None:
+    """As after a restart that took more back than the event that failed."""
+    replay = PartitionReplay(program(), 0, wall_ms=0)
+    replay._known = {offset: (1, ValueError("known")) for offset in (1, 3, 5)}
+    events = [ByJob("a"), Plain("b"), ByTurn("c"), ByTurn("d"), ByJob("e"), ByJob("f"), Plain("g")]
+    completed = await handled(replay, *events)
+    assert completed.dead == {1, 3, 5}
+    assert [output.origin for output in completed.outputs] == list(range(7))
+    assert {change.key for change in replay.contents()} == {b"a!", b"c", b"e!", b"g"}
 
 
 async def test_copies_have_one_fingerprint_and_other_jobs_another() -> None:

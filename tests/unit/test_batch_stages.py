@@ -12,7 +12,7 @@ import pytest
 from streams import BatcherConfig, BatchItem, IncomingRecord, TopicPartition
 from streams.records import Acknowledgement, Delivery, Record
 from streams.runtime.batches import BatchDefinition, BatchStage
-from streams.runtime.line import Entry
+from streams.runtime.line import Entry, Line
 from streams.runtime.outlet import Outlet
 from tests.unit.runtime_kit import PATIENCE
 
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.asyncio
 
 
 def entry(partition: int, offset: int, *keys: str) -> Entry:
-    made = Entry(partition, IncomingRecord("in", partition, offset, None, b"", None), None, None, lambda: None)
-    made.work = [BatchItem(key, f"{partition}:{offset}:{key}") for key in keys]
+    made = Entry(partition, IncomingRecord("in", partition, offset, None, b"", None), None, None, Line(lambda: None))
+    made.plan = [BatchItem(key, f"{partition}:{offset}:{key}") for key in keys]
     return made
 
 
@@ -139,7 +139,7 @@ async def test_room_comes_free_also_by_withdrawing() -> None:
     batches = stage(calls, max_batch_size=1, max_concurrent_batches=1, max_queued_items=2)
     woken: list[int] = []
     first, second, third = entry(0, 0, "a"), entry(0, 1, "b"), entry(0, 2, "c")
-    third._wake = lambda: woken.append(1)
+    third.line = Line(lambda: woken.append(1))
     assert batches.begin(first)
     assert batches.begin(second)
     assert not batches.begin(third)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import random
 import subprocess
 import sys
@@ -11,11 +10,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from rich.console import Console
 
-from benchmarks.__main__ import parse
 from benchmarks.drain import DrainResult, middle_rate, stretch
-from benchmarks.report import Run, machine_facts, paired_ratio, show
 from benchmarks.restore.run import Restore, fault_of
 from benchmarks.restore.workload import Restored, changes, digest, partition_of
 from benchmarks.stalls.group import Stall
@@ -28,7 +24,9 @@ from benchmarks.stalls.workload import account as account_of
 from benchmarks.stalls.workload import cents as cents_of
 from benchmarks.steady import memory_of
 from benchmarks.systems import Failed, System, running
+from benchmarks.tables import ratios
 from benchmarks.workload import KEYS, PARTITIONS, VALUE_BYTES, Balance, Deposited, Job, Judge, deposits, encoded
+from tests.unit.benchmarks_kit import rows_of, run_of, shown
 
 JOB = Job(bootstrap_servers="127.0.0.1:1", group="g", source="in", output="out", changelog="log")
 
@@ -110,35 +108,37 @@ def test_memory_is_summed_up_by_quarters() -> None:
     assert memory_of([3]).last_quarter == 3
 
 
-def drained(system: str, rate: float, fault: str = "") -> DrainResult:
-    return DrainResult(system, 100, 1, rate, 1e6 / rate, 2.0, 1.0, 1, 2, 3, 0.5, fault)
+def drained(system: str, turn: int, rate: float, fault: str = "") -> DrainResult:
+    return DrainResult(system, turn, 100, 1, fault, rate, 1e6 / rate, 2.0, 1.0, 1, 2, 3, 0.5)
 
 
 def test_ratios_are_taken_within_a_round() -> None:
-    found = [drained("a", 100), drained("b", 200), drained("a", 1), drained("b", 2), drained("a", 50), drained("b", 25)]
-    assert paired_ratio(found, "b", "a", lambda one: one.per_second) == pytest.approx(2.0)
+    pairs = [(100, 200), (1, 2), (50, 25)]
+    found = [
+        drained(name, turn, rate) for turn, pair in enumerate(pairs, 1) for name, rate in zip("ab", pair, strict=True)
+    ]
+    found.append(drained("b", 4, 1_000))
+    assert ratios(found, "b", "a", lambda one: one.per_second) == [2.0, 2.0, 0.5]
 
 
-def test_a_run_with_a_fault_says_so_and_can_be_written() -> None:
-    run = Run(machine_facts(1, ["--quick"]), drains=[drained("a", 10), drained("b", 20, "2 outputs out of turn")])
-    assert run.faults == ["b: 2 outputs out of turn"]
-    console = Console(width=130, record=True, file=io.StringIO())
-    show(console, run)
-    text = console.export_text()
-    assert "not exactly once" in text
-    assert "2.00" in text
-    assert msgspec.json.decode(msgspec.json.encode(run))["facts"]["seed"] == 1
+def test_a_run_with_a_fault_says_so_and_has_no_rate() -> None:
+    found = [drained("a", 1, 10), drained("b", 1, 20, "2 outputs out of turn"), drained("c", 1, 5)]
+    run = run_of(drain=found)
+    assert run.faults(of_peers=False) == ["b: 2 outputs out of turn"]
+    text = shown(run)
+    assert "not right: b: 2 outputs out of turn" in text
+    rows = {row[0]: row[1:] for row in rows_of(text)}
+    assert rows["c"][:2] == ["5", "0.50"]
+    assert (rows["b"][0], rows["b"][-1]) == ("-", "no: 1 of 1 runs")
 
 
 def test_systems_are_named_on_the_command_line() -> None:
     system = System.parse("engine@../other:pool.batch_delay_seconds=0.005,switch=0.001")
-    assert (system.module, system.folder) == ("benchmarks.engine", Path("../other"))
+    launch = system.launch()
+    assert (launch.command[1:], launch.folder) == (("-m", "benchmarks.engine"), Path("../other"))
     assert system.options == {"pool.batch_delay_seconds": "0.005", "switch": "0.001"}
     with pytest.raises(ValueError, match="unknown system"):
         System.parse("nonsense")
-    assert parse(["drain", "--quick"]).repeats == 1
-    with pytest.raises(SystemExit):
-        parse(["speed"])
 
 
 def test_a_child_that_fails_is_told_with_what_it_said(tmp_path: Path) -> None:
@@ -277,25 +277,10 @@ def test_stalls_are_summed_up_over_rounds() -> None:
 
     stalls = [stall(0, (100, 1), (7, 0)), stall(1, (300, 1), (9, 0)), stall(2, (200, 2), (8, 0), fault="lost one")]
     assert chain_medians(stalls) == {"started": 200}
-    run = Run(machine_facts(1, ["stalls"]), stalls=stalls)
-    assert run.faults == ["join, round 2: lost one"]
-    console = Console(width=130, record=True, file=io.StringIO())
-    show(console, run)
-    row = next(line for line in console.export_text().splitlines() if "join" in line and "│" in line)
-    assert [cell.strip() for cell in row.strip("│").split("│")] == [
-        "join",
-        "1",
-        "199",
-        "299",
-        "200",
-        "300",
-        "8",
-        "9",
-        "2-4",
-        "0-2",
-        "3",
-        "3",
-    ]
+    run = run_of(stalls=stalls)
+    assert run.faults(of_peers=False) == ["join, round 2: lost one"]
+    row = next(row for row in rows_of(shown(run)) if row[0] == "join")
+    assert row == ["join", "1", "199", "299", "200", "300", "8", "9", "2-3", "0-1", "3", "2"]
     assert "1 moved up to 99 ms" in in_short(stalls[0])
 
 
@@ -321,11 +306,10 @@ def test_a_wrong_restore_is_seen() -> None:
 def test_restores_are_compared_within_a_round() -> None:
     found = [
         Restore(system, 1_000, 8, turn, seconds, seconds, 1.0, "")
-        for turn, pair in enumerate([(1.0, 0.5), (10.0, 5.0), (2.0, 1.0)])
+        for turn, pair in enumerate([(1.0, 0.5), (10.0, 5.0), (2.0, 1.0)], 1)
         for system, seconds in zip(("handwritten", "engine"), pair, strict=True)
     ]
-    console = Console(width=130, record=True, file=io.StringIO())
-    show(console, Run(machine_facts(1, ["restore"]), restores=found))
-    row = next(line for line in console.export_text().splitlines() if "engine" in line)
+    text = shown(run_of(restore=found))
+    row = next(line for line in text.splitlines() if "engine" in line)
     assert "2.00" in row
     assert "1,000" in row

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import subprocess
@@ -14,15 +13,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from rich.console import Console
 
-from benchmarks.__main__ import parse
 from benchmarks.async_work import quix_environment
 from benchmarks.async_work.latency import Latency
+from benchmarks.async_work.measure import AsyncRun
 from benchmarks.async_work.price import BARE, WAYS, Price, price
 from benchmarks.async_work.quix_environment import NoQuixstreams, quixstreams_python, versions
 from benchmarks.async_work.reader import longest_gap
-from benchmarks.async_work.report import Figures, ratio, reference_of
+from benchmarks.async_work.report import ratio, reference_of
 from benchmarks.async_work.run import find_quixstreams, in_short
 from benchmarks.async_work.systems import all_of
 from benchmarks.async_work.throughput import Throughput
@@ -38,8 +36,8 @@ from benchmarks.async_work.workload import (
     told,
 )
 from benchmarks.committed import percentiles
-from benchmarks.report import Run, machine_facts, show
 from streams import EventSource
+from tests.unit.benchmarks_kit import rows_of, run_of, shown
 
 
 def asks(plan: Plan, events: int) -> list[Ask]:
@@ -146,31 +144,34 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert ratio(runs, "scheduler, 8", "nobody") == 0.0
 
 
+def as_found(part: str, *runs: Throughput | Latency | Price) -> list[AsyncRun]:
+    return [AsyncRun(part, **{type(run).__name__.lower(): run}) for run in runs]  # type: ignore[arg-type]
+
+
 def test_a_report_tells_medians_and_faults() -> None:
-    run = Run(machine_facts(1, ["async"]))
-    figures = run.async_work
-    figures.throughputs += [moved("loop, 8", 1, 1_000), moved("handler, 8", 1, 1_500, "2 outputs out of turn")]
-    figures.latencies += [late("loop, 8", turn) for turn in (1, 2, 6)]
-    figures.gaps += [late("scheduler, 8", 1, 500, (501, 20, 30, 40)), late("scheduler, 8", 2, 500, (503, 20, 77, 40))]
-    assert run.faults == ["async work, handler, 8, round 1: 2 outputs out of turn"]
-    console = Console(width=170, record=True, file=io.StringIO())
-    show(console, run)
-    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in console.export_text().splitlines()]
-    assert ["handler, 8", "1,500", "1,500", "1,500", "1.50", "loop, 8", "50", "no"] in rows
+    found = as_found(
+        "throughputs", moved("loop, 8", 1, 1_000), moved("handler, 8", 1, 1_500, "2 outputs out of turn"),
+        moved("scheduler, 8", 1, 1_500),
+    )  # fmt: skip
+    found += as_found("latencies", *(late("loop, 8", turn) for turn in (1, 2, 6)))
+    found += as_found(
+        "gaps", late("scheduler, 8", 1, 500, (501, 20, 30, 40)), late("scheduler, 8", 2, 500, (503, 20, 77, 40))
+    )
+    run = run_of(**{"async": found})
+    assert run.faults(of_peers=False) == ["async work, handler, 8, round 1: 2 outputs out of turn"]
+    rows = rows_of(shown(run))
+    assert ["scheduler, 8", "1,500", "1,500", "1,500", "1.50", "loop, 8", "50", "yes"] in rows
+    assert ["handler, 8", "-", "-", "-", "-", "-", "-", "no"] in rows
     assert ["loop, 8", "20", "10", "60", "20", "60", "30", "180", "40", "2", "yes"] in rows
     assert ["scheduler, 8", "500", "502", "20", "54", "40", "77", "yes"] in rows
-    assert len(msgspec.json.decode(msgspec.json.encode(run))["async_work"]["gaps"]) == 2
-    assert all("right" in in_short(one) for one in (figures.throughputs[0], figures.gaps[0]))
+    assert all("right" in in_short(one.run) for one in (found[0], found[-1]))
 
 
 def test_calls_that_are_saved_are_told() -> None:
-    run = Run(machine_facts(1, ["async"]))
     alone, together = moved("one event a call", 1, 800), moved("batcher", 1, 8_000)
-    run.async_work.batches += [msgspec.structs.replace(alone, calls=100), msgspec.structs.replace(together, calls=4)]
-    run.async_work.prices += [Price("plain", turn, 10.0 * turn, 5.0, 1.0) for turn in (1, 2, 6)]
-    console = Console(width=170, record=True, file=io.StringIO())
-    show(console, run)
-    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in console.export_text().splitlines()]
+    found = as_found("batches", msgspec.structs.replace(alone, calls=100), msgspec.structs.replace(together, calls=4))
+    found += as_found("prices", *(Price("plain", turn, 10.0 * turn, 5.0, 1.0) for turn in (1, 2, 6)))
+    rows = rows_of(shown(run_of(**{"async": found})))
     assert ["one event a call", "800", "800", "800", "1.00", "1.0", "0%", "yes"] in rows
     assert ["batcher", "8,000", "8,000", "8,000", "10.00", "25.0", "96%", "yes"] in rows
     assert ["plain", "20.0", "10.0", "60.0", "5.0", "5.0", "5.0"] in rows
@@ -189,14 +190,8 @@ def test_a_price_of_something_that_was_not_done_is_a_fault(monkeypatch: pytest.M
 
     monkeypatch.setitem(WAYS, "nothing", nothing)
     assert price("nothing", Plan(3), 20, 20, 1).fault == "[0, 0] outputs for 20 events"
-    run = Run(machine_facts(1, []), async_work=Figures(prices=[Price("nothing", 1, 1.0, 1.0, 1.0, "0 outputs")]))
-    assert run.faults == ["async work, nothing, round 1: 0 outputs"]
-
-
-def test_sizes_come_from_the_command_line() -> None:
-    sizes = parse(["async", "--concurrency", "8", "32", "--repeats", "5", "--parts", "gaps"]).async_sizes
-    assert (sizes.concurrencies, sizes.repeats, sizes.parts) == ((8, 32), 5, ("gaps",))
-    assert parse(["async", "--quick"]).async_sizes.repeats == 1
+    run = run_of(**{"async": as_found("prices", Price("nothing", 1, 1.0, 1.0, 1.0, "0 outputs"))})
+    assert run.faults(of_peers=False) == ["async work, nothing, round 1: 0 outputs"]
 
 
 def test_quixstreams_is_installed_once_and_never_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

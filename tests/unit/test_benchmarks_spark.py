@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import random
 import zlib
-from pathlib import Path
 from typing import Any, cast
 
-import msgspec
 import pytest
 from confluent_kafka import Message
-from rich.console import Console
 
-from benchmarks.__main__ import parse
-from benchmarks.report import Run, machine_facts, show
-from benchmarks.spark import connector
-from benchmarks.spark.connector import NoConnector, connector_jars
 from benchmarks.spark.figures import CpuTimes, SparkRun
 from benchmarks.spark.judge import HEADERS, Content, judged
 from benchmarks.spark.report import ratio
+from tests.unit.benchmarks_kit import rows_of, run_of, shown
 
 NO_CPU = CpuTimes(0.0, 0.0, 0.0)
 
@@ -75,39 +67,11 @@ def test_sides_are_compared_within_a_round() -> None:
 def test_the_first_round_is_not_counted_and_a_fault_shows() -> None:
     found = [ran("stream", "grt", turn, rate) for turn, rate in enumerate([1, 2_000, 3_000, 4_000])]
     found.append(ran("write", "connector", 1, 10, "7 rows instead of 8"))
-    run = Run(machine_facts(1, ["spark"]), sparks=found)
-    assert run.faults == ["write, connector, 2 partitions, round 1: 7 rows instead of 8"]
-    console = Console(width=170, record=True, file=io.StringIO())
-    show(console, run)
-    row = next(line for line in console.export_text().splitlines() if "grt" in line and "│" in line)
-    assert [cell.strip() for cell in row.strip("│").split("│")][2:5] == ["3,000", "2,000", "4,000"]
-    assert len(msgspec.json.decode(msgspec.json.encode(run))["sparks"]) == 5
+    run = run_of(spark=found)
+    assert run.faults(of_peers=False) == ["write, connector, 2 partitions, round 1: 7 rows instead of 8"]
+    row = next(row for row in rows_of(shown(run)) if "grt" in row)
+    assert row[2:5] == ["3,000", "2,000", "4,000"]
 
 
 def test_cpu_time_is_told_a_row() -> None:
     assert CpuTimes(3.0, 2.0, 1.5).per_row(CpuTimes(1.0, 2.0, 1.0), 1_000_000) == CpuTimes(2.0, 0.0, 0.5)
-
-
-def test_sizes_come_from_the_command_line() -> None:
-    options = parse(["spark", "--rows", "5", "--batch", "3", "--partitions", "4", "2"])
-    assert (options.rows, options.batch, options.partitions) == (5, 3, [4, 2])
-    assert parse(["spark", "--quick"]).partitions == [2]
-
-
-def test_connector_jars_are_taken_from_the_cache_only_when_they_are_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fetch(coordinates: str, digest: str, path: Path) -> None:
-        raise NoConnector(f"{coordinates} cannot be fetched: no network")
-
-    monkeypatch.setenv("KES_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(connector, "_fetch", fetch)
-    content = b"whole"
-    monkeypatch.setattr(connector, "COORDINATES", {"group:one:1": hashlib.sha256(content).hexdigest()})
-    place = tmp_path / "spark-connector" / "one-1.jar"
-    place.parent.mkdir()
-    place.write_bytes(content)
-    assert connector_jars() == [place]
-    place.write_bytes(content[:-1])
-    with pytest.raises(NoConnector, match="group:one:1 cannot be fetched"):
-        connector_jars()

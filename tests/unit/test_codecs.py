@@ -15,6 +15,8 @@ from streams.codecs import (
     PydanticCodec,
     StrCodec,
     TupleCodec,
+    bare_decoder,
+    bare_encoder,
     bytes_codec,
     codec_for,
     int32_codec,
@@ -214,3 +216,22 @@ def test_codec_for_refuses_what_cannot_come_back() -> None:
 def test_they_are_codecs() -> None:
     for codec in (StrCodec(), int_codec, TupleCodec(str), JsonCodec(Point), MsgpackCodec(Point), PydanticCodec(Model)):
         assert isinstance(codec, Codec)
+
+
+def test_what_a_subclass_adds_is_not_passed_over_on_hot_paths() -> None:
+    class Lower(StrCodec):
+        def encode(self, value: str, /) -> bytes:
+            return super().encode(value.lower())
+
+        def decode(self, data: bytes, /) -> str:
+            return super().decode(data).upper()
+
+    class Longer(JsonCodec[list[int]]):
+        def decode(self, data: bytes, /) -> list[int]:
+            return [*super().decode(data), 0]
+
+    assert bare_encoder(Lower())("KEY") == b"key"
+    assert bare_decoder(Lower())(b"key") == "KEY"
+    assert bare_decoder(Longer(list[int]))(b"[1]") == [1, 0]
+    assert bare_decoder(int_codec)(int_codec.encode(7)) == 7
+    assert bare_decoder(StrCodec()) is bytes.decode

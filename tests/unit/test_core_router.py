@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +70,15 @@ def test_without_an_event_type_the_bytes_come_as_they_are() -> None:
     assert made.decode(b"x") == b"x"
     assert made.decode(None, 3) is None
     assert made.wire_version is None
+
+
+@pytest.mark.parametrize("event_class", [None, First, Second])
+def test_a_route_that_is_sent_away_is_made_anew_there(event_class: type | None) -> None:
+    made = route(plain, event_class=event_class)
+    sent: Route = pickle.loads(pickle.dumps(made))
+    assert (sent.name, sent.event_type, sent.handler, sent.policy) == (made.name, made.event_type, plain, STOP)
+    assert (sent.is_blocking, sent.is_batch, sent.ahead) == (False, False, None)
+    assert sent.bare_decode(b'{"text":"x"}') == made.decode(b'{"text":"x"}', made.version)
 
 
 def test_the_version_header_that_needs_no_upcasting() -> None:

@@ -51,7 +51,9 @@ def test_the_concurrent_handler_that_is_shown() -> None:
 
     names = {"Assessment": Assessment, "Context": EventContext, "Deposited": Deposited, "EventContext": EventContext}
     names |= {"Review": Review, "ask_the_risk_service": ask_the_risk_service, "source": source, "timedelta": timedelta}
-    exec(block_with("concurrency=64"), names)
+    shown = block_with("concurrency=64")
+    assert shown.count("timedelta(days=1)") == 1
+    exec(shown.replace("timedelta(days=1)", "timedelta(minutes=5)"), names)  # a day of heartbeats takes 20 s
     with TestDriver(source) as driver:
         for account in ("ada", "bob", "ada"):
             driver.send(Deposited(account, 500), key=account)
@@ -60,5 +62,5 @@ def test_the_concurrent_handler_that_is_shown() -> None:
             Assessment("ada", 5),
             Assessment("bob", 5),
         ]
-        driver.advance(timedelta(days=1).total_seconds() + 1)
+        driver.advance(timedelta(minutes=5).total_seconds() + 1)
     assert [account for account, _ in reviewed] == ["bob", "ada"], "set again, a timer is the later one"

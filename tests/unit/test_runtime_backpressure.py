@@ -17,7 +17,8 @@ from streams.core.partition import PartitionState
 from streams.records import IncomingRecord
 from streams.runtime.inbox import Inbox
 from streams.runtime.partitions import Partitions
-from streams.runtime.poller import Batch, Poller, Records, size_of
+from streams.runtime.poller import Poller, Records, size_of
+from streams.runtime.ports import Batch
 from streams.runtime.signal import Signal
 
 PATIENCE = 10.0
@@ -109,7 +110,7 @@ class Bench:
                 range(self.handled[number], self.handled[number] + len(records))
             )
             self.handled[number] += len(records)
-            inbox.handled(records)
+            inbox.handled(len(records))
 
     async def until(self, condition: Callable[[], bool], what: str, working: Collection[int] = ()) -> None:
         """Wait, while these partitions handle what comes."""
@@ -224,7 +225,7 @@ def ask(told: Told, **inboxes: Inbox) -> None:
     engine: Any = SimpleNamespace(input=told)
     partitions = Partitions(engine)
     partitions.workers = workers  # type: ignore[assignment]
-    partitions.deliver(({}, {}))
+    partitions.deliver(Batch({}, {}, {}))
 
 
 def inbox_of(told: Any, partition: int = 0) -> Inbox:
@@ -232,11 +233,15 @@ def inbox_of(told: Any, partition: int = 0) -> Inbox:
     return Inbox(config, told, partition, Signal())
 
 
+def add(inbox: Inbox, records: list[IncomingRecord]) -> None:
+    inbox.add(records, size_of(records))
+
+
 def test_the_one_with_most_makes_room() -> None:
     told = Told()
     few, many, none = (inbox_of(told, number) for number in range(3))
-    few.add(records_of(0, 0, 3, 10))
-    many.add(records_of(1, 0, 5, 10))
+    add(few, records_of(0, 0, 3, 10))
+    add(many, records_of(1, 0, 5, 10))
     ask(told, few=few, many=many, none=none)
     assert told.calls == [("pause", 1), ("handled", 5, 50)]
     ask(told, few=few, many=many, none=none)
@@ -257,12 +262,12 @@ def test_bytes_that_count_make_room_though_no_record_counts() -> None:
     told = Told()
     inbox = inbox_of(told)
     small = records_of(0, 0, 6, 1)
-    inbox.add(small)
+    add(inbox, small)
     inbox.hold()
-    inbox.handled(small[:3])  # half of it: resumed
+    inbox.handled(3)  # half of it: resumed
     assert not inbox.paused
-    inbox.add(records_of(0, 6, 3, 1_000))
-    inbox.handled(small[3:])
+    add(inbox, records_of(0, 6, 3, 1_000))
+    inbox.handled(3)
     assert (inbox.counted, inbox.counted_size) == (0, 2_997)
     told.calls.clear()
     ask(told, one=inbox)
@@ -273,13 +278,13 @@ def test_a_held_queue_is_read_again_when_half_of_it_is_handled() -> None:
     told = Told()
     inbox = inbox_of(told)
     waiting = records_of(0, 0, 10)
-    inbox.add(waiting)
+    add(inbox, waiting)
     inbox.hold()
     assert told.calls == [("pause", 0), ("handled", 10, size_of(waiting))]
-    inbox.handled(waiting[:4])
+    inbox.handled(4)
     assert ("resume", 0) not in told.calls
-    inbox.handled(waiting[4:5])
+    inbox.handled(1)
     assert told.calls[-1] == ("resume", 0)
-    inbox.handled(waiting[5:])
+    inbox.handled(5)
     assert (inbox.records, inbox.size, inbox.counted) == (0, 0, 0)
     assert sum(call[1] for call in told.calls if call[0] == "handled") == 10, "nothing is uncounted twice"

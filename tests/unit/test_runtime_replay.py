@@ -240,6 +240,19 @@ async def test_a_timer_that_is_set_is_refused() -> None:
     replay.close()
 
 
+async def test_a_timer_that_the_next_event_removes_is_refused_as_well() -> None:
+    """Both events are admitted at once, and no timer is left then."""
+
+    def set_and_removed(ctx: EventContext[Totals], event: Counted) -> None:
+        told = ctx.cancel_timer("t") if event.fails else bool(ctx.schedule_in(5, event, name="t"))
+        assert told
+
+    replay = PartitionReplay(program(set_and_removed), 2, wall_ms=NOW)
+    with pytest.raises(StreamsError, match="offset 0: an event sets the timer 't'"):
+        await replay.handle(records(Counted("a"), Counted("a", fails=1)))
+    replay.close()
+
+
 async def test_timers_that_are_ignored_do_not_fire_and_are_no_state() -> None:
     """They can be cancelled, and replays of stores that cannot undo have them, too."""
     replay = PartitionReplay(program(timed), 2, wall_ms=NOW, ignores_timers=True)

@@ -20,7 +20,8 @@ from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.bridge import Worker
 from streams.runtime.copies import StateCopy
 from streams.runtime.handler_threads import HandlerThreads
-from streams.runtime.partition_worker import LONGEST_SLICE_SECONDS, SLICE, PartitionWorker
+from streams.runtime.partition_worker import PartitionWorker
+from streams.runtime.slices import LONGEST_SLICE_SECONDS, SLICE
 
 PATIENCE = 10.0
 
@@ -61,7 +62,7 @@ class Bench:
         self.handled.append(ctx.offset)
         return ExecutionState.COMPLETE
 
-    def admit(self, *_: Any) -> None: ...
+    def admit(self, *_: Any, events: int = 1) -> None: ...
 
     def pump(self) -> None:
         """Called once per slice."""
@@ -76,7 +77,8 @@ class Bench:
             for number, takes in enumerate(seconds)
         ]
         self.handled, handled = [], self.handled
-        await self.worker.handle(records)
+        self.worker.inbox.add(records, 0)
+        await self.worker.handle(self.worker.inbox.take())
         assert self.handled == [record.offset for record in records]
         self.handled = handled + self.handled
         return self.slices

@@ -13,6 +13,8 @@ from streams.core.strategies import assignor
 from streams.errors import BrokerUnavailable, Stopped
 from streams.records import IncomingRecord
 from streams.runtime.connections import DEFAULT_MESSAGE_LIMIT
+from streams.runtime.poller import size_of
+from streams.runtime.ports import Batch
 from streams.testing.simulation.membership import SimMembership
 from streams.testing.simulation.plain_producer import SimPlainProducer
 from streams.testing.simulation.process import Process, SimWorker, wait_for
@@ -183,7 +185,8 @@ class SimInput:
         elif not process.dead:
             process.passes("poll.after")
             if not process.dead:
-                self._deliver((batch, epochs))
+                sizes = {partition: size_of(records) for partition, records in batch.items()}
+                self._deliver(Batch(batch, sizes, epochs))
 
 
 class SimReader:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from streams.errors import TransactionFailed
-from streams.records import Headers, Record
+from streams.errors import RecordRefused, TransactionFailed
+from streams.records import Output
 from streams.runtime.changelog import RELEASE_KEY
 from streams.testing.simulation.broker import Entry, Refuses
 from streams.testing.simulation.faults import Strike
@@ -77,16 +78,16 @@ class SimProducer:
         self._releases = False
         self._process.passes("begin.after")
 
-    def produce(self, record: Record) -> bool:
-        partition, at = -1 if record.partition is None else record.partition, record.timestamp_ms or 0
-        return self._produce(record.topic, partition, Entry(record.key, record.value, record.headers, None, False, at))
+    def produce_many(self, outputs: Sequence[Output], start: int) -> int:
+        position = start
+        with contextlib.suppress(RecordRefused, TransactionFailed, TypeError, ValueError, OverflowError):
+            while position < len(outputs) and self.produce(outputs[position]):
+                position += 1
+        return position
 
-    def produce_raw(
-        self, topic: str, value: bytes | None, key: bytes | None, partition: int, headers: Headers | None
-    ) -> bool:
-        return self._produce(topic, partition, Entry(key, value, headers, None))
-
-    def _produce(self, topic: str, partition: int, entry: Entry) -> bool:
+    def produce(self, output: Output) -> bool:
+        topic, partition = output.topic, output.partition
+        entry = Entry(output.key, output.value, output.headers, None, False, output.timestamp_ms)
         if self._failed is not None and self._failed.kind == "fenced":
             raise self._failed
         if self._closed or not self._begun:

@@ -1,0 +1,1 @@
+"""Measures of the account workload: drain, latency, memory."""

@@ -1,0 +1,76 @@
+"""The process in which events are counted: by the code of this checkout, driving the code of any.
+
+``python -c BOOT ROOT FOLDER SYSTEM WARM EVENTS`` prints one ``Counted`` as JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+ROOT = Path(__file__).parents[2]
+_BOOT = (
+    "import sys; sys.path[0] = sys.argv[1]; import benchmarks; sys.path[0] = sys.argv[2]; "
+    "from benchmarks.instructions.child import main; main()"
+)
+"""The benchmarks are those of one checkout, ``streams`` that of another."""
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """Per event and stage. ``functions``: bytecodes by ``stage, function``."""
+
+    bytecodes: dict[str, float]
+    calls: dict[str, float]
+    c_calls: dict[str, float]
+    functions: dict[str, float]
+
+
+class ChildFailed(Exception):
+    """The process ended with an error, which is the text."""
+
+
+def command(folder: Path, system: str, warm: int, events: int, how: str = "count") -> list[str]:
+    """The process's command line. ``how``: ``count``, or the library that opens valgrind's window."""
+    return [sys.executable, "-c", _BOOT, str(ROOT), str(folder), how, system, str(warm), str(events)]
+
+
+def count(folder: Path, system: str, warm: int, events: int) -> Counted:
+    """Count in a process of its own. Raises ``ChildFailed``."""
+    return msgspec.json.decode(run(command(folder, system, warm, events), folder), type=Counted)
+
+
+def run(arguments: list[str], folder: Path) -> bytes:
+    """What the process prints. Raises ``ChildFailed``."""
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, check=False)
+    if done.returncode:
+        raise ChildFailed(done.stderr.decode(errors="replace").strip()[-2000:])
+    return done.stdout
+
+
+def main() -> None:
+    """The process's way in."""
+    from benchmarks.instructions.callgrind import Window
+    from benchmarks.instructions.counting import counting_meter
+    from benchmarks.instructions.drive import SYSTEMS
+
+    how, system, warm, events = sys.argv[3], sys.argv[4], int(sys.argv[5]), int(sys.argv[6])
+    if how == "count":
+        meter = counting_meter()
+        SYSTEMS[system](meter, warm, events)
+
+        def per_event(counts: Mapping[str, int]) -> dict[str, float]:
+            return {stage: number / events for stage, number in counts.items()}
+
+        functions = {", ".join(name): number for name, number in meter.functions.items()}
+        counted = Counted(
+            per_event(meter.bytecodes), per_event(meter.calls), per_event(meter.c_calls), per_event(functions)
+        )
+        sys.stdout.buffer.write(msgspec.json.encode(counted))
+    else:
+        SYSTEMS[system](Window(how), warm, events)

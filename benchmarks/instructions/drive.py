@@ -1,0 +1,159 @@
+"""The account workload driven through the engine and through the loop written by hand, a window of it to be measured.
+
+First so many events that are not measured (every key is known then, slices and transactions have their size), then,
+once all of them are committed, so many that are: from the first poll until the last of them is settled.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Protocol
+from unittest import mock
+
+import confluent_kafka
+import msgspec
+
+from benchmarks import handwritten
+from benchmarks.engine import source_of
+from benchmarks.instructions.ahead import by_handler, by_scheduler
+from benchmarks.instructions.scripted import (
+    Feed,
+    NoWatch,
+    ScriptedConnections,
+    ScriptedConsumer,
+    ScriptedProducer,
+    messages,
+)
+from benchmarks.workload import Job
+from streams import EventSource
+from streams.runtime.environment import Environment
+from streams.testing.simulation.virtual_time import Fibers, VirtualTimeLoop, elapse
+
+LIMIT_SECONDS = 3_600.0
+"""Of virtual time."""
+POLL_SECONDS = 0.001
+
+
+class Meter(Protocol):
+    """What measures. ``begin`` and ``end`` are called on every thread that takes part, when nothing is under way."""
+
+    def begin(self) -> None: ...
+    def end(self) -> None: ...
+
+
+class Stuck(Exception):
+    """The events were not all handled."""
+
+
+def by_engine(made: Callable[[Job], EventSource[Any]], meter: Meter, warm: int, events: int) -> None:
+    """Drive ``events`` events through the event source. Raises ``Stuck``."""
+    loop = VirtualTimeLoop(LIMIT_SECONDS)
+    try:
+        loop.run_main(_drive_engine(loop, made(JOB), meter, warm, events))
+    finally:
+        loop.close()
+
+
+async def _drive_engine(loop: VirtualTimeLoop, source: EventSource[Any], meter: Meter, warm: int, events: int) -> None:
+    fibers = Fibers(loop)
+    feed = Feed(messages(warm + events))
+    consumer = type("Consumer", (_Measured,), {"feed": feed, "meter": meter, "pause": staticmethod(fibers.pause)})
+    environment = Environment(rng=lambda: random.Random(1), wall_seconds=lambda: 1.7e9 + loop.time(), watchdog=NoWatch)
+    with (
+        mock.patch("streams.clients.consumer.Consumer", consumer),
+        mock.patch("streams.clients.consumer.time", SimpleNamespace(monotonic=partial(float, 1))),  # nobody is silent
+        mock.patch("streams.clients.transactional.Producer", ScriptedProducer),
+    ):
+        running = loop.create_task(
+            source._consume(lambda config: ScriptedConnections(config, fibers), environment), name="source"
+        )
+
+        async def settled(count: int) -> None:
+            feed.allowed = count
+            while source._engine is None or source._engine.committed_events < count:
+                await elapse(POLL_SECONDS)
+                if running.done():
+                    await running
+                    raise Stuck("the source stopped")
+
+        await elapse(1)  # all partitions are at work: what comes earlier is dropped, and nobody fetches it again here
+        await settled(warm)
+        await elapse(0.1)
+        feed.window = True
+        await elapse(0.1)
+        meter.begin()
+        await settled(warm + events)
+        meter.end()
+        feed.window = False
+        await elapse(0.1)
+        await source.stop()
+        await running
+    fibers.close()
+
+
+class _Measured(ScriptedConsumer):
+    """Polled on a thread of its own, which is to be measured as well."""
+
+    meter: Meter
+    _is_measured = False
+
+    def poll(self, timeout: float) -> confluent_kafka.Message | None:
+        if self.feed.window is not self._is_measured:
+            self._is_measured = self.feed.window
+            if self._is_measured:
+                self.meter.begin()
+            else:
+                self.meter.end()
+        return super().poll(timeout)
+
+
+def by_hand(meter: Meter, warm: int, events: int, per_transaction: int = 5_000) -> None:
+    """The same by ``benchmarks.handwritten``, its commits made in line."""
+    feed = Feed(messages(warm + events))
+    consumer = type("Consumer", (ScriptedConsumer,), {"feed": feed, "pause": lambda *_: None})
+    job = msgspec.structs.replace(JOB, options={"events": str(per_transaction), "delay_ms": "1000000"})
+    with (
+        mock.patch.object(handwritten, "Consumer", consumer),
+        mock.patch.object(handwritten, "Producer", ScriptedProducer),
+    ):
+        loop = handwritten.Loop(job)
+        producer = loop.producers[0]
+
+        def fill(count: int) -> None:
+            feed.allowed += count
+            done = 0
+            while done < count:
+                loop.events = min(count - done, per_transaction)
+                done += loop._fill(producer)
+                producer.flush()
+                offsets = [confluent_kafka.TopicPartition("in", *position) for position in loop.offsets.items()]
+                loop.offsets = {}
+                producer.send_offsets_to_transaction(offsets, None, 10)
+                producer.commit_transaction(10)
+
+        fill(warm)
+        meter.begin()
+        fill(events)
+        meter.end()
+
+
+JOB = Job(bootstrap_servers="127.0.0.1:1", group="g", source="in", output="out", changelog="g.in.changelog")
+
+
+def _batch(job: Job) -> EventSource[Any]:
+    from benchmarks import engine_batch  # older checkouts know no batch handlers
+
+    return engine_batch.source_of(job)
+
+
+SYSTEMS: dict[str, Callable[[Meter, int, int], None]] = {
+    "engine": partial(by_engine, source_of),
+    "batch": partial(by_engine, _batch),
+    "scheduler": partial(by_engine, by_scheduler),
+    "concurrency": partial(by_engine, by_handler),
+    "hand-written": by_hand,
+}
+"""Plain handler, batch handler, ``AsyncJobScheduler``, ``concurrency=``, and the loop written by hand."""

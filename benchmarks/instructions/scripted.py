@@ -1,0 +1,241 @@
+"""Everything around the hot path, scripted: clients of confluent-kafka that do nothing, a group of one, and a clock
+that jumps.
+
+What is real: the engine with its tasks, the poll thread's code, consumer and producer of ``streams.clients``, codecs
+and stores. What is not: librdkafka, the broker, the threads. All of it runs one step at a time and in virtual time, so
+two runs do the same steps, and what is counted in them is the same to the last one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Collection
+from itertools import islice
+from typing import Any
+
+import msgspec
+from confluent_kafka import Message
+
+from benchmarks.workload import Deposited
+from streams.group import Assigned, Assignment, GroupEvent, Snapshot
+from streams.runtime.bridge import Inlet
+from streams.runtime.connections import KafkaConnections
+from streams.runtime.poller import Poller
+from streams.testing.simulation.virtual_time import Fibers, elapse
+
+PARTITIONS = 4
+KEYS = 1_000
+RUN = 250
+"""Records of one partition in a row: as they lie in the answer to a fetch."""
+US_PER_EVENT = 10
+"""Virtual time that fetching takes: 100,000 events/s."""
+FLUSH_SECONDS, COMMIT_SECONDS, CALL_SECONDS = 0.002, 0.008, 0.001
+"""Virtual time that a call on another thread takes: transactions of about a thousand events come of it."""
+_SEED = 20_130_101
+
+
+def messages(count: int) -> list[Message]:
+    """Deposits as a consumer gets them: 150 bytes each, a type header, runs of each partition in turn."""
+    rng = random.Random(_SEED)
+    note = "n" * 70
+    offsets = [0] * PARTITIONS
+    found = []
+    for number in range(count):
+        partition = number // RUN % PARTITIONS
+        account = f"account-{rng.randrange(KEYS) * PARTITIONS + partition:05d}"
+        event = Deposited(account, rng.randrange(1_000, 10_000), 1_700_000_000.125, note)
+        found.append(
+            Message(
+                topic="in",
+                partition=partition,
+                offset=offsets[partition],
+                key=account.encode(),
+                value=msgspec.json.encode(event),
+                headers=[("__grt__", b"Deposited")],
+                timestamp=(1, 1_700_000_000_000),
+            )
+        )
+        offsets[partition] += 1
+    return found
+
+
+class Feed:
+    """What the consumer has to give: nothing beyond ``allowed`` messages yet."""
+
+    def __init__(self, found: list[Message]) -> None:
+        self.allowed = 0
+        self.window = False
+        self._messages = iter(found)
+        self._given = 0
+
+    def take(self, limit: int) -> list[Message]:
+        """The next ones, without waiting."""
+        taken = list(islice(self._messages, min(limit, self.allowed - self._given)))
+        self._given += len(taken)
+        return taken
+
+
+class ScriptedConsumer:
+    """In the place of ``confluent_kafka.Consumer``. ``pause`` is called when time is to pass."""
+
+    feed: Feed
+    pause: Callable[[float], None]
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def poll(self, timeout: float) -> Message | None:
+        taken = self.feed.take(1)
+        self.pause(0 if taken else timeout)
+        return taken[0] if taken else None
+
+    def consume(self, limit: int, _timeout: float) -> list[Message]:
+        taken = self.feed.take(limit)
+        self.pause(len(taken) * US_PER_EVENT / 1e6)
+        return taken
+
+    subscribe: Any = "".format
+    incremental_assign = incremental_unassign = list_topics = consumer_group_metadata = close = subscribe
+
+
+class ScriptedProducer:
+    """In the place of ``confluent_kafka.Producer``: every method is a function of C that takes anything and does next
+    to nothing, so that it executes no bytecode of its own."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    produce: Any = "".format
+    init_transactions = list_topics = begin_transaction = send_offsets_to_transaction = produce
+    commit_transaction = abort_transaction = produce
+
+    def flush(self, _timeout: float = 0) -> int:
+        return 0
+
+    def poll(self, _timeout: float = 0) -> int:
+        return 0
+
+
+class Inline:
+    """``ports.Blocking`` without a thread: the call takes its virtual time, and then happens."""
+
+    def __init__(self, name: str) -> None:
+        self._seconds = CALL_SECONDS
+
+    async def call(self, function: Callable[..., Any], *args: Any, timeout: float | None = None) -> Any:
+        name = getattr(function, "__name__", "")
+        await elapse({"flush": FLUSH_SECONDS, "send_and_commit": COMMIT_SECONDS}.get(name, CALL_SECONDS))
+        return function(*args)
+
+    def post(self, function: Callable[..., object], *args: Any) -> None:
+        function(*args)
+
+    def abandon(self) -> None: ...
+
+
+class FiberPoller(Poller):
+    """The poll thread's code, in a fiber: it runs while the loop stands still."""
+
+    fibers: Fibers
+    _starts: Callable[[], None] | None = None
+
+    def start(self, deliver: Callable[..., None], fail: Callable[[Exception], None]) -> None:
+        inlet, failures = Inlet(deliver), Inlet(fail)
+        self._starts = lambda: self._run(inlet, failures)
+
+    def add(self, partition: int, offset: int, epoch: int) -> None:
+        super().add(partition, offset, epoch)
+        starts, self._starts = self._starts, None
+        if starts is not None:  # not before: without a partition it waits for one, for real
+            self.fibers.run(starts)
+
+    def remove(self, partitions: Collection[int]) -> None:
+        """Only at the end. Without any partition it would wait for one, for real."""
+
+
+class Group:
+    """``group.Membership`` and ``group.TakeOver``: one member, which has everything from the start."""
+
+    def __init__(self) -> None:
+        self.snapshot = Snapshot(0, 1, "m", b"metadata")
+
+    def start(self, deliver: Callable[[GroupEvent], None]) -> None:
+        everything = frozenset(range(PARTITIONS))
+        deliver(Assigned(0, 1, everything, everything, Assignment(own=everything, members=("me",))))
+
+    def stable_offsets(self, partitions: Collection[int], deadline: float) -> dict[int, int | None]:
+        return dict.fromkeys(partitions)
+
+    def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
+        return dict.fromkeys(partitions, (0, 0))
+
+    def topic_id(self, topic: str, deadline: float) -> str:
+        return "id"
+
+    def log_sizes(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, int]:
+        return {}
+
+    def fence_departed(self, members: Collection[str], deadline: float) -> list[str]:
+        return []
+
+    def nothing(self, *_: object, **__: object) -> None: ...
+
+    released = handed_over = took = report = leave = close = nothing
+
+
+class EmptyLog:
+    """``ports.Tail``, ``Reader``, ``Topics`` and ``StatusBoard`` of a cluster on which nothing was written yet."""
+
+    def start(self, receive: Callable[..., None], fail: Callable[..., None]) -> None:
+        self._receive = receive
+
+    def follow(self, partition: int, offset: int, epoch: int) -> None:
+        asyncio.get_running_loop().call_soon(self._receive, partition, epoch, [], 0, 0)
+
+    def create(self, *_: object) -> list[str]:
+        return []
+
+    differences = create
+
+    def nothing(self, *_: object, **__: object) -> None: ...
+
+    forget = close = read = publish = remove = delete = nothing
+
+
+class ScriptedConnections(KafkaConnections):
+    """The real ones, but for threads, group and the logs beside the source topic."""
+
+    def __init__(self, config: Any, fibers: Fibers) -> None:
+        super().__init__(config)
+        self._fibers = fibers
+
+    def worker(self, name: str) -> Any:
+        return Inline(name)
+
+    def input(self) -> Poller:
+        config = self._config
+        poller = FiberPoller(
+            self.consumer, max_poll_records=config.max_poll_records, room=1 << 40, room_bytes=1 << 40
+        )  # never without room: it would wait for it, for real
+        poller.fibers = self._fibers
+        return poller
+
+    def group(self, alive: Callable[[], bool]) -> Any:
+        group = Group()
+        return group, group
+
+    def tail(self) -> Any:
+        return EmptyLog()
+
+    reader = topics = status_board = tail
+
+
+class NoWatch:
+    """``environment.LoopWatch`` of a loop whose time stands still while it works."""
+
+    def __init__(self, _seconds: float) -> None: ...
+
+    def alive(self) -> bool:
+        return True
+
+    async def run(self) -> None: ...
+    def stop(self) -> None: ...

@@ -1,0 +1,100 @@
+"""The ancestor, go-kafka-event-source (GKES), with its own defaults.
+
+Options, of its pool of producers: ``pool`` (3), ``pending`` (1), ``target`` (1,000), ``max`` (10,000), ``delay_ms``
+(10). Its own store never reads its changelog back, so our program brings one that does.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from confluent_kafka import Consumer, TopicPartition
+
+from benchmarks.peers.programs import SOURCES, built, checked, said
+from benchmarks.systems import Kind, Launch, System, Unavailable
+from benchmarks.workload import Job
+
+OPTIONS: Final = ("pool", "pending", "target", "max", "delay_ms")
+_FOLDER: Final = SOURCES / "gkes"
+_BUILD_SECONDS: Final = 600
+
+
+class Gkes(Kind):
+    """Our program is built, and the modules it needs are fetched with their checksums (``go.sum``), when it is first
+    asked for."""
+
+    name = "gkes"
+    defaults = ("gkes",)
+    is_peer = True
+    about = (
+        "go-kafka-event-source, from which this project descends, with its own defaults (three producers, from 1,000 "
+        "events or 10 ms per transaction), json-iterator, and a map as store, because its own does not restore"
+    )
+
+    def launch(self, system: System, say: Callable[[str], None]) -> Launch:
+        """The program itself."""
+        checked(system.options, OPTIONS)
+        go = shutil.which("go")
+        if go is None:
+            raise Unavailable("there is no go on PATH: install Go 1.21 or newer")
+        version = said([go, "env", "GOVERSION"], 20, _FOLDER).strip()
+        sources = [_FOLDER / name for name in ("main.go", "go.mod", "go.sum")]
+
+        def compiled(folder: Path) -> None:
+            say("fetching and compiling the ancestor (a minute or two)")
+            said([go, "build", "-mod=readonly", "-o", str(folder / self.name), "."], _BUILD_SECONDS, _FOLDER)
+
+        program = built(self.name, sources, version, compiled) / self.name
+        return Launch(command=(str(program),), versions={**required(sources[1].read_text()), "go": version[2:]})
+
+    def progress(self, settings: Mapping[str, Any], job: Job) -> CommitLog:
+        """It commits to a topic of its own."""
+        return CommitLog(settings, f"gkes_commit_log_{job.group}")
+
+
+def required(text: str) -> dict[str, str]:
+    """The two versions that matter, of a ``go.mod``."""
+    found = dict(re.findall(r"^\s*(\S+) v(\S+)", text, re.MULTILINE))
+    return {
+        "gkes": found["github.com/aws/go-kafka-event-source/streams"],
+        "franz-go": found["github.com/twmb/franz-go"],
+    }
+
+
+class CommitLog:
+    """How far a group of the ancestor is: its commit log has one record per partition and transaction, with the input's
+    partition (8 bytes, then the topic) as key and the next offset (8 bytes) as value."""
+
+    def __init__(self, settings: Mapping[str, Any], topic: str) -> None:
+        own = {"group.id": topic, "isolation.level": "read_committed", "enable.auto.commit": False}
+        self._consumer = Consumer({**settings, **own})
+        self._topic = topic
+        self._assigned = False
+        self.offsets: dict[bytes, int] = {}
+
+    def __call__(self) -> int:
+        if not self._assigned:
+            found = self._consumer.list_topics(timeout=10).topics.get(self._topic)
+            if found is None:  # the program makes it
+                return 0
+            self._consumer.assign([TopicPartition(self._topic, partition, 0) for partition in found.partitions])
+            self._assigned = True
+        while messages := self._consumer.consume(1_000, 0.05):
+            for message in messages:
+                if message.error() is None:
+                    self.hear(message.key() or b"", message.value() or b"")
+        return sum(self.offsets.values())
+
+    def hear(self, key: bytes, value: bytes) -> None:
+        """One record; those that only mark a place (no offset in 8 bytes) say nothing."""
+        if len(key) > 8 and len(value) == 8:
+            (self.offsets[key],) = struct.unpack("<q", value)
+
+    def close(self) -> None:
+        """Free the client."""
+        self._consumer.close()

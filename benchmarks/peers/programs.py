@@ -1,0 +1,55 @@
+"""The programs of ours that are compiled when first needed, kept in the cache folder."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from benchmarks.systems import Unavailable
+from streams.sak.cache import cache_folder
+
+SOURCES: Final = Path(__file__).parent / "programs"
+
+
+def built(name: str, sources: Sequence[Path], tool: str, build: Callable[[Path], None]) -> Path:
+    """The folder that ``build`` filled for these very sources and this version of the ``tool``. Raises ``Unavailable``
+    if ``build`` does."""
+    key = hashlib.sha256(tool.encode())
+    for source in sources:
+        key.update(source.name.encode() + source.read_bytes())
+    folder = cache_folder() / "peers" / f"{name}-{key.hexdigest()[:12]}"
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="incoming-") as incoming:
+        draft = Path(incoming) / name
+        draft.mkdir()
+        build(draft)
+        with contextlib.suppress(FileExistsError):  # another process was quicker
+            draft.rename(folder)
+    return folder
+
+
+def said(command: Sequence[str], seconds: float, folder: Path | None = None) -> str:
+    """What a tool prints. Raises ``Unavailable`` with its last line if it fails."""
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"{command[0]}: {error}") from error
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        raise Unavailable(f"{Path(command[0]).name} ended with code {done.returncode}; it said: {last}")
+    return done.stdout
+
+
+def checked(options: Mapping[str, str], known: Sequence[str]) -> None:
+    """Raises ``Unavailable`` for an option that the program would not look at. A known name that ends with a dot is the
+    beginning of names."""
+    for name in options:
+        if not any(name == one or (one.endswith(".") and name.startswith(one)) for one in known):
+            raise Unavailable(f"there is no option {name!r}; there are: {', '.join(known)}")

@@ -1,0 +1,133 @@
+"""A source with a handler that gets lists of events, for the tests of batch handlers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from streams import (
+    DEAD_LETTER,
+    SKIP,
+    BatchContext,
+    ErrorPolicy,
+    ErrorResponse,
+    EventContext,
+    EventSource,
+    EventSourceConfig,
+    ExecutionState,
+    Record,
+    Table,
+)
+from streams.events import event_type, upcaster
+from streams.metrics import Measurement
+from streams.records import TYPE_HEADER, VERSION_HEADER
+from streams.testing import TestDriver
+
+Totals = Table[str, int]
+OUT = "out"
+RETRIED = ErrorPolicy(retries=2, backoff_seconds=0.01, then=ErrorResponse.DEAD_LETTER)
+RETRIED_ONCE = ErrorPolicy(retries=1, backoff_seconds=0.01, then=ErrorResponse.DEAD_LETTER)
+
+
+@event_type("batched.Added", version=2)
+class Added(msgspec.Struct, frozen=True):
+    key: str
+    amount: int = 1
+
+
+@upcaster(Added, from_version=1)
+def _(old: Any) -> Any:
+    return {"key": old["name"], "amount": 100}
+
+
+@event_type("batched.Other")
+class Other(msgspec.Struct, frozen=True):
+    key: str
+
+
+@event_type("batched.Total")
+class Total(msgspec.Struct, frozen=True):
+    key: str
+    total: int
+    offset: int
+
+
+Handle = Callable[[BatchContext[Totals], list[Added]], Any]
+
+
+class Bench:
+    """A source with one batch handler, and what it has seen: ``calls`` are lists of keys."""
+
+    def __init__(self, policy: ErrorPolicy = SKIP, then: Handle | None = None, store: Any = None) -> None:
+        self.calls: list[list[str]] = []
+        self.attempts: list[int] = []
+        self.measured: list[Measurement] = []
+        config = EventSourceConfig(
+            group_id="g",
+            topic="in",
+            num_partitions=1,
+            error_policy=policy,
+            decode_policy=DEAD_LETTER,
+            metrics_handler=self.measured.append,
+        )
+        self.source: EventSource[Any] = EventSource(config, store or Table.factory(key=str, value=int))
+
+        def added(ctx: BatchContext[Totals], events: list[Added]) -> ExecutionState | None:
+            self.calls.append([event.key for event in events])
+            self.attempts.append(ctx.attempt)
+            for event, record in zip(events, ctx.records, strict=True):
+                count(ctx, event.key, event.amount, record.offset)
+            answer: ExecutionState | None = None if then is None else then(ctx, events)
+            return answer
+
+        def other(ctx: EventContext[Totals], event: Other) -> None:
+            self.calls.append([f"<{event.key}>"])
+            count(ctx, event.key, 1, ctx.offset)
+
+        self.source.register_event_type(Added, added, batch=True)
+        self.source.register_event_type(Other, other)
+
+    def run(self, *keys: str, meddle: Callable[[TestDriver[Any]], None] = lambda driver: None) -> list[tuple[str, int]]:
+        """Send these (``<key>`` is of the other type), returns (key, total) of what came out."""
+        with TestDriver(self.source, topics={OUT: 1}) as driver:
+            meddle(driver)
+            for key in keys:
+                send(driver, key)
+            driver.settle()
+            driver.check()
+            self.letters = [record.key for record in driver.dead_letters()]
+            self.state = dict(driver.restored_store(0).items())
+            return [(event.key, event.total) for event in driver.outputs(OUT, Total)]
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [one for one in self.measured if isinstance(one, kind)]
+
+
+def count(ctx: EventContext[Totals], key: str, amount: int, offset: int) -> None:
+    total = ctx.store.get(key, 0) + amount
+    ctx.store.put(key, total)
+    ctx.forward(OUT, Total(key, total, offset), key=key)
+
+
+def send(driver: TestDriver[Any], key: str) -> None:
+    """``<key>``: of the other type; ``?key``: not readable; ``1key``: of an older version."""
+    headers = [(TYPE_HEADER, b"batched.Added"), (VERSION_HEADER, b"2")]
+    if key.startswith("?"):
+        driver.send_record(Record("in", b"?", key.encode(), headers), wait=False)
+    elif key.startswith("1"):
+        driver.send_record(Record("in", b'{"name": "old", "key": "wrong"}', key.encode(), headers[:1]), wait=False)
+    elif key.startswith("<"):
+        driver.send(Other(key.strip("<>")), key=key, wait=False)
+    else:
+        driver.send(Added(key), key=key, wait=False)
+
+
+def unless(*bad: str, do: Callable[[BatchContext[Totals]], Any]) -> Handle:
+    """Goes wrong by ``do`` when one of these is in the list."""
+    return lambda ctx, events: do(ctx) if any(event.key in bad for event in events) else None
+
+
+def raises(ctx: BatchContext[Totals]) -> None:
+    raise ValueError("no")

@@ -1,0 +1,171 @@
+"""What a slice hands over: of events that are complete all, of one that is not nothing."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from streams import EventContext, EventSourceConfig, ExecutionState, Table, event_type
+from streams.core.router import Route, Router
+from streams.errors import RecordRefused, StoreError
+from streams.events import event_type_of
+from streams.outcomes import STOP
+from streams.records import Change, Headers, IncomingRecord, Output, Record, TopicPartition
+from streams.runtime.copies import StateCopy
+from streams.runtime.partition_worker import PartitionWorker
+
+LIMIT = 100
+pytestmark = pytest.mark.asyncio
+
+
+@event_type("Step")
+class Step(msgspec.Struct, frozen=True):
+    """``writes`` and ``sends`` so many records, then does as it is told."""
+
+    writes: int = 1
+    sends: int = 1
+    then: str = ""
+
+
+class Slice:
+    """One slice of these events, in which nobody waits."""
+
+    def __init__(self, *events: Step, headers: Headers | None = None) -> None:
+        described = event_type_of(Step)
+        router = Router()
+        router.add(Route("Step", described, self._handle, blocking=False, policy=STOP))
+        self.admitted: list[tuple[int, list[Output], list[Change], int]] = []
+        self.contexts: list[EventContext[Any]] = []
+        engine: Any = SimpleNamespace(
+            config=EventSourceConfig(group_id="g", topic="t", num_partitions=1),
+            router=router,
+            schedules=(),
+            rng=random.Random(1),
+            input=SimpleNamespace(),
+            message_limit=LIMIT,
+            now=lambda: 0.0,
+            pool=self,
+        )
+        self.worker = PartitionWorker(engine, 0, 1)
+        self.table = Table.factory(key=str, value=str)(TopicPartition("t", 0))
+        self.worker.adopt(StateCopy(0, 1, self.table, 0.0))
+        self.records = [
+            IncomingRecord("t", 0, 10 + number, None, described.encode(event), headers or described.headers)
+            for number, event in enumerate(events)
+        ]
+
+    def run(self) -> tuple[int, BaseException | None]:
+        return self.worker.slices.run(self.records, 0)
+
+    def admit(self, partition: int, offset: int, outputs: list[Output], changes: list[Change], events: int) -> None:
+        self.admitted.append((offset, outputs, changes, events))
+
+    def _handle(self, ctx: EventContext[Any], event: Step) -> Any:
+        self.contexts.append(ctx)
+        for number in range(event.writes):
+            ctx.store.put(f"k{number}", f"{ctx.offset}" * (LIMIT if event.then == "too large" else 1))
+        for number in range(event.sends):
+            ctx.forward(Record("out", b"%d.%d" % (ctx.offset, number)))
+        if event.then == "interrupt":
+            raise KeyboardInterrupt
+        if event.then == "raise":
+            raise RuntimeError("told to")
+        return ctx.fail(ValueError("told to")) if event.then == "fail" else ExecutionState.COMPLETE
+
+    @property
+    def sent(self) -> list[tuple[bytes | None, int]]:
+        return [(output.value, output.origin) for _, outputs, _, _ in self.admitted for output in outputs]
+
+    @property
+    def changed(self) -> list[tuple[bytes, bytes | None, int]]:
+        return [(change.key, change.value, change.origin) for _, _, found, _ in self.admitted for change in found]
+
+
+async def test_a_slice_is_admitted_once_and_everything_knows_its_event() -> None:
+    done = Slice(Step(), Step(writes=0, sends=2), Step(writes=2, sends=0), Step(writes=0, sends=0))
+    assert done.run() == (4, None)
+    assert [(offset, events) for offset, _, _, events in done.admitted] == [(14, 4)]
+    assert done.worker.watermark == 14
+    assert done.sent == [(b"10.0", 10), (b"11.0", 11), (b"11.1", 11)]
+    assert done.changed == [(b"k0", b"10", 10), (b"k0", b"12", 12), (b"k1", b"12", 12)]
+
+
+@pytest.mark.parametrize(
+    ("then", "error"), [("raise", RuntimeError), ("fail", Exception), ("too large", RecordRefused)]
+)
+async def test_of_an_event_that_fails_nothing_is_left_and_all_of_those_before_it(
+    then: str, error: type[Exception]
+) -> None:
+    done = Slice(Step(), Step(), Step(writes=2, sends=2, then=then), Step())
+    position, failure = done.run()
+    assert position == 2
+    assert isinstance(failure, error)
+    assert [(offset, events) for offset, _, _, events in done.admitted] == [(12, 2)]
+    assert done.worker.watermark == 12
+    assert done.sent == [(b"10.0", 10), (b"11.0", 11)]
+    assert done.changed == [(b"k0", b"10", 10), (b"k0", b"11", 11)]
+    assert dict(done.table.items()) == {"k0": "11"}
+
+
+async def test_the_first_one_fails_and_nothing_is_admitted() -> None:
+    done = Slice(Step(then="raise"), Step())
+    assert done.run()[0] == 0
+    assert (done.admitted, dict(done.table.items()), done.worker.watermark) == ([], {}, -1)
+
+
+async def test_what_ends_the_process_finds_a_slice_in_order() -> None:
+    done = Slice(Step(), Step(writes=2, then="interrupt"), Step())
+    with pytest.raises(KeyboardInterrupt):
+        done.run()
+    assert [(offset, events) for offset, _, _, events in done.admitted] == [(11, 1)]
+    assert dict(done.table.items()) == {"k0": "10"}
+    assert done.sent == [(b"10.0", 10)]
+
+
+async def test_contexts_and_the_store_are_closed_behind_their_events() -> None:
+    done = Slice(Step(), Step(then="raise"))
+    done.run()
+    for ctx in done.contexts:
+        with pytest.raises(StoreError, match="had ended"):
+            ctx.forward(Record("out", b"late"))
+    with pytest.raises(StoreError, match="outside of an event"):
+        done.table.put("late", "x")
+
+
+async def test_record_change_knows_the_changes_of_its_own_event_only() -> None:
+    """A change that an earlier event of the slice has journalled is another event's."""
+    done = Slice(Step(sends=0), Step(sends=0))
+    known: list[Change] = []
+    handle = done._handle
+
+    def handle_and_record(ctx: EventContext[Any], event: Step) -> Any:
+        answer = handle(ctx, event)
+        own = ctx._journal[-1]
+        ctx.record_change(own, *known)
+        known.append(own)
+        return answer
+
+    done.worker.engine.router.routes[b"Step"].handler = handle_and_record
+    assert done.run() == (2, None)
+    assert [value for _, value, _ in done.changed] == [b"10", b"11", b"10"]
+
+
+async def test_other_headers_and_null_values_need_patience() -> None:
+    many: Headers = [("trace", b"1"), *event_type_of(Step).headers, ("__grt__", b"another")]
+    done = Slice(Step(), headers=many)
+    assert done.run() == (1, None), "the first type header counts"
+    others: list[Headers] = [
+        [("trace", b"1")],
+        [("__grt__", None)],
+        [*event_type_of(Step).headers, ("__grv__", None)],
+    ]
+    for headers in others:
+        assert Slice(Step(), headers=headers).run() == (0, None)
+    null = Slice(Step())
+    null.records[0].value = None
+    null.worker.engine.router.routes[b"Step"].bare_decode = lambda value: Step()  # as codecs that take anything
+    assert null.run() == (0, None)

@@ -1,0 +1,62 @@
+"""Nobody makes an event more expensive without knowing: its bytecodes and calls are counted, not timed.
+
+The counts are the same in every run and at any load (``benchmarks/instructions``), so a limit of a few percent does not
+flake. What it does not see: C that gets slower, caches, waiting. For that there is ``make bench``.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks.instructions.child import ROOT
+from benchmarks.instructions.limits import ANEW, GUARDED, counted, known, too_little, too_much
+
+pytestmark = pytest.mark.timeout(300)  # seconds; a tenth of it on a machine that has nothing else to do
+
+HELP = f"""
+Which function it is: python -m benchmarks.instructions {{system}} --functions 40 --against ../a-checkout-from-before
+If it is worth that much, set the limits anew, and say in the commit what it is worth: {ANEW}
+"""
+
+SLOWER = """
+
+def _slowed_down(forward):
+    def forward_after_a_while(self, *args, **kwargs):
+        for _ in range(3):
+            _
+        return forward(self, *args, **kwargs)
+
+    return forward_after_a_while
+
+
+EventContext.forward = _slowed_down(EventContext.forward)
+"""
+"""A function between, and three turns of a loop: what a careless change costs at least."""
+
+
+@pytest.mark.parametrize("system", GUARDED)
+def test_an_event_costs_no_more_than_is_known(system: str) -> None:
+    found, limits = counted(system), known()[system]
+    more, less = too_much(found, limits), too_little(found, limits)
+    assert not more, "\n".join(["An event costs more than it did.", *more, HELP.format(system=system)])
+    assert not less, "\n".join(["An event costs much less. Let it stay so:", *less, f"set the limits anew: {ANEW}"])
+
+
+def test_the_guard_sees_one_more_function_on_the_way(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "streams", tmp_path / "streams", ignore=shutil.ignore_patterns("__pycache__"))
+    assert counted("engine", tmp_path) == counted("engine"), "the same code costs the same, to the last bytecode"
+    with (tmp_path / "streams/runtime/event_context.py").open("a") as file:
+        file.write(SLOWER)
+    told = too_much(counted("engine", tmp_path), counted("engine"))
+    assert any(line.startswith("calls of Python functions per event") for line in told), told
+
+
+def test_what_became_cheaper_by_much_is_told_as_well() -> None:
+    limits = {"calls": {"slice": 10.0, "store": 10.0}}
+    assert not too_little({"calls": {"slice": 8.2, "store": 10.0}}, limits)
+    (told,) = too_little({"calls": {"slice": 7.9, "store": 10.0}}, limits)
+    assert told.startswith("calls of Python functions per event: 20.0 -> 17.9 (-10.5%;")
+    assert told.endswith("slice 10.0 -> 7.9")
