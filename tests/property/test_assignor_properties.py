@@ -10,24 +10,20 @@ import os
 from collections import Counter
 
 import pytest
-from hypothesis import given, note, seed, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from streams.config import STRATEGIES
 from streams.core.strategies import PlanSettings, assignor
 from streams.group import Assignment, Copies, MemberReport, Order
+from tests.property.kit import seeded
 from tests.unit.group_kit import RECORDS, Group, Member
 
-SEED = int(os.environ.get("SEED", "0")) or None
 EXAMPLES = int(os.environ.get("EXAMPLES", "1"))
 FAULTS = ["crash", "leave", "lose", "forget", "late"]
 CALM = ["join", "join", "join with copies", "round", "engines", "settle", "brink", "brink", "brink", "brink"]
 STEPS = ["join group", "all join", "sync", "all sync", "notice", "hand over", "markers", "restore", "restore all"]
 ACTS = FAULTS + 2 * CALM + 7 * STEPS + 7 * ["all join", "all sync", "hand over", "markers"]
-
-
-def seeded(test):
-    return seed(SEED)(test) if SEED is not None else test
 
 
 class Watched(Group):

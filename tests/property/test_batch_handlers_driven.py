@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import pytest
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streams import (
@@ -28,8 +26,10 @@ from streams import (
 )
 from streams.records import TYPE_HEADER
 from streams.testing import TestDriver
+from tests.property.kit import quiet, seeded
 
-SEED = int(os.environ.get("SEED", "0")) or None
+__all__ = ["quiet"]  # the fixture
+
 EXAMPLES = int(os.environ.get("BATCH_EXAMPLES", "40"))
 OUT, LIMIT = "out", 200
 POLICIES = {
@@ -37,19 +37,6 @@ POLICIES = {
     "dead letter": DEAD_LETTER,
     "retried": ErrorPolicy(retries=1, backoff_seconds=0.01, then=ErrorResponse.DEAD_LETTER),
 }
-
-
-def seeded(test: Any) -> Any:
-    """``SEED=`` repeats a run; hypothesis prints the example itself when one fails."""
-    return seed(SEED)(test) if SEED is not None else test
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Dead letters are warnings."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @event_type("Step")

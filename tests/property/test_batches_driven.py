@@ -4,15 +4,14 @@ deadlock, each event's effects once."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streams import (
@@ -30,23 +29,12 @@ from streams import (
     event_type,
 )
 from streams.testing import TestDriver
+from tests.property.kit import quiet, seeded
 
-SEED = int(os.environ.get("SEED", "0")) or None
+__all__ = ["quiet"]  # the fixture
+
 EXAMPLES = int(os.environ.get("BATCH_EXAMPLES", "40"))
 OUT, SIDE = "out", "side"
-
-
-def seeded(test: Any) -> Any:
-    """``SEED=`` repeats a run; hypothesis prints the example itself when one fails."""
-    return seed(SEED)(test) if SEED is not None else test
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Dead letters are warnings."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 Item = tuple[int, float, bool]

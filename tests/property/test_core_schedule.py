@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import random
-from typing import Any
 
 import pytest
-from hypothesis import given, seed
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.core.schedule import Schedule
 from streams.errors import ConfigError
-
-SEED = int(os.environ.get("SEED", "0")) or None
-
-
-def seeded(test: Any) -> Any:
-    """``SEED=`` repeats a run; hypothesis prints the example itself when one fails."""
-    return seed(SEED)(test) if SEED is not None else test
-
+from tests.property.kit import seeded
 
 every = st.floats(0.001, 3600.0)
 start = st.floats(0.0, 1e6)

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from hypothesis import given, seed
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.core.transaction import Transaction, TransactionState
 from streams.records import Change, Output
-
-SEED = int(os.environ.get("SEED", "0")) or None
-
-
-def seeded(test: Any) -> Any:
-    """``SEED=`` repeats a run; hypothesis prints the example itself when one fails."""
-    return seed(SEED)(test) if SEED is not None else test
-
+from tests.property.kit import seeded
 
 events = st.lists(
     st.tuples(

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from hypothesis import given, seed, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streams.core.keyed_batches import KeyedBatches, Queued
-
-SEED = int(os.environ.get("SEED", "0")) or None
-
-
-def seeded(test: Any) -> Any:
-    """``SEED=`` repeats a run; hypothesis prints the example itself when one fails."""
-    return seed(SEED)(test) if SEED is not None else test
-
+from tests.property.kit import seeded
 
 Name = tuple[int, int, int]  # lane, key, number
 

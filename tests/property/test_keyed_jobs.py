@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any
-
-from hypothesis import given, seed
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.core.keyed_jobs import KeyedJobs
-
-SEED = int(os.environ.get("SEED", "0")) or None
-
-
-def seeded(test: Any) -> Any:
-    """``SEED=`` repeats a run; hypothesis prints the example itself when one fails."""
-    return seed(SEED)(test) if SEED is not None else test
-
+from tests.property.kit import seeded
 
 Name = tuple[int, int, int]  # lane, key, number
 limits = st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 4), st.integers(1, 6))

@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streams.runtime.handler_jobs import AheadContext
 from streams.runtime.job_runner import Job, JobRunner
 from streams.runtime.line import Entry, Line
 from streams.runtime.partition_worker import PartitionWorker
+from tests.property.kit import quiet, seeded
 from tests.property.line_kit import KINDS, Settings, simulate
 
-SEED = int(os.environ.get("SEED", "0")) or None
+__all__ = ["quiet"]  # the fixture
+
 EXAMPLES = int(os.environ.get("LINE_EXAMPLES", "60"))
-
-
-def seeded(test: Any) -> Any:
-    """``SEED=`` repeats a run; hypothesis prints the example itself when one fails."""
-    return seed(SEED)(test) if SEED is not None else test
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Dead letters are warnings."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 SECONDS = st.sampled_from([0.0, 0.01, 0.3, 5.0])
