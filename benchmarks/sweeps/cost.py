@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
 from rich.table import Table
 
 from benchmarks.bench import MIB
@@ -15,6 +14,7 @@ from benchmarks.cluster import Cluster
 from benchmarks.drain import drain
 from benchmarks.measures import Measure, Options
 from benchmarks.plots import Lines, Plot, Point
+from benchmarks.sweeps.figures import Drained, figures_of
 from benchmarks.sweeps.shapes import DIMENSIONS, NAMES, Place, places, records_of, usual_size
 from benchmarks.systems import REFERENCE, System
 from benchmarks.tables import names, of_system, ratios, right, spread, table, verdict
@@ -23,20 +23,11 @@ if TYPE_CHECKING:
     from benchmarks.bench import Bench
 
 
-class Cost(msgspec.Struct, frozen=True, kw_only=True):
+class Cost(Drained, frozen=True, kw_only=True):
     """One drain by one system at one place. ``fault`` is empty if every event was counted exactly once."""
 
     dimension: str
     size: int
-    system: str
-    round: int
-    records: int
-    fault: str
-    per_second: float = 0.0
-    cpu_us_per_record: float = 0.0
-    broker_cpu_us_per_record: float = 0.0
-    rss_highest: int = 0
-    load_average: float = 0.0
 
 
 class CostMeasure(Measure[Cost]):
@@ -131,21 +122,7 @@ class _Drains:
     def run(self, system: System, turn: int) -> Cost:
         """One."""
         done = drain(self._cluster, system, self._source, self._seed, self._records, self._broker_pid, turn)
-        if done.fault:
-            return self.failed(system, turn, done.fault)
-        return Cost(
-            dimension=self._place.dimension,
-            size=self._place.size,
-            system=system.label,
-            round=turn,
-            records=self._records,
-            fault="",
-            per_second=done.per_second,
-            cpu_us_per_record=done.cpu_us_per_record,
-            broker_cpu_us_per_record=done.broker_cpu_us_per_record,
-            rss_highest=done.rss_highest,
-            load_average=done.load_average,
-        )
+        return Cost(dimension=self._place.dimension, size=self._place.size, **figures_of(done))
 
     def failed(self, system: System, turn: int, why: str) -> Cost:
         """One without figures."""

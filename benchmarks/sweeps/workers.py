@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
 from rich.table import Table
 
 from benchmarks.bench import MIB, WARM_UP, WARM_UP_RECORDS
@@ -15,6 +14,7 @@ from benchmarks.cluster import Cluster
 from benchmarks.drain import DrainResult, drain
 from benchmarks.measures import Aim, Measure, Options
 from benchmarks.plots import Lines, Plot, Point
+from benchmarks.sweeps.figures import Drained, figures_of
 from benchmarks.sweeps.fleet import of_workers
 from benchmarks.systems import REFERENCE, System
 from benchmarks.tables import loads, names, of_system, right, spread, table, verdict
@@ -32,19 +32,10 @@ TOGETHER_MS = 3_000
 begin together, and no partition moves while the backlog is handled."""
 
 
-class Shared(msgspec.Struct, frozen=True, kw_only=True):
+class Shared(Drained, frozen=True, kw_only=True):
     """One drain by several processes of one system. ``per_second`` is the rate of all together."""
 
     workers: int
-    system: str
-    round: int
-    records: int
-    fault: str
-    per_second: float = 0.0
-    cpu_us_per_record: float = 0.0
-    broker_cpu_us_per_record: float = 0.0
-    rss_highest: int = 0
-    load_average: float = 0.0
 
 
 class Workers(Measure[Shared]):
@@ -177,18 +168,7 @@ class Workers(Measure[Shared]):
 
 def shared(done: DrainResult, workers: int) -> Shared:
     """What a drain by so many processes tells."""
-    return Shared(
-        workers=workers,
-        system=done.system,
-        round=done.round,
-        records=done.records,
-        fault=done.fault,
-        per_second=done.per_second,
-        cpu_us_per_record=done.cpu_us_per_record,
-        broker_cpu_us_per_record=done.broker_cpu_us_per_record,
-        rss_highest=done.rss_highest,
-        load_average=done.load_average,
-    )
+    return Shared(workers=workers, **figures_of(done))
 
 
 def scaling(found: Sequence[Shared], system: str, workers: int) -> list[float]:
