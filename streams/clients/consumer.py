@@ -45,6 +45,9 @@ class InputConsumer:
         self._heard_at: dict[int, tuple[float, float]] = {}
         """When a partition last said something, and how long it may be silent until its end is asked for."""
         self._look_at = 0.0
+        self._answered = False
+        """A question was answered since the last poll. What was heard before is told by that poll, so it is believed
+        after it: else "answers again" would be followed by the failures of before."""
 
     def add(self, partition: int, offset: int) -> None:
         """Read ``partition`` from ``offset`` on. ``ValueError`` if it is there already."""
@@ -94,7 +97,8 @@ class InputConsumer:
             self._note(error, partition_in(error.str()))
         if not batch:
             self._raise_failure()
-        if batch and self._connection.down:
+        if batch or self._answered:
+            self._answered = False
             self._connection.on_answer()
         self._mind_silence(batch)
         return batch or None
@@ -128,7 +132,7 @@ class InputConsumer:
         except KafkaException as exception:
             logger.debug("%s[%d]: silent, and its end cannot be asked for: %s", self.topic, silent, exception)
             return
-        self._connection.on_answer()
+        self._answered = True
         if end > self._expected[silent]:
             logger.debug("%s[%d]: silent at %d of %d: fetched anew", self.topic, silent, self._expected[silent], end)
             position = TopicPartition(self.topic, silent, self._expected[silent])

@@ -108,7 +108,7 @@ class ChangelogTail:
             news = self._accept(messages)
         for error in self._connection.take_topic_errors():
             self._note(error, partition_in(error.str()))
-        if news and self._connection.down:
+        if news:
             self._connection.on_answer()
         self._mind_silence(news)
         return news
@@ -211,7 +211,7 @@ class ChangelogTail:
         due = [partition for partition, (when, _) in self._silent.items() if now >= when]
         if not due or (self._connection.down and not find_leaders(self._consumer, self.topic)):
             return
-        self._connection.on_answer()
+        # Not "it answers again" yet: failures of before may still wait in the queue, and what is fetched comes after.
         self._consumer.incremental_unassign([TopicPartition(self.topic, partition) for partition in due])
         self._consumer.incremental_assign([TopicPartition(self.topic, n, self._fetch_offset(n)) for n in due])
         for partition in due:

@@ -333,15 +333,20 @@ class TestThread:
     """``runtime.tail.Tail`` over the real thing."""
 
     def test_it_follows_forgets_and_outlives_an_outage(
-        self, own_broker: OwnBroker, topic_prefix: str, caplog: pytest.LogCaptureFixture
+        self,
+        own_broker: OwnBroker,
+        topic_prefix: str,
+        caplog: pytest.LogCaptureFixture,
+        request: pytest.FixtureRequest,
     ) -> None:
         caplog.set_level(logging.INFO, logger="streams.clients.connection")
         broker = own_broker()
         settings, topic = ClientSettings(broker.bootstrap_servers), topic_prefix + "log"
+        tail = Tail(lambda: ChangelogTail(settings, topic))
+        request.addfinalizer(tail.close)
         TopicAdmin(settings).create([TopicSpec(name=topic, partitions=2, replication_factor=1)])
         heard: list[tuple[int, int, list[bytes | None], int, int]] = []
         failed: list[Exception] = []
-        tail = Tail(lambda: ChangelogTail(settings, topic))
 
         def receive(partition: int, epoch: int, records: list[IncomingRecord], position: int, end: int) -> None:
             heard.append((partition, epoch, [record.value for record in records], position, end))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from typing import Any
 
@@ -109,6 +110,30 @@ def test_after_an_outage_what_is_silent_although_there_is_more_is_fetched_anew(
         consumer.poll_batch(0)
     assert script.assigned[1:2] == [(0, 10)], "soon, however long it was away"
     assert not consumer._connection.down
+
+
+def test_failures_of_before_the_answer_are_not_told_as_another_outage(
+    consumer: InputConsumer, script: Scripted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The end is asked for past the queue that failures come by."""
+    caplog.set_level(logging.INFO, logger="streams.clients.connection")
+    now, queued = 100.0, [KafkaError(KafkaError._ALL_BROKERS_DOWN)] * 2
+
+    def poll(_timeout: float) -> None:
+        while queued:
+            consumer._connection.on_error(queued.pop())
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(script, "poll", poll)
+    consumer.add(0, 10)
+    consumer.poll_batch(0)
+    now += SILENCE_SECONDS + 1
+    consumer.poll_batch(0)
+    queued += [KafkaError(KafkaError._ALL_BROKERS_DOWN)] * 2
+    consumer.poll_batch(0)
+    assert not consumer._connection.down
+    said = [record.getMessage() for record in caplog.records]
+    assert ["answers again" in line for line in said] == [False, True], said
 
 
 def test_left_overs_of_an_earlier_position_are_dropped(consumer: InputConsumer, script: Scripted) -> None:
