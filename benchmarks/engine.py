@@ -1,7 +1,8 @@
 """The same work by ``EventSource``, with everything on: types, typed table with changelog, metrics, group membership.
 
 Options: ``pool.NAME`` and ``config.NAME`` set that field of the settings, ``client.NAME`` a setting of librdkafka,
-``switch`` the interpreter's switch interval in seconds. For ``kes run`` the job is in the environment.
+``switch`` the interpreter's switch interval in seconds, ``trace`` a file for when which events had come how far
+(``benchmarks.tracing``). For ``kes run`` the job is in the environment.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from benchmarks import tracing
 from benchmarks.child import job_of
 from benchmarks.workload import Account, Balance, Deposited, Job, kinds
 from streams import EventContext, EventSource, EventSourceConfig, PoolConfig, Table
@@ -72,7 +74,14 @@ def main(made: Callable[[Job], EventSource[Table[str, Account]]] = source_of) ->
     job = job_of(Job)
     if "switch" in job.options:
         sys.setswitchinterval(float(job.options["switch"]))
-    made(job).run()
+    path = job.options.get(tracing.OPTION)
+    if path is None:
+        made(job).run()
+        return
+    trace = tracing.Trace()
+    with tracing.engine_traced(trace):
+        made(job).run()
+    trace.write(path)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ Two transactional producers in turn: while one's transaction commits on a thread
 after so many events (option ``events``) or so many milliseconds (option ``delay_ms``). A producer's records are
 acknowledged before the next one's are sent, or a key's outputs could land out of order. Nothing here survives a
 rebalance or a failure: that, types, stores and retries is what a toolkit is for. Several processes share the work
-without a group: option ``share=1/3`` is the second of three, and takes each third partition.
+without a group: option ``share=1/3`` is the second of three, and takes each third partition. Option ``trace``: a file
+for when which events had come how far (``benchmarks.tracing``).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import msgspec
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from benchmarks import tracing
 from benchmarks.child import job_of
 from benchmarks.workload import Account, Balance, Job, kinds
 
@@ -30,6 +32,7 @@ class Loop:
         self.events = int(job.options.get("events", "1000"))
         self.delay = float(job.options.get("delay_ms", "10")) / 1000
         self.share = job.options.get("share", "")
+        self.trace = tracing.Trace() if tracing.OPTION in job.options else None
         self.decoders = {kind.__name__.encode(): msgspec.json.Decoder(kind).decode for kind in kinds(job.shape.types)}
         self.stopping = False
         self.states: dict[str, Account] = {}
@@ -77,7 +80,9 @@ class Loop:
         while not self.stopping:
             producer = self.producers[turn]
             if self._fill(producer):
+                self._mark("sealed", self.offsets)
                 producer.flush()  # acknowledged before the other one's records are sent
+                self._mark("flushed", self.offsets)
                 self.committed.acquire()
                 if self.failure is not None:
                     raise self.failure
@@ -110,11 +115,15 @@ class Loop:
             if not count:
                 producer.begin_transaction()
                 deadline = time.monotonic() + self.delay
-            for message in (first, *self.consumer.consume(min(500, self.events - count) - 1, 0)):
+            messages = (first, *self.consumer.consume(min(500, self.events - count) - 1, 0))
+            received = time.time()
+            for message in messages:
                 if message.error() is not None:
                     raise RuntimeError(message.error())
                 self._handle(producer, message)
                 count += 1
+            self._mark("received", self.offsets, received)
+            self._mark("handled", self.offsets)
             producer.poll(0)
         return count
 
@@ -142,14 +151,22 @@ class Loop:
     def _commit_all(self) -> None:
         while (work := self.commits.get()) is not None:
             producer, offsets, metadata = work
+            positions = {place.partition: place.offset for place in offsets}
             try:
+                self._mark("began", positions)
                 producer.send_offsets_to_transaction(offsets, metadata, 10)
+                self._mark("offsets", positions)
                 producer.commit_transaction(10)
+                self._mark("committed", positions)
             except BaseException as error:
                 self.failure = error
                 return
             finally:
                 self.committed.release()
+
+    def _mark(self, point: str, offsets: dict[int, int], seconds: float | None = None) -> None:
+        if self.trace is not None:
+            self.trace.at(point, offsets, seconds)
 
     def stop(self, *_: object) -> None:
         """End after the transaction that is being filled."""
@@ -165,6 +182,8 @@ def main() -> None:
     loop = Loop(job_of(Job))
     signal.signal(signal.SIGTERM, loop.stop)
     loop.run()
+    if loop.trace is not None:
+        loop.trace.write(loop.job.options[tracing.OPTION])
 
 
 if __name__ == "__main__":

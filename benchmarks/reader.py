@@ -12,7 +12,8 @@ from benchmarks.workload import USUAL, Balance, Judge, Shape
 
 
 class Watch(msgspec.Struct, frozen=True, kw_only=True):
-    """Read ``events`` outputs of the seed; time those after the first ``skip``."""
+    """Read ``events`` outputs of the seed; time those after the first ``skip``. ``keep``: tell of each one when it was
+    seen."""
 
     bootstrap_servers: str
     topic: str
@@ -20,11 +21,13 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
     skip: int
     events: int
     shape: Shape = USUAL
+    keep: bool = False
 
 
 class WatchResult(msgspec.Struct, frozen=True):
     """Milliseconds from the generator's clock to this reader; the worst by second; the median of the last tenth, which
-    tells whether the system fell behind. ``fault``: see ``Judge``."""
+    tells whether the system fell behind. ``fault``: see ``Judge``. ``seen``: by partition, of every output in its
+    order, when its event was sent and when it was here; empty if nobody asked."""
 
     timed: int
     p50: float
@@ -35,6 +38,7 @@ class WatchResult(msgspec.Struct, frozen=True):
     highest_by_second: list[float]
     p50_at_end: float
     fault: str
+    seen: dict[int, list[tuple[float, float]]] = {}
 
 
 def watch(job: Watch) -> WatchResult:
@@ -43,6 +47,7 @@ def watch(job: Watch) -> WatchResult:
     judge = Judge(job.shape)
     late: list[float] = []
     by_second: dict[int, float] = {}
+    seen: dict[int, list[tuple[float, float]]] = {}
     found = batches(
         job.bootstrap_servers,
         job.topic,
@@ -54,6 +59,8 @@ def watch(job: Watch) -> WatchResult:
         for message in messages:
             balance = decode(message.value() or b"")
             judge.hear((message.key() or b"").decode(), balance)
+            if job.keep:
+                seen.setdefault(message.partition() or 0, []).append((balance.sent, now))
             if judge.outputs > job.skip:
                 late.append((now - balance.sent) * 1000)
                 second = int(balance.sent)
@@ -61,7 +68,7 @@ def watch(job: Watch) -> WatchResult:
     worst = [by_second[second] for second in sorted(by_second)]
     at_end, *_ = percentiles(late[-max(len(late) // 10, 1) :])
     fault = judge.verdict(job.seed, job.events)
-    return WatchResult(len(late), *percentiles(late), quantiles(late), worst, at_end, fault)
+    return WatchResult(len(late), *percentiles(late), quantiles(late), worst, at_end, fault, seen)
 
 
 if __name__ == "__main__":

@@ -63,10 +63,19 @@ class SteadyResult(msgspec.Struct, frozen=True):
     behind: str = ""
 
 
-def steady(cluster: Cluster, system: System, seed: int, rate: int, seconds: float, turn: int = 1) -> SteadyResult:
-    """Send ``rate`` events a second for ``seconds`` (after a warm-up) to a system. Raises ``Failed``."""
-    job = cluster.job()
-    skip = PRIMING_EVENTS + rate * WARM_UP_SECONDS
+class Loaded(msgspec.Struct, frozen=True):
+    """What generator and reader told of a load, and looks at the system, two a second."""
+
+    sent: LoadResult
+    seen: WatchResult
+    samples: list[Sample]
+
+
+def loaded(
+    cluster: Cluster, system: System, job: Job, seed: int, rate: int, seconds: float, *, keep: bool = False
+) -> Loaded:
+    """Have a system work at a job while ``rate`` events a second are sent for ``seconds`` (after a warm-up). ``keep``:
+    the reader tells of each output when it came. The system is stopped when this returns. Raises ``Failed``."""
     load = Load(
         bootstrap_servers=job.bootstrap_servers,
         topic=job.source,
@@ -76,7 +85,6 @@ def steady(cluster: Cluster, system: System, seed: int, rate: int, seconds: floa
         rate=rate,
         shape=job.shape,
     )
-    total = PRIMING_EVENTS + load.events
     cluster.fill(job.source, seed, PRIMING_EVENTS)
     samples: list[Sample] = []
     with system_running(system, job) as child:
@@ -85,9 +93,10 @@ def steady(cluster: Cluster, system: System, seed: int, rate: int, seconds: floa
             bootstrap_servers=job.bootstrap_servers,
             topic=job.output,
             seed=seed,
-            skip=skip,
-            events=total,
+            skip=skipped(rate),
+            events=PRIMING_EVENTS + load.events,
             shape=job.shape,
+            keep=keep,
         )
         with running("benchmarks.reader", watch) as reader, running("benchmarks.generator", load) as generator:
             began = time.monotonic()
@@ -97,7 +106,20 @@ def steady(cluster: Cluster, system: System, seed: int, rate: int, seconds: floa
                 samples.append(child.sample(began, 0))
             sent = msgspec.json.decode(generator.result(TIMEOUT_SECONDS), type=LoadResult)
             seen = msgspec.json.decode(reader.result(TIMEOUT_SECONDS), type=WatchResult)
+    return Loaded(sent, seen, samples)
+
+
+def skipped(rate: int) -> int:
+    """So many events come before those that count."""
+    return PRIMING_EVENTS + rate * WARM_UP_SECONDS
+
+
+def steady(cluster: Cluster, system: System, seed: int, rate: int, seconds: float, turn: int = 1) -> SteadyResult:
+    """Send ``rate`` events a second for ``seconds`` (after a warm-up) to a system. Raises ``Failed``."""
+    job = cluster.job()
+    load = loaded(cluster, system, job, seed, rate, seconds)
     cluster.forget(job, source=True)
+    sent, seen, samples = load.sent, load.seen, load.samples
     if seen.fault:
         return SteadyResult(system.label, turn, rate, seconds, seed, seen.fault, load_average=os.getloadavg()[0])
     first, last = samples[0], samples[-1]
