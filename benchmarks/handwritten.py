@@ -81,6 +81,7 @@ class Loop:
             producer = self.producers[turn]
             if self._fill(producer):
                 self._mark("sealed", self.offsets)
+                self._mark("flushing", self.offsets)
                 producer.flush()  # acknowledged before the other one's records are sent
                 self._mark("flushed", self.offsets)
                 self.committed.acquire()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,7 +19,7 @@ import msgspec
 
 OPTION = "trace"
 """Of a system: the file to write."""
-POINTS = ("received", "handled", "sealed", "flushed", "began", "offsets", "committed")
+POINTS = ("received", "handled", "sealed", "flushing", "flushed", "began", "offsets", "committed")
 """What a system under test tells, in the order of an event's way."""
 
 Marks = dict[str, dict[int, list[tuple[int, float]]]]
@@ -66,7 +66,7 @@ def engine_traced(trace: Trace) -> Iterator[None]:
     poll, admit, seal = InputConsumer.poll_batch, TransactionPool.admit, Transaction.seal
     flush, send_offsets = TransactionalProducer.flush, TransactionalProducer.send_offsets
     commit = TransactionalProducer.commit
-    flushed: WeakKeyDictionary[TransactionalProducer, float] = WeakKeyDictionary()
+    flushes: WeakKeyDictionary[TransactionalProducer, tuple[float, float]] = WeakKeyDictionary()
     sending: WeakKeyDictionary[TransactionalProducer, Mapping[int, int]] = WeakKeyDictionary()
 
     def traced_poll(consumer: InputConsumer, *args: Any, **named: Any) -> Mapping[int, Sequence[Any]] | None:
@@ -84,14 +84,17 @@ def engine_traced(trace: Trace) -> Iterator[None]:
         trace.at("sealed", {partition: cut.offset for partition, cut in txn.cuts.items()})
 
     def traced_flush(producer: TransactionalProducer, *args: Any, **named: Any) -> None:
+        began = time.time()
         flush(producer, *args, **named)
-        flushed[producer] = time.time()
+        flushes[producer] = began, time.time()
 
     def traced_send_offsets(
         producer: TransactionalProducer, topic: str, offsets: Mapping[int, int], *args: Any, **named: Any
     ) -> None:
         began = time.time()
-        trace.at("flushed", offsets, flushed.get(producer, began))
+        if producer in flushes:  # of which offsets is known only now
+            for point, seconds in zip(("flushing", "flushed"), flushes.pop(producer), strict=True):
+                trace.at(point, offsets, seconds)
         trace.at("began", offsets, began)
         send_offsets(producer, topic, offsets, *args, **named)
         trace.at("offsets", offsets)
@@ -110,8 +113,3 @@ def engine_traced(trace: Trace) -> Iterator[None]:
         mock.patch.object(TransactionalProducer, "commit", traced_commit),
     ):
         yield
-
-
-def missing(marks: Marks) -> Collection[str]:
-    """The points of which nothing was heard."""
-    return [point for point in POINTS if not marks.get(point)]

@@ -21,6 +21,7 @@ STRETCHES = {
     "fetch": "a poll has returned it to the system",
     "handle": "its handler, and those of its slice, are done",
     "fill": "its transaction is sealed",
+    "send": "its last records are sent, and a thread begins to wait",
     "flush": "all of the transaction is acknowledged",
     "turn": "the transaction's commit begins",
     "offsets": "the offsets are part of the transaction",
