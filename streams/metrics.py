@@ -16,7 +16,8 @@ _log = logging.getLogger("streams.metrics")
 
 class TransactionSettled(msgspec.Struct, frozen=True):
     """One transaction came to its end. ``attempts`` counts how often it was sent; more than 1 means that it was sent
-    again."""
+    again. It was filled for ``open_seconds``; ``commit_seconds`` after that it was at its end, and ``flush_seconds``
+    after that the broker had all of its records (of the last attempt; 0.0 if it never came so far)."""
 
     committed: bool
     attempts: int
@@ -26,6 +27,7 @@ class TransactionSettled(msgspec.Struct, frozen=True):
     partitions: int
     open_seconds: float
     commit_seconds: float
+    flush_seconds: float = 0.0
 
 
 class TakeOverDone(msgspec.Struct, frozen=True):

@@ -68,6 +68,7 @@ class Transaction:
         "cuts",
         "events",
         "first_failure_at",
+        "flushed_at",
         "incarnation",
         "one_by_one",
         "opened_at",
@@ -85,6 +86,7 @@ class Transaction:
         self.incarnation = incarnation
         self.opened_at = now
         self.sealed_at = now
+        self.flushed_at: float | None = None
         self.state = TransactionState.OPEN
         self.events = 0
         self.records = 0
@@ -142,6 +144,7 @@ class Transaction:
         if self.state not in (TransactionState.OPEN, TransactionState.SENDABLE):  # else it was not sent at all
             self.to(TransactionState.SENDABLE)
         self.produced = 0
+        self.flushed_at = None
         self.commit_requested = False
         if self.first_failure_at is None:
             self.first_failure_at = now

@@ -215,6 +215,7 @@ class TransactionPool:
                 await self._settled_before(txn)  # older ones are not disturbed by the failure of this one
                 raise
             txn.to(TransactionState.FLUSHED)
+            txn.flushed_at = self._now()
             self._flushed.notify()
             self.pump()
 
@@ -378,6 +379,7 @@ class TransactionPool:
             partitions=len(txn.cuts),
             open_seconds=txn.sealed_at - txn.opened_at,
             commit_seconds=now - txn.sealed_at,
+            flush_seconds=0.0 if txn.flushed_at is None else txn.flushed_at - txn.sealed_at,
         )
 
 
