@@ -134,7 +134,10 @@ def _table(mine: Sequence[Where]) -> Table:
             spread((one.events for one in kept), ",.0f"),
             spread((one.per_transaction for one in kept), ".1f"),
         )
-        told.append(f"{events} events a run, {size} of them per transaction.")
+        slowest = spread(one.slowest_transactions for one in kept)
+        told.append(
+            f"{events} events a run, {size} of them per transaction; transactions of the slowest 1 %: {slowest}."
+        )
     behind = len(right(mine)) - len(kept)
     if behind:
         told.append(f"The rate was not held in {behind} of {len(mine)} runs: they have no figures.")

@@ -14,7 +14,7 @@ from benchmarks.cluster import Cluster
 from benchmarks.committed import percentiles
 from benchmarks.steady import behind_of, loaded, skipped
 from benchmarks.systems import Failed, System
-from benchmarks.where.ways import Mismatch, Sent, Stretch, summed_up, ways
+from benchmarks.where.ways import Mismatch, Sent, Stretch, slowest, summed_up, transactions, ways
 from benchmarks.workload import Deposited, Job
 
 ABLE = ("handwritten", "engine", "engine_batch")
@@ -25,7 +25,8 @@ HALF_A_MILLISECOND = 0.0005
 
 class Where(msgspec.Struct, frozen=True):
     """One run. ``events`` of which ``p50`` and ``p99`` of the whole way (ms) and the ``stretches`` are; so many of them
-    ``per_transaction``, on average. ``fault`` and ``behind``: as in ``SteadyResult``."""
+    ``per_transaction``, on average; the slowest 1 % lie in ``slowest_transactions``. ``fault`` and ``behind``: as in
+    ``SteadyResult``."""
 
     system: str
     round: int
@@ -37,6 +38,7 @@ class Where(msgspec.Struct, frozen=True):
     p50: float = 0.0
     p99: float = 0.0
     per_transaction: float = 0.0
+    slowest_transactions: int = 0
     stretches: dict[str, Stretch] = {}
     load_average: float = 0.0
     behind: str = ""
@@ -75,7 +77,8 @@ def where(cluster: Cluster, system: System, seed: int, rate: int, seconds: float
         events=len(found),
         p50=p50,
         p99=p99,
-        per_transaction=len(found) / len({way.committed for way in found}),
+        per_transaction=len(found) / transactions(found),
+        slowest_transactions=transactions(slowest(found)),
         stretches=summed_up(found),
         load_average=average,
         behind=behind_of(load.seen.p50_at_end, load.sent.behind_p99 * 1000),

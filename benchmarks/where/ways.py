@@ -114,17 +114,27 @@ def _stretches(sent: float, at: Sequence[float], read: float) -> tuple[float, ..
 
 def summed_up(found: Sequence[Way]) -> dict[str, Stretch]:
     """By the names of ``STRETCHES``. There must be events."""
-    in_order = sorted(found, key=lambda way: way.whole)
-    middle, slowest = (part_of(in_order, *shares) for shares in (MIDDLE, SLOWEST))
+    middle, last = _part(found, *MIDDLE), slowest(found)
     told = {}
     for number, name in enumerate(STRETCHES):
         p50, _, p99, _ = percentiles([way.stretches[number] for way in found])
-        told[name] = Stretch(p50, p99, *(_mean([way.stretches[number] for way in part]) for part in (middle, slowest)))
+        told[name] = Stretch(p50, p99, *(_mean([way.stretches[number] for way in part]) for part in (middle, last)))
     return told
 
 
-def part_of(in_order: Sequence[Way], begin: float, end: float) -> Sequence[Way]:
-    """Those between two shares; at least one."""
+def slowest(found: Sequence[Way]) -> Sequence[Way]:
+    """Those with the longest whole ways: 1 %, at least one."""
+    return _part(found, *SLOWEST)
+
+
+def transactions(found: Sequence[Way]) -> int:
+    """In how many they were committed."""
+    return len({way.committed for way in found})
+
+
+def _part(found: Sequence[Way], begin: float, end: float) -> Sequence[Way]:
+    """Those between two shares in the order of their whole ways; at least one."""
+    in_order = sorted(found, key=lambda way: way.whole)
     first = min(int(len(in_order) * begin), len(in_order) - 1)
     return in_order[first : max(int(len(in_order) * end), first + 1)]
 

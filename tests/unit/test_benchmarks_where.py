@@ -21,7 +21,7 @@ from benchmarks.measures import measures
 from benchmarks.tracing import POINTS, Marks, Trace
 from benchmarks.where.measure import WhereMeasure
 from benchmarks.where.run import Where
-from benchmarks.where.ways import STRETCHES, Mismatch, Sent, Stretch, Way, part_of, summed_up, ways
+from benchmarks.where.ways import STRETCHES, Mismatch, Sent, Stretch, Way, slowest, summed_up, transactions, ways
 from tests.unit.benchmarks_kit import rows_of, run_of, shown
 
 ONE = 1_000.0
@@ -55,6 +55,7 @@ def test_each_event_has_the_times_of_what_it_travelled_with() -> None:
     assert third.stretches == pytest.approx((2, 18, 1, 1, 1, 1, 1, 1, 1, 3))
     assert [way.whole for way in (first, second, third)] == pytest.approx([30, 20, 30])
     assert first.committed == second.committed != third.committed
+    assert transactions((first, second, third)) == 2
     assert len(first.stretches) == len(STRETCHES)
 
 
@@ -116,7 +117,7 @@ def test_groups_are_of_whole_ways_and_add_up() -> None:
         sum(one.whole for one in found[990:]) / 10
     )
     assert told["read"] == Stretch(0.0, 0.0, 0.0, 0.0)
-    assert [len(part_of(found[:count], 0.99, 1.0)) for count in (1, 50, 200)] == [1, 1, 2]
+    assert [len(slowest(found[:count])) for count in (1, 50, 200)] == [1, 1, 2]
 
 
 # ------------------------------------------------------------------------------------------------- what systems tell
@@ -222,7 +223,7 @@ def test_marks_are_handed_over_as_json(tmp_path: Path) -> None:
 def found(system: str, turn: int, *, fault: str = "", behind: str = "") -> Where:
     stretches = {name: Stretch(turn, turn * 2.0, turn + 0.5, turn * 10.0) for name in STRETCHES}
     return Where(
-        system, turn, 2_000, 5, 1, fault, 10_000, 9.0, 19.0, 40.0, {} if fault else stretches, 0.5, behind=behind
+        system, turn, 2_000, 5, 1, fault, 10_000, 9.0, 19.0, 40.0, 3, {} if fault else stretches, 0.5, behind=behind
     )
 
 
@@ -258,4 +259,4 @@ def test_the_page_shows_it(tmp_path: Path) -> None:
     assert "![Where the milliseconds go at 2,000 events/s" in text
     assert "(results/where-2000.svg)" in text
     assert "| flush | all of the transaction is acknowledged | 1.0 | 2.0 | 1.5 | 10.0 |" in text
-    assert "10,000 events a run, 40.0 of them per transaction." in text
+    assert "10,000 events a run, 40.0 of them per transaction; transactions of the slowest 1 %: 3." in text
