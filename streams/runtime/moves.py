@@ -76,7 +76,9 @@ class Moves:
         new = {partition: order for partition, order in event.releasing.items() if self._is_new(partition, order)}
         self._releasing = event.releasing
         missing = self.owned - self._gone() - self._engine.partitions.workers.keys()
-        self.copies.keep(plan.standby | plan.preparing | event.incoming.keys() | missing)
+        copied = plan.standby | plan.preparing | event.incoming.keys() | missing
+        self._engine.input.expect(copied)  # nothing else can be given to us so that somebody waits for it
+        self.copies.keep(copied)
         self._engine.partitions.bring_up(missing)
         if new:
             self._engine.spawn(partial(self._hand_over, new, plan.standby | plan.preparing))

@@ -16,15 +16,13 @@ from typing import Protocol
 
 from streams.records import IncomingRecord
 from streams.runtime.bridge import Inlet
+from streams.runtime.calm import POLL_SECONDS, Calm
 from streams.runtime.ports import Batch
 
 _log = logging.getLogger(__name__)
 
 STARVED_POLLS = 5
 """After so many polls without room the engine is asked to make some: the queue of somebody slow is holding it."""
-
-POLL_SECONDS = 0.02
-"""How long a poll waits for a first record: the longest that a command has to wait for its turn."""
 
 Records = dict[int, list[IncomingRecord]]
 
@@ -55,6 +53,11 @@ class Poller:
         self._room_bytes = room_bytes
         self._commands: queue.SimpleQueue[Callable[[Consumer], None] | None] = queue.SimpleQueue()
         self._epochs: dict[int, int] = {}
+        # Of the thread only:
+        self._calm = Calm()
+        self._paused: set[int] = set()
+        self._awaited: frozenset[int] = frozenset()
+        # Under the lock:
         self._outstanding = 0
         self._outstanding_bytes = 0
         self._asked = False
@@ -67,12 +70,22 @@ class Poller:
         inlet, failures = Inlet(deliver), Inlet(fail)
         threading.Thread(target=self._run, args=(inlet, failures), name="kes-poll", daemon=True).start()
 
+    def expect(self, partitions: Collection[int]) -> None:
+        """These, and no others, will be added soon: until then polls stay short, whatever happens."""
+        awaited = frozenset(partitions)
+
+        def command(_: Consumer) -> None:
+            self._awaited = awaited
+
+        self._commands.put(command)
+
     def add(self, partition: int, offset: int, epoch: int) -> None:
         """Read a partition from this offset on, under this epoch."""
 
         def command(consumer: Consumer) -> None:
             consumer.add(partition, offset)
             self._epochs = self._epochs | {partition: epoch}
+            self._awaited -= {partition}
 
         self._commands.put(command)
 
@@ -82,17 +95,28 @@ class Poller:
 
         def command(consumer: Consumer) -> None:
             consumer.remove(gone)
+            self._paused -= gone
             self._epochs = {partition: epoch for partition, epoch in self._epochs.items() if partition not in gone}
 
         self._commands.put(command)
 
     def pause(self, partition: int) -> None:
         """Read nothing more of it for now."""
-        self._commands.put(lambda consumer: consumer.pause([partition]))
+
+        def command(consumer: Consumer) -> None:
+            consumer.pause([partition])
+            self._paused.add(partition)
+
+        self._commands.put(command)
 
     def resume(self, partition: int) -> None:
         """Go on reading it."""
-        self._commands.put(lambda consumer: consumer.resume([partition]))
+
+        def command(consumer: Consumer) -> None:
+            consumer.resume([partition])
+            self._paused.discard(partition)
+
+        self._commands.put(command)
 
     def handled(self, records: int, size: int) -> None:
         """So many records, of so many bytes, do not count any more."""
@@ -121,8 +145,9 @@ class Poller:
                         inlet.put(Batch({}, {}, self._epochs))
                     continue
                 waited = 0
-                records = consumer.poll_batch(POLL_SECONDS, self._limit)
+                records = consumer.poll_batch(self._poll_seconds(), self._limit)
                 if records:
+                    self._calm.disturbed()
                     sizes = {partition: size_of(found) for partition, found in records.items()}
                     self._count(sum(map(len, records.values())), sum(sizes.values()))
                     inlet.put(Batch(records, sizes, self._epochs))
@@ -131,6 +156,13 @@ class Poller:
         finally:
             if consumer is not None:
                 consumer.close()
+
+    def _poll_seconds(self) -> float:
+        """Somebody waits for a command that will come: to add what is awaited, to resume what is paused, or because an
+        event fails that is still queued."""
+        if self._awaited or self._paused or self._outstanding:
+            return POLL_SECONDS
+        return self._calm.poll_seconds
 
     def _count(self, records: int, size: int) -> None:
         with self._lock:
@@ -149,3 +181,4 @@ class Poller:
             if command is None:
                 return False
             command(consumer)
+            self._calm.disturbed()

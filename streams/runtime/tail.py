@@ -14,11 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from streams.records import IncomingRecord
+from streams.runtime.calm import Calm
 
 _log = logging.getLogger(__name__)
-
-POLL_SECONDS = 0.02
-"""How long a poll waits for news: the longest that a command has to wait for its turn."""
 
 IDLE_SECONDS = 30.0
 """The consumer is closed when nothing was followed for so long; until then the next ``follow`` is quick."""
@@ -73,6 +71,7 @@ class Tail:
         self._closed = False
         self._thread: threading.Thread | None = None
         # Of the thread only:
+        self._calm = Calm()
         self._consumer: Consumer | None = None
         self._followed: dict[int, int] = {}
         """Partition -> epoch, as the consumer reads it."""
@@ -139,6 +138,7 @@ class Tail:
             if command is None:
                 return False
             command()
+            self._calm.disturbed()
 
     def _next_command(self) -> Callable[[], None] | None:
         if self._followed:
@@ -169,7 +169,10 @@ class Tail:
     def _poll(self) -> None:
         consumer = self._consumer
         assert consumer is not None  # something is followed
-        for partition, progress in consumer.poll_batch(POLL_SECONDS, BATCH).items():
+        news = consumer.poll_batch(self._calm.poll_seconds, BATCH)
+        if news:
+            self._calm.disturbed()
+        for partition, progress in news.items():
             self._hand_over(partition, progress)
         for partition, error in consumer.take_failures().items():
             epoch = self._followed.pop(partition, None)

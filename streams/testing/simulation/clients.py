@@ -112,6 +112,8 @@ class SimInput:
     def start(self, deliver: Callable[[Any], None], fail: Callable[[Exception], None]) -> None:
         self._deliver = deliver
 
+    def expect(self, partitions: Collection[int]) -> None: ...
+
     def add(self, partition: int, offset: int, epoch: int) -> None:
         self._positions[partition] = offset
         self._epochs = self._epochs | {partition: epoch}
