@@ -20,7 +20,7 @@ import math
 import struct
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final, Generic, NoReturn, TypeVar, cast, get_args, get_origin
+from typing import Any, Final, Generic, NamedTuple, NoReturn, TypeVar, cast, get_args, get_origin
 
 import msgspec
 
@@ -195,6 +195,21 @@ def _escape(raw: bytes) -> bytes:
     return raw.replace(b"\x01", b"\x01\x02").replace(b"\x00", b"\x01\x01")
 
 
+NULL: Final = b"null"
+"""What JSON has in the place of a number that it cannot carry, and of nothing."""
+
+
+class Shortcut(NamedTuple):
+    """For hot paths: ``encode`` is what is beneath ``codec.encode``, without the care about errors, for values of
+    exactly the class ``of`` (``None``: for none, there is no shortcut). When it raises, whatever that is, ask
+    ``codec.encode``: it finds the right words, or knows better. When ``NULL`` is in what it made, ask ``check_nulls``,
+    if there is one: it raises ``EncodeError`` for a value with NaN or infinities."""
+
+    encode: Callable[[Any], bytes]
+    of: type | None = None
+    check_nulls: Callable[[Any], None] | None = None
+
+
 class _TypedCodec(Generic[T]):
     """What JSON, msgpack and pydantic share: an exact class on the way in, wrapped errors, plain dicts."""
 
@@ -225,9 +240,12 @@ class _TypedCodec(Generic[T]):
             raise
         except Exception as error:
             raise EncodeError(f"{self._name} cannot be encoded: {reason(error)}") from _cause(error)
-        if self._null_is_suspect and data.find(b"null") >= 0:  # half the price of `in`
-            _refuse_non_finite(self._to_plain(value), self._name)
+        if self._null_is_suspect and data.find(NULL) >= 0:  # half the price of `in`
+            self._check_nulls(value)
         return data
+
+    def _check_nulls(self, value: T) -> None:
+        _refuse_non_finite(self._to_plain(value), self._name)
 
     def decode(self, data: bytes, /) -> T:
         try:
@@ -236,6 +254,11 @@ class _TypedCodec(Generic[T]):
             raise
         except Exception as error:
             raise DecodeError(f"not a {self._name}: {reason(error)}") from _cause(error)
+
+    @property
+    def shortcut(self) -> Shortcut:
+        """See ``Shortcut``."""
+        return Shortcut(self._encode, self._class, self._check_nulls if self._null_is_suspect else None)
 
     @property
     def bare_decode(self) -> Callable[[bytes], T]:
@@ -365,6 +388,12 @@ def bare_encoder(codec: Codec[T]) -> Callable[[T], bytes]:
     """The same of ``codec.encode``."""
     bare: Callable[[T], bytes] = _bare(codec, "bare_encode", "encode")
     return bare
+
+
+def shortcut_of(codec: Codec[Any]) -> Shortcut:
+    """The ``Shortcut`` of a codec, if it has one; not that of a base class whose ``encode`` it does not share."""
+    found = _bare(codec, "shortcut", "encode")
+    return found if isinstance(found, Shortcut) else Shortcut(found)
 
 
 def _bare(codec: object, bare: str, careful: str) -> Any:

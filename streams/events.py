@@ -21,7 +21,7 @@ from typing import Any, Final, Generic, TypeVar, cast, overload
 
 import msgspec
 
-from streams.codecs import bare_decoder, codec_for, is_plain_dataclass, is_pydantic, reason
+from streams.codecs import Shortcut, bare_decoder, codec_for, is_plain_dataclass, is_pydantic, reason, shortcut_of
 from streams.errors import ConfigError, DecodeError, EncodeError, RegistrationError
 from streams.protocols import Codec
 from streams.records import TYPE_HEADER, VERSION_HEADER, Headers, Record
@@ -40,7 +40,19 @@ class EventType(Generic[T]):
     ``headers`` is shared by all records of the type: copy it before adding to it. May be used from any thread.
     """
 
-    __slots__ = ("_codec", "_decode", "_upcasters", "bare_decode", "cls", "encode", "headers", "name", "version")
+    __slots__ = (
+        "_codec",
+        "_decode",
+        "_upcasters",
+        "bare_decode",
+        "bare_encode",
+        "check_nulls",
+        "cls",
+        "encode",
+        "headers",
+        "name",
+        "version",
+    )
 
     def __init__(self, cls: type[T], name: str, version: int, codec: Codec[T], upcasters: dict[int, Upcaster]) -> None:
         self.cls = cls
@@ -56,6 +68,11 @@ class EventType(Generic[T]):
         """``decode`` of a value of the present version, for hot paths: see ``codecs.bare_decoder``."""
         self.encode: Callable[[T], bytes] = codec.encode
         """The event as bytes of the present version. Raises ``EncodeError``."""
+        found = shortcut_of(codec)
+        shortcut = found if found.of is cls else Shortcut(self.encode)
+        self.bare_encode: Callable[[T], bytes] = shortcut.encode
+        """``encode`` for hot paths, as ``check_nulls``: see ``codecs.Shortcut``; ``encode`` itself if there is none."""
+        self.check_nulls = shortcut.check_nulls
 
     def __repr__(self) -> str:
         return f"EventType({self.name!r}, version={self.version})"

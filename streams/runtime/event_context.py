@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar, overload
 
 import msgspec
 
-from streams.codecs import RESERVED_KEY_PREFIX
+from streams.codecs import NULL, RESERVED_KEY_PREFIX
 from streams.core.timers import Timer
 from streams.errors import EncodeError, RecordRefused, RegistrationError, StoreError
 from streams.events import event_type_of, known_type
@@ -119,7 +119,15 @@ class EventContext(msgspec.Struct, Generic[StoreT], eq=False, weakref=True):
             self._collect(topic)
             return
         event_type = known_type(type(event)) or event_type_of(type(event))
-        value = event_type.encode(event)
+        encode, check_nulls = event_type.bare_encode, event_type.check_nulls
+        try:
+            value = encode(event)
+        except Exception:
+            if encode is event_type.encode:
+                raise
+            value = event_type.encode(event)
+        if check_nulls is not None and value.find(NULL) >= 0:
+            check_nulls(event)
         if type(key) is str:
             key = key.encode()
         elif key is not None and type(key) is not bytes:
@@ -131,9 +139,12 @@ class EventContext(msgspec.Struct, Generic[StoreT], eq=False, weakref=True):
         shared: Headers = event_type.headers
         if headers:
             shared = shared + list(headers)
-        tp, record = self.topic_partition, self.input
-        origin = self.origin if record is None else record.offset
-        self._outputs.append(Output(topic, value, key, shared, partition, timestamp_ms, tp[1], origin))
+        record = self.input
+        if record is None:
+            own, origin = self.topic_partition.partition, self.origin
+        else:
+            own, origin = record.partition, record.offset
+        self._outputs.append(Output(topic, value, key, shared, partition, timestamp_ms, own, origin))
 
     def _collect(self, record: Record) -> None:
         size = len(record.value or b"") + len(record.key or b"")

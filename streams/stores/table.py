@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, NoReturn, TypeVar, cast, overload
 
-from streams.codecs import RESERVED_KEY_PREFIX, bare_decoder, bare_encoder, codec_for
+from streams.codecs import NULL, RESERVED_KEY_PREFIX, bare_decoder, bare_encoder, codec_for, shortcut_of
 from streams.errors import ConfigError, DecodeError, StoreError
 from streams.protocols import Codec
 from streams.records import Change, TopicPartition
@@ -45,6 +45,7 @@ class Table(JournalledBytes, Generic[K, V]):
         self._decode_value = value_codec.decode
         self._bare_encode_key = bare_encoder(key_codec)
         self._bare_decode_value = bare_decoder(value_codec)
+        self._bare_encode_value, self._value_class, self._check_nulls = shortcut_of(value_codec)
 
     @staticmethod
     def factory(
@@ -81,15 +82,17 @@ class Table(JournalledBytes, Generic[K, V]):
         """The value of ``key``, decoded anew at each call, or ``default``."""
         if key is None:
             self._refuse_null_key()
+        encode_key = self._bare_encode_key  # a local name, as below: cheaper to call on Python 3.11
         try:
-            key_bytes = self._bare_encode_key(key)
+            key_bytes = encode_key(key)
         except Exception:
             key_bytes = self._encode_key(key)
-        data = self._get(key_bytes)
+        get, decode_value = self._get, self._bare_decode_value
+        data = get(key_bytes)
         if data is None:
             return default
         try:
-            return self._bare_decode_value(data)
+            return decode_value(data)
         except Exception:
             return self._decoded_value(data, key)
 
@@ -102,15 +105,26 @@ class Table(JournalledBytes, Generic[K, V]):
             self._refuse_null_key()
         if value is None:
             raise StoreError(f"None was put into the table of {self.partition}; delete(key) removes a key")
+        encode_key = self._bare_encode_key  # a local name, as below: cheaper to call on Python 3.11
         try:
-            key_bytes = self._bare_encode_key(key)
+            key_bytes = encode_key(key)
         except Exception:
             key_bytes = self._encode_key(key)
-        value_bytes = self._encode_value(value)
+        if value.__class__ is self._value_class:
+            encode_value = self._bare_encode_value
+            try:
+                value_bytes = encode_value(value)
+            except Exception:
+                value_bytes = self._encode_value(value)
+            if self._check_nulls is not None and value_bytes.find(NULL) >= 0:
+                self._check_nulls(value)
+        else:
+            value_bytes = self._encode_value(value)
         if key_bytes >= RESERVED_KEY_PREFIX:
             self._refuse_reserved(key_bytes)
-        journal.append(Change(key_bytes, value_bytes, self._get(key_bytes)))
-        self._put(key_bytes, value_bytes)
+        get, put = self._get, self._put
+        journal.append(Change(key_bytes, value_bytes, get(key_bytes)))
+        put(key_bytes, value_bytes)
 
     def delete(self, key: K) -> bool:
         """Remove ``key``; tells whether it was there. Nothing is recorded if it was not."""

@@ -22,6 +22,7 @@ from streams.codecs import (
     int32_codec,
     int64_codec,
     int_codec,
+    shortcut_of,
     str_codec,
 )
 from streams.errors import ConfigError, DecodeError, EncodeError
@@ -235,3 +236,24 @@ def test_what_a_subclass_adds_is_not_passed_over_on_hot_paths() -> None:
     assert bare_decoder(Longer(list[int]))(b"[1]") == [1, 0]
     assert bare_decoder(int_codec)(int_codec.encode(7)) == 7
     assert bare_decoder(StrCodec()) is bytes.decode
+
+
+def test_a_shortcut_makes_the_same_bytes_and_is_not_taken_past_what_a_subclass_adds() -> None:
+    class Reading(msgspec.Struct):
+        value: float = 0.5
+        note: str | None = None
+
+    class Louder(JsonCodec[Reading]):
+        def encode(self, value: Reading, /) -> bytes:
+            return super().encode(Reading(value.value * 2))
+
+    codec, value = JsonCodec(Reading), Reading()
+    shortcut = shortcut_of(codec)
+    assert (shortcut.of, shortcut.encode(value)) == (Reading, codec.encode(value))
+    assert shortcut.check_nulls is not None
+    shortcut.check_nulls(value)
+    with pytest.raises(EncodeError, match="nan"):
+        shortcut.check_nulls(Reading(float("nan")))
+    louder = shortcut_of(Louder(Reading))
+    assert (louder.of, louder.check_nulls, louder.encode(value)) == (None, None, codec.encode(Reading(1.0)))
+    assert [shortcut_of(other).of for other in (StrCodec(), JsonCodec(list[float]))] == [None, None]

@@ -178,6 +178,46 @@ def test_null_keys_none_values_and_reserved_keys(make: Callable[[], Table[str, A
             table.put(5, Account())
     assert journal == []
     assert len(table) == 0
+
+
+def test_what_a_value_codec_refuses_is_refused_in_its_words_and_asked_once() -> None:
+    asked: list[object] = []
+
+    class Picky:
+        def encode(self, value: object, /) -> bytes:
+            asked.append(value)
+            raise EncodeError("not today")
+
+        def decode(self, data: bytes, /) -> object:
+            return data
+
+    class Reading(msgspec.Struct):
+        value: Any = None
+
+    class Better(Reading):
+        pass
+
+    refused: list[str] = []
+    picky = Table.factory(key=str, value=Reading, value_codec=Picky())(HERE)
+    readings = Table.factory(key=str, value=Reading)(HERE)
+    with event(picky) as first, event(readings) as second:
+        tries = [
+            (picky, Reading()),
+            (readings, Better()),
+            (readings, Reading("\ud800")),
+            (readings, Reading(float("nan"))),
+        ]
+        for table, value in tries:
+            with pytest.raises(EncodeError) as caught:
+                table.put("a", value)
+            refused.append(str(caught.value))
+        readings.put("a", Reading())
+    assert len(asked) == 1
+    assert refused[0] == "not today"
+    assert refused[1] == "Reading expected, got Better (subclasses lose what they add)"
+    assert refused[2].startswith("Reading cannot be encoded: ")
+    assert refused[3] == "Reading holds nan, which JSON cannot carry; use None, or MsgpackCodec"
+    assert (first, [change.value for change in second]) == ([], [b'{"value":null}'])
     with pytest.raises(StoreError, match="reserved"):
         table.receive_change(Change(RESERVED_KEY_PREFIX + b"offset", b"x"))
 
