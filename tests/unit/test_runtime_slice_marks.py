@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from streams import EventContext, EventSourceConfig, ExecutionState, Table, event_type
+from streams.codecs import JsonCodec
 from streams.core.router import Route, Router
-from streams.errors import RecordRefused, StoreError
+from streams.errors import EncodeError, RecordRefused, StoreError
 from streams.events import event_type_of
 from streams.outcomes import STOP
 from streams.records import Change, Headers, IncomingRecord, Output, Record, TopicPartition
@@ -29,6 +30,14 @@ class Step(msgspec.Struct, frozen=True):
     writes: int = 1
     sends: int = 1
     then: str = ""
+
+
+@event_type("Other")
+class Other(msgspec.Struct, frozen=True):
+    """Handled by somebody else."""
+
+    number: Any = 0
+    text: str | None = None
 
 
 class Slice:
@@ -165,7 +174,80 @@ async def test_other_headers_and_null_values_need_patience() -> None:
     ]
     for headers in others:
         assert Slice(Step(), headers=headers).run() == (0, None)
+    mixed = Slice(*[Step()] * 3)
+    mixed.records[2].headers = others[0]
+    assert mixed.run() == (2, None), "of each record its own headers count"
+    assert Slice(*[Step()] * 3, headers=many).run() == (3, None)
     null = Slice(Step())
     null.records[0].value = None
     null.worker.engine.router.routes[b"Step"].bare_decode = lambda value: Step()  # as codecs that take anything
     assert null.run() == (0, None)
+
+
+async def test_types_may_change_from_record_to_record() -> None:
+    done = Slice(*[Step()] * 5)
+    other = Route("Other", event_type_of(Other), lambda ctx, event: handled.append(event), blocking=False, policy=STOP)
+    handled: list[Any] = []
+    done.worker.engine.router.add(other)
+    for number in (1, 3, 4):
+        done.records[number].headers = event_type_of(Other).headers
+        done.records[number].value = event_type_of(Other).encode(Other(number))
+    assert done.run() == (5, None)
+    assert handled == [Other(1), Other(3), Other(4)]
+    assert [ctx.offset for ctx in done.contexts] == [10, 12]
+
+
+async def test_what_a_handler_does_to_the_headers_of_its_record_is_nothing_to_the_next() -> None:
+    done = Slice(Step(), Step())
+    done.worker.engine.router.add(
+        Route("Other", event_type_of(Other), lambda ctx, event: handled.append(event), blocking=False, policy=STOP)
+    )
+    handled: list[Any] = []
+    first, second = done.records
+    first.headers = [*event_type_of(Step).headers]
+    second.headers = event_type_of(Other).headers
+    second.value = event_type_of(Other).encode(Other(7))
+
+    def handle(ctx: EventContext[Any], event: Step) -> None:
+        assert ctx.input is not None
+        ctx.input.headers[:] = event_type_of(Other).headers
+
+    done.worker.engine.router.routes[b"Step"].handler = handle
+    assert done.run() == (2, None)
+    assert handled == [Other(7)]
+
+
+async def test_what_cannot_be_sent_is_refused_in_the_words_of_the_codec_which_is_asked_once() -> None:
+    asked: list[object] = []
+
+    class Picky:
+        def encode(self, value: object, /) -> bytes:
+            asked.append(value)
+            raise EncodeError("not today")
+
+        decode = Step
+
+    @event_type("Picked", codec=Picky())
+    class Picked:
+        pass
+
+    @event_type("Mistaken", codec=JsonCodec(Other))
+    class Mistaken(msgspec.Struct):
+        pass
+
+    done, refused = Slice(Step()), []
+
+    def handle(ctx: EventContext[Any], _: Step) -> None:
+        ctx.forward("out", Other(float("1.5")))
+        for event in (Other(float("nan")), Other("\ud800"), Picked(), Mistaken()):
+            with pytest.raises(EncodeError) as caught:
+                ctx.forward("out", event)
+            refused.append(str(caught.value))
+
+    done.worker.engine.router.routes[b"Step"].handler = handle
+    assert done.run() == (1, None)
+    assert refused[0] == "Other holds nan, which JSON cannot carry; use None, or MsgpackCodec"
+    assert refused[1].startswith("Other cannot be encoded: ")
+    assert refused[2:] == ["not today", "Other expected, got Mistaken (subclasses lose what they add)"]
+    assert len(asked) == 1
+    assert [output.value for output in done.admitted[0][1]] == [b'{"number":1.5,"text":null}']
