@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 SILENCE_SECONDS: Final = 10.0
 LONGEST_SILENCE_SECONDS: Final = 300.0
 _END_SECONDS: Final = 0.5
+FETCH_WAIT_MS: Final = 40
+"""How long the broker may hold a fetch that brings nothing: so often an idle consumer asks, and so long a partition may
+wait that is added while all others are silent. A record ends the fetch of its partition at once."""
 _PARTITION: Final = re.compile(r" \[(\d+)\]")
 
 
@@ -32,7 +35,7 @@ class InputConsumer:
     first one polls). It never joins a group, never commits, and never resets a position.
     """
 
-    def __init__(self, settings: ClientSettings, topic: str, *, fetch_wait_ms: int = 20) -> None:
+    def __init__(self, settings: ClientSettings, topic: str, *, fetch_wait_ms: int = FETCH_WAIT_MS) -> None:
         self.topic = topic
         self._connection = ConnectionLog(settings.bootstrap_servers, f"input {topic}")
         config = settings.consumer(partition_eof=False, fetch_wait_ms=fetch_wait_ms, role="input")
@@ -68,7 +71,7 @@ class InputConsumer:
         """Return nothing of these partitions until ``resume``. What was prefetched is dropped, and fetched again.
 
         By giving them up and taking them again: librdkafka's own pause drops as much, and its resume lets a consumer
-        that fetches nothing else wait for 850 ms (this one for 1 to 20).
+        that fetches nothing else wait for 850 ms (this one for one fetch that is under way).
         """
         self._paused.update(self._take(partitions))
 
