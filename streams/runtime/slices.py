@@ -84,7 +84,7 @@ class Slices:
             while position < stop:
                 record = records[position]
                 if record.headers != headers:  # else it is like the one before
-                    headers = record.headers and list(record.headers)  # a handler may do to a record's what it likes
+                    headers = record.headers and [*record.headers]  # a handler may do to a record's what it likes
                     if headers is not None and len(headers) == 1 and headers[0][0] == TYPE_HEADER:  # nearly always
                         name, version = headers[0][1], None
                     else:
