@@ -15,7 +15,7 @@ import anyio
 
 _log = logging.getLogger(__name__)
 
-PULSE_SECONDS = 0.5
+PULSE_SECONDS = 0.25
 SLOW_SECONDS = 1.0
 """From here on it is worth a line in the log: transactions of all partitions wait for so long."""
 
