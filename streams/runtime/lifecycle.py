@@ -170,7 +170,6 @@ class Engine:
             now=self.now,
             snapshot=lambda: self.membership.snapshot,
             settled=self._settled,
-            waiting=lambda: sum(worker.inbox.counted for worker in self.workers.values()),
         )
         self.takeovers = TakeOvers(self)
         self.moves = Moves(self)

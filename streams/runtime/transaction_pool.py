@@ -45,7 +45,6 @@ class TransactionPool:
         now: Callable[[], float],
         snapshot: Callable[[], Snapshot],
         settled: Callable[[Transaction, bool], None],
-        waiting: Callable[[], int],
     ) -> None:
         self._config = config
         self.slots = slots
@@ -53,14 +52,12 @@ class TransactionPool:
         self._now = now
         self.snapshot = snapshot
         self._settled = settled
-        self._waiting = waiting
         self.unsettled: deque[Transaction] = deque()
         self._slot_of: dict[int, Slot] = {}
         self._open: Transaction | None = None
         self._serial = 0
-        self._sizes = (config.pool.target_batch_size, batching.half_full(config.pool), math.inf)
-        self._look_at = 0.0  # the size of the open one at which the batching rule is asked next
-        self._commit_seconds = 0.0  # from sealing to settling, of late
+        self._due = False  # whether it was said that the open one is large enough to be sealed
+        self._target, self._max_bytes = config.pool.target_batch_size, config.pool.max_batch_bytes
         self._urgent = False
         self._work = Signal()  # something to seal or send
         self._flushed = Signal()  # something to commit
@@ -92,8 +89,9 @@ class TransactionPool:
             txn.waiters.append((partition, waiter))
         if txn.events == events:
             self._work.notify()
-        elif txn.size >= self._look_at or txn.bytes >= self._config.pool.max_batch_bytes:
-            self._look_again(txn)
+        elif not self._due and (txn.size >= self._target or txn.bytes >= self._max_bytes):
+            self._due = True  # said once: when one settles, the flush stage looks again by itself
+            self._work.notify()
 
     def admit_release(self, partition: int, offset: int, marker: ReleaseMarker) -> None:
         """The last thing that is admitted of a partition before somebody else works on it."""
@@ -241,18 +239,19 @@ class TransactionPool:
                 if txn.state is TransactionState.SENDABLE:
                     return txn
                 if txn is self._open:
-                    wait = batching.seconds_to_seal(
+                    age = math.inf if self._urgent else self._now() - txn.opened_at
+                    verdict = batching.decide(
                         self._config.pool,
                         size=txn.size,
                         size_bytes=txn.bytes,
-                        age_seconds=math.inf if self._urgent else self._now() - txn.opened_at,
+                        age_seconds=age,
                         in_flight=len(self.unsettled) - 1,
-                        waiting=self._waiting(),
-                        commit_seconds=self._commit_seconds,
                     )
-                    if wait == 0.0:
+                    if verdict is batching.Seal.NOW:
                         self._seal(txn)
                         return txn
+                    if verdict is batching.Seal.LATER:
+                        wait = self._config.pool.batch_delay_seconds - age
             await self._work.wait(wait)
 
     def _seal(self, txn: Transaction) -> None:
@@ -269,17 +268,10 @@ class TransactionPool:
 
     def _begin_filling(self) -> Transaction:
         self._serial += 1
-        self._look_at = self._sizes[0]
+        self._due = False
         txn = self._open = Transaction(self._serial, self.incarnation, self._now())
         self.unsettled.append(txn)
         return txn
-
-    def _look_again(self, txn: Transaction) -> None:
-        """Have the batching rule asked; not at every slice: when one settles, the flush stage looks by itself."""
-        if self._look_at < math.inf:
-            full = txn.bytes >= self._config.pool.max_batch_bytes
-            self._look_at = math.inf if full else next(size for size in self._sizes if size > txn.size)
-            self._work.notify()
 
     def _start(self, txn: Transaction) -> bool:
         """Give it a producer and begin; ``False`` if none is free."""
@@ -343,8 +335,6 @@ class TransactionPool:
         slot = self._slot_of.pop(txn.serial, None)
         if slot is not None:
             self.slots.give_back(slot)
-        if txn.attempts == 1:
-            self._commit_seconds += (self._now() - txn.sealed_at - self._commit_seconds) / 4
         txn.settle(None)
         self._settled(txn, True)
         self._progress.notify()

@@ -225,7 +225,7 @@ MOVE_SAFEGUARDS: Mapping[str, Safeguard] = {
         Safeguard("donor", foreign_records_answer_a_look_up, ("overtaken",), 9),
         Safeguard("section 8", late_answers_end_other_barriers, ("laggards",), 2),
         Safeguard("copies", standbys_are_promoted_as_they_are, ("slow_restores", "evictions"), 27),
-        Safeguard("copies", the_tails_epoch_is_not_looked_at, ("refused_under_way", "pendulum"), 143),
+        Safeguard("copies", the_tails_epoch_is_not_looked_at, ("refused_under_way", "pendulum"), 76),
         Safeguard("copies", lost_stores_are_kept_as_copies, ("forgets", "evictions")),
         Safeguard("copies", cancelled_events_leave_their_traces_in_copies, ("moves", "struck_moves"), 2),
         Safeguard("copies", spare_copies_begin_where_the_receiver_is, ("standbys", "moves", "rolling"), 18),

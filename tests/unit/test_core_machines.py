@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 
 from streams.config import PoolConfig
 from streams.core import partition, transaction
-from streams.core.batching import is_full, seconds_to_seal
+from streams.core.batching import Seal, decide, is_full
 from streams.core.partition import PartitionState
 from streams.core.recovery import Patience, Remedy, rebuild_all, remedy
 from streams.core.transaction import Transaction, TransactionState
@@ -62,83 +61,36 @@ POOL = PoolConfig(
 )
 
 BATCHING = [
-    # size, age, in flight, seconds until it is sealed (None: when one has settled)
-    (1, 0.0, 0, 0.01),
-    (9, 0.0075, 0, 0.0025),
-    (1, 0.01, 0, 0.0),
-    (1, math.inf, 0, 0.0),
-    (10, 0.0, 0, 0.0),
-    (20, 0.0, 0, 0.0),
-    (1, 99.0, 1, None),
-    (9, 99.0, 1, None),
-    (10, 0.0, 1, 0.0),
-    (10, 0.0, 2, None),
-    (20, 99.0, 2, None),
-    (20, 99.0, 3, None),
+    # size, age, in flight, verdict
+    (1, 0.0, 0, Seal.LATER),
+    (9, 0.0099, 0, Seal.LATER),
+    (1, 0.01, 0, Seal.NOW),
+    (10, 0.0, 0, Seal.NOW),
+    (20, 0.0, 0, Seal.NOW),
+    (1, 99.0, 1, Seal.WHEN_FREE),
+    (9, 99.0, 1, Seal.WHEN_FREE),
+    (10, 0.0, 1, Seal.NOW),
+    (10, 0.0, 2, Seal.WHEN_FREE),
+    (20, 99.0, 2, Seal.WHEN_FREE),
+    (20, 99.0, 3, Seal.WHEN_FREE),
 ]
 
 
-def to_seal(
-    config: PoolConfig,
-    size: int,
-    age: float = 0.0,
-    in_flight: int = 0,
-    *,
-    size_bytes: int = 0,
-    waiting: int = 0,
-    commit_seconds: float = 1.0,
-) -> float | None:
-    return seconds_to_seal(
-        config,
-        size=size,
-        size_bytes=size_bytes,
-        age_seconds=age,
-        in_flight=in_flight,
-        waiting=waiting,
-        commit_seconds=commit_seconds,
-    )
-
-
-@pytest.mark.parametrize(("size", "age", "in_flight", "seconds"), BATCHING)
-def test_batching_rule(size: int, age: float, in_flight: int, seconds: float | None) -> None:
-    assert to_seal(POOL, size, age, in_flight) == pytest.approx(seconds)
+@pytest.mark.parametrize(("size", "age", "in_flight", "verdict"), BATCHING)
+def test_batching_rule(size: int, age: float, in_flight: int, verdict: Seal) -> None:
+    assert decide(POOL, size=size, size_bytes=0, age_seconds=age, in_flight=in_flight) is verdict
 
 
 def test_one_pending_transaction_means_no_sealing_behind_it() -> None:
     config = PoolConfig(target_batch_size=1)
-    assert to_seal(config, 10_000, 60.0, in_flight=1) is None
-    assert to_seal(config, 1) == 0
+    assert decide(config, size=10_000, size_bytes=0, age_seconds=60.0, in_flight=1) is Seal.WHEN_FREE
+    assert decide(config, size=1, size_bytes=0, age_seconds=0.0, in_flight=0) is Seal.NOW
 
 
 def test_without_delay_it_is_nagle_proper() -> None:
     config = PoolConfig(batch_delay_seconds=0)
-    assert to_seal(config, 1) == 0
-    assert to_seal(config, 1, in_flight=1) is None
-
-
-BACKLOG = [
-    # size, age, waiting, seconds of a commit, seconds until it is sealed
-    (9, 0.0, 50, 0.02, 0.01),  # the target comes first
-    (10, 0.0, 49, 0.02, 0.0),  # no backlog
-    (10, 0.0, 50, 0.0, 0.0),  # not known yet how long a commit takes
-    (10, 0.0, 50, 0.02, 0.06),
-    (49, 0.045, 999, 0.02, 0.015),
-    (49, 0.06, 999, 0.02, 0.0),
-    (10, math.inf, 50, 0.02, 0.0),  # somebody waits for it
-    (10, 0.0, 50, 7.0, 0.25),
-    (50, 0.0, 999, 0.02, 0.0),  # large enough
-]
-
-
-@pytest.mark.parametrize(("size", "age", "waiting", "commit", "seconds"), BACKLOG)
-def test_transactions_grow_with_a_backlog(size: int, age: float, waiting: int, commit: float, seconds: float) -> None:
-    config = PoolConfig(target_batch_size=10, max_batch_size=100)
-    assert to_seal(config, size, age, waiting=waiting, commit_seconds=commit) == pytest.approx(seconds)
-
-
-def test_neither_a_backlog_nor_company_is_waited_for_with_enough_bytes() -> None:
-    config = PoolConfig(target_batch_size=10, max_batch_size=100)
-    assert to_seal(config, 11, waiting=999, size_bytes=config.max_batch_bytes) == 0
+    assert decide(config, size=1, size_bytes=0, age_seconds=0.0, in_flight=0) is Seal.NOW
+    assert decide(config, size=1, size_bytes=0, age_seconds=0.0, in_flight=1) is Seal.WHEN_FREE
 
 
 def test_intake_stops_at_the_maximum_only() -> None:
@@ -150,8 +102,8 @@ def test_intake_stops_at_the_maximum_only() -> None:
 
 def test_bytes_count_like_events() -> None:
     much = POOL.max_batch_bytes
-    assert to_seal(POOL, 1, size_bytes=much) == 0
-    assert to_seal(POOL, 1, size_bytes=much, in_flight=POOL.pending_transactions) is None
+    assert decide(POOL, size=1, size_bytes=much, age_seconds=0.0, in_flight=0) is Seal.NOW
+    assert decide(POOL, size=1, size_bytes=much, age_seconds=0.0, in_flight=POOL.pending_transactions) is Seal.WHEN_FREE
 
 
 KINDS = ("abortable", "stale", "lost", "fenced", "unknown")
