@@ -70,7 +70,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     pool_size: int = 3
     pending_transactions: int = 1
     target_batch_size: int = 1000
-    max_batch_size: int = 10_000
+    max_batch_size: int = 20_000
     max_batch_bytes: int = 32 * 1024 * 1024
     batch_delay_seconds: float = 0.01
 
