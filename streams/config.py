@@ -70,7 +70,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     pool_size: int = 3
     pending_transactions: int = 1
     target_batch_size: int = 1000
-    max_batch_size: int = 20_000
+    max_batch_size: int = 10_000
     max_batch_bytes: int = 32 * 1024 * 1024
     batch_delay_seconds: float = 0.01
 
@@ -156,7 +156,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
     pool: PoolConfig = PoolConfig()
     max_queued_records: int = 5_000
     max_queued_bytes: int = 16 * 1024 * 1024
-    max_poll_records: int = 1_500
+    max_poll_records: int = 500
     session_timeout_seconds: float = 6.0
     transaction_timeout_seconds: float = 5.0
     heartbeat_interval_seconds: float = 0.3
