@@ -393,15 +393,15 @@ def bare_encoder(codec: Codec[T]) -> Callable[[T], bytes]:
 def shortcut_of(codec: Codec[Any]) -> Shortcut:
     """The ``Shortcut`` of a codec, if it has one; not that of a base class whose ``encode`` it does not share."""
     found = _bare(codec, "shortcut", "encode")
-    return found if isinstance(found, Shortcut) else Shortcut(found)
+    return found if isinstance(found, Shortcut) else Shortcut(codec.encode)
 
 
 def _bare(codec: object, bare: str, careful: str) -> Any:
-    for cls in type(codec).__mro__:
+    for cls in () if careful in getattr(codec, "__dict__", ()) else type(codec).__mro__:
         if bare in vars(cls):
             return getattr(codec, bare)
         if careful in vars(cls):
-            break  # a subclass of the user's that does more than what it inherits
+            break  # of the user's, and does more than what it inherits
     return getattr(codec, careful)
 
 

@@ -49,8 +49,8 @@ class InputConsumer:
         """When a partition last said something, and how long it may be silent until its end is asked for."""
         self._look_at = 0.0
         self._answered = False
-        """A question was answered since the last poll. What was heard before is told by that poll, so it is believed
-        after it: else "answers again" would be followed by the failures of before."""
+        """A question was answered in an outage, since the last poll. What was heard before is told by that poll, so the
+        answer counts after it: else "answers again" would be followed by the failures of before."""
 
     def add(self, partition: int, offset: int) -> None:
         """Read ``partition`` from ``offset`` on. ``ValueError`` if it is there already."""
@@ -135,7 +135,7 @@ class InputConsumer:
         except KafkaException as exception:
             logger.debug("%s[%d]: silent, and its end cannot be asked for: %s", self.topic, silent, exception)
             return
-        self._answered = True
+        self._answered = self._connection.down
         if end > self._expected[silent]:
             logger.debug("%s[%d]: silent at %d of %d: fetched anew", self.topic, silent, self._expected[silent], end)
             position = TopicPartition(self.topic, silent, self._expected[silent])

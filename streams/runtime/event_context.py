@@ -139,12 +139,9 @@ class EventContext(msgspec.Struct, Generic[StoreT], eq=False, weakref=True):
         shared: Headers = event_type.headers
         if headers:
             shared = shared + list(headers)
-        record = self.input
-        if record is None:
-            own, origin = self.topic_partition.partition, self.origin
-        else:
-            own, origin = record.partition, record.offset
-        self._outputs.append(Output(topic, value, key, shared, partition, timestamp_ms, own, origin))
+        tp, record = self.topic_partition, self.input
+        origin = self.origin if record is None else record.offset
+        self._outputs.append(Output(topic, value, key, shared, partition, timestamp_ms, tp[1], origin))
 
     def _collect(self, record: Record) -> None:
         size = len(record.value or b"") + len(record.key or b"")

@@ -77,7 +77,7 @@ class Moves:
         self._releasing = event.releasing
         missing = self.owned - self._gone() - self._engine.partitions.workers.keys()
         copied = plan.standby | plan.preparing | event.incoming.keys() | missing
-        self._engine.input.expect(copied)  # nothing else can be given to us so that somebody waits for it
+        self._engine.input.expect(copied | self._engine.partitions.restoring)
         self.copies.keep(copied)
         self._engine.partitions.bring_up(missing)
         if new:

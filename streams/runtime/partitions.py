@@ -45,6 +45,12 @@ class Partitions:
         """Some partition is in another state now, or gone."""
         self._epoch = 0
 
+    @property
+    def restoring(self) -> frozenset[int]:
+        """Those that will work once their state is here."""
+        coming = (_S.RESTORING, _S.RESTARTING)
+        return frozenset(partition for partition, worker in self.workers.items() if worker.state in coming)
+
     # -- into work -----------------------------------------------------------------------------------------------------
 
     def bring_up(self, partitions: Collection[int]) -> None:

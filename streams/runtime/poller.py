@@ -71,7 +71,7 @@ class Poller:
         threading.Thread(target=self._run, args=(inlet, failures), name="kes-poll", daemon=True).start()
 
     def expect(self, partitions: Collection[int]) -> None:
-        """These, and no others, will be added soon: until then polls stay short, whatever happens."""
+        """These may be added soon: until they are, or others are expected, polls stay short."""
         awaited = frozenset(partitions)
 
         def command(_: Consumer) -> None:

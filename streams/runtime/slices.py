@@ -84,11 +84,13 @@ class Slices:
             while position < stop:
                 record = records[position]
                 if record.headers != headers:  # else it is like the one before
-                    headers = record.headers and [*record.headers]  # a handler may do to a record's what it likes
+                    headers = record.headers
                     if headers is not None and len(headers) == 1 and headers[0][0] == TYPE_HEADER:  # nearly always
                         name, version = headers[0][1], None
+                        headers = [*headers]  # a handler may do to a record's what it likes
                     else:
                         name, version = type_and_version(headers)
+                        headers = routes  # there are others, perhaps of this one only: not worth comparing
                     route = routes.get(name or b"")
                     if route is None or not route.plain or version != route.wire_version:
                         break

@@ -136,6 +136,21 @@ def test_failures_of_before_the_answer_are_not_told_as_another_outage(
     assert ["answers again" in line for line in said] == [False, True], said
 
 
+def test_an_answer_before_an_outage_is_no_answer_in_it(
+    consumer: InputConsumer, script: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    consumer.add(0, 10)
+    consumer.poll_batch(0)
+    now += SILENCE_SECONDS + 1
+    consumer.poll_batch(0)  # its end is asked for, and told
+    lost = KafkaError(KafkaError._ALL_BROKERS_DOWN)
+    monkeypatch.setattr(script, "poll", lambda _timeout: consumer._connection.on_error(lost))
+    consumer.poll_batch(0)
+    assert consumer._connection.down
+
+
 def test_left_overs_of_an_earlier_position_are_dropped(consumer: InputConsumer, script: Scripted) -> None:
     consumer.add(0, 10)
     script.messages = [record(0, 9), record(0, 10), record(0, 10), record(0, 9), record(0, 11)]

@@ -257,3 +257,5 @@ def test_a_shortcut_makes_the_same_bytes_and_is_not_taken_past_what_a_subclass_a
     louder = shortcut_of(Louder(Reading))
     assert (louder.of, louder.check_nulls, louder.encode(value)) == (None, None, codec.encode(Reading(1.0)))
     assert [shortcut_of(other).of for other in (StrCodec(), JsonCodec(list[float]))] == [None, None]
+    codec.encode = lambda value: b"spied"  # type: ignore[method-assign]
+    assert (shortcut_of(codec).of, shortcut_of(codec).encode(value)) == (None, b"spied")

@@ -7,6 +7,7 @@ import queue
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+import anyio
 import pytest
 
 from streams import EventContext
@@ -17,6 +18,7 @@ from streams.runtime import calm
 from streams.runtime.calm import CALM_POLL_SECONDS, POLL_SECONDS
 from streams.runtime.poller import Poller, Records
 from streams.runtime.tail import Tail
+from streams.runtime.takeover import TakeOvers
 from tests.unit.runtime_kit import Bench, Named
 
 PATIENCE = 10.0
@@ -173,6 +175,11 @@ async def test_whatever_a_plan_may_make_ours_is_expected(monkeypatch: pytest.Mon
     bench.run()
     group = bench.connections.membership
     group._all = frozenset({0})
+
+    async def for_ever(*_: Any) -> None:
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(TakeOvers, "take_over", for_ever)
     await bench.until(lambda: expected == [{0}], "what is missing is expected")
     plan = Assignment(
         own=group._all,
@@ -182,6 +189,6 @@ async def test_whatever_a_plan_may_make_ours_is_expected(monkeypatch: pytest.Mon
         members=("me", "you"),
     )
     group._deliver(Assigned(0, 1, group._all, frozenset(), plan, incoming=plan.incoming))
-    await bench.until(lambda: expected[1:] == [{1, 2, 3}], "what is copied is expected")
+    await bench.until(lambda: expected[1:] == [{0, 1, 2, 3}], "and what is copied, or still restored")
     await bench.cancel()
     await bench.until_all_threads_ended()
