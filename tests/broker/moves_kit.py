@@ -7,8 +7,7 @@ real is the group: broker, membership, claims, plans.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -242,12 +241,14 @@ class Engine(Seat):
                 message()
             self.untold = []
 
-    def freeze(self, seconds: float) -> None:
-        """No heartbeats for so long. What it works on is of no use any more once the group expelled it: the broker sees
-        to that, so the ledger does not count it from now on."""
+    def freeze(self) -> Callable[[], None]:
+        """No heartbeats until what is returned is called. What it works on is of no use any more once the group
+        expelled it: the broker sees to that, so the ledger does not count it from now on."""
         with self.ledger.lock:
             self._stop(self.working)
-        self.membership._client.post(lambda: time.sleep(seconds))
+        thawed = threading.Event()
+        self.membership._client.post(lambda: thawed.wait(60.0))
+        return thawed.set
 
     def is_heard(self) -> None:
         """Wait until the membership has heard all that it was told."""

@@ -125,10 +125,14 @@ def test_a_frozen_member_finds_everything_void_before_it_can_commit(
         return data
 
     monkeypatch.setattr(frozen.membership, "subscriptions", subscriptions)
-    frozen.membership._client.post(lambda: time.sleep(4.0))
-    other.owning(PARTITIONS, len(other.events))
-    assert frozen.membership.snapshot is before  # it cannot know yet: the broker's refusal has to save us
-    assert transactor.commit(old) == "UNKNOWN_MEMBER_ID"
+    thawed = threading.Event()
+    frozen.membership._client.post(lambda: thawed.wait(60.0))
+    try:
+        other.owning(PARTITIONS, len(other.events))
+        assert frozen.membership.snapshot is before  # it cannot know yet: the broker's refusal has to save us
+        assert transactor.commit(old) == "UNKNOWN_MEMBER_ID"
+    finally:
+        thawed.set()
     until(lambda: everything(frozen, other), "the group does not settle")
     event, seen = frozen.heard[since]
     assert event == Lost(incarnation=1, reason=event.reason)  # type: ignore[union-attr]

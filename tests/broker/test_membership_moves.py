@@ -150,8 +150,9 @@ def test_the_target_dies_after_the_marker(table: MovingTable, told: bool) -> Non
 def test_a_donor_that_is_lost_claims_nothing(table: MovingTable) -> None:
     wishes, a, b = donor_and_target(table, {"gives": False})
     count = len(wishes.reports)
-    a.freeze(4.0)
+    thaw = a.freeze()
     b.owning(PARTITIONS, patience=30)
+    thaw()
     a.lost()
     until(lambda: any(set(reports) == {"a", "b"} for reports in wishes.reports[count:]), "it does not come back")
     again = next(reports["a"] for reports in wishes.reports[count:] if "a" in reports)
