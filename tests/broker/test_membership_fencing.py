@@ -134,11 +134,13 @@ def test_a_frozen_member_finds_everything_void_before_it_can_commit(
     finally:
         thawed.set()
     until(lambda: everything(frozen, other), "the group does not settle")
-    event, seen = frozen.heard[since]
+    lost = next(n for n, (event, _) in enumerate(frozen.heard) if isinstance(event, Lost))
+    assert all(isinstance(event, Assigned) for event, _ in frozen.heard[since:lost]), "of the snapshot before, told late"
+    event, seen = frozen.heard[lost]
     assert event == Lost(incarnation=1, reason=event.reason)  # type: ignore[union-attr]
     assert (seen.incarnation, seen.generation, seen.metadata) == (1, -1, None)
     assert reported[0] == (-1, frozenset()), "it claims what is void"
-    again = frozen.heard[since + 1][0]
+    again = frozen.heard[lost + 1][0]
     assert isinstance(again, Assigned)
     assert again.incarnation == 1
     assert again.added == again.owned

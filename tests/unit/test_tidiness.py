@@ -38,7 +38,6 @@ SLEEP_ALLOWED: dict[str, str] = {
     "tests/broker/test_engine_interjections.py": "handlers that are slow on purpose, or never end",
     "tests/broker/test_engine_stopping.py": "stops at moments of the start; a time in which a wrong retry would show",
     "tests/broker/test_review_moves.py": "handlers that are slow on purpose",
-    "tests/broker/moves_kit.py": "an engine that stands still for a while",
     "tests/broker/test_membership_chaos.py": "moments drawn from a seed",
     "tests/broker/test_membership_moves.py": "nothing happens: a time in which more rebalances would show",
     "tests/broker/test_membership.py": "nothing happens: a time in which a wrong assignment or a false loss would show",
