@@ -135,7 +135,7 @@ def test_a_frozen_member_finds_everything_void_before_it_can_commit(
         thawed.set()
     until(lambda: everything(frozen, other), "the group does not settle")
     lost = next(n for n, (event, _) in enumerate(frozen.heard) if isinstance(event, Lost))
-    assert all(isinstance(event, Assigned) for event, _ in frozen.heard[since:lost]), "of the snapshot before, told late"
+    assert all(isinstance(event, Assigned) for event, _ in frozen.heard[since:lost]), "of before, told late"
     event, seen = frozen.heard[lost]
     assert event == Lost(incarnation=1, reason=event.reason)  # type: ignore[union-attr]
     assert (seen.incarnation, seen.generation, seen.metadata) == (1, -1, None)
