@@ -200,7 +200,8 @@ def test_a_storm_of_rebalances(bank_group: Bank, rebalances: int, pause: float) 
     load.stop()
     bank_group.wait_handled(seconds=60)
     for worker in leaving:
-        assert worker.process.wait(30) == 0, worker.log.read_text()
+        code, said = worker.process.wait(30), worker.log.read_text()
+        assert code == 0 or (code == -signal.SIGTERM and not said), said  # or it was stopped before it had begun
     bank_group.check_stores(seed % 2)
     assert bank_group.generations() >= rebalances
     print(f"{bank_group.generations()} generations")
