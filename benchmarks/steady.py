@@ -13,6 +13,7 @@ import time
 
 import msgspec
 
+from benchmarks.at_rate import AtRate
 from benchmarks.cluster import Cluster
 from benchmarks.generator import Load, LoadResult
 from benchmarks.reader import Watch, WatchResult
@@ -36,23 +37,16 @@ class Memory(msgspec.Struct, frozen=True):
     series: list[int]
 
 
-class SteadyResult(msgspec.Struct, frozen=True):
+class SteadyResult(AtRate, frozen=True):
     """One run at a fixed rate by one system. Times in ms, memory in bytes. ``quantiles``: at ``committed.SHARES``.
-    ``fault``: what was not exactly once, or that the system failed; then there is no figure. ``behind``: empty if the
-    rate was held, see ``behind_of``; the figures then tell how long the run was."""
+    ``behind``: empty if the rate was held, see ``behind_of``; the figures then tell how long the run was."""
 
-    system: str
-    round: int
-    rate: int
-    seconds: float
-    seed: int
-    fault: str
     p50: float = 0.0
     p90: float = 0.0
     p99: float = 0.0
     highest: float = 0.0
-    quantiles: list[float] = []
-    highest_by_second: list[float] = []
+    quantiles: list[float] = msgspec.field(default_factory=list)
+    highest_by_second: list[float] = msgspec.field(default_factory=list)
     generator_behind_p99: float = 0.0
     input_acknowledged_p50: float = 0.0
     input_acknowledged_p99: float = 0.0

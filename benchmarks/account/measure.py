@@ -8,6 +8,7 @@ from rich.table import Table
 
 from benchmarks.account.aims import aims_of_drains, aims_of_latency
 from benchmarks.account.report import drain_tables, memory_tables, plots_of_drains, plots_of_latency, steady_tables
+from benchmarks.at_rate import runs_at
 from benchmarks.bench import MIB, Bench
 from benchmarks.drain import DrainResult, drain
 from benchmarks.measures import Aim, Measure, Options
@@ -104,7 +105,9 @@ length of the run, so none is told, and it is left out of higher rates."""
         able = list(bench.systems)
         for rate in sorted(bench.options.rates):
             late: set[str] = set()
-            for found in runs_at(bench, "latency", rate, bench.options.seconds, bench.options.latency_rounds, able):
+            for found in runs_at(
+                bench, "latency", steady, SteadyResult, rate, bench.options.seconds, bench.options.latency_rounds, able
+            ):
                 late |= {found.system} if found.behind else set()
                 yield found
             for system in [system for system in able if system.label in late]:
@@ -146,7 +149,7 @@ and of the last quarter of the time are alike. Buffers of the client and the tab
     def run(self, bench: Bench) -> Iterator[SteadyResult]:
         """Each system once."""
         bench.warm_up_live()
-        yield from runs_at(bench, "memory", 2_000, bench.options.memory_seconds, 1)
+        yield from runs_at(bench, "memory", steady, SteadyResult, 2_000, bench.options.memory_seconds, 1)
 
     def in_short(self, found: SteadyResult) -> str:
         """Early and late."""
@@ -158,20 +161,6 @@ and of the last quarter of the time are alike. Buffers of the client and the tab
     def tables(self, found: Sequence[SteadyResult]) -> list[Table]:
         """One."""
         return memory_tables(found)
-
-
-def runs_at(
-    bench: Bench, what: str, rate: int, seconds: float, rounds: int, systems: Sequence[System] | None = None
-) -> Iterator[SteadyResult]:
-    """All systems (or these) in turn at one rate."""
-
-    def one(system: System, turn: int) -> SteadyResult:
-        return steady(bench.cluster, system, bench.seed + turn, rate, seconds, turn)
-
-    def failed(system: System, turn: int, why: str) -> SteadyResult:
-        return SteadyResult(system.label, turn, rate, seconds, bench.seed + turn, why)
-
-    yield from bench.in_turn(f"{what} at {rate:,}/s", rounds, one, failed, systems)
 
 
 MEASURES = (Drain(), Latency(), Memory())

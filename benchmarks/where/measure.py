@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rich.table import Table
 
+from benchmarks.at_rate import runs_at
 from benchmarks.bench import Bench
 from benchmarks.measures import Measure, Options
 from benchmarks.plots import Bars, Plot
-from benchmarks.systems import System
 from benchmarks.tables import loads, names, of_rounds, of_system, right, spread, table, verdict
 from benchmarks.where.run import ABLE, Where, where
 from benchmarks.where.ways import STRETCHES, Stretch
@@ -48,16 +48,9 @@ handled after this one are in it."""
         if not able:
             return
         bench.warm_up_live()
-        seconds, seed = bench.options.where_seconds, bench.seed
+        seconds, rounds = bench.options.where_seconds, bench.options.where_rounds
         for rate in sorted(bench.options.where_rates):
-
-            def one(system: System, turn: int, rate: int = rate) -> Where:
-                return where(bench.cluster, system, seed + turn, rate, seconds, turn)
-
-            def failed(system: System, turn: int, why: str, rate: int = rate) -> Where:
-                return Where(system.label, turn, rate, seconds, seed + turn, why)
-
-            yield from bench.in_turn(f"where at {rate:,}/s", bench.options.where_rounds, one, failed, able)
+            yield from runs_at(bench, "where", where, Where, rate, seconds, rounds, able)
 
     def in_short(self, found: Where) -> str:
         """The two longest stretches of the slowest events."""

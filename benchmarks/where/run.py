@@ -10,6 +10,7 @@ from uuid import uuid4
 import msgspec
 
 from benchmarks import tracing
+from benchmarks.at_rate import AtRate
 from benchmarks.cluster import Cluster
 from benchmarks.committed import percentiles
 from benchmarks.steady import behind_of, loaded, skipped
@@ -23,23 +24,17 @@ HALF_A_MILLISECOND = 0.0005
 """The broker's clock is told in whole milliseconds, rounded down."""
 
 
-class Where(msgspec.Struct, frozen=True):
+class Where(AtRate, frozen=True):
     """One run. ``events`` of which ``p50`` and ``p99`` of the whole way (ms) and the ``stretches`` are; so many of them
-    ``per_transaction``, on average; the slowest 1 % lie in ``slowest_transactions``. ``fault`` and ``behind``: as in
+    ``per_transaction``, on average; the slowest 1 % lie in ``slowest_transactions``. ``behind``: as in
     ``SteadyResult``."""
 
-    system: str
-    round: int
-    rate: int
-    seconds: float
-    seed: int
-    fault: str
     events: int = 0
     p50: float = 0.0
     p99: float = 0.0
     per_transaction: float = 0.0
     slowest_transactions: int = 0
-    stretches: dict[str, Stretch] = {}
+    stretches: dict[str, Stretch] = msgspec.field(default_factory=dict)
     load_average: float = 0.0
     behind: str = ""
 

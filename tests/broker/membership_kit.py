@@ -44,6 +44,12 @@ class Seat:
             self.heard.append((event, self.membership.snapshot))
             self.changed.notify_all()
 
+    def freeze(self) -> Callable[[], None]:
+        """No heartbeats until what is returned is called."""
+        thawed = threading.Event()
+        self.membership._client.post(lambda: thawed.wait(60.0))
+        return thawed.set
+
     @property
     def events(self) -> list[GroupEvent]:
         with self.changed:

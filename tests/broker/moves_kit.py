@@ -246,9 +246,7 @@ class Engine(Seat):
         expelled it: the broker sees to that, so the ledger does not count it from now on."""
         with self.ledger.lock:
             self._stop(self.working)
-        thawed = threading.Event()
-        self.membership._client.post(lambda: thawed.wait(60.0))
-        return thawed.set
+        return super().freeze()
 
     def is_heard(self) -> None:
         """Wait until the membership has heard all that it was told."""

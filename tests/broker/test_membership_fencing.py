@@ -125,14 +125,13 @@ def test_a_frozen_member_finds_everything_void_before_it_can_commit(
         return data
 
     monkeypatch.setattr(frozen.membership, "subscriptions", subscriptions)
-    thawed = threading.Event()
-    frozen.membership._client.post(lambda: thawed.wait(60.0))
+    thaw = frozen.freeze()
     try:
         other.owning(PARTITIONS, len(other.events))
         assert frozen.membership.snapshot is before  # it cannot know yet: the broker's refusal has to save us
         assert transactor.commit(old) == "UNKNOWN_MEMBER_ID"
     finally:
-        thawed.set()
+        thaw()
     until(lambda: everything(frozen, other), "the group does not settle")
     lost = next(n for n, (event, _) in enumerate(frozen.heard) if isinstance(event, Lost))
     assert all(isinstance(event, Assigned) for event, _ in frozen.heard[since:lost]), "of before, told late"
