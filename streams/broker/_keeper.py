@@ -3,7 +3,8 @@
 Run as a script by path with an isolated interpreter (a few MB, no import of this package): standard library only.
 
     _keeper.py SETTINGS      one JSON object: command, log, grace (seconds),
-                             throw_away (folders) and files (both removed at the end)
+                             throw_away (folders) and files (both removed at the end),
+                             lent (descriptors that the broker inherits)
 
 It reads one-byte orders from its standard input and answers with lines on its standard output:
 
@@ -96,6 +97,7 @@ class Keeper:
                     stderr=log,
                     cwd=os.path.dirname(self.settings["log"]),
                     preexec_fn=after_fork,
+                    pass_fds=self.settings["lent"],
                 )
         except (OSError, subprocess.SubprocessError) as error:
             self.say(f"error {error}")

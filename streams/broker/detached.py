@@ -13,13 +13,15 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from streams.broker.jars import errors_named
 from streams.broker.kafka_broker import KafkaBroker
 from streams.broker.keeping import GRACE_SECONDS
+from streams.broker.locks import held_lock
 from streams.broker.probe import HOST, metadata
 from streams.broker.progress import Progress, silent
 from streams.errors import ConfigError, EmbeddedBrokerError
@@ -134,27 +136,8 @@ def _running(name: str) -> DetachedBroker | None:
         return None
 
 
-@contextlib.contextmanager
-def _lock(name: str, patience: float = 0.0) -> Iterator[int | None]:
-    """The name's lock as a descriptor, or nothing when another process holds it all the ``patience`` (seconds)."""
-    import fcntl  # not on Windows, where the keeper does not run either
-
-    descriptor = os.open(_folder() / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        until = time.monotonic() + patience
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() < until:
-                    time.sleep(_POLL_SECONDS)
-                    continue
-                yield None
-            else:
-                yield descriptor
-            break
-    finally:
-        os.close(descriptor)
+def _lock(name: str, patience: float = 0.0) -> AbstractContextManager[int | None]:
+    return held_lock(_folder() / f"{name}.lock", patience)
 
 
 def _read(name: str) -> DetachedBroker | None:

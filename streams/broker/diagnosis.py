@@ -22,6 +22,11 @@ def port_taken(port: int) -> PortTaken:
     return PortTaken(f"port {port} on {HOST} is taken by another process: stop that one, or name another port")
 
 
+def folder_taken(folder: Path) -> EmbeddedBrokerError:
+    """The error for a data folder that another broker works on."""
+    return EmbeddedBrokerError(f"the data folder {folder} is in use by another broker: stop that one first")
+
+
 def tail(path: Path, start: int) -> str:
     """The last lines that the log gained after byte ``start``."""
     try:
@@ -40,7 +45,7 @@ def ended(port: int, folder: Path, said: str) -> EmbeddedBrokerError:
     if "No space left on device" in said or "Disk quota exceeded" in said or _is_full(folder):
         return EmbeddedBrokerError(f"the disk is full under {folder}: free some space, or name another folder")
     if "Failed to acquire lock on file" in said:
-        return EmbeddedBrokerError(f"the data folder {folder} is in use by another broker: stop that one first")
+        return folder_taken(folder)
     if "UnsupportedClassVersionError" in said:
         return EmbeddedBrokerError(f"the Java is too old for this Kafka: name a newer one in KES_JAVA.{_last(said)}")
     if any(name in said for name in _BROKEN_JAR):

@@ -16,6 +16,7 @@ from typing import Self
 from streams.broker import diagnosis
 from streams.broker.jars import JarSet, errors_named, kafka_jars, require_space
 from streams.broker.keeping import GRACE_SECONDS, Kept
+from streams.broker.locks import held_lock
 from streams.broker.probe import HOST, free_port, is_free, metadata
 from streams.broker.progress import Progress, silent
 from streams.broker.settings import ALONE, Seat, server_settings
@@ -229,12 +230,19 @@ class KafkaBroker:
             else:
                 self._folder = self._data_dir
                 self._folder.mkdir(parents=True, exist_ok=True)
-        formatted(self._folder / "data", java, jars, self._seat.node)
         flags = [] if self._durable else list(_FAST_START)
         command = [str(java.binary), "-Xms64m", f"-Xmx{self._heap_mb}m", *flags, *_LOGGING, "-cp", jars.classpath]
         command += ["kafka.Kafka", str(self._folder / "server.properties")]
         throw_away = [] if self._data_dir is not None else [self._folder]
-        self._kept = Kept(command, self._folder / "kafka.log", throw_away, self._files, self._descriptors)
+        # Kafka has a lock of its own, but reads the log of metadata before it asks for that, and may fall over a record
+        # that the other broker is just writing.
+        with errors_named(f"the data folder {self._folder}"), held_lock(self._folder / "kes.lock", 1.0) as lock:
+            if lock is None:
+                raise diagnosis.folder_taken(self._folder)
+            formatted(self._folder / "data", java, jars, self._seat.node)
+            self._kept = Kept(
+                command, self._folder / "kafka.log", throw_away, self._files, held=self._descriptors, lent=(lock,)
+            )
 
     def _bring_up(self, *, fixed: bool) -> None:
         for attempt in range(1, _PORT_ATTEMPTS + 1):

@@ -25,15 +25,24 @@ class Kept:
     """A running keeper. Orders and questions may come from any thread."""
 
     def __init__(
-        self, command: Sequence[str], log: Path, throw_away: Sequence[Path], files: Sequence[Path], held: Sequence[int]
+        self,
+        command: Sequence[str],
+        log: Path,
+        throw_away: Sequence[Path],
+        files: Sequence[Path],
+        *,
+        held: Sequence[int],
+        lent: Sequence[int],
     ) -> None:
-        """Start the keeper. At the end it removes ``throw_away`` and ``files``; it inherits what is ``held``."""
+        """Start the keeper. At the end it removes ``throw_away`` and ``files``. It inherits the descriptors ``held``
+        and ``lent``; its broker inherits ``lent``."""
         settings: dict[str, Any] = {
             "command": list(command),
             "log": str(log),
             "grace": GRACE_SECONDS,
             "throw_away": [str(folder) for folder in throw_away],
             "files": [str(file) for file in files],
+            "lent": list(lent),
         }
         self._lock = threading.Lock()
         self._rest = b""
@@ -46,7 +55,7 @@ class Kept:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
-                    pass_fds=held,
+                    pass_fds=(*held, *lent),
                     start_new_session=True,  # Ctrl-C in a terminal is the owner's business
                 )
         except OSError as error:

@@ -197,10 +197,23 @@ def test_a_free_port_that_somebody_else_takes_first_is_replaced(monkeypatch: pyt
             assert port_of(broker) != server.getsockname()[1]
 
 
-def test_a_data_folder_belongs_to_one_broker(own_broker: OwnBroker, tmp_path: Path) -> None:
+def test_a_data_folder_belongs_to_one_broker(
+    own_broker: OwnBroker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first = own_broker(data_dir=tmp_path / "data")
+    with monkeypatch.context() as patched:
+        patched.setattr(kafka_broker, "Kept", None)  # nothing of a second one may touch these files
+        with pytest.raises(EmbeddedBrokerError, match=r"data folder .* is in use by another broker"):
+            KafkaBroker(data_dir=tmp_path / "data").start()
+    first.stop()
     own_broker(data_dir=tmp_path / "data")
-    with pytest.raises(EmbeddedBrokerError, match=r"data folder .* is in use by another broker"):
-        KafkaBroker(data_dir=tmp_path / "data").start()
+
+
+def test_a_data_folder_is_held_by_the_broker_itself(tmp_path: Path) -> None:
+    with KafkaBroker(data_dir=tmp_path) as broker:
+        assert broker.pid is not None
+        held = [file.path for file in psutil.Process(broker.pid).open_files()]
+        assert str(tmp_path / "kes.lock") in held
 
 
 def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
