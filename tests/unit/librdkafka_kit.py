@@ -15,6 +15,7 @@ from streams.clients.librdkafka_membership import LibrdkafkaMembership
 from streams.group import Assigned, GroupEvent
 
 GROUP, TOPIC = "group", "topic"
+PATIENCE = 30.0
 
 
 def raw(generation: int, member_id: str) -> bytes:
@@ -73,7 +74,7 @@ class FakeConsumer:
         """Return after all that was posted is done."""
         done = threading.Event()
         self.post(done.set)
-        assert done.wait(5.0), "it does not poll"
+        assert done.wait(PATIENCE), "it does not poll"
 
     def call_back(self, name: str, *numbers: int) -> None:
         partitions = [TopicPartition(TOPIC, number) for number in numbers]
@@ -169,7 +170,7 @@ class Stage:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.002)

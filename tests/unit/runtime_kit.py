@@ -23,7 +23,7 @@ from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.poller import Poller, Records
 from streams.runtime.processes import in_process
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 GROUP, TOPIC, OUT, MISSING = "g", "in", "out", "nobody-made-this"
 CHANGELOG = "g.in.changelog"
 

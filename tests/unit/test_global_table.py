@@ -17,7 +17,7 @@ from streams.events import event_type_of
 from streams.global_table import make_table
 from streams.records import TYPE_HEADER, VERSION_HEADER, Headers
 
-SECONDS = 5.0
+SECONDS = 30.0
 
 
 def put(

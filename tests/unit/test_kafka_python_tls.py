@@ -76,7 +76,7 @@ def test_a_certificate_that_does_not_fit_is_fatal(server: str, certificate: Path
     membership.start(heard.append)
     try:
         while not heard:
-            assert time.monotonic() - before < 5.0
+            assert time.monotonic() - before < 30.0
             time.sleep(0.01)
     finally:
         membership.close(2.0)

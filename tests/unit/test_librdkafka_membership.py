@@ -14,7 +14,7 @@ from streams.clients import group_wire
 from streams.clients.librdkafka_group import Member, Roster
 from streams.errors import BrokerUnavailable, MembershipFatal
 from streams.group import Assigned, Fatal, Lost, Revoked
-from tests.unit.librdkafka_kit import GROUP, TOPIC, Stage, stays, until
+from tests.unit.librdkafka_kit import GROUP, PATIENCE, TOPIC, Stage, stays, until
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_evicted_within_a_barrier(stages: Stages, generation: int, member_id: st
     consumer.is_at(generation, member_id)
     assert stage.wait(Lost).incarnation == 1
     successor = stage.consumer(1)
-    assert consumer.closed.wait(5.0)
+    assert consumer.closed.wait(PATIENCE)
     consumer.callbacks["on_revoke"](consumer, [TopicPartition(TOPIC, 0)])  # what its close calls back is not ours
     consumer.callbacks["on_assign"](consumer, [TopicPartition(TOPIC, 0)])
     successor.is_at(6, "id-3")
@@ -180,7 +180,7 @@ def test_leaving_while_it_joins(stages: Stages) -> None:
     consumer = stage.start()
     stage.membership.leave()
     assert stage.wait(Assigned).owned == frozenset()
-    assert consumer.closed.wait(5.0)
+    assert consumer.closed.wait(PATIENCE)
 
 
 def test_closing_within_a_barrier_does_not_wait_for_it(stages: Stages) -> None:
@@ -189,8 +189,8 @@ def test_closing_within_a_barrier_does_not_wait_for_it(stages: Stages) -> None:
     consumer.call_back("on_revoke", 1)
     stage.wait(Revoked)
     began = time.monotonic()
-    stage.membership.close(4.0)
-    assert time.monotonic() - began < 2.0
+    stage.membership.close(2 * PATIENCE)
+    assert time.monotonic() - began < PATIENCE
     assert consumer.closed.is_set()
     assert stage.membership.snapshot.metadata is None
 
@@ -222,7 +222,7 @@ def test_a_fatal_error_is_told_after_the_loss(stages: Stages) -> None:
     assert isinstance(error, MembershipFatal)
     assert "another process joined as instance 'me'" in str(error)
     assert isinstance(stage.events[-2], Lost)
-    assert consumer.closed.wait(5.0)
+    assert consumer.closed.wait(PATIENCE)
 
 
 def test_a_coordinator_that_lost_its_memory_is_joined_anew(stages: Stages) -> None:
@@ -232,7 +232,7 @@ def test_a_coordinator_that_lost_its_memory_is_joined_anew(stages: Stages) -> No
     text = KafkaError(KafkaError.GROUP_ID_NOT_FOUND).str()
     stage.logs[0].on_error(KafkaError(KafkaError._FATAL, f"Fatal error: {text}", fatal=True))
     assert stage.wait(Lost).incarnation == 1
-    assert consumer.closed.wait(5.0)
+    assert consumer.closed.wait(PATIENCE)
     successor = stage.consumer(1)
     successor.is_at(1, "id-2")
     successor.call_back("on_assign", 0)
@@ -283,7 +283,7 @@ def test_an_engine_that_stands_still_is_given_up(stages: Stages) -> None:
     consumer = stage.joined(0)
     alive.clear()
     assert "no progress" in stage.wait(Lost).reason
-    assert consumer.closed.wait(5.0)
+    assert consumer.closed.wait(PATIENCE)
     stays(lambda: len(stage.consumers) == 1, 0.3, "it joined for an engine that stands still")
     alive.set()
     stage.consumer(1)

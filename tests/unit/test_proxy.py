@@ -104,7 +104,7 @@ class Line:
                 part.shutdown(socket.SHUT_RDWR)
             part.close()
         for thread in self._threads:
-            thread.join(5)
+            thread.join(30)
 
 
 def read(connection: socket.socket) -> bytes | None:
@@ -151,13 +151,13 @@ def connect(proxy: KafkaProxy) -> Iterator[Connect]:
 
         def open_one() -> socket.socket:
             host, _, port = proxy.bootstrap_servers.partition(":")
-            return sockets.enter_context(socket.create_connection((host, int(port)), 5))
+            return sockets.enter_context(socket.create_connection((host, int(port)), 30))
 
         yield open_one
 
 
 def wait(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 5
+    until = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.005)
@@ -207,14 +207,19 @@ def test_delays(proxy: KafkaProxy, connect: Connect) -> None:
     proxy.add(Rule(apis={"EndTxn"}, action="delay", seconds=(0.3, 0.4)))
     proxy.add(Rule(apis={"Produce"}, on="request", action="delay", seconds=0.3))
     client, other = connect(), connect()
-    for api in (Api.EndTxn, Api.Produce):
+
+    def others_do_not_wait(api: Api) -> bool:
         began = time.monotonic()
         send(client, request(api, api))
         send(other, request(1, Api.Fetch))
         assert read(other) is not None
-        assert time.monotonic() - began < 0.25, "others do not wait"
+        quick = time.monotonic() - began < 0.25
         assert read(client) is not None
-        assert 0.29 < time.monotonic() - began < 2
+        assert time.monotonic() - began > 0.29
+        return quick
+
+    for api in (Api.EndTxn, Api.Produce):
+        assert any(others_do_not_wait(api) for _ in range(3)), "a machine may stand still once, not each time"
 
 
 @pytest.mark.parametrize("on", ["request", "reply"])
@@ -223,12 +228,12 @@ def test_holds_until_released(proxy: KafkaProxy, line: Line, connect: Connect, o
     client = connect()
     send(client, request(1))
     assert armed.wait_struck()
-    assert wait_for(lambda: bool(line.received)) == (on == "reply")
+    assert wait_for(lambda: bool(line.received), 30.0 if on == "reply" else 0.3) == (on == "reply")
     client.settimeout(0.2)
     with pytest.raises(TimeoutError):
         client.recv(1)
     armed.release()
-    client.settimeout(5)
+    client.settimeout(30)
     assert read(client) == answer(1, 1)
     send(client, request(2))
     assert read(client) == answer(2, 2), "a released rule strikes no more"
@@ -284,7 +289,7 @@ def test_cut_off_and_restored(proxy: KafkaProxy, line: Line, connect: Connect) -
         client.recv(1)
     assert len(line.received) == 2
     proxy.restore()
-    client.settimeout(5)
+    client.settimeout(30)
     assert read(client) == answer(2, 3)
 
 
@@ -322,7 +327,7 @@ def test_broker_that_is_not_there(line: Line) -> None:
     line.close()
     with KafkaProxy(line.address) as proxy:
         host, _, port = proxy.bootstrap_servers.partition(":")
-        with socket.create_connection((host, int(port)), 5) as client, contextlib.suppress(ConnectionError):
+        with socket.create_connection((host, int(port)), 30) as client, contextlib.suppress(ConnectionError):
             assert read(client) is None
 
 
@@ -335,7 +340,7 @@ def test_stopped_while_it_connects() -> None:
             full.connect_ex(silent.getsockname())
         with KafkaProxy(f"127.0.0.1:{silent.getsockname()[1]}") as proxy:
             host, _, port = proxy.bootstrap_servers.partition(":")
-            client = waiting.enter_context(socket.create_connection((host, int(port)), 5))
+            client = waiting.enter_context(socket.create_connection((host, int(port)), 30))
             wait(lambda: bool(proxy._tasks))
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -359,10 +364,10 @@ def test_stopped_while_a_link_ends(line: Line, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(proxy_module, "_quietly", slow_to_end)
     with KafkaProxy(line.address) as proxy:
         host, _, port = proxy.bootstrap_servers.partition(":")
-        with socket.create_connection((host, int(port)), 5) as client:
+        with socket.create_connection((host, int(port)), 30) as client:
             send(client, request(1))
             assert read(client) == answer(1, 1)
-        assert ending.wait(10)
+        assert ending.wait(30)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         gc.collect()
@@ -379,11 +384,11 @@ def test_life(line: Line) -> None:
     proxy = KafkaProxy(line.address)
     with pytest.raises(StreamsError):
         _ = proxy.bootstrap_servers
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with proxy:
         with pytest.raises(StreamsError):
             proxy.start()
-        assert threading.active_count() == before + 1
+        assert len(set(threading.enumerate()) - before) == 1
     proxy.stop()
     proxy.restore()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before  # those of other tests may end at any time

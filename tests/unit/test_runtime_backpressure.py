@@ -21,7 +21,7 @@ from streams.runtime.poller import Poller, Records, size_of
 from streams.runtime.ports import Batch
 from streams.runtime.signal import Signal
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 QUEUE, POLL = 500, 50
 ROOM = 8 * POLL
 """As in production: less than what a partition may queue, so that a hung one uses up all of it before it is full."""

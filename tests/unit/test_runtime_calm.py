@@ -21,7 +21,7 @@ from streams.runtime.tail import Tail
 from streams.runtime.takeover import TakeOvers
 from tests.unit.runtime_kit import Bench, Named
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 
 
 class Turnstile:

@@ -23,7 +23,7 @@ from streams.runtime.handler_threads import HandlerThreads
 from streams.runtime.partition_worker import PartitionWorker
 from streams.runtime.slices import LONGEST_SLICE_SECONDS, SLICE
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 
 
 @event_type("Tick")

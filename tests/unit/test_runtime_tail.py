@@ -15,7 +15,7 @@ from streams.errors import OffsetError, TopicError
 from streams.records import IncomingRecord
 from streams.runtime.tail import Tail
 
-SECONDS = 5.0
+SECONDS = 30.0
 Call = tuple[int, int, list[bytes | None], int, int]
 
 

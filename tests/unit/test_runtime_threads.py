@@ -14,7 +14,7 @@ from streams.runtime import slot as slot_module
 from streams.runtime.bridge import DeadlinePassed, Inlet, Worker
 from streams.runtime.slot import Slot
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 
 
 @pytest.fixture
