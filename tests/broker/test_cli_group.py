@@ -48,8 +48,11 @@ class Kes:
         out, err = process.communicate(timeout=60)
         return process.returncode, out, err
 
-    def data(self, name: str) -> dict[str, Any]:
+    def data(self, name: str) -> dict[str, Any] | None:
+        """What is shown; ``None``: there is no such group (yet)."""
         code, out, err = self(name, "--json")
+        if code == 1 and "there is no group" in err:
+            return None
         assert code == 0, err
         found: dict[str, Any] = json.loads(out)
         return found
@@ -59,8 +62,9 @@ class Kes:
         found: list[dict[str, Any]] = []
 
         def holds() -> bool:
-            found.append(self.data(name))
-            return condition(found[-1])
+            seen = self.data(name)
+            found.extend([seen] if seen is not None else [])
+            return seen is not None and condition(seen)
 
         wait_until(holds, f"kes group {name}")
         return found[-1]
@@ -82,17 +86,33 @@ def owned(found: dict[str, Any]) -> dict[str, int]:
     return {member["instance"]: sum(map(len, member["owned"].values())) for member in found["members"]}
 
 
-def test_members_of_ours_come_move_and_die(kes: Kes, group: Bank) -> None:
+@pytest.fixture
+def watching(kes: Kes, group: Bank) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """``kes group --watch``, and the lines that it has written; killed at the end, if it still runs."""
+    watch = kes.start(group.group, "--watch", "--interval", "0.2")
+    seen: list[str] = []
+    reading = threading.Thread(target=lambda: seen.extend(watch.stdout or ()), daemon=True)
+    reading.start()
+    yield watch, seen
+    if watch.poll() is None:
+        watch.kill()
+    watch.wait(20)
+    reading.join(20)
+    for stream in (watch.stdout, watch.stderr):
+        assert stream is not None
+        stream.close()
+
+
+def test_members_of_ours_come_move_and_die(
+    kes: Kes, group: Bank, watching: tuple[subprocess.Popen[str], list[str]]
+) -> None:
     code, out, err = kes(group.group)
     assert (code, out) == (1, "")
     assert "there is no group" in err
     assert "Traceback" not in err
 
-    watch = kes.start(group.group, "--watch", "--interval", "0.2")
-    seen: list[str] = []
-    reading = threading.Thread(target=lambda: seen.extend(watch.stdout or ()))
-    reading.start()
-
+    watch, seen = watching
+    wait_until(lambda: any("no such group" in line for line in seen), "the watch has begun")
     group.deposit(500, 50, 1)
     group.start("first", BANK_SESSION_SECONDS="3")
     group.wait_handled()
@@ -105,6 +125,7 @@ def test_members_of_ours_come_move_and_die(kes: Kes, group: Bank) -> None:
 
     second = group.start("second", BANK_SESSION_SECONDS="3")
     kes.until(group.group, lambda found: owned(found) == {"first": 2, "second": 2})
+    wait_until(lambda: any("2 members" in line for line in seen), "the watch shows both")
     second.kill()
     kes.until(group.group, lambda found: owned(found) == {"first": bank.PARTITIONS})
     group.stop_all()
@@ -114,15 +135,8 @@ def test_members_of_ours_come_move_and_die(kes: Kes, group: Bank) -> None:
 
     wait_until(lambda: any("empty, 0 members" in line for line in seen[-20:]), "the watch shows the empty group")
     watch.send_signal(signal.SIGINT)
-    assert watch.wait(20) == 0
-    reading.join(10)
-    text = "".join(seen)
-    for stream in (watch.stdout, watch.stderr):
-        assert stream is not None
-        stream.close()
-    assert "no such group" in text
-    assert "2 members" in text
-    assert text.count(f"{group.group}: ") < 40, "a block for each change, not for each look"
+    assert watch.wait(60) == 0
+    assert "".join(seen).count(f"{group.group}: ") < 40, "a block for each change, not for each look"
 
 
 @contextmanager

@@ -101,7 +101,7 @@ def test_from_a_plan_to_no_lag(
     while (seen := json.loads(watch.stdout.readline()))["lag"] > 0:
         assert time.monotonic() < deadline, seen
     watch.send_signal(signal.SIGINT)
-    assert watch.wait(10) == 0
+    assert watch.wait(30) == 0
     code, out, _ = kes("lag", "--group", f"{topic_prefix}group", "--topic", f"{topic_prefix}in", "--json")
     assert code == 0
     assert [(entry["committed"], entry["stable"], entry["end"]) for entry in json.loads(out)["partitions"]] == [

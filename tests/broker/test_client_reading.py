@@ -19,9 +19,9 @@ from streams.testing.fixtures import BrokerAddress
 from streams.topics import TopicSpec
 from tests.broker.outputs_kit import output
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
-SECONDS = 15.0
+SECONDS = 45.0
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ class TestInput:
     def test_a_pause_neither_loses_nor_repeats(
         self, consumer: InputConsumer, producer: TransactionalProducer, topic: str
     ) -> None:
-        write(producer, topic, 0, [b"%d" % n for n in range(200)])
+        write(producer, topic, 0, [b"%d" % n for n in range(400)])  # polls may bring more than was waited for
         consumer.add(0, 0)
         got = values(poll_until(consumer, 30, limit=30)[0])
         for _ in range(4):
@@ -147,8 +147,8 @@ class TestInput:
                 assert consumer.poll_batch(0.05) is None
             consumer.resume([0])
             got += values(poll_until(consumer, 30, limit=30)[0])
-        got += values(poll_until(consumer, 200 - len(got))[0])
-        assert got == [b"%d" % n for n in range(200)]
+        got += values(poll_until(consumer, 400 - len(got))[0])
+        assert got == [b"%d" % n for n in range(400)]
 
     @pytest.mark.parametrize("offset", [3, 1000])
     def test_an_offset_that_is_not_in_the_log(
@@ -240,7 +240,7 @@ class TestReader:
         began = time.monotonic()
         with pytest.raises(BrokerUnavailable, match="no progress for 1 s") as caught:
             read(reader, topic, {0: (0, marks.end)}, seconds=1.0)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < SECONDS / 2
         assert f"{topic}[0] at {marks.stable} of {marks.end}" in str(caught.value)
         producer.commit(SECONDS)
         assert read(reader, topic, {0: (0, marks.end)}) == {0: [b"a", b"open", b"b"]}
@@ -343,7 +343,7 @@ class TestAdmin:
         producer.begin()
         producer.send_offsets(topic, {0: 7}, metadata, SECONDS)
         with pytest.raises(BrokerUnavailable, match="may still be open"):
-            admin.committed(group, topic, timeout_seconds=0.5)
+            admin.committed(group, topic, timeout_seconds=2.0)
         producer.commit(SECONDS)
         assert admin.committed(group, topic) == {0: 7}
 
@@ -351,7 +351,7 @@ class TestAdmin:
         with pytest.raises(TopicError, match=r"\.nope does not exist"):
             admin.watermarks(topic + ".nope")
         with pytest.raises((TopicError, BrokerUnavailable), match=r"\[9\]"):
-            admin.watermarks(topic, [0, 9], timeout_seconds=0.5)
+            admin.watermarks(topic, [0, 9], timeout_seconds=2.0)
 
 
 def truncate(settings: ClientSettings, topic: str, partition: int, offset: int) -> None:

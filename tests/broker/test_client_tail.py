@@ -7,6 +7,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -23,9 +24,9 @@ from streams.testing.fixtures import BrokerAddress, OwnBroker
 from streams.topics import TopicSpec
 from tests.broker.outputs_kit import output
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
-SECONDS = 15.0
+SECONDS = 45.0
 PARTITIONS = 4
 
 
@@ -139,14 +140,15 @@ class TestPosition:
     ) -> None:
         other = writer(settings, topic, "other")
         write(producer, topic, 0, [b"a"])
+        wait_for_end(settings, topic, 0, 2)  # a commit may be answered before its marker is written
         other.begin()
         other.produce(output(topic, b"open", b"k", 0, None))
         other.flush(SECONDS)
         write(producer, topic, 0, [b"behind"])
         tail.add(0, 0)
         heard = Heard()
-        heard.ends(tail, 0)
-        assert (heard.values[0], heard.position[0], heard.end[0]) == ([b"a"], 2, 5)
+        heard.until(tail, lambda: heard.end.get(0) == 5 and heard.at_end == {0})
+        assert (heard.values[0], heard.position[0]) == ([b"a"], 2)
         other.abort(SECONDS)
         heard.until(tail, lambda: heard.position[0] == 6)
         assert (heard.values[0], heard.end[0]) == ([b"a", b"behind"], 6)
@@ -222,20 +224,18 @@ class TestComingAndGoing:
             while not stop.is_set():
                 write(other, topic, 0, [b"x"])
 
-        busy = threading.Thread(target=keep_busy)
-        for partition in range(1, PARTITIONS):
-            for offset in (0, LOG_START):
-                began = time.monotonic()
-                tail.add(partition, offset)
-                heard.ends(tail, partition)
-                took.append(time.monotonic() - began)
-                tail.remove(partition)
-                heard.at_end.discard(partition)
-                heard.position.pop(partition)
-            if partition == 1:
-                busy.start()
-        stop.set()
-        busy.join(SECONDS)
+        with beside(keep_busy, stop) as busy:
+            for partition in range(1, PARTITIONS):
+                for offset in (0, LOG_START):
+                    began = time.monotonic()
+                    tail.add(partition, offset)
+                    heard.ends(tail, partition)
+                    took.append(time.monotonic() - began)
+                    tail.remove(partition)
+                    heard.at_end.discard(partition)
+                    heard.position.pop(partition)
+                if partition == 1:
+                    busy.start()
         other.close()
         assert statistics.median(took) < 0.25, took
 
@@ -255,17 +255,15 @@ class TestComingAndGoing:
                 for progress in tail.poll_batch(0.02).values():
                     here.update((record.value, time.monotonic()) for record in progress.records)
 
-        thread = threading.Thread(target=follow)
-        thread.start()
-        for n in range(50):
-            write(producer, topic, n % PARTITIONS, [b"%d" % n])
-            committed = time.monotonic()
-            while b"%d" % n not in here:
-                assert time.monotonic() < committed + SECONDS
-                time.sleep(0.0005)
-            took.append(here[b"%d" % n] - committed)
-        stop.set()
-        thread.join(SECONDS)
+        with beside(follow, stop) as thread:
+            thread.start()
+            for n in range(50):
+                write(producer, topic, n % PARTITIONS, [b"%d" % n])
+                committed = time.monotonic()
+                while b"%d" % n not in here:
+                    assert time.monotonic() < committed + SECONDS
+                    time.sleep(0.0005)
+                took.append(here[b"%d" % n] - committed)
         assert statistics.median(took) < 0.1, took
 
 
@@ -332,6 +330,7 @@ class TestFailures:
 class TestThread:
     """``runtime.tail.Tail`` over the real thing."""
 
+    @pytest.mark.timeout(480)
     def test_it_follows_forgets_and_outlives_an_outage(
         self,
         own_broker: OwnBroker,
@@ -340,7 +339,7 @@ class TestThread:
         request: pytest.FixtureRequest,
     ) -> None:
         caplog.set_level(logging.INFO, logger="streams.clients.connection")
-        broker = own_broker()
+        broker = own_broker(start_timeout=150.0)
         settings, topic = ClientSettings(broker.bootstrap_servers), topic_prefix + "log"
         tail = Tail(lambda: ChangelogTail(settings, topic))
         request.addfinalizer(tail.close)
@@ -352,7 +351,7 @@ class TestThread:
             heard.append((partition, epoch, [record.value for record in records], position, end))
 
         def wait(condition: Callable[[], bool]) -> None:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 90
             while not condition():
                 assert time.monotonic() < deadline, heard
                 time.sleep(0.01)
@@ -381,6 +380,18 @@ class TestThread:
         wait(lambda: not any(thread.name == "kes-tail" for thread in threading.enumerate()))
         first.close()
         second.close()
+
+
+@contextmanager
+def beside(work: Callable[[], None], stop: threading.Event) -> Iterator[threading.Thread]:
+    """A thread for the block to start. It has ended after the block, also if that fails."""
+    thread = threading.Thread(target=work, daemon=True)
+    try:
+        yield thread
+    finally:
+        stop.set()
+        if thread.ident is not None:
+            thread.join(SECONDS)
 
 
 def wait_for_end(settings: ClientSettings, topic: str, partition: int, end: int) -> None:

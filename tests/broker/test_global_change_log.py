@@ -19,7 +19,7 @@ from streams.testing.fixtures import BrokerAddress, OwnBroker
 from tests.broker.engine_kit import TOTALS, Added, Lab, Running, Totals, until
 from tests.broker.global_log_kit import PATIENCE, Writer, create, in_thread, log_over, threads_end
 
-pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
@@ -79,6 +79,7 @@ class TestCaughtUp:
         table = log.table(key=str, value=str)
         await in_thread(writer.commit, (0, "a", "1"))
         async with log:
+            await until(lambda: "a" in table, "it is there")  # a commit may be answered before its marker is written
             await in_thread(other.begin, (0, "b", "open"))
             assert not await log.wait_caught_up(PATIENCE, settle_seconds=0.2)
             assert dict(table.items()) == {"a": "1"}
@@ -104,6 +105,8 @@ class TestCaughtUp:
         await in_thread(writer.commit, *((partition, f"k{n}", str(n)) for n in range(20) for partition in range(2)))
         await in_thread(writer.abort, *((0, "no", "no") for _ in range(5)))
         ends = await lab.watermarks(topic)
+        while any(mark.stable < mark.end for mark in ends.values()):  # markers may come late
+            ends = await lab.watermarks(topic)
         await lab.delete_records(topic, {0: 15, 1: ends[1].end})
         async with log:
             assert await log.wait_caught_up(PATIENCE)
@@ -112,7 +115,7 @@ class TestCaughtUp:
         writer.producer.close()
 
     async def test_a_compacted_log_has_its_last_values(self, own_broker: OwnBroker, topic_prefix: str) -> None:
-        broker = own_broker(properties={"log.cleaner.backoff.ms": "100"})
+        broker = own_broker(properties={"log.cleaner.backoff.ms": "100"}, start_timeout=150.0)
         settings = ClientSettings(broker.bootstrap_servers)
         admin, topic = TopicAdmin(settings), topic_prefix + "log"
         await in_thread(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -20,7 +21,7 @@ from streams.testing.faults import KafkaProxy, Rule
 from streams.testing.fixtures import BrokerAddress
 from streams.topics import TopicSpec
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/testing-with-faults.md"
 
@@ -62,7 +63,21 @@ def make(proxy: KafkaProxy, topic_prefix: str) -> Make:
 
 
 def visible(broker: BrokerAddress, topic: str, isolation: str = "read_committed") -> list[bytes | None]:
-    """Everything that a reader sees; asked of the broker itself, not of the proxy."""
+    """Everything that a reader sees, once no transaction is open; asked of the broker itself, not of the proxy."""
+    until_none_is_open(broker, topic)  # a commit may be answered before its marker is written
+    return visible_now(broker, topic, isolation)
+
+
+def until_none_is_open(broker: BrokerAddress, topic: str) -> None:
+    with contextlib.closing(TopicAdmin(ClientSettings(broker.bootstrap_servers))) as admin:
+        deadline = time.monotonic() + 30
+        while any(mark.stable < mark.end for mark in admin.watermarks(topic, timeout_seconds=30).values()):
+            assert time.monotonic() < deadline, "a transaction stays open"
+            time.sleep(0.01)
+
+
+def visible_now(broker: BrokerAddress, topic: str, isolation: str = "read_committed") -> list[bytes | None]:
+    """The same, whatever is open."""
     consumer = Consumer(
         {
             "bootstrap.servers": broker.bootstrap_servers,
@@ -76,7 +91,7 @@ def visible(broker: BrokerAddress, topic: str, isolation: str = "read_committed"
         consumer.assign([TopicPartition(topic, 0, 0)])
         values: list[bytes | None] = []
         while True:
-            message = consumer.poll(10)
+            message = consumer.poll(30)
             assert message is not None, "the broker does not answer"
             if message.error() is not None:
                 return values
@@ -117,10 +132,11 @@ def test_held_reply_to_a_commit(kafka_broker: BrokerAddress, proxy: KafkaProxy, 
     held = proxy.add(Rule(apis={"EndTxn"}, action="hold"))
     producer.begin_transaction()
     producer.produce(topic, b"one")
+    assert producer.flush(20) == 0
     with pytest.raises(KafkaException) as caught:
         producer.commit_transaction(1.5)
     assert caught.value.args[0].retriable()
-    assert held.struck == 1
+    assert held.wait_struck()
     assert visible(kafka_broker, topic) == [b"one"]
     held.release()
     producer.commit_transaction(20)
@@ -131,10 +147,12 @@ def test_held_request_of_a_commit(kafka_broker: BrokerAddress, proxy: KafkaProxy
     held = proxy.add(Rule(apis={"EndTxn"}, on="request", action="hold"))
     producer.begin_transaction()
     producer.produce(topic, b"one")
+    assert producer.flush(20) == 0
     with pytest.raises(KafkaException):
         producer.commit_transaction(1.5)
-    assert visible(kafka_broker, topic) == []
-    assert visible(kafka_broker, topic, "read_uncommitted") == [b"one"]
+    assert held.wait_struck()
+    assert visible_now(kafka_broker, topic) == []
+    assert visible_now(kafka_broker, topic, "read_uncommitted") == [b"one"]
     held.release()
     producer.commit_transaction(20)
     assert visible(kafka_broker, topic) == [b"one"]
@@ -214,7 +232,7 @@ def test_example_of_the_guide(kafka_broker: BrokerAddress, tmp_path: Path) -> No
         env={**os.environ, "KES_BOOTSTRAP_SERVERS": kafka_broker.bootstrap_servers},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=150,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout

@@ -13,7 +13,7 @@ from streams.errors import ConfigError
 from streams.testing.fixtures import BrokerAddress
 from streams.topics import TopicSpec
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
 
 @pytest.fixture
