@@ -26,7 +26,8 @@ from tests.broker.membership_kit import PARTITIONS, PATIENCE, Seat, make_topic, 
 
 KINDS = ("streams", "librdkafka", "broker")
 SESSION_MS, HEARTBEAT_MS = 2000, 200
-QUICK = {"session_timeout_ms": SESSION_MS, "heartbeat_interval_ms": HEARTBEAT_MS}
+STEADY_MS = 12_000
+"""Session of groups from which nobody is to be lost: a machine that stands still for some seconds does not end it."""
 _untyped: Any = _admin
 
 
@@ -63,7 +64,7 @@ class AnySeat(Seat):
     def __init__(
         self, kind: str, servers: str, group: str, topic: str, name: str, *, release: bool = True, **settings: Any
     ) -> None:
-        settings = {**QUICK, **settings}
+        settings = {"session_timeout_ms": SESSION_MS, "heartbeat_interval_ms": HEARTBEAT_MS, **settings}
         settings.setdefault("security", translate({}))
         strategies = settings.pop("strategies", ("cooperative-sticky",))
         self.membership: Any
@@ -84,31 +85,33 @@ class AnySeat(Seat):
 
 
 class Desk:
-    """A topic, and a group of one kind on it."""
+    """A topic, and a group of one kind on it, with a session timeout for all of its members."""
 
-    def __init__(self, kind: str, servers: str, prefix: str, folder: Path) -> None:
+    def __init__(self, kind: str, servers: str, prefix: str, folder: Path, session_ms: int) -> None:
+        self.session_ms = session_ms
         self.kind, self.servers, self.group, self.folder = kind, servers, f"{prefix}group", folder
         self.topic = make_topic(servers, f"{prefix}in")
         self.made: list[Any] = []
         if kind == "broker":
-            set_broker_session(servers, self.group, SESSION_MS)
+            set_broker_session(servers, self.group, session_ms)
 
     def seat(self, name: str, **settings: Any) -> AnySeat:
         """A member in this process."""
         kind = settings.pop("kind", self.kind)
+        settings.setdefault("session_timeout_ms", self.session_ms)
         self.made.append(AnySeat(kind, self.servers, self.group, self.topic, name, **settings))
         return self.made[-1]  # type: ignore[no-any-return]
 
-    def process(self, name: str) -> Process:
+    def process(self, name: str, session_ms: int = 0) -> Process:
         """A member in a process of its own."""
-        self.made.append(Process(self, name))
+        self.made.append(Process(self, name, session_ms or self.session_ms))
         return self.made[-1]  # type: ignore[no-any-return]
 
 
 @contextmanager
-def laid_desk(kind: str, servers: str, prefix: str, folder: Path) -> Iterator[Desk]:
+def laid_desk(kind: str, servers: str, prefix: str, folder: Path, session_ms: int = SESSION_MS) -> Iterator[Desk]:
     """A new topic and a group without members; closes whoever joined."""
-    desk = Desk(kind, servers, prefix, folder)
+    desk = Desk(kind, servers, prefix, folder, session_ms)
     try:
         yield desk
     finally:
@@ -119,9 +122,19 @@ def laid_desk(kind: str, servers: str, prefix: str, folder: Path) -> Iterator[De
 class Process:
     """A member in a process of its own, which writes a line for everything that it hears, and for each new snapshot."""
 
-    def __init__(self, desk: Desk, name: str) -> None:
+    def __init__(self, desk: Desk, name: str, session_ms: int) -> None:
         self.path = desk.folder / f"{name}-{time.monotonic_ns()}.jsonl"
-        command = [sys.executable, "-m", __name__, desk.kind, desk.servers, desk.group, desk.topic, name]
+        command = [
+            sys.executable,
+            "-m",
+            __name__,
+            desk.kind,
+            desk.servers,
+            desk.group,
+            desk.topic,
+            name,
+            str(session_ms),
+        ]
         root = str(Path(__file__).parents[2])
         with self.path.open("wb") as out:
             self.process = subprocess.Popen(command, stdout=out, env={**os.environ, "PYTHONPATH": root}, cwd=root)
@@ -167,8 +180,8 @@ def _told(event: Any, snapshot: Any) -> dict[str, Any]:
     return line
 
 
-def _main(kind: str, servers: str, group: str, topic: str, name: str) -> None:
-    seat = AnySeat(kind, servers, group, topic, name)
+def _main(kind: str, servers: str, group: str, topic: str, name: str, session_ms: str) -> None:
+    seat = AnySeat(kind, servers, group, topic, name, session_timeout_ms=int(session_ms))
     told, shown = 0, seat.membership.snapshot
     while True:
         with seat.changed:

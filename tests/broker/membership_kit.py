@@ -18,7 +18,9 @@ from streams.core.assignor import sticky_plan
 from streams.group import Assigned, Fatal, GroupEvent, Lost, Revoked
 
 PARTITIONS = 10
-PATIENCE = 20.0
+PATIENCE = 30.0
+STEADY_MS = 30_000
+"""Session of a member that no test wants to lose: a machine that stands still for some seconds does not end it."""
 
 
 class Seat:
@@ -29,6 +31,7 @@ class Seat:
     ) -> None:
         settings.setdefault("security", translate({}))
         settings.setdefault("assignors", {"cooperative-sticky": sticky_plan})
+        settings.setdefault("session_timeout_ms", STEADY_MS)
         self.membership, self.take_over = connect_group(servers, group, topic, PARTITIONS, name, **settings)
         self.name, self.release = name, release
         self.heard: list[tuple[GroupEvent, Any]] = []
@@ -134,6 +137,28 @@ def everything(*members: Seat) -> bool:
     return numbers == list(range(PARTITIONS)) and max(counts) - min(counts) <= 1 and len(owned) == len(members)
 
 
+def settled(*members: Seat, patience: float = PATIENCE) -> None:
+    """Wait until these share everything, and all have heard the plan of the generation that they are in."""
+
+    def done() -> bool:
+        snapshots = [member.membership.snapshot.generation for member in members]
+        heard = [event.generation for member in members for event in member.assigned()[-1:]]
+        return everything(*members) and heard == snapshots and len(set(heard)) == 1
+
+    until(done, "the group does not settle", patience)
+
+
+def in_time(seconds: float, *deeds: Callable[[], object]) -> bool:
+    """Whether one of these, which are all the same, takes less than ``seconds``; what comes after it is not done. A
+    machine may stand still once, but not each time."""
+    for deed in deeds:
+        before = time.monotonic()
+        deed()
+        if time.monotonic() - before < seconds:
+            return True
+    return False
+
+
 def until(condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
     deadline = time.monotonic() + patience
     while not condition():
@@ -144,7 +169,7 @@ def until(condition: Callable[[], bool], what: str, patience: float = PATIENCE) 
 def make_topic(servers: str, name: str, partitions: int = PARTITIONS, **config: str) -> str:
     admin = AdminClient({"bootstrap.servers": servers})
     for future in admin.create_topics([NewTopic(name, partitions, 1, config=config)]).values():
-        future.result(PATIENCE)
+        future.result(2 * PATIENCE)  # a broker that stood still is let in by its controller first
     return name
 
 
@@ -162,22 +187,23 @@ class Transactor:
                 "log_level": 0,
             }
         )
-        self.producer.init_transactions(20)
+        self.producer.init_transactions(PATIENCE)
 
     def open(self, metadata: bytes, partition: int = 0) -> None:
         """A transaction with a record and an offset, left open."""
         self.count += 1
         self.producer.begin_transaction()
         self.producer.produce(self.topic, str(self.count), partition=partition)
-        self.producer.flush(10)
-        self.producer.send_offsets_to_transaction([TopicPartition(self.topic, partition, self.count)], metadata, 8)
+        assert self.producer.flush(PATIENCE) == 0
+        offsets = [TopicPartition(self.topic, partition, self.count)]
+        self.producer.send_offsets_to_transaction(offsets, metadata, PATIENCE)
 
     def commit(self, metadata: bytes, partition: int = 0) -> str:
         """``"ok"``, or the broker's name of the refusal; the transaction is aborted then."""
         try:
             self.open(metadata, partition)
-            self.producer.commit_transaction(10)
+            self.producer.commit_transaction(PATIENCE)
         except KafkaException as refusal:
-            self.producer.abort_transaction(10)
+            self.producer.abort_transaction(PATIENCE)
             return str(refusal.args[0].name())
         return "ok"

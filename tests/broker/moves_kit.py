@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from streams.group import THIS_GENERATION, Assigned, Assignment, Copies, GroupEvent, Lost, MemberReport, Order, Revoked
-from tests.broker.membership_kit import PARTITIONS, Seat, make_topic, until
+from tests.broker.membership_kit import PARTITIONS, PATIENCE, Seat, make_topic, until
 
-QUICK = {"session_timeout_ms": 2000, "heartbeat_interval_ms": 200}
+QUICK = {"session_timeout_ms": 2000}
+MORTAL = {"session_timeout_ms": 6000}
+"""For who dies or is frozen, when it must not be lost before."""
 
 
 class Wishes:
@@ -32,7 +34,7 @@ class Wishes:
 
     def __call__(self, partitions: int, reports: Mapping[str, MemberReport]) -> dict[str, Assignment]:
         self.reports.append({report.instance: report for report in reports.values()})
-        assert self.gate.wait(10)
+        assert self.gate.wait(PATIENCE)
         by_name = {reports[member].instance: member for member in sorted(reports)}
         plan: dict[str, dict[str, Any]] = {
             member: {"own": set(), "preparing": set(), "release": {}, "incoming": {}} for member in reports
@@ -113,6 +115,14 @@ class Ledger:
             for engine in self.engines:
                 engine.look(number)
 
+    def expel(self, event: Assigned) -> None:
+        """Who is not in the group any more works on nothing that counts: the broker refuses it. It has yet to hear."""
+        with self.lock:
+            for engine in self.engines:
+                former = engine.membership.snapshot.generation < event.generation
+                if engine.working and former and engine.name not in event.assignment.members:
+                    engine.expelled()
+
     def works(self, name: str) -> frozenset[int]:
         with self.lock:
             return frozenset(number for number, owner in self.owner.items() if owner == name)
@@ -143,7 +153,7 @@ class Engine(Seat):
         self.given: dict[int, Order] = {}
         self.working: set[int] = set()
         self.untold: list[Any] = []
-        self.dead = False
+        self.dead = self.void = False
         with ledger.lock:
             ledger.engines.append(self)
         super().__init__(*arguments, **settings)
@@ -154,13 +164,14 @@ class Engine(Seat):
         with self.ledger.lock:
             if self.dead:
                 return
-            if isinstance(event, Assigned):
+            if isinstance(event, Lost):
+                self.void = False
+                self._stop(self.working)
+                self.orders, self.incoming, self.given = {}, {}, {}
+            elif isinstance(event, Assigned) and not self.void:
                 self._assigned(event)
             elif isinstance(event, Revoked):
                 self._stop(event.partitions)
-            elif isinstance(event, Lost):
-                self._stop(self.working)
-                self.orders, self.incoming, self.given = {}, {}, {}
         super()._hear(event)
 
     def _stop(self, numbers: Any) -> None:
@@ -170,6 +181,7 @@ class Engine(Seat):
                 self.ledger.end(number, self.name)
 
     def _assigned(self, event: Assigned) -> None:
+        self.ledger.expel(event)
         self.orders, self.incoming = dict(event.releasing), dict(event.incoming)
         for number in self.working - event.owned - event.incoming.keys():
             self.ledger.wrong.append(f"{self.name} works on {number}, which is not its own")
@@ -200,7 +212,7 @@ class Engine(Seat):
     def look(self, number: int) -> None:
         """Is the last record of the changelog a marker for us?"""
         marker, since = self.ledger.marker.get(number), self.incoming.get(number)
-        if self.dead or not self.hears or marker is None or since is None or number in self.working:
+        if self.dead or self.void or not self.hears or marker is None or since is None or number in self.working:
             return
         if marker.to == self.membership.snapshot.member_id and marker.generation >= since:
             self._begin(number)
@@ -244,15 +256,20 @@ class Engine(Seat):
     def freeze(self) -> Callable[[], None]:
         """No heartbeats until what is returned is called. What it works on is of no use any more once the group
         expelled it: the broker sees to that, so the ledger does not count it from now on."""
+        self.expelled()
+        return super().freeze()
+
+    def expelled(self) -> None:
+        """Nothing that it works on, or hears of, counts until it hears that it lost its membership."""
         with self.ledger.lock:
             self._stop(self.working)
-        return super().freeze()
+            self.void = True
 
     def is_heard(self) -> None:
         """Wait until the membership has heard all that it was told."""
         heard = threading.Event()
         if self.membership._client.post(heard.set):
-            assert heard.wait(10)
+            assert heard.wait(PATIENCE)
 
     def die(self) -> None:
         """Killed: it says nothing to the group, its session has to expire."""
@@ -292,9 +309,8 @@ class MovingTable:
 
     def engine(self, name: str, strategy: Any, **settings: Any) -> Engine:
         assignors = strategy if isinstance(strategy, dict) else {"wishes": strategy}
-        return Engine(
-            self.ledger, self.servers, self.group, self.topic, name, assignors=assignors, **{**QUICK, **settings}
-        )
+        settings = {"assignors": assignors, "heartbeat_interval_ms": 200, **settings}
+        return Engine(self.ledger, self.servers, self.group, self.topic, name, **settings)
 
     def settled(self, **shares: Any) -> None:
         """Wait until each works on its share, and all that was claimed is what is done."""
@@ -328,7 +344,7 @@ class MovingTable:
                 quiet = all(
                     holdings.owned == work and not holdings.releasing and not holdings.incoming
                     for holdings, work in zip((engine.membership._holdings for engine in engines), works, strict=True)
-                )
+                ) and not any(engine.void for engine in engines)
             counts = [len(work) for work in works]
             return quiet and sum(counts) == PARTITIONS and max(counts) - min(counts) <= 1
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from streams.core.strategies import PlanSettings, assignor
-from tests.broker.moves_kit import Engine, MovingTable, moving_table
+from tests.broker.moves_kit import QUICK, Engine, MovingTable, moving_table
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -37,7 +37,7 @@ class Chaos:
             return self.catch_up()
         self.made += 1
         late = {word: self.chance.random() < 0.7 for word in ("gives", "hears", "prepares", "tells")}
-        self.members.append(self.table.engine(f"m{self.made}", self.strategies, **late))
+        self.members.append(self.table.engine(f"m{self.made}", self.strategies, **QUICK, **late))
         return f"{self.members[-1].name} joins {late}"
 
     def any(self) -> Engine:

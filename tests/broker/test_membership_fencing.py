@@ -15,11 +15,9 @@ import pytest
 
 from streams.clients import group_wire
 from streams.group import Assigned, Lost, Revoked, Snapshot
-from tests.broker.membership_kit import PARTITIONS, Seat, Table, Transactor, everything, laid_table, until
+from tests.broker.membership_kit import PARTITIONS, Seat, Table, Transactor, laid_table, settled, until
 
 pytestmark = pytest.mark.broker
-
-QUICK = {"session_timeout_ms": 2000, "heartbeat_interval_ms": 200}
 
 
 @pytest.fixture
@@ -64,7 +62,7 @@ def test_the_old_generation_is_refused_after_a_rebalance_and_the_new_one_is_take
     first.owning(PARTITIONS)
     old = metadata(first)
     second = table.seat("b")
-    until(lambda: everything(first, second), "the group does not settle")
+    settled(first, second)
     assert transactor.commit(old) == "ILLEGAL_GENERATION"
     assert transactor.commit(metadata(first)) == "ok"
     assert transactor.commit(metadata(second)) == "ok"
@@ -87,12 +85,12 @@ def test_commits_go_on_during_the_barrier(table: Table, transactor: Transactor) 
 
 
 def test_heartbeats_go_on_during_a_barrier_longer_than_the_session(table: Table, transactor: Transactor) -> None:
-    first = table.seat("a", release=False, **QUICK)
+    first = table.seat("a", release=False, session_timeout_ms=5000, heartbeat_interval_ms=200)
     first.owning(PARTITIONS)
-    second = table.seat("b", **QUICK)
+    second = table.seat("b")
     revoked = first.wait(lambda event: isinstance(event, Revoked))
     assert isinstance(revoked, Revoked)
-    time.sleep(3.0)
+    time.sleep(6.0)
     assert transactor.commit(metadata(first)) == "ok"
     first.membership.released(
         revoked.partitions, first.membership.snapshot.incarnation, first.membership.snapshot.generation
@@ -103,7 +101,7 @@ def test_heartbeats_go_on_during_a_barrier_longer_than_the_session(table: Table,
 
 def test_a_member_that_left_is_refused(table: Table, transactor: Transactor) -> None:
     stays, goes = table.seat("a"), table.seat("b")
-    until(lambda: everything(stays, goes), "the group does not settle")
+    settled(stays, goes)
     old = metadata(goes)
     goes.membership.close(5.0)
     assert goes.membership.snapshot.incarnation == 1
@@ -113,8 +111,8 @@ def test_a_member_that_left_is_refused(table: Table, transactor: Transactor) -> 
 def test_a_frozen_member_finds_everything_void_before_it_can_commit(
     table: Table, transactor: Transactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    frozen, other = table.seat("a", **QUICK), table.seat("b", **QUICK)
-    until(lambda: everything(frozen, other), "the group does not settle")
+    frozen, other = table.seat("a", session_timeout_ms=6000, heartbeat_interval_ms=200), table.seat("b")
+    settled(frozen, other)
     old, before, since = metadata(frozen), frozen.membership.snapshot, len(frozen.heard)
     reported: list[tuple[int, frozenset[int]]] = []
     say = frozen.membership.subscriptions
@@ -125,14 +123,16 @@ def test_a_frozen_member_finds_everything_void_before_it_can_commit(
         return data
 
     monkeypatch.setattr(frozen.membership, "subscriptions", subscriptions)
+    heard = len(other.events)
     thaw = frozen.freeze()
     try:
-        other.owning(PARTITIONS, len(other.events))
+        other.owning(PARTITIONS, heard)
         assert frozen.membership.snapshot is before  # it cannot know yet: the broker's refusal has to save us
         assert transactor.commit(old) == "UNKNOWN_MEMBER_ID"
     finally:
         thaw()
-    until(lambda: everything(frozen, other), "the group does not settle")
+    frozen.wait(lambda event: isinstance(event, Assigned) and event.incarnation == 1)
+    settled(frozen, other)
     lost = next(n for n, (event, _) in enumerate(frozen.heard) if isinstance(event, Lost))
     assert all(isinstance(event, Assigned) for event, _ in frozen.heard[since:lost]), "of before, told late"
     event, seen = frozen.heard[lost]
@@ -148,13 +148,13 @@ def test_a_frozen_member_finds_everything_void_before_it_can_commit(
 
 
 def test_a_killed_member_is_replaced_after_its_session(table: Table) -> None:
-    other = table.seat("a", **QUICK)
+    other = table.seat("a")
     other.owning(PARTITIONS)
     script = (
         "import sys, time\n"
         "from tests.broker.membership_kit import Seat\n"
         "Seat(*sys.argv[1:5], session_timeout_ms=2000, heartbeat_interval_ms=200).owning(5)\n"
-        "print('joined', flush=True); time.sleep(60)\n"
+        "print('joined', flush=True); time.sleep(600)\n"
     )
     command = [sys.executable, "-c", script, table.servers, table.group, table.topic, "b"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "."}) as process:
@@ -184,12 +184,14 @@ def test_reading_the_snapshot_never_shows_a_torn_one(table: Table) -> None:
 
     reader = threading.Thread(target=read)
     reader.start()
-    for name in "bcd":
-        other = table.seat(name)
-        until(lambda other=other: bool(other.assigned()), "it does not join")  # type: ignore[misc]
-        other.membership.close(3.0)
-    stop.set()
-    reader.join()
+    try:
+        for name in "bcd":
+            other = table.seat(name)
+            until(lambda other=other: bool(other.assigned()), "it does not join")  # type: ignore[misc]
+            other.membership.close(3.0)
+    finally:
+        stop.set()
+        reader.join()
     assert torn == []
 
 
@@ -198,13 +200,13 @@ def test_an_orderly_restart_of_the_broker_costs_no_generation(own_broker: Any, t
     broker = own_broker()
     with laid_table(broker.bootstrap_servers, topic_prefix) as table:
         members = [table.seat("a"), table.seat("b")]
-        until(lambda: everything(*members), "the group does not settle")
+        settled(*members)
         before = [(seat.membership.snapshot, len(seat.events)) for seat in members]
         broker.restart()
         transactor = Transactor(table.servers, f"{table.group}.tester.0", table.topic)
         assert transactor.commit(metadata(members[0])) == "ok"
         third = table.seat("c")  # heartbeats arrive: the members hear of it
-        until(lambda: everything(*members, third), "the group does not settle", patience=30)
+        settled(*members, third, patience=60)
         for seat, (snapshot, since) in zip(members, before, strict=True):
             assert seat.membership.snapshot.incarnation == snapshot.incarnation == 0
             assert not any(isinstance(event, Lost) for event in seat.events[since:])
@@ -219,4 +221,4 @@ def test_a_broker_that_comes_late_is_joined(own_broker: Any, topic_prefix: str) 
         time.sleep(3.0)
         assert seat.events == []
         broker.restart()
-        seat.owning(PARTITIONS, patience=30)
+        seat.owning(PARTITIONS, patience=60)

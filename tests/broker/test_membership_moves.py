@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from streams.group import Assigned, Copies, Lost, Order, Revoked
-from tests.broker.membership_kit import PARTITIONS, until
-from tests.broker.moves_kit import Engine, MovingTable, Wishes, moving_table
+from tests.broker.membership_kit import PARTITIONS, PATIENCE, until
+from tests.broker.moves_kit import MORTAL, Engine, MovingTable, Wishes, moving_table
 
 pytestmark = pytest.mark.broker
 
@@ -106,7 +106,7 @@ def test_news_that_come_late_change_nothing(table: MovingTable, late: str) -> No
 
 
 def test_the_donor_dies_before_it_handed_over(table: MovingTable) -> None:
-    _, a, b = donor_and_target(table, {"gives": False})
+    _, a, b = donor_and_target(table, {"gives": False, **MORTAL})
     a.die()
     table.settled(b=ALL)
     assert b.owning(PARTITIONS).added == frozenset(ALL)
@@ -114,7 +114,7 @@ def test_the_donor_dies_before_it_handed_over(table: MovingTable) -> None:
 
 
 def test_the_donor_dies_after_the_marker_that_nobody_heard_yet(table: MovingTable) -> None:
-    _, a, b = donor_and_target(table, {"gives": False}, {"hears": False})
+    _, a, b = donor_and_target(table, {"gives": False, **MORTAL}, {"hears": False})
     a.give(5, 6)
     a.die()
     table.settled(b=ALL)
@@ -123,10 +123,9 @@ def test_the_donor_dies_after_the_marker_that_nobody_heard_yet(table: MovingTabl
 
 
 def test_the_target_dies_before_the_donor_gave(table: MovingTable) -> None:
-    _, a, b = donor_and_target(table, {"gives": False})
-    order = a.orders[5]
+    _, a, b = donor_and_target(table, {"gives": False}, MORTAL)
+    order, since = a.orders[5], len(a.events)
     b.die()
-    since = len(a.events)
     event = a.wait(lambda event: isinstance(event, Assigned) and not event.releasing, since)
     assert isinstance(event, Assigned)
     assert (event.owned, event.added) == (frozenset(ALL), frozenset())
@@ -137,7 +136,7 @@ def test_the_target_dies_before_the_donor_gave(table: MovingTable) -> None:
 
 @pytest.mark.parametrize("told", [True, False])
 def test_the_target_dies_after_the_marker(table: MovingTable, told: bool) -> None:
-    _, a, b = donor_and_target(table, {"gives": False, "tells": told}, {"hears": False})
+    _, a, b = donor_and_target(table, {"gives": False, "tells": told}, {"hears": False, **MORTAL})
     a.give(5, 6)
     b.die()
     table.settled(a=ALL)
@@ -148,10 +147,10 @@ def test_the_target_dies_after_the_marker(table: MovingTable, told: bool) -> Non
 
 
 def test_a_donor_that_is_lost_claims_nothing(table: MovingTable) -> None:
-    wishes, a, b = donor_and_target(table, {"gives": False})
+    wishes, a, b = donor_and_target(table, {"gives": False, **MORTAL})
     count = len(wishes.reports)
     thaw = a.freeze()
-    b.owning(PARTITIONS, patience=30)
+    b.owning(PARTITIONS)
     thaw()
     a.lost()
     until(lambda: any(set(reports) == {"a", "b"} for reports in wishes.reports[count:]), "it does not come back")
@@ -204,8 +203,9 @@ def test_what_was_told_already_is_not_told_again(table: MovingTable) -> None:
     wishes, _, b = held_up(table)
     count = len(wishes.reports)
     b.membership.report(Copies(ready=frozenset({1})), announce=True)
+    since = len(b.events)
     wishes.gate.set()
-    b.wait(lambda event: isinstance(event, Assigned), len(b.events))
+    b.wait(lambda event: isinstance(event, Assigned), since)
     b.membership.report(Copies(ready=frozenset({1})), announce=True)
     b.membership.report(Copies(ready=frozenset({3})), announce=False)
     time.sleep(1.0)
@@ -230,6 +230,6 @@ def test_a_member_that_somebody_else_took_out_hears_it_and_joins_again(table: Mo
     a = table.engine("a", wishes, static=True)
     b = table.engine("b", wishes, static=True).seated()
     table.settled(a=ALL, b=())
-    assert b.take_over.remove_member(a.membership.snapshot.member_id, "a", time.monotonic() + 5)
+    assert b.take_over.remove_member(a.membership.snapshot.member_id, "a", time.monotonic() + PATIENCE)
     assert a.lost().incarnation == 1
     table.settled(a=ALL, b=())

@@ -13,7 +13,7 @@ from streams.core.strategies import PlanSettings, assignor
 from streams.errors import MembershipFatal
 from streams.group import Assigned, Assignment, Assignor, Lost, MemberReport
 from tests.broker.membership_kit import PARTITIONS, until
-from tests.broker.moves_kit import Engine, MovingTable, Wishes, moving_table
+from tests.broker.moves_kit import QUICK, Engine, MovingTable, Wishes, moving_table
 
 pytestmark = pytest.mark.broker
 
@@ -92,7 +92,7 @@ def test_a_member_without_a_common_strategy_is_refused_and_told_how_to_change_it
     used = Used()
     stays = table.engine("a", used("cooperative-sticky"))
     table.even(stays)
-    error = table.engine("b", used("range", "roundrobin")).fatal()
+    error = table.engine("b", used("range", "roundrobin"), **QUICK).fatal()
     assert isinstance(error, MembershipFatal)
     for hint in ("(range, roundrobin)", "both strategies", "one by one", "without the old one"):
         assert hint in str(error)
@@ -101,10 +101,10 @@ def test_a_member_without_a_common_strategy_is_refused_and_told_how_to_change_it
 
 def test_what_a_kill_left_of_another_strategy_is_waited_out(table: MovingTable) -> None:
     used = Used()
-    before = table.engine("a", used("range"))
+    before = table.engine("a", used("range"), **QUICK)
     table.even(before)
-    before.die()
     start = time.monotonic()
+    before.die()
     table.even(table.engine("a", used("cooperative-sticky")))
     assert time.monotonic() - start > 1.0, "it was not refused at all: this shows nothing"
 
@@ -124,7 +124,7 @@ def test_a_group_that_the_broker_shares_out_is_not_joined(table: MovingTable) ->
     try:
         consumer.subscribe([table.topic])
         until(lambda: consumer.poll(0.1) is None and len(consumer.assignment()) == PARTITIONS, "it does not join")
-        stranger: Engine = table.engine("a", Used()("range"), rebalance_timeout_ms=2000)
+        stranger: Engine = table.engine("a", Used()("range"), rebalance_timeout_ms=2000, **QUICK)
         error = stranger.fatal()
     finally:
         consumer.close()

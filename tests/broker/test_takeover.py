@@ -16,7 +16,19 @@ from confluent_kafka.admin import AdminClient
 from streams.clients.takeover import KafkaPythonTakeOver
 from streams.errors import BrokerUnavailable, TopicError
 from streams.testing.fixtures import OwnBroker
-from tests.broker.membership_kit import PARTITIONS, Seat, Table, Transactor, laid_table, make_topic, seats, until
+from tests.broker.membership_kit import (
+    PARTITIONS,
+    PATIENCE,
+    STEADY_MS,
+    Seat,
+    Table,
+    Transactor,
+    in_time,
+    laid_table,
+    make_topic,
+    seats,
+    until,
+)
 
 pytestmark = pytest.mark.broker
 
@@ -34,7 +46,7 @@ def seat(table: Table) -> Seat:
     return seat
 
 
-def soon(seconds: float = 10.0) -> float:
+def soon(seconds: float = PATIENCE) -> float:
     return time.monotonic() + seconds
 
 
@@ -47,14 +59,19 @@ def metadata(seat: Seat) -> bytes:
 def test_what_a_dead_instance_left_open_is_ended_at_once(table: Table, seat: Seat) -> None:
     dead = Transactor(table.servers, f"{table.group}.dead.0", table.topic)
     dead.open(metadata(seat), partition=3)
-    with pytest.raises(BrokerUnavailable, match="UnstableOffsetCommit"):
-        seat.take_over.stable_offsets([3], soon(1.5))
+
+    def refused() -> bool:
+        with pytest.raises(BrokerUnavailable) as told:
+            seat.take_over.stable_offsets([3], soon(1.5))
+        return "UnstableOffsetCommit" in str(told.value)
+
+    until(refused, "it is not said why")
     before = time.monotonic()
     assert seat.take_over.fence_departed(["alive"], soon()) == [f"{table.group}.dead.0"]
     assert seat.take_over.stable_offsets([3], soon()) == {3: None}
-    assert time.monotonic() - before < 2.0  # its transaction timeout is a minute
+    assert time.monotonic() - before < 30.0  # its transaction timeout is a minute
     with pytest.raises(KafkaException) as refused:
-        dead.producer.commit_transaction(10)
+        dead.producer.commit_transaction(PATIENCE)
     assert refused.value.args[0].fatal()
 
 
@@ -82,7 +99,7 @@ def test_the_living_and_other_groups_are_left_alone(table: Table, seat: Seat) ->
         producer.open(metadata(seat), partition)
     assert seat.take_over.fence_departed(["alive"], soon()) == []
     for producer in untouched:
-        producer.producer.commit_transaction(10)
+        producer.producer.commit_transaction(PATIENCE)
     assert seat.take_over.stable_offsets(range(5), soon()) == dict.fromkeys(range(5), 1)
 
 
@@ -99,7 +116,7 @@ def test_the_log_range_counts_open_and_aborted_transactions(table: Table, seat: 
     assert producer.commit(metadata(seat), partition=2) == "ok"  # record and marker
     producer.open(metadata(seat), partition=2)
     assert seat.take_over.log_range(table.topic, [1, 2], soon()) == {1: (0, 0), 2: (0, 3)}
-    producer.producer.abort_transaction(10)
+    producer.producer.abort_transaction(PATIENCE)
     until(lambda: seat.take_over.log_range(table.topic, [2], soon()) == {2: (0, 4)}, "no abort marker")
 
 
@@ -111,7 +128,7 @@ def test_the_log_start_is_told(table: Table, seat: Seat) -> None:
         assert producer.commit(metadata(seat), partition=0) == "ok"
     admin = AdminClient({"bootstrap.servers": table.servers})
     for future in admin.delete_records([TopicPartition(table.topic, 0, 3)]).values():
-        future.result(10)
+        future.result(PATIENCE)
     assert seat.take_over.log_range(table.topic, [0], soon()) == {0: (3, 4)}
 
 
@@ -121,7 +138,7 @@ def test_a_topic_that_was_made_again_has_another_id(table: Table, seat: Seat, to
     assert first == seat.take_over.topic_id(name, soon())
     assert len(first) == 22  # as kafka-topics prints it
     admin = AdminClient({"bootstrap.servers": table.servers})
-    admin.delete_topics([name])[name].result(10)
+    admin.delete_topics([name])[name].result(PATIENCE)
 
     def made_again() -> bool:
         try:
@@ -131,16 +148,23 @@ def test_a_topic_that_was_made_again_has_another_id(table: Table, seat: Seat, to
         return True
 
     until(made_again, "the topic is not deleted")
-    assert seat.take_over.topic_id(name, soon()) != first
+    until(lambda: seat.take_over.topic_id(name, soon()) != first, "the broker has the old id")
 
 
 def test_what_does_not_exist_is_a_topic_error(table: Table, seat: Seat) -> None:
-    with pytest.raises(TopicError, match="nowhere"):
-        seat.take_over.log_range("nowhere", [0], soon(1.0))
-    with pytest.raises(TopicError, match="nowhere"):
-        seat.take_over.topic_id("nowhere", soon(1.0))
-    with pytest.raises(TopicError, match=str(PARTITIONS)):
-        seat.take_over.log_range(table.topic, [PARTITIONS + 7], soon(1.0))
+    questions: list[tuple[str, Callable[[float], object]]] = [
+        ("nowhere", lambda deadline: seat.take_over.log_range("nowhere", [0], deadline)),
+        ("nowhere", lambda deadline: seat.take_over.topic_id("nowhere", deadline)),
+        (str(PARTITIONS), lambda deadline: seat.take_over.log_range(table.topic, [PARTITIONS + 7], deadline)),
+    ]
+    for named, question in questions:
+
+        def told(named: str = named, question: Callable[[float], object] = question) -> bool:
+            with pytest.raises((TopicError, BrokerUnavailable)) as error:
+                question(soon(1.0))
+            return isinstance(error.value, TopicError) and named in str(error.value)  # the other one: no answer in time
+
+        until(told, "it is no topic error")
 
 
 def member_id(seat: Seat) -> str:
@@ -164,10 +188,10 @@ def test_a_dynamic_member_is_removed_by_its_id(table: Table, seat: Seat) -> None
     stuck.owning(PARTITIONS // 2)
     its_id = member_id(stuck)
     go_on = threading.Event()
-    stuck.membership._client.post(lambda: go_on.wait(20))
+    stuck.membership._client.post(lambda: go_on.wait(60))
     since = len(seat.events)
     assert seat.take_over.remove_member(its_id, None, soon())
-    seat.owning(PARTITIONS, since, patience=3.0)  # long before its session ends
+    seat.owning(PARTITIONS, since, patience=STEADY_MS / 2000)  # long before its session ends
     assert not seat.take_over.remove_member(its_id, None, soon())
     go_on.set()
     assert stuck.lost().incarnation == 1
@@ -220,7 +244,7 @@ def test_the_sizes_of_logs_are_those_on_disk(table: Table, seat: Seat) -> None:
     for partition in (1, 2):
         for _ in range(10 * partition):
             producer.produce(topic, bytes(10_000), partition=partition)
-    assert producer.flush(10) == 0
+    assert producer.flush(PATIENCE) == 0
     sizes = seat.take_over.log_sizes(topic, [1, 2], soon())
     assert set(sizes) == {1, 2}
     assert 100_000 <= sizes[1] <= 110_000
@@ -232,20 +256,25 @@ def test_sizes_that_nobody_tells_are_no_error(
     table: Table, seat: Seat, topic_prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="streams.clients.takeover")
-    lines = caplog.records
+
+    def lines() -> list[logging.LogRecord]:
+        return [line for line in caplog.records if line.name == "streams.clients.takeover"]
+
     assert seat.take_over.log_sizes("nowhere", [0], soon(1.0)) == {}
-    assert len(lines) == 1
+    assert len(lines()) == 1
     assert seat.take_over.log_sizes(table.topic, [0, PARTITIONS], soon(1.0)) == {}
-    assert len(lines) == 2
+    assert len(lines()) == 2
     seat.membership.close(5.0)
     assert seat.take_over.log_sizes(table.topic, [0], soon()) == {}
+    found: list[dict[int, int]] = []
     with seats() as make:
         alone = make("127.0.0.1:1", f"{topic_prefix}group", "t", "a")
-        before = time.monotonic()
-        assert alone.take_over.log_sizes("t", [0], soon(0.3)) == {}
-        assert time.monotonic() - before < 1.0
-    assert len(lines) == 4
-    assert all(line.levelno == logging.DEBUG for line in lines)
+        told = len(lines())
+        asked = [lambda: found.append(alone.take_over.log_sizes("t", [0], soon(0.3)))] * 3
+        assert in_time(1.0, *asked)
+    assert found == [{}] * (len(lines()) - told)
+    assert told == 3
+    assert all(line.levelno == logging.DEBUG for line in lines())
 
 
 @pytest.mark.slow
@@ -272,11 +301,11 @@ def test_without_the_right_to_it_there_are_no_sizes(
         seat.owning(PARTITIONS)
         assert seat.take_over.log_sizes(topic, [0], soon()) == {0: 0}
         for future in admin.create_acls(rights).values():
-            future.result(10)
+            future.result(PATIENCE)
         for future in admin.create_acls(
             [acl.AclBinding(*cluster, acl.AclOperation.DESCRIBE, acl.AclPermissionType.DENY)]
         ).values():
-            future.result(10)
+            future.result(PATIENCE)
         until(lambda: seat.take_over.log_sizes(topic, [0], soon()) == {}, "it is told all the same")
     assert "ClusterAuthorizationFailed" in caplog.text
 
@@ -292,10 +321,12 @@ def test_without_a_broker_every_question_keeps_to_its_deadline(topic_prefix: str
             lambda deadline: seat.take_over.remove_member("some-id", None, deadline),
         ]
         for question in questions:
-            before = time.monotonic()
-            with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1:1"):
-                question(soon(0.3))
-            assert time.monotonic() - before < 1.0
+
+            def ask(question: Callable[[float], object] = question) -> None:
+                with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1:1"):
+                    question(soon(0.3))
+
+            assert in_time(1.0, ask, ask, ask)
 
 
 def test_after_the_end_every_question_says_so(table: Table, seat: Seat) -> None:
