@@ -6,12 +6,14 @@ are for all other threads. No record goes through here.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import Any, TypeVar
 
 from streams.clients.kafka_python import (
@@ -126,6 +128,8 @@ class KafkaPythonClient:
         self.manager: Any = _Manager(self.net, **settings)
         self.kafka: Any = KafkaNetClient(net=self.net, manager=self.manager)
         self._closed = False
+        self._asking: set[Future[Any]] | None = set()  # calls that wait; None: closed, nobody is going to answer
+        self._lock = threading.Lock()
 
     def start(self) -> None:
         """Start the IO thread. Repeating it is harmless."""
@@ -137,24 +141,36 @@ class KafkaPythonClient:
     # ------------------------------------------------------------------ for other threads
 
     def call(self, work: Callable[[], Awaitable[T]], deadline: float) -> T:
-        """Run ``work`` on the IO thread and wait for it. ``work`` keeps to the deadline by itself, within a second."""
+        """Run ``work`` on the IO thread and wait for it. ``work`` keeps to the deadline by itself, within a second.
+
+        Raises what ``work`` raises, and ``BrokerUnavailable`` when there is no answer, also because of ``close``.
+        """
         answer: Future[T] = Future()
 
         async def run() -> None:
             try:
-                answer.set_result(await work())
-            except Exception as error:
-                answer.set_exception(error)
-            finally:  # the loop was closed below us
-                if not answer.done():
-                    answer.set_exception(BrokerUnavailable(f"the client of {self.addresses} was closed"))
+                found = await work()
+            except StreamsError as error:
+                _fail(answer, error)
+            except Exception as error:  # closed below us, kafka-python raises whatever it happens to meet
+                _fail(answer, self._was_closed(error) if self._closed else error)
+            else:
+                with contextlib.suppress(InvalidStateError):
+                    answer.set_result(found)
 
-        if not self.post(run):
-            raise BrokerUnavailable(f"the client of {self.addresses} is closed")
+        with self._lock:
+            if self._asking is not None:
+                self._asking.add(answer)
         try:
+            if self._asking is None or not self.post(run):
+                raise BrokerUnavailable(f"the client of {self.addresses} is closed")
             return answer.result(max(0.0, deadline - time.monotonic()) + 1.0)
         except TimeoutError:
             raise BrokerUnavailable(f"no answer from {self.addresses} in time") from None
+        finally:
+            with self._lock:
+                if self._asking is not None:
+                    self._asking.discard(answer)
 
     def post(self, work: Callable[[], Any]) -> bool:
         """Have ``work`` (a function or a coroutine function) run on the IO thread. ``False``: that has ended."""
@@ -165,11 +181,19 @@ class KafkaPythonClient:
         return True
 
     def close(self, timeout_seconds: float) -> None:
-        """End the IO thread and all connections. Repeating it is harmless."""
+        """End the IO thread and all connections; who waits for an answer is told. Repeating it is harmless."""
         if self._closed:
             return
         self._closed = True
-        deadline = time.monotonic() + timeout_seconds
+        try:
+            self._end(time.monotonic() + timeout_seconds)
+        finally:
+            with self._lock:
+                asking, self._asking = self._asking or set(), None
+            for answer in asking:  # that came too late for the thread, or are left with it
+                _fail(answer, self._was_closed())
+
+    def _end(self, deadline: float) -> None:
         if self.net._io_thread is not None:
             closing: Future[None] = Future()
 
@@ -190,6 +214,11 @@ class KafkaPythonClient:
                 log.warning("the Kafka client of %s did not end in time; its thread is left behind", self.addresses)
                 return
         self.net.close()
+
+    def _was_closed(self, cause: BaseException | None = None) -> BrokerUnavailable:
+        closed = BrokerUnavailable(f"the client of {self.addresses} was closed")
+        closed.__cause__ = cause
+        return closed
 
     # ------------------------------------------------------------------ for the IO thread
 
@@ -284,6 +313,11 @@ class KafkaPythonClient:
         if isinstance(error, kafka_errors.UnknownTopicOrPartitionError | kafka_errors.InvalidTopicError):
             return TopicError(f"{where}: topic or partition does not exist")
         return BrokerUnavailable(f"{where}: no answer in time, the last was {type(error).__name__}")
+
+
+def _fail(answer: Future[Any], error: BaseException) -> None:
+    with contextlib.suppress(InvalidStateError):  # told already, by the thread or by who closes the client
+        answer.set_exception(error)
 
 
 def raise_for(error_code: int) -> None:

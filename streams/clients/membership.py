@@ -207,10 +207,8 @@ class KafkaPythonMembership:
         except StreamsError as error:
             self._end(error)
             return
-        version = self._client.manager.broker_version
-        self._coordinator = GroupCoordinator(
-            self, self._client, api_version=version, **self._settings.for_coordinator()
-        )
+        version, timing = self._client.manager.broker_version, self._settings.for_coordinator()
+        self._coordinator = GroupCoordinator(self, self._client, api_version=version, **timing)
         pause = _FIRST_PAUSE
         while not self._stopped:
             try:
@@ -226,13 +224,15 @@ class KafkaPythonMembership:
                 await self._client.net.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
             except Exception:
-                log.exception("group %s: unexpected failure of the membership; trying on", self._group_id)
+                # What meets a client that is being closed is no failure.
+                level = logging.DEBUG if self._stopped else logging.ERROR  # type: ignore[redundant-expr]
+                log.log(level, "group %s: unexpected failure; trying on", self._group_id, exc_info=True)
                 await self._client.net.sleep(_LONGEST_PAUSE)
 
     def _say_once(self, error: Exception) -> None:
         """Outages are told by the coordinator hooks and the client; this is for all else that keeps it from joining."""
         trouble = type(error).__name__
-        if not error.retriable and trouble != self._trouble:  # type: ignore[attr-defined]
+        if not error.retriable and trouble != self._trouble and not self._stopped:  # type: ignore[attr-defined]
             log.warning("group %s: cannot join yet (%s); trying on", self._group_id, trouble)
             self._trouble = trouble
 

@@ -126,10 +126,11 @@ class Engine:
                     await self._drain_all()
                 finally:  # also when it is cancelled, or one of its tasks failed
                     await self._leave()
-                    self._tasks.cancel_scope.cancel()
         finally:
-            await self._end_jobs()
-            self._disconnect()
+            try:
+                await self._end_jobs()
+            finally:  # also when it is cancelled once more
+                self._disconnect()
         if self.failure is not None:
             raise self.failure
 
@@ -157,12 +158,12 @@ class Engine:
         ids = [f"{config.group_id}.{config.instance_id}.{number}" for number in range(config.pool.pool_size)]
         slots = [Slot(name, connections, config.call_timeout_seconds) for name in ids]
         self.slots = Slots(slots, [config.changelog])
-        self.control = connections.worker("kes-control")
         self.input = connections.input()
         self.membership, self.takeover_client = connections.group(self._watchdog.alive)
         self.source_log: TakeOver | SourceLog = self.takeover_client
         if config.source_is_elsewhere:
             self.source_log = self._elsewhere = connections.source_log()
+        self.control = connections.worker("kes-control")
         self.pool = TransactionPool(
             config,
             self.slots,
@@ -218,14 +219,21 @@ class Engine:
         self.accepting = False
         self.input.close()
         self.partitions.void_all("the event source stops")
+        # Nothing is left to do here, and who asks a client that is being closed would take the answer for a failure.
+        self._tasks.cancel_scope.cancel()
         leaving = self.connections.worker("kes-leave")  # the control thread may be waiting for an answer
-        with anyio.move_on_after(CLOSE_SECONDS + 1, shield=True):
-            await leaving.call(self.membership.close, CLOSE_SECONDS)
-            if self.status.is_told:
-                await leaving.call(self.status.withdraw)
-            if self._elsewhere is not None:
-                await leaving.call(self._elsewhere.close)
-        leaving.abandon()
+        try:
+            with anyio.move_on_after(CLOSE_SECONDS + 1, shield=True):
+                await leaving.call(self._close_clients)
+        finally:  # also when it is cancelled once more; the clients are closed all the same
+            leaving.abandon()
+
+    def _close_clients(self) -> None:
+        """Blocks; on a thread that nobody may wait for any more: so this is one call."""
+        self.membership.close(CLOSE_SECONDS)
+        self.status.withdraw()
+        if self._elsewhere is not None:
+            self._elsewhere.close()
 
     async def _until_no_drain(self, giving_up: TaskGroup) -> None:
         """Cuts the drain short when it is taken back or can not succeed any more."""

@@ -7,6 +7,7 @@ and nothing new says nothing. Nobody waits for it, and a broker that does not le
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -51,6 +52,7 @@ class Status:
         self._worker = engine.connections.worker("kes-status")
         self._board: StatusBoard | None = None
         self._over = False
+        self._lock = threading.Lock()  # for the board's beginning and end
         self._told: dict[tuple[str, int], str] = {}
         self.rebalances: deque[RebalanceStatistics] = deque(maxlen=REBALANCES)
 
@@ -82,14 +84,10 @@ class Status:
                     return
             await anyio.sleep(TELL_SECONDS)
 
-    @property
-    def is_told(self) -> bool:
-        """Whether anything was told, so that there is something to take away."""
-        return self._board is not None
-
     def withdraw(self) -> None:
         """Take the notes away: who stops in good order leaves none behind. Blocks for a moment; off the loop."""
-        self._over = True
+        with self._lock:  # or a board that is being made would be left behind with its thread
+            self._over = True
         if self._board is not None:
             try:
                 self._board.remove(self._engine.config.instance_id, WITHDRAW_SECONDS)
@@ -129,8 +127,11 @@ class Status:
         return before != gist
 
     def _publish(self, notes: dict[tuple[str, int], tuple[int, str]]) -> None:
-        if self._board is None:
-            self._board = self._engine.connections.status_board()
+        with self._lock:
+            if self._over:
+                return
+            if self._board is None:
+                self._board = self._engine.connections.status_board()
         self._board.publish(self._engine.config.instance_id, notes, ASK_SECONDS)
 
 

@@ -143,17 +143,25 @@ class TakeOvers:
     async def _read(self, ranges: Mapping[int, Range], receive: Receive, cancelled: Cancelled) -> None:
         worker = self._engine.connections.worker("kes-look-up")
         connections, topic = self._engine.connections, self._config.changelog
+        unwanted = False  # nobody waits for it any more
 
         def read() -> None:
             reader = connections.reader()
             try:
-                reader.read(topic, ranges, receive, stalled_after_seconds=STEP_SECONDS, cancelled=cancelled)
+                reader.read(
+                    topic,
+                    ranges,
+                    receive,
+                    stalled_after_seconds=STEP_SECONDS,
+                    cancelled=lambda: unwanted or cancelled(),
+                )
             finally:
                 reader.close()
 
         try:
             await worker.call(read)
         finally:
+            unwanted = True
             worker.abandon()
 
     def _start_offset(self, worker: PartitionWorker, group_offset: int | None, source: Range, source_id: str) -> int:

@@ -216,7 +216,7 @@ MOVE_SAFEGUARDS: Mapping[str, Safeguard] = {
     for made in (
         Safeguard("marker: to", markers_are_for_everybody, ("struck_moves", "moves")),
         Safeguard("marker: a member id", markers_are_for_the_instance, ("struck_moves", "evictions"), 17),
-        Safeguard("marker: generation", old_markers_count_too, ("pendulum",), 5),
+        Safeguard("marker: generation", old_markers_count_too, ("pendulum",), 50),
         Safeguard("transit", plans_forget_who_expects_what, ("overtaken",), 27),
         Safeguard("withdrawn", withdrawn_orders_count_when_carried_out, ("evictions", "unclear_moves"), 7),
         Safeguard("donor", donors_go_on_after_the_marker, ("moves", "unclear_moves"), 1),

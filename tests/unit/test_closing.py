@@ -1,0 +1,406 @@
+"""What is closed while somebody still uses it: who asks is told so, nothing fails because of it, no thread is left."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import anyio.lowlevel
+import pytest
+import pytest_asyncio
+
+from streams import EventContext
+from streams.clients import membership as membership_module
+from streams.clients.kafka_python_client import KafkaPythonClient
+from streams.clients.membership import connect_group
+from streams.clients.takeover import KafkaPythonTakeOver
+from streams.core.assignor import sticky_plan
+from streams.errors import BrokerUnavailable, ConfigError, Stopped, TopicError
+from streams.runtime import lifecycle
+from streams.runtime.bridge import Worker
+from streams.runtime.takeover import TakeOvers
+from tests.unit.jobs_kit import schedule
+from tests.unit.runtime_kit import PATIENCE, Bench, Connections, Named
+
+LONG = 60.0
+"""More than a test may take: who waits for its deadline fails by ``no answer in time``, or by the test's own limit."""
+
+pytestmark = pytest.mark.timeout(30)
+
+
+# ------------------------------------------------------------------------------------------------ the client itself
+
+
+class Desk:
+    """A client without a broker, and somebody who asks it on a thread of its own."""
+
+    def __init__(self) -> None:
+        self.client = KafkaPythonClient("127.0.0.1:1", "test", {})
+        self._threads = ThreadPoolExecutor()
+
+    def ask(self, work: Callable[[], Awaitable[Any]], seconds: float = LONG) -> Future[Any]:
+        return self._threads.submit(self.client.call, work, time.monotonic() + seconds)
+
+    def end(self) -> None:
+        self.client.close(1.0)
+        self._threads.shutdown()
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    made = Desk()
+    yield made
+    made.end()
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_question_that_begins_while_the_client_is_closed_is_told_so(desk: Desk) -> None:
+    """It comes when the thread has ended: ``close`` runs what is left, and nothing can be asked for any more."""
+    client = desk.client
+    asked = desk.ask(client.connected)
+    wait_until(lambda: client.net._ready)
+    client.close(1.0)
+    with pytest.raises(BrokerUnavailable, match="was closed"):
+        asked.result(PATIENCE)
+
+
+def test_the_same_for_a_question_of_a_take_over(desk: Desk) -> None:
+    take_over = KafkaPythonTakeOver(desk.client, "group", "topic")
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(take_over.log_range, "topic", [0], time.monotonic() + LONG)
+        wait_until(lambda: desk.client.net._ready)
+        desk.client.close(1.0)
+        with pytest.raises(BrokerUnavailable, match="was closed"):
+            asked.result(PATIENCE)
+
+
+def test_a_question_that_waits_when_the_client_is_closed_is_told_so(desk: Desk) -> None:
+    desk.client.start()
+    asked = desk.ask(desk.client.connected)
+    wait_until(lambda: desk.client.net._scheduled)
+    desk.client.close(1.0)
+    with pytest.raises(BrokerUnavailable, match="was closed"):
+        asked.result(PATIENCE)
+
+
+def test_a_question_that_is_too_late_for_the_thread_is_told_so(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client is closed between the look whether it is and the question: nobody runs that any more."""
+
+    def post(_: Any) -> bool:
+        monkeypatch.undo()
+        desk.client.close(1.0)
+        return True
+
+    monkeypatch.setattr(desk.client, "post", post)
+    with pytest.raises(BrokerUnavailable, match="was closed"):
+        desk.ask(desk.client.connected).result(PATIENCE)
+
+
+def test_who_waits_for_a_thread_that_does_not_end_is_told_so(desk: Desk) -> None:
+    stuck = threading.Event()
+    desk.client.start()
+    thread = desk.client.net._io_thread
+    try:
+        desk.client.post(lambda: stuck.wait(LONG))
+        asked = desk.ask(desk.client.connected)
+        wait_until(lambda: desk.client.net._ready)
+        desk.client.close(0.1)
+        with pytest.raises(BrokerUnavailable, match="was closed"):
+            asked.result(PATIENCE)
+    finally:
+        stuck.set()
+        thread.join()
+        desk.client.net.close()
+
+
+def test_what_fails_before_the_client_is_closed_is_raised_as_it_is(desk: Desk) -> None:
+    desk.client.start()
+    for error in (TopicError("no such topic"), ValueError("a bug")):
+
+        async def work(error: Exception = error) -> None:
+            raise error
+
+        with pytest.raises(type(error), match=str(error)):
+            desk.ask(work).result(PATIENCE)
+    desk.client.close(1.0)
+    with pytest.raises(BrokerUnavailable, match="is closed"):
+        desk.ask(work).result(PATIENCE)
+
+
+# -------------------------------------------------------------------------------------------------- memberships
+
+
+@pytest.mark.parametrize("closing", [True, False], ids=["while it is closed", "at work"])
+def test_what_meets_a_client_that_is_closed_is_no_failure_of_the_membership(
+    closing: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    member, _ = connect_group("127.0.0.1:1", "g", "t", 4, "a", {"cooperative-sticky": sticky_plan})
+    try:
+
+        async def connected() -> None: ...
+
+        async def step(_: Any) -> None:
+            member._stopped = closing
+            raise RuntimeError("NetworkSelector closed!")
+
+        monkeypatch.setattr(member._client, "connected", connected)
+        monkeypatch.setattr(member, "_step", step)
+        monkeypatch.setattr(membership_module, "GroupCoordinator", lambda *_, **__: None)
+        running = member._run()
+        running.send(None)  # up to the pause after it
+        running.close()
+        assert ("unexpected failure" in caplog.text) is not closing
+    finally:
+        member._coordinator = None
+        member.close(1.0)
+
+
+# ------------------------------------------------------------------------------------------------ the event source
+
+
+@pytest_asyncio.fixture
+async def bench() -> AsyncIterator[Bench]:
+    made = Bench()
+    yield made
+    if made.tasks and not made.tasks[-1].done():
+        made.source.stop_now()
+        await asyncio.wait(made.tasks[-1:], timeout=PATIENCE)
+
+
+def ignore(ctx: EventContext[Any], event: Named) -> None: ...
+
+
+def begin(bench: Bench, **changes: Any) -> Connections:
+    """Run a source whose connections have these attributes."""
+    bench.run()
+    for name, value in changes.items():
+        setattr(bench.connections, name, value)
+    return bench.connections
+
+
+def rounds(loop: asyncio.AbstractEventLoop) -> None:
+    """On another thread: wait until the loop has done what it has heard so far, and what follows from it."""
+
+    async def turn() -> None:
+        for _ in range(100):
+            await anyio.lowlevel.checkpoint()
+
+    asyncio.run_coroutine_threadsafe(turn(), loop).result(PATIENCE)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("end", ["stop", "stop_now", "cancel"])
+@pytest.mark.parametrize("question", ["fence_departed", "stable_offsets", "log_range", "topic_id"])
+async def test_a_take_over_whose_client_is_closed_is_no_failure(
+    bench: Bench, question: str, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the question raises then, and however long the closing takes after it."""
+    bench.make(ignore)
+    bench.run()
+    group, loop, asked, met = bench.connections.membership, asyncio.get_running_loop(), threading.Event(), []
+
+    def ask(*_: Any) -> Any:
+        asked.set()
+        assert group.closed.wait(PATIENCE)
+        met.append(question)
+        raise RuntimeError("NetworkSelector closed!")
+
+    def close(_: float) -> None:
+        group.closed.set()
+        wait_until(lambda: met)
+        rounds(loop)
+
+    group.close = close  # type: ignore[method-assign]
+    setattr(group, question, ask)
+    await bench.until(asked.is_set, "the take-over asks")
+    if end == "cancel":
+        await bench.cancel()
+    else:
+        bench.source._ask_to_stop(drain=end == "stop")
+        await asyncio.wait_for(bench.tasks[-1], PATIENCE)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+    await bench.until_all_threads_ended()
+
+
+@pytest.mark.asyncio
+async def test_what_failed_before_the_stop_is_raised(bench: Bench) -> None:
+    bench.make(ignore)
+    bench.run()
+    group, failed = bench.connections.membership, threading.Event()
+
+    def ask(*_: Any) -> Any:
+        failed.set()
+        raise TopicError("it is gone")
+
+    group.log_range = ask  # type: ignore[method-assign]
+    await bench.until(failed.is_set, "it has failed")
+    bench.source._ask_to_stop(drain=False)
+    with pytest.raises(TopicError, match="it is gone"):
+        await asyncio.wait_for(bench.tasks[-1], PATIENCE)
+
+
+class Board:
+    """A status board whose making takes its time."""
+
+    def __init__(self) -> None:
+        self.begun, self.go, self.closed = threading.Event(), threading.Event(), threading.Event()
+
+    def make(self) -> Board:
+        self.begun.set()
+        assert self.go.wait(PATIENCE)
+        return self
+
+    def publish(self, *_: Any) -> None:
+        if self.closed.is_set():
+            raise RuntimeError("NetworkSelector closed!")
+
+    def remove(self, *_: Any) -> None: ...
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@pytest.mark.asyncio
+async def test_a_status_board_that_is_being_made_at_the_stop_is_closed(bench: Bench) -> None:
+    board = Board()
+    bench.make(ignore)
+    begin(bench, status_board=board.make)
+    await bench.until(board.begun.is_set, "it is being made")
+    bench.source._ask_to_stop(drain=False)
+    await bench.until(bench.connections.membership.closed.is_set, "it leaves")
+    board.go.set()
+    await asyncio.wait_for(bench.tasks[-1], PATIENCE)
+    await asyncio.to_thread(board.closed.wait, PATIENCE)
+    assert board.closed.is_set()
+    await bench.until_all_threads_ended()
+
+
+@pytest.mark.asyncio
+async def test_no_status_board_is_made_after_the_end(bench: Bench) -> None:
+    """The worker comes to it late."""
+    board, running = Board(), asyncio.get_running_loop()
+    board.go.set()
+    bench.make(ignore)
+    begin(bench, status_board=board.make)
+    await bench.until(lambda: bench.source._engine, "it runs")
+    engine = bench.source._engine
+    assert engine is not None
+    await bench.until(board.begun.is_set, "there is one")
+    engine.status._board = None
+    board.begun.clear()
+    bench.source._ask_to_stop(drain=False)
+    await asyncio.wait_for(bench.tasks[-1], PATIENCE)
+    await running.run_in_executor(None, engine.status._publish, {})
+    assert not board.begun.is_set()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("impatience", ["cancelled again", "too late"])
+async def test_everything_is_closed_in_the_end_when_leaving_takes_too_long(
+    bench: Bench, impatience: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if impatience == "too late":
+        monkeypatch.setattr(lifecycle, "CLOSE_SECONDS", -0.99)
+    board, elsewhere, left = Board(), Board(), threading.Event()
+    board.go.set()
+    bench.make(ignore, source_bootstrap_servers="elsewhere:1")
+    connections = begin(bench, status_board=board.make)
+    group = connections.membership
+    log = SimpleNamespace(log_range=group.log_range, topic_id=group.topic_id, close=elsewhere.close)
+    connections.source_topics = connections.topics  # type: ignore[attr-defined]
+    connections.source_log = lambda: log  # type: ignore[attr-defined]
+
+    def close(_: float) -> None:
+        group.closed.set()
+        assert left.wait(PATIENCE)
+
+    group.close = close  # type: ignore[method-assign]
+    await bench.until_active()
+    await bench.until(board.begun.is_set, "something is told")
+    task = bench.tasks[-1]
+    if impatience == "too late":
+        bench.source._ask_to_stop(drain=False)
+    else:
+        task.cancel()
+        await bench.until(group.closed.is_set, "it leaves")
+        task.cancel()
+    await asyncio.wait([task], timeout=PATIENCE)
+    assert task.done()
+    left.set()
+    for what in (board, elsewhere):
+        assert await asyncio.to_thread(what.closed.wait, PATIENCE)
+    await bench.until_all_threads_ended()
+
+
+@pytest.mark.asyncio
+async def test_who_is_cancelled_again_while_its_jobs_end_lets_everything_go(bench: Bench) -> None:
+    begun, ending, end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def job(event: Named) -> None:
+        begun.set()
+        try:
+            await end.wait()
+        finally:
+            ending.set()
+            await end.wait()
+
+    schedule(bench, job)
+    bench.broker.send("a")
+    bench.run()
+    await bench.until(begun.is_set, "it is at work")
+    engine = bench.source._engine
+    assert engine is not None
+    task = bench.tasks[-1]
+    task.cancel()
+    await asyncio.wait_for(ending.wait(), PATIENCE)
+    await bench.until(lambda: not engine.stages._open, "it waits for its jobs")
+    task.cancel()
+    await asyncio.wait([task], timeout=PATIENCE)
+    assert task.done()
+    await bench.until_all_threads_ended()
+    end.set()
+
+
+@pytest.mark.asyncio
+async def test_what_can_not_be_connected_leaves_no_thread(bench: Bench) -> None:
+    def group(_: Any) -> Any:
+        raise ConfigError("a strategy that it cannot run")
+
+    bench.make(ignore)
+    begin(bench, group=group)
+    with pytest.raises(ConfigError):
+        await bench.tasks[-1]
+    await bench.until_all_threads_ended()
+
+
+@pytest.mark.asyncio
+async def test_a_look_up_that_nobody_waits_for_any_more_ends() -> None:
+    """It would read on for as long as something comes."""
+    reading, closed = threading.Event(), threading.Event()
+
+    def read(*_: Any, cancelled: Callable[[], bool], **__: Any) -> None:
+        reading.set()
+        wait_until(cancelled)
+        raise Stopped("cancelled")
+
+    reader = SimpleNamespace(read=read, close=closed.set)
+    connections: Any = SimpleNamespace(worker=Worker, reader=lambda: reader)
+    take_overs = TakeOvers(SimpleNamespace(connections=connections, config=SimpleNamespace(changelog="log")))  # type: ignore[arg-type]
+    look_up = asyncio.create_task(take_overs._read({0: (0, 1)}, lambda *_: None, lambda: False))
+    await asyncio.to_thread(reading.wait, PATIENCE)
+    look_up.cancel()
+    await asyncio.wait([look_up])
+    take_overs.close()
+    assert await asyncio.to_thread(closed.wait, PATIENCE / 2)
