@@ -156,7 +156,7 @@ async def _main(bootstrap: str, group: str, instance: str) -> None:
 async def _cycles(bootstrap: str, group: str, instance: str) -> None:
     """Fifty runs in one process, each until it has its partitions."""
     process = psutil.Process()
-    early = 0
+    early = files = 0
     for number in range(50):
         source = build(bootstrap, group, instance, FaultPlan())
         task = asyncio.create_task(source.consume_events())
@@ -169,9 +169,11 @@ async def _cycles(bootstrap: str, group: str, instance: str) -> None:
         while process.num_threads() > 60:
             await asyncio.sleep(0.01)  # clients that were closed end their threads a moment later
         if number == 4:
-            early = process.num_threads()
+            early, files = process.num_threads(), process.num_fds()
         deadline = time.monotonic() + 20
-        while number == 49 and process.num_threads() > early + 2 and time.monotonic() < deadline:
+        while number == 49 and (process.num_threads() > early + 2 or process.num_fds() > files + 4):
+            if time.monotonic() > deadline:
+                break
             await asyncio.sleep(0.01)
         print(f"cycle {number} threads={process.num_threads()} fds={process.num_fds()}", flush=True)
 

@@ -29,7 +29,10 @@ from tests.broker.contract_kit import set_broker_session
 PROGRAM = Path(__file__).with_name("bank.py")
 ROOT = Path(__file__).parents[2]
 PATIENCE = 90.0
-BROKER_ENDS_SECONDS = 20.0
+BROKER_ENDS_SECONDS = 60.0
+ENDLESS = 1_000_000
+"""More deposits than any test waits for: such a load goes on until it is stopped. One that ends may end before what it
+was for has begun, on a machine that stands still for seconds, and then there is no work left that could go on."""
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
@@ -66,9 +69,9 @@ class Worker:
         if self.running:
             self.process.send_signal(signal.SIGCONT)  # a frozen process is killed as well, but reaps faster awake
             self.process.kill()
-        self.process.wait(10)
+        self.process.wait(PATIENCE)
 
-    def stop(self, seconds: float = 20.0) -> int:
+    def stop(self, seconds: float = PATIENCE) -> int:
         """SIGTERM, and wait: returns the exit code."""
         if self.running:
             self.process.send_signal(signal.SIGTERM)
@@ -247,15 +250,11 @@ class Bank:
         )
         return max((int(number) for numbers in found for number in numbers), default=0)
 
-    def last_words(self, lines: int = 40) -> str:
-        """The end of its log."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
-
     def times(self, pattern: str) -> int:
         """How often the members' logs have this."""
         return sum(worker.times(pattern) for worker in self.workers)
 
-    def check_stores(self, standbys: int = 0, seconds: float = 45.0) -> None:
+    def check_stores(self, standbys: int = 0, seconds: float = PATIENCE) -> None:
         """At rest, the stores of the members are byte for byte what the changelog's last values are: those that are
         worked on, each partition at one member, and the copies, ``standbys`` of each or more."""
         deadline = time.monotonic() + seconds
@@ -307,7 +306,7 @@ class Bank:
             wait_until(lambda worker=worker: worker.said("generation"), f"{worker.instance} is in the group")  # type: ignore[misc]
             worker.signal(signal.SIGTERM)
         for worker in running:
-            assert worker.process.wait(30) == 0, worker.log.read_text()
+            assert worker.process.wait(PATIENCE) == 0, worker.log.read_text()
 
     def close(self) -> None:
         for worker in self.workers:

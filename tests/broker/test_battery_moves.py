@@ -19,15 +19,16 @@ import pytest
 
 from streams.broker import KafkaBroker
 from streams.testing.fixtures import BrokerAddress, OwnBroker
-from tests.broker.battery_kit import Bank, Worker, seed_of, wait_until
+from tests.broker.battery_kit import ENDLESS, PATIENCE, Bank, Worker, seed_of, wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
 SEEDS = int(os.environ.get("BATTERY_SEEDS", "2"))
 QUICK = {"BANK_SESSION_SECONDS": "2"}
+PATIENT = {"BANK_SESSION_SECONDS": "20"}
+"""Where nobody has to be missed: a member that stands still for seconds on a busy machine stays one."""
+WARM = r"TakeOverDone\(.*warm=True\)"
 KEYS = 200
-ENDLESS = 1_000_000
-"""More deposits than any of these tests waits for: the load goes on until it is told to stop."""
 
 DONOR_POINTS = ("marker commit.before", "marker commit.after", "handed_over.before", "handed_over.after")
 RECEIVER_POINTS = ("restore.half", "tail.received", "took.before", "took.after")
@@ -59,6 +60,12 @@ def fault_at(point: str, count: int, action: str = "kill") -> dict[str, str]:
     """The environment of a victim. Points named ``marker ...`` count in transactions with a release marker only."""
     scope, _, point = point.rpartition(" ")
     return {"KES_FAULT": f"{point}:{count}:{action}", "BANK_FAULT_IN": scope}
+
+
+def at_work(worker: Worker) -> bool:
+    """Whether it works on any partition."""
+    dump = worker.dump()
+    return dump is not None and any(store.role == "active" for store in dump.stores)
 
 
 class Attack:
@@ -105,7 +112,7 @@ def frozen(group: Bank, role: str, point: str, standbys: int, seed: int) -> None
     wait_until(lambda: other.said(f"gone: {role}"), "its session is over")
     group.wait_handled()  # so somebody else has everything now
     victim.signal(signal.SIGCONT)
-    wait_until(lambda: not victim.running or victim.said("void, joining again"), "it finds out, or ends", 30)
+    wait_until(lambda: not victim.running or victim.said("void, joining again"), "it finds out, or ends")
     assert victim.running, victim.log.read_text()
     attack.finish(standbys)
 
@@ -159,17 +166,23 @@ def test_killed_at_random_with_standbys(bank_group: Bank, events: int, kills: in
     load.finish()
     bank_group.wait_handled()
     bank_group.check_stores(1)
+    # The random ones may all come before a copy is there again, or their members be back before they are missed.
+    before = bank_group.times(WARM)
+    owners = [name for name, worker in sorted(members.items()) if at_work(worker)]
+    members.pop(rng.choice(owners)).kill()
+    wait_until(lambda: bank_group.times(WARM) > before, "the copy of who died at rest is used")
+    bank_group.check_stores(1)
     report = bank_group.must_be_exact()
-    warm, cold = (bank_group.times(rf"TakeOverDone\(.*warm={word}\)") for word in ("True", "False"))
+    warm, cold = bank_group.times(WARM), bank_group.times(r"TakeOverDone\(.*warm=False\)")
     print(f"{report}; {warm} warm take-overs, {cold} cold, {bank_group.times('PartitionMoved.*in')} moves")
-    assert warm > 0, "the standbys were never used"
 
 
 @pytest.mark.parametrize(
     ("rebalances", "pause"), [(8, 2.0), pytest.param(20, 3.0, marks=[pytest.mark.soak, pytest.mark.timeout(420)])]
 )
 def test_a_storm_of_rebalances(bank_group: Bank, rebalances: int, pause: float) -> None:
-    """Number 7: members join, leave and die, one every few seconds. Nothing stands still afterwards."""
+    """Number 7: members join, leave and die, one every few seconds. Nothing stands still afterwards. It goes on until
+    there were so many generations: those that die before they have joined, or soon after, make none."""
     seed = seed_of()
     print(f"SEED={seed}")
     rng = random.Random(seed)
@@ -179,8 +192,9 @@ def test_a_storm_of_rebalances(bank_group: Bank, rebalances: int, pause: float) 
     bank_group.deposit(1_000, KEYS, seed)
     bank_group.wait_handled()
     load = bank_group.load(ENDLESS, KEYS, seed + 1, 1_000)
-    story = []
-    for number in range(rebalances):
+    story: list[str] = []
+    while len(story) < rebalances or bank_group.generations() < rebalances:
+        number = len(story)
         until = time.monotonic() + pause
         kind = rng.choice(["join", "stop", "kill"]) if 1 < len(members) < 4 else "join" if len(members) == 1 else "stop"
         if kind == "join":
@@ -198,12 +212,11 @@ def test_a_storm_of_rebalances(bank_group: Bank, rebalances: int, pause: float) 
         wait_until(lambda until=until: time.monotonic() > until, "the next one")  # type: ignore[misc]
     print(", ".join(story))
     load.stop()
-    bank_group.wait_handled(seconds=60)
+    bank_group.wait_handled()
     for worker in leaving:
-        code, said = worker.process.wait(30), worker.log.read_text()
+        code, said = worker.process.wait(PATIENCE), worker.log.read_text()
         assert code == 0 or (code == -signal.SIGTERM and not said), said  # or it was stopped before it had begun
     bank_group.check_stores(seed % 2)
-    assert bank_group.generations() >= rebalances
     print(f"{bank_group.generations()} generations")
     bank_group.must_be_exact()
 
@@ -212,7 +225,7 @@ def test_rolling_restart_under_load(bank_group: Bank) -> None:
     """Each of four members is stopped and started again, with little more than a handful of generations each."""
     seed = seed_of()
     print(f"SEED={seed}")
-    settings = {**QUICK, "BANK_STANDBYS": "1"}
+    settings = {**PATIENT, "BANK_STANDBYS": "1"}
     names = [f"member-{number}" for number in range(4)]
     members = {name: bank_group.start(name, **settings) for name in names}
     bank_group.check_stores(1)
@@ -236,16 +249,17 @@ def test_a_receiver_that_never_gets_ready(bank_group: Bank, tmp_path: Path) -> N
     seed = seed_of()
     print(f"SEED={seed}")
     gate = tmp_path / "gate"
-    donor = bank_group.start("donor", **QUICK, BANK_LEAVE_SECONDS="2")
+    donor = bank_group.start("donor", **PATIENT, BANK_LEAVE_SECONDS="2")
     wait_until(lambda: donor.said("lifecycle generation"), "the donor is in the group")
     bank_group.deposit(20_000, 4_000, seed, per_second=10_000)
     bank_group.wait_handled()
-    receiver = bank_group.start("receiver", **QUICK, BANK_GATE=str(gate), BANK_GATE_MS="2")
+    receiver = bank_group.start("receiver", **PATIENT, BANK_GATE=str(gate), BANK_GATE_MS="5")
     wait_until(lambda: receiver.said("lifecycle generation"), "the receiver is in the group")
     began = time.monotonic()
     assert donor.stop() == 0, donor.log.read_text()
     assert donor.said("were not handed over within leave_timeout_seconds"), donor.log.read_text()
-    assert 2 <= time.monotonic() - began < 8, "it leaves in time"
+    assert time.monotonic() - began >= 2, "it leaves before its time"
+    assert receiver.times("PartitionMoved.*in") == 0, "the receiver was ready, and could have been waited for"
     bank_group.deposit(1_000, 4_000, seed + 1)
     gate.touch()
     bank_group.wait_handled()
@@ -303,6 +317,6 @@ def test_broker_dies_while_a_standby_is_restored(broker: KafkaBroker, fragile_gr
     owner.kill()
     fragile_group.deposit(1_000, 2_000, seed + 1)
     fragile_group.wait_handled()
-    assert heir.times(r"TakeOverDone\(.*warm=True\)") > 0, "the copies were there, and are used"
+    assert heir.times(WARM) > 0, "the copies were there, and are used"
     fragile_group.check_stores()
     fragile_group.must_be_exact()
