@@ -26,9 +26,20 @@ from streams import (
 from streams.metrics import EventFailed
 from streams.runtime.dead_letters import LONGEST_TEXT
 from streams.testing.fixtures import BrokerAddress
-from tests.broker.engine_kit import ADDED, Added, Lab, Running, Total, Totals, added, own_headers, start_failure
+from tests.broker.engine_kit import (
+    ADDED,
+    PATIENCE,
+    Added,
+    Lab,
+    Running,
+    Total,
+    Totals,
+    added,
+    own_headers,
+    start_failure,
+)
 
-pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(180)]
 
 KINDS = ["plain", "async", "blocking"]
 
@@ -125,7 +136,7 @@ async def test_leave_and_meet_it_again(lab: Lab, kind: str) -> None:
     """FAIL_CONSUMER: what came before is committed, the group is left, the record is the next one's first."""
     await lab.create()
     await play(lab)
-    first = lab.source()
+    first = lab.source(session_timeout_seconds=2 * PATIENCE)
     register(lab, first, kind, STOP)
     error = await start_failure(first)
     assert f"{lab.topic}[0]@2" in str(error)
@@ -135,11 +146,9 @@ async def test_leave_and_meet_it_again(lab: Lab, kind: str) -> None:
     assert await lab.totals() == [("first", 1), ("second", 1)]
     assert await lab.committed() == {0: 2}
     await lab.check_settled()
-    began = time.monotonic()
     second = lab.source()
     seen = register(lab, second, kind, SKIP)
-    async with Running(second) as run:
-        assert time.monotonic() - began < second.config.session_timeout_seconds, "the group was not left"
+    async with Running(second) as run:  # in vain, if the group was not left
         await run.until_committed(2)
     assert seen == [("bad", 1), ("third", 1)]
     assert await lab.totals() == [("first", 1), ("second", 1), ("third", 1)]
@@ -148,12 +157,13 @@ async def test_leave_and_meet_it_again(lab: Lab, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_retry_with_backoff(kafka_broker: BrokerAddress, topic_prefix: str, kind: str) -> None:
-    """Attempts are counted and spaced, the partition keeps its order, the other one goes on, one effect is left."""
+    """Attempts are counted and spaced, the partition keeps its order, the other one goes on, one effect is left. It
+    fails until the other partition has gone on, four times at least."""
     lab = Lab(kafka_broker.bootstrap_servers, topic_prefix, partitions=2)
     await lab.create()
     source = lab.source()
     attempts: list[tuple[int, float]] = []
-    policy = ErrorPolicy(retries=5, backoff_seconds=0.2, max_backoff_seconds=0.3, then=ErrorResponse.FAIL_CONSUMER)
+    policy = ErrorPolicy(retries=100, backoff_seconds=0.2, max_backoff_seconds=0.3, then=ErrorResponse.FAIL_CONSUMER)
     done: list[str] = []
 
     def work(ctx: EventContext[Totals], event: Added) -> None:
@@ -161,7 +171,7 @@ async def test_retry_with_backoff(kafka_broker: BrokerAddress, topic_prefix: str
         ctx.forward(lab.output, Total(event.name, ctx.attempt), key=event.name)
         if event.deed == "thrice":
             attempts.append((ctx.attempt, time.monotonic()))
-            if ctx.attempt < 4:
+            if ctx.attempt < 4 or "other" not in done:
                 raise OSError("not yet")
         done.append(event.name)
 
@@ -178,11 +188,12 @@ async def test_retry_with_backoff(kafka_broker: BrokerAddress, topic_prefix: str
         await lab.add("other", partition=1)
         await run.until_committed(3)
         assert done == ["other", "stubborn", "behind"]
-    assert [number for number, _ in attempts] == [1, 2, 3, 4]
+    assert [number for number, _ in attempts] == list(range(1, len(attempts) + 1))
+    assert len(attempts) >= 4
     gaps = [later - sooner for (_, sooner), (_, later) in itertools.pairwise(attempts)]
     assert gaps[0] >= 0.15
     assert min(gaps[1:]) >= 0.3 * 0.75
-    assert sorted(await lab.totals()) == [("behind", 1), ("other", 1), ("stubborn", 4)]
+    assert sorted(await lab.totals()) == [("behind", 1), ("other", 1), ("stubborn", len(attempts))]
     assert await lab.counts() == {"touched": 2}
 
 
@@ -366,9 +377,10 @@ def start_program(lab: Lab, prefix: str, response: str, **environment: str) -> s
 
 async def finish(process: subprocess.Popen[bytes]) -> tuple[int, str]:
     try:
-        _, errors = await asyncio.to_thread(process.communicate, timeout=40)
+        _, errors = await asyncio.to_thread(process.communicate, timeout=3 * PATIENCE)
     finally:
         process.kill()
+        process.wait(PATIENCE)
     return process.returncode, errors.decode()
 
 
@@ -383,7 +395,7 @@ async def test_fatally_exit(lab: Lab, topic_prefix: str) -> None:
     source = lab.source()
     register(lab, source, "plain", SKIP)
     async with Running(source) as run:
-        await run.until(lambda: source.statistics().partitions[0].next_offset == 2, "both are handled")
+        await run.until_handled(2)
     assert await lab.totals() == [("first", 1)]
     assert await lab.committed() == {0: 2}
 
@@ -399,8 +411,7 @@ async def test_dead_letters_are_exactly_once_over_a_kill(lab: Lab, topic_prefix:
     source = lab.source(session_timeout_seconds=2, transaction_timeout_seconds=1.5)
     register(lab, source, "plain", DEAD_LETTER)
     async with Running(source) as run:
-        await run.until(lambda: source.statistics().partitions[0].next_offset == 3, "all are handled")
-        await run.until(lambda: not source.statistics().unsettled_transactions, "all are committed")
+        await run.until_handled(3)
     assert [facts["offset"] for _, facts in await lab.dead_letters()] == ["1"]
     assert await lab.totals() == [("first", 1), ("third", 1)]
     assert await lab.committed() == {0: 3}

@@ -9,11 +9,11 @@ from datetime import timedelta
 
 import pytest
 
-from streams import SKIP, STOP, EventContext, EventSource, ExecutionState, PoolConfig
+from streams import SKIP, STOP, EventContext, EventSource, ExecutionState, PoolConfig, SourceState
 from streams.errors import NotOwned, RegistrationError, Stopped
 from streams.metrics import EventFailed
 from streams.testing.fixtures import BrokerAddress
-from tests.broker.engine_kit import Added, Lab, Running, Total, Totals, raised_by, start_failure
+from tests.broker.engine_kit import PATIENCE, Added, Lab, Running, Total, Totals, raised_by, start_failure, until
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(90)]
 
@@ -151,10 +151,11 @@ async def test_at_the_drain(lab: Lab) -> None:
     """What runs when the source stops is committed, what waits behind it is told so; nobody waits for ever."""
     await lab.create()
     source = source_of(lab)
-    started = asyncio.Event()
+    started, stopping = asyncio.Event(), asyncio.Event()
 
     async def slow(ctx: EventContext[Totals]) -> None:
         started.set()
+        await stopping.wait()
         await asyncio.sleep(0.3)
         ctx.store.put("slow", 1)
 
@@ -163,8 +164,11 @@ async def test_at_the_drain(lab: Lab) -> None:
         await started.wait()
         waiting = asyncio.create_task(source.interject(0, tell(lab)))
         await asyncio.sleep(0)
-        await source.stop()
-        await asyncio.wait_for(running, 5)
+        stop = asyncio.create_task(source.stop())
+        await until(lambda: source.state is SourceState.STOPPING, "it stops")
+        stopping.set()
+        await stop
+        await asyncio.wait_for(running, PATIENCE)
         error = await raised_by(waiting)
         assert isinstance(error, NotOwned | Stopped), repr(error)
     assert await lab.counts() == {"slow": 1}
@@ -188,7 +192,7 @@ async def test_cut_off_by_stop_now(lab: Lab) -> None:
         source.stop_now()
         error = await raised_by(running)
         assert not isinstance(error, asyncio.TimeoutError), "nobody waits for ever"
-        await asyncio.wait_for(run.task, 10)
+        await asyncio.wait_for(run.task, PATIENCE)
     assert await lab.counts() == {}
 
 
@@ -207,16 +211,15 @@ async def test_scheduled(lab: Lab) -> None:
             time.sleep(0.5)  # the loop stands still: two beats are missed
 
     async with Running(source) as run:
-        began = time.monotonic()
         await run.until(lambda: min(map(len, ran.values())) >= 8, "eight runs each")
-        took = time.monotonic() - began
         with pytest.raises(RegistrationError, match="too late"):
             source.schedule_interjection(report, every=1)
-    assert took >= 7 * 0.2 - 0.1, "no faster than asked for"
     for partition, times in ran.items():
         assert await lab.counts(partition) == {"runs": len(times)}
         gaps = [later - sooner for sooner, later in itertools.pairwise(times)]
-        assert sum(gap < 0.1 for gap in gaps) <= 1, f"missed runs are not made up for: {gaps}"
+        assert sum(gaps) >= 0.2 * (len(gaps) - 1) - 0.1, "no faster than asked for, though the first may come late"
+        # After each time in which the loop stood still the next beat may be near; a second one near it was missed.
+        assert not any(max(pair) < 0.1 for pair in itertools.pairwise(gaps)), f"missed runs are made up for: {gaps}"
     assert await lab.committed() == {0: 0, 1: 0}
     await lab.check_settled()
 

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
+from confluent_kafka import Producer
 
 from streams import SKIP, EventContext, SourceState
 from streams.errors import OffsetError, RegistrationError, TopicError
 from streams.metrics import OffsetMismatch
 from streams.runtime.changelog import OFFSET_KEY
 from streams.testing.fixtures import BrokerAddress
-from tests.broker.engine_kit import Added, Lab, Running, Total, Totals, count, handle, source_of, start_failure
+from tests.broker.engine_kit import (
+    PATIENCE,
+    Added,
+    Lab,
+    Running,
+    Total,
+    Totals,
+    count,
+    handle,
+    source_of,
+    start_failure,
+)
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(90)]
 
@@ -89,13 +102,22 @@ async def test_a_changelog_that_is_not_compacted(lab: Lab) -> None:
 # -- changelogs with strange contents ----------------------------------------------------------------------------------
 
 
+async def taken(lab: Lab, topic: str, value: bytes) -> None:
+    """Produce a record without a key, once: the broker goes by a topic's new settings some time after it took them."""
+    producer, refused = Producer({"bootstrap.servers": lab.bootstrap, "log_level": 0}), [True]
+    deadline = time.monotonic() + PATIENCE
+    while refused.pop():
+        assert time.monotonic() < deadline, "the broker wants keys"
+        producer.produce(topic, value, partition=0, on_delivery=lambda error, _: refused.append(error is not None))
+        assert await asyncio.to_thread(producer.flush, PATIENCE) == 0
+
+
 async def test_foreign_records_and_tombstones(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     """A record without key is ignored with a word; tombstones of keys that never were are no harm, a storm neither."""
     await lab.create()
     await handle(lab, "a", "b", until_offset=2)
     await lab.alter(lab.changelog, "cleanup.policy", "delete")  # while it is compacted, the broker wants keys
-    await lab.send(b"who am I?", None, None, topic=lab.changelog)
-    await lab.flush()
+    await taken(lab, lab.changelog, b"who am I?")
     await lab.alter(lab.changelog, "cleanup.policy", "compact")
     for number in range(2_000):
         await lab.send(None, f"never-{number % 50}".encode(), None, topic=lab.changelog)
@@ -144,20 +166,18 @@ async def test_a_value_in_the_changelog_that_cannot_be_decoded(lab: Lab) -> None
 
 async def test_gaps_of_aborted_transactions(lab: Lab) -> None:
     """A changelog whose tail is nothing but aborted records and markers: the position counts."""
-    from confluent_kafka import Producer
-
     await lab.create()
     await handle(lab, "a", until_offset=1)
 
     def abort() -> None:
         producer = Producer({"bootstrap.servers": lab.bootstrap, "transactional.id": lab.group, "log_level": 0})
-        producer.init_transactions(20)
+        producer.init_transactions(PATIENCE)
         for _ in range(3):
             producer.begin_transaction()
             producer.produce(lab.changelog, b"nonsense", b"a", partition=0)
             producer.produce(lab.changelog, b"nonsense", OFFSET_KEY, partition=0)
-            producer.flush(20)
-            producer.abort_transaction(20)
+            producer.flush(PATIENCE)
+            producer.abort_transaction(PATIENCE)
 
     await asyncio.to_thread(abort)
     await handle(lab, "a", until_offset=2)

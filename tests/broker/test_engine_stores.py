@@ -351,6 +351,6 @@ async def test_a_handler_that_is_cancelled_from_within(lab: Lab, kind: str) -> N
             await raised_by(source.interject(0, interjection))
         await lab.add("good")
         await run.until(
-            lambda: source.statistics().partitions[0].next_offset == (2 if kind == "async" else 1), "it goes on", 10
+            lambda: source.statistics().partitions[0].next_offset == (2 if kind == "async" else 1), "it goes on"
         )
     assert await lab.counts() == {"good": 1}

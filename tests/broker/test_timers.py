@@ -21,7 +21,7 @@ from streams.testing.fixtures import BrokerAddress
 from tests.broker import timer_worker
 from tests.broker.engine_kit import Lab, Running, Totals, until
 
-pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(300)]
 
 PARTITIONS = 2
 PROGRAM = Path(timer_worker.__file__)
@@ -169,7 +169,7 @@ async def test_processes_that_are_killed(lab: Lab, tmp_path: Path) -> None:
             await until_rang(lab, goal)
             victim = running.pop(0)
             victim.kill()
-            victim.wait(10)
+            victim.wait(30)
             start(f"w{kill + 2}")
         found = await until_rang(lab, len(names), 90.0)
         assert Counter(found) == dict.fromkeys(names, 1)
@@ -179,7 +179,10 @@ async def test_processes_that_are_killed(lab: Lab, tmp_path: Path) -> None:
         for worker in running:
             worker.terminate()
         for worker in running:
-            worker.wait(30)
+            try:
+                worker.wait(30)
+            finally:
+                worker.kill()
         log.close()
     assert await kept(lab) == set()
     assert sum([sum((await lab.counts(partition)).values()) for partition in range(PARTITIONS)]) == len(names)

@@ -50,6 +50,7 @@ class Two:
         deadline = asyncio.get_running_loop().time() + 60
         while len(await self.near.records()) < rounds * PARTITIONS:
             assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.05)
         assert sorted(await self.near.totals()) == sorted(
             (f"k{partition}", amount) for partition in range(PARTITIONS) for amount in range(1, rounds + 1)
         )

@@ -235,7 +235,7 @@ class Beside:
 
     def start(self) -> None:
         self._thread.start()
-        asyncio.run(self._joined())
+        asyncio.run(asyncio.wait_for(self._joined(), 60))
 
     async def _joined(self) -> None:
         while not self.source.member_id:
