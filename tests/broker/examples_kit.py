@@ -27,7 +27,7 @@ from streams.testing.fixtures import BrokerAddress
 from streams.topics import TopicSpec
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 60.0
+PATIENCE = 90.0
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> None:
@@ -167,10 +167,17 @@ class Workers:
 
     def kill(self, worker: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
         """A signal to the process that is this worker now; after SIGKILL its supervisor starts another one."""
-        until(lambda: self._pid(worker) is not None, f"worker {worker} runs; see {self.log}")
-        pid = self._pid(worker)
-        assert pid is not None
-        os.kill(pid, number)
+
+        def struck() -> bool:
+            pid = self._pid(worker)
+            try:
+                if pid is not None:
+                    os.kill(pid, number)
+            except ProcessLookupError:  # its end is not told yet
+                return False
+            return pid is not None
+
+        until(struck, f"worker {worker} runs; see {self.log}")
 
     def _pid(self, worker: int) -> int | None:
         """Of the process, if the last that was said of it is not its end."""

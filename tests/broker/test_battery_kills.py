@@ -4,7 +4,6 @@ the stores what the changelog says. Points of moves: ``test_battery_moves.py``."
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from streams.testing.faults import POINTS
 from streams.testing.fixtures import BrokerAddress
-from tests.broker.battery_kit import Bank, seed_of, wait_until
+from tests.broker.battery_kit import ENDLESS, Bank, seed_of, wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
@@ -60,10 +59,13 @@ def test_killed_at_a_named_point(bank_group: Bank, point: str, repetition: int) 
         bank_group.deposit(EVENTS, KEYS, seed)
         bank_group.wait_handled(1)
         bank_group.start("other", **settings)  # its join takes partitions away from the victim
+        wait_until(lambda: not victim.running, f"the victim dies at {point}")
     else:
         wait_until(lambda: victim.said("generation"), "the victim is in the group")
         bank_group.deposit(EVENTS, KEYS, seed, per_second=2_000)  # two seconds: dozens of transactions
-    wait_until(lambda: not victim.running, f"the victim dies at {point}")
+        load = bank_group.load(ENDLESS, KEYS, seed + 2, 2_000)  # or one, if the victim stood still meanwhile
+        wait_until(lambda: not victim.running, f"the victim dies at {point}")
+        load.stop()
     assert victim.process.returncode == -9, victim.log.read_text()
     bank_group.start("victim", **settings)
     bank_group.deposit(EVENTS // 4, KEYS, seed + 1)
@@ -82,8 +84,7 @@ def test_killed_at_random_under_load(bank_group: Bank) -> None:
     instances = [f"member-{number}" for number in range(4)]
     alive = {name: bank_group.start(name, **QUICK) for name in instances}
     total = 200_000
-    producing = threading.Thread(target=bank_group.deposit, args=(total, 500, seed), kwargs={"per_second": 3_000})
-    producing.start()
+    load = bank_group.load(total, 500, seed, 3_000)
     bank_group.wait_handled(1)
     for _ in range(20):
         name = rng.choice(instances)
@@ -93,7 +94,7 @@ def test_killed_at_random_under_load(bank_group: Bank) -> None:
         alive[name] = bank_group.start(name, **QUICK)
         before = bank_group.handled()
         wait_until(lambda: bank_group.handled() > before or bank_group.handled() >= total, "progress after a kill")  # noqa: B023
-    producing.join()
+    load.finish()
     bank_group.wait_handled(total, 180)
     bank_group.check_stores()
     bank_group.must_be_exact()

@@ -13,7 +13,7 @@ import pytest
 
 from streams.testing.faults import KafkaProxy, Rule
 from streams.testing.fixtures import BrokerAddress
-from tests.broker.battery_kit import Bank, Worker, seed_of, wait_until
+from tests.broker.battery_kit import PATIENCE, Bank, Worker, seed_of, wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -61,20 +61,17 @@ class Attacked:
 
     def wait_progress(self) -> None:
         before = self.bank.handled()
-        wait_until(lambda: self.bank.handled() > before >= 0 or before < 0, "work goes on", 60)
+        wait_until(lambda: self.bank.handled() > before >= 0 or before < 0, "work goes on")
 
     def finish(self) -> None:
         """The load ends, all is handled, all members leave, the oracle finds nothing."""
         self._enough.set()
-        self._load.join(60)
+        self._load.join(PATIENCE)
         assert not self._load.is_alive(), "the load could not be produced"
         self.proxy.clear()
         self.bank.wait_handled()
         assert all(worker.running or worker.process.returncode == 0 for worker in self.bank.workers), "nobody died"
-        self.bank.stop_all()
-        report = self.bank.check()
-        assert not report.differences, report
-        assert report.inputs == self.bank.produced
+        self.bank.must_be_exact()
 
 
 @pytest.fixture
@@ -100,7 +97,7 @@ def test_transactions_under_attack(attacked: Attacked, api: str) -> None:
     attacked.begin()
     for fault in FAULTS:
         armed = attacked.proxy.add(rule_for(api, fault, attacked._seed))
-        assert armed.wait_struck(seconds=30), f"{fault}: {armed}"
+        assert armed.wait_struck(seconds=PATIENCE), f"{fault}: {armed}"
         print(f"{api}: {fault}, at number {armed.seen}")
         attacked.wait_progress()
         armed.remove()
@@ -115,7 +112,7 @@ def test_rebalances_under_attack(attacked: Attacked, api: str) -> None:
     for number, fault in enumerate(FAULTS):
         armed = attacked.proxy.add(rule_for(api, fault, attacked._seed))
         guest = attacked.member(f"guest-{number}")
-        assert armed.wait_struck(seconds=30), f"{fault}: {armed}"
+        assert armed.wait_struck(seconds=PATIENCE), f"{fault}: {armed}"
         print(f"{api}: {fault}, at number {armed.seen}")
         wait_until(lambda guest=guest: guest.said("generation"), "the guest is in the group")  # type: ignore[misc]
         attacked.wait_progress()

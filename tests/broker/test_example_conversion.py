@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -15,14 +16,15 @@ from tests.broker.examples_kit import Make, example
 
 __all__ = ["example"]
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(480)]
 
 HOUR_MS = 3_600_000
 
 
 def test_every_payment_is_booked_once_with_the_rate_of_its_time(example: Make, tmp_path: Path) -> None:
     shop = example(conversion, "bookings")
-    TopicAdmin(ClientSettings(shop.servers)).delete([conversion.RATES])
+    with contextlib.closing(TopicAdmin(ClientSettings(shop.servers))) as admin:
+        admin.delete([conversion.RATES])
     conversion_rates.create_topic(shop.servers)
     conversion_rates.create_topic(shop.servers)  # harmless
     now = int(time.time() * 1000)

@@ -21,7 +21,11 @@ from tests.broker.http_service import Service, score_of, tariff_of
 
 __all__ = ["example"]  # a fixture
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(480)]
+
+
+GIVEN_UP = ("Unavailable", "TimeoutError")
+"""After six attempts that were answered with 503 (one in 4,096), or not in time (all, if the service stands still)."""
 
 
 @pytest.fixture
@@ -60,9 +64,9 @@ def test_a_call_per_event(example: Make, service: Service, tmp_path: Path) -> No
             assert result.receipt == f"receipt of {charged[request.payment]}"
             assert result.total_cents == totals[request.customer]
         elif request.customer == "declined":
-            assert result.reason == "HTTPStatusError"
+            assert result.reason in ("HTTPStatusError", *GIVEN_UP)
         else:
-            assert result.reason in ("Unavailable", "TimeoutError"), "given up after six attempts"
+            assert result.reason in GIVEN_UP
         expected[request.customer].append(request.payment)
     for customer, wanted in expected.items():
         seen = [keys[key].payment for key, (name, _) in service.charged.items() if name == customer]
@@ -121,7 +125,7 @@ def test_failed_events_are_tried_again_later(example: Make, service: Service, tm
     for event in scoring.events(retry_later.SCORED, Scored, GivenUp):
         if isinstance(event, GivenUp):
             assert event.attempts == retry_later.MOST_ATTEMPTS
-            assert "503" in event.reason
+            assert "503" in event.reason or "TimeoutError" in event.reason
             found[event.transfer.account].append(event.transfer.transfer)
         else:
             assert event.score == score_of(event.transfer)
@@ -131,7 +135,8 @@ def test_failed_events_are_tried_again_later(example: Make, service: Service, tm
 
 
 def test_orders_that_nobody_pays_are_cancelled(example: Make, tmp_path: Path) -> None:
-    orders = example(payment_timeout, payment_timeout.OUTCOMES, TIME_TO_PAY_SECONDS="4")
+    # More than a busy machine stands still for: those that are paid are to be paid in time.
+    orders = example(payment_timeout, payment_timeout.OUTCOMES, TIME_TO_PAY_SECONDS="15")
     names = [f"order-{number}" for number in range(200)]
     paid, unpaid = names[::2], names[1::2]
     orders.send((name, OrderPlaced(name, 100)) for name in names)

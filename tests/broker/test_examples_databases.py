@@ -26,7 +26,7 @@ from tests.broker.examples_kit import Make, example
 
 __all__ = ["example"]  # a fixture
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(480)]
 
 
 def test_a_store_that_is_seeded_from_a_database(example: Make, tmp_path: Path) -> None:

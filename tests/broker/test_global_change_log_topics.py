@@ -19,7 +19,7 @@ from streams.testing.fixtures import BrokerAddress, OwnBroker
 from tests.broker.engine_kit import Lab, until
 from tests.broker.global_log_kit import PARTITIONS, PATIENCE, Writer, create, in_thread, log_over, threads_end
 
-pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ class TestOutages:
     async def test_it_goes_on_after_a_restart_and_says_so_while_nobody_answers(
         self, own_broker: OwnBroker, topic_prefix: str
     ) -> None:
-        broker, topic = own_broker(), topic_prefix + "rates"
+        broker, topic = own_broker(start_timeout=150.0), topic_prefix + "rates"
         settings = ClientSettings(broker.bootstrap_servers)
         create(TopicAdmin(settings), topic)
         writer = Writer(settings, topic)
@@ -83,7 +83,7 @@ class TestOutages:
     async def test_stop_is_quick_also_while_the_broker_is_frozen(
         self, own_broker: OwnBroker, topic_prefix: str
     ) -> None:
-        broker, topic = own_broker(), topic_prefix + "rates"
+        broker, topic = own_broker(start_timeout=150.0), topic_prefix + "rates"
         settings = ClientSettings(broker.bootstrap_servers)
         create(TopicAdmin(settings), topic)
         log = log_over(settings, topic)

@@ -17,7 +17,7 @@ from confluent_kafka import Consumer
 
 from streams.testing.fixtures import OwnBroker
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0
@@ -46,7 +46,7 @@ class Shell:
 
 @pytest.fixture
 def shell(own_broker: OwnBroker) -> Shell:
-    return Shell(own_broker().bootstrap_servers)
+    return Shell(own_broker(start_timeout=150.0).bootstrap_servers)
 
 
 def blocks() -> tuple[str, str, str, str]:
@@ -94,7 +94,7 @@ def test_the_commands_of_the_readme_do_what_it_says(shell: Shell) -> None:
         assert sum(entry["committed"] or 0 for entry in once["partitions"]) == 3
         assert once["lag"] == 0
         workers.send_signal(signal.SIGINT)
-        assert workers.wait(30) == 0
+        assert workers.wait(PATIENCE) == 0
     finally:
         if workers.poll() is None:
             workers.kill()
