@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from streams.clients.librdkafka_group import Roster
 from streams.clients.librdkafka_term import Metadata, parse_metadata
 from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal
-from streams.group import Assigned, Lost, Revoked
+from streams.group import Assigned, Fatal, Lost, Revoked
 from tests.broker.contract_kit import STEADY_MS, AnySeat, Desk, laid_desk, set_broker_session, stays
 from tests.broker.membership_kit import PARTITIONS, Transactor, everything, until
 
@@ -305,10 +305,13 @@ def test_a_static_member_that_leaves_is_gone_at_once(desk: Desk) -> None:
 
 def test_a_static_name_that_is_taken(desk: Desk) -> None:
     """The classic protocol believes the newcomer, the broker-side one whoever is there."""
-    first = desk.seat("shop", static=True, rebalance_timeout_ms=STEADY_MS)
+    short = {"session_timeout_ms": EVICTION_MS, "rebalance_timeout_ms": EVICTION_MS}
+    first = desk.seat("shop", static=True, **short)
     first.owning(PARTITIONS)
-    second = desk.seat("shop", static=True, rebalance_timeout_ms=STEADY_MS)
+    second = desk.seat("shop", static=True, **short)
     loser, winner = (second, first) if desk.kind == "broker" else (first, second)
+    # Who is refused tries on for longer than a session: the one before may have died.
+    loser.wait(lambda event: isinstance(event, Fatal), patience=90.0)
     error = loser.fatal()
     assert isinstance(error, MembershipFatal)
     assert "'shop'" in str(error)
