@@ -24,7 +24,7 @@ from examples.flights import ingest
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1_000)]
 
 ROOT = Path(__file__).resolve().parents[2]
-END_SECONDS = 60.0
+END_SECONDS = 90.0
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +108,7 @@ def summary(run: Demo) -> dict[str, Any]:
     return found
 
 
-def gone(processes: list[psutil.Process], seconds: float = 20.0) -> list[psutil.Process]:
+def gone(processes: list[psutil.Process], seconds: float = END_SECONDS) -> list[psutil.Process]:
     """Those that are still there after ``seconds``."""
     deadline = time.monotonic() + seconds
     while True:
@@ -143,7 +143,7 @@ def test_every_number_is_right(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("phase", ["starting Kafka", "Spark turns the file", "folding flights"])
 def test_ctrl_c_ends_everything(tmp_path: Path, phase: str) -> None:
-    with demo("--events", "3000", "--out", str(tmp_path)) as run:
+    with demo("--events", "20000", "--out", str(tmp_path)) as run:  # enough that it is not over before the signal
         run.wait_for(phase)
         children = run.children()
         run.process.send_signal(signal.SIGINT)
@@ -171,7 +171,7 @@ def test_a_second_demo_in_the_same_folder_says_so(tmp_path: Path) -> None:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=END_SECONDS,
         )
         assert second.returncode == 1
         assert "another demo writes to" in second.stderr
@@ -187,7 +187,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=END_SECONDS,
     )
     assert run.returncode == 1
     assert str(file / "out") in run.stderr.replace("\n", "")
