@@ -26,7 +26,7 @@ from streams.testing.proxy import KafkaProxy
 from streams.testing.proxy_rules import Rule
 from streams.topics import TopicSpec
 from tests.broker.back_ends_kit import BackEnd, Make, Scenario
-from tests.broker.engine_kit import Lab
+from tests.broker.engine_kit import STEADY, Lab
 
 T = TypeVar("T")
 
@@ -88,8 +88,7 @@ class RealBackEnd(BackEnd):
         return self._bootstrap if self._proxy is None else self._proxy.bootstrap_servers
 
     def run(self, make: Make, members: int = 1, *, start: bool = True, **settings: Any) -> None:
-        if self.scenario.faulty:
-            settings = {**IMPATIENT, **settings}
+        settings = {**(IMPATIENT if self.scenario.faulty else STEADY), **settings}
         self._make, self._settings, self._first = make, settings, members
         specs = [
             TopicSpec(
