@@ -222,8 +222,9 @@ class KafkaPythonClient:
 
     # ------------------------------------------------------------------ for the IO thread
 
-    async def connected(self, deadline: float = float("inf")) -> None:
-        """Return when a broker answered; log once that none does. Raises what trying cannot cure, and at a deadline."""
+    async def connected(self, deadline: float = float("inf"), *, quiet: bool = False) -> None:
+        """Return when a broker answered; log once that none does, unless the caller tells it (``quiet``). Raises what
+        trying cannot cure, and at a deadline."""
         said, start = False, time.monotonic()
         bootstrap = self.manager.bootstrap_async(None)
         while not bootstrap.succeeded():
@@ -236,7 +237,7 @@ class KafkaPythonClient:
                 if not bootstrap.exception.retriable:
                     raise self.translated(bootstrap.exception, "connecting") from bootstrap.exception
                 bootstrap = self.manager.bootstrap_async(None)
-            if not said and time.monotonic() - start > _SAY_UNREACHABLE_AFTER:
+            if not (said or quiet) and time.monotonic() - start > _SAY_UNREACHABLE_AFTER:
                 said = True
                 log.warning("no broker answers at %s (%s); trying on", self.addresses, self.manager.last_failure)
         if said:

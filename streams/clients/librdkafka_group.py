@@ -95,16 +95,18 @@ class RosterTakeOver(KafkaPythonTakeOver):
         return self._client.call(work, deadline)
 
     def roster(self, deadline: float) -> Roster:
-        """Who is in the group now. ``ConfigError`` without the right to describe it."""
+        """Who is in the group now. ``ConfigError`` without the right to describe it. Who asks has to tell of an outage:
+        the client does not, however long it takes."""
 
         async def work() -> Roster:
-            await self._client.connected(deadline)
+            await self._client.connected(deadline, quiet=True)
             return await self._roster(deadline)
 
         return self._client.call(work, deadline)
 
     def group_settings(self, deadline: float) -> dict[str, str]:
-        """The broker's settings for this group (``consumer.session.timeout.ms`` ...), empty if it does not tell."""
+        """The broker's settings for this group (``consumer.session.timeout.ms`` ...), empty if it does not tell. An
+        outage is told as with ``roster``."""
 
         async def attempt() -> dict[str, str]:
             resource = DescribeConfigsRequest.DescribeConfigsResource(
@@ -120,7 +122,7 @@ class RosterTakeOver(KafkaPythonTakeOver):
             return {entry.name: entry.value for entry in result.configs if entry.value is not None}
 
         async def work() -> dict[str, str]:
-            await self._client.connected(deadline)
+            await self._client.connected(deadline, quiet=True)
             return await self._client.until(deadline, f"reading the settings of group {self._group_id}", attempt)
 
         return self._client.call(work, deadline)

@@ -42,7 +42,7 @@ from streams.group import Assigned, Assignment, Copies, Fatal, GroupEvent, Lost,
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS: Final = 0.02  # between looks at the group metadata; also the longest wait for a command
-_ASK_SECONDS: Final = 1.5  # for one question to the coordinator; with more, the client would warn each time
+_ASK_SECONDS: Final = 1.5  # for one question to the coordinator
 _PAUSE: Final = 0.2  # between tries of it
 _RIVAL_LOOK: Final = 1.0  # after an assignment: who else is there
 _LEAVE_PATIENCE: Final = 3.0

@@ -130,12 +130,12 @@ class Stage:
             "rebalance_seconds": 5.0,
             "alive": lambda: True,
             "check": lambda _: 1.0,
+            "client": FakeClient(),
+            "take_over": self.take_over,
             **settings,
         }
-        take_over: Any = self.take_over
-        client: Any = FakeClient()
         build: Any = self._build
-        self.membership = LibrdkafkaMembership(take_over, build, GROUP, TOPIC, "me", client=client, **arguments)
+        self.membership = LibrdkafkaMembership(consumer=build, group_id=GROUP, topic=TOPIC, instance="me", **arguments)
 
     def _build(self, log: Any) -> FakeConsumer:
         self.logs.append(log)

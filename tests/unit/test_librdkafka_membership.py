@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +13,8 @@ import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
 from streams.clients import group_wire
-from streams.clients.librdkafka_group import Member, Roster
+from streams.clients.kafka_python_client import KafkaPythonClient
+from streams.clients.librdkafka_group import Member, Roster, RosterTakeOver
 from streams.errors import BrokerUnavailable, MembershipFatal
 from streams.group import Assigned, Fatal, Lost, Revoked
 from tests.unit.librdkafka_kit import GROUP, PATIENCE, TOPIC, Stage, stays, until
@@ -287,3 +290,28 @@ def test_an_engine_that_stands_still_is_given_up(stages: Stages) -> None:
     stays(lambda: len(stage.consumers) == 1, 0.3, "it joined for an engine that stands still")
     alive.set()
     stage.consumer(1)
+
+
+def test_one_outage_is_told_once(
+    stages: Stages, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client would warn, too, when one question takes it long enough: as long as it takes to stand still for."""
+    monkeypatch.setattr("streams.clients.kafka_python_client._SAY_UNREACHABLE_AFTER", -1.0)  # at once
+    monkeypatch.setattr("streams.clients.librdkafka_membership._ASK_SECONDS", 0.05)
+    client = KafkaPythonClient("127.0.0.1:1", "me", {})
+    take_over, asked = RosterTakeOver(client, GROUP, TOPIC), queue.SimpleQueue[int]()
+
+    def roster(deadline: float) -> Roster:
+        asked.put(1)
+        return RosterTakeOver.roster(take_over, deadline)
+
+    monkeypatch.setattr(take_over, "roster", roster)
+    stage = stages(take_over=take_over, client=client)
+    with caplog.at_level(logging.WARNING, "streams"):
+        stage.membership.start(lambda event: stage.heard.append((event, None)))
+        for _ in range(3):  # the third question is asked after what the first two had to tell
+            asked.get(timeout=PATIENCE)
+    told = [record.getMessage() for record in caplog.records if "127.0.0.1:1" in record.getMessage()]
+    assert len(told) == 1, told
+    assert f"group {GROUP}: no broker answers at 127.0.0.1:1" in told[0]
+    assert told[0].endswith("trying on")
