@@ -26,7 +26,7 @@ def load(source: str) -> Any:
         found: Any = import_module(module_name)
     except StreamsError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script of the user's that says sys.exit("set SHOP_DB")
         raise ConfigError(f"cannot import {module_name!r} of {source!r}: {described(error)}") from error
     for name in (path or "source").split("."):
         if not hasattr(found, name):

@@ -11,9 +11,9 @@ import typer
 from streams.clients.admin import TopicAdmin
 from streams.clients.settings import ClientSettings
 from streams.config import BOOTSTRAP_VARIABLE, EventSourceConfig
-from streams.errors import ConfigError
+from streams.errors import ConfigError, StreamsError
 from streams.event_source import EventSource
-from streams.loading import load
+from streams.loading import described, load
 
 
 def named_source(text: str) -> EventSource[object]:
@@ -23,7 +23,12 @@ def named_source(text: str) -> EventSource[object]:
         raise typer.BadParameter(
             f"{text!r} is not MODULE:SOURCE, as in bank:source or shop.orders:make_source", param_hint="MODULE:SOURCE"
         )
-    found = load(text)
+    try:
+        found = load(text)
+    except StreamsError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{text!r} cannot make an event source: {described(error)}") from error
     if not isinstance(found, EventSource):
         raise ConfigError(f"{text!r} is {type(found).__name__}, not an EventSource: its topics are not known")
     return found

@@ -43,8 +43,8 @@ def group(
         str, typer.Option(help="The brokers. Default: those of the source, else KES_BOOTSTRAP_SERVERS.")
     ] = "",
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until Ctrl-C.")] = False,
-    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the brokers.")] = 10.0,
+    interval: Annotated[float, typer.Option(min=0.2, max=86_400, help="Seconds between two looks.")] = 1.0,
+    timeout: Annotated[float, typer.Option(min=0.1, max=86_400, help="Seconds to wait for the brokers.")] = 10.0,
     json: Annotated[bool, typer.Option("--json", help="A line of JSON (each time) instead of tables.")] = False,
 ) -> None:
     """The members of a group, the partitions of each, standbys, moves that are under way, and lag.

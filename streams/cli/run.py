@@ -27,11 +27,16 @@ def run(
     instance_prefix: Annotated[
         str, typer.Option(help="Worker n is PREFIX-n, and stays it. One prefix per supervisor. Default: host name.")
     ] = "",
-    drain_seconds: Annotated[float, typer.Option(min=0.0, help="Patience with workers that are to stop.")] = 60.0,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0.0, max=86_400, help="Patience with workers that are to stop.")
+    ] = 60.0,
     max_crashes: Annotated[int, typer.Option(min=0, help="Crashes of one worker in the window before giving up.")] = 5,
-    window_seconds: Annotated[float, typer.Option(min=1.0, help="Length of that window.")] = 60.0,
+    window_seconds: Annotated[float, typer.Option(min=1.0, max=86_400, help="Length of that window.")] = 60.0,
     gc_threshold: Annotated[
-        int, typer.Option(min=0, help="Objects made between two garbage collections. 0: Python's own settings.")
+        int,
+        typer.Option(
+            min=0, max=2**31 - 1, help="Objects made between two garbage collections. 0: Python's own settings."
+        ),
     ] = GC_THRESHOLD,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Warnings only.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Starts, exits, restarts as JSON lines on stdout.")] = False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from importlib import import_module
+from itertools import islice
 from typing import Annotated, Any
 
 import msgspec
@@ -19,6 +20,7 @@ from streams.clients.settings import ClientSettings
 from streams.config import EventSourceConfig
 from streams.errors import ConfigError
 from streams.events import event_type_of
+from streams.loading import described
 from streams.records import IncomingRecord, Record
 from streams.sak.murmur2 import partition_of
 from streams.testing.trial import Attack, Trial, Verdict
@@ -44,7 +46,9 @@ def verify(
     ] = None,
     any_order: Annotated[bool, typer.Option(help="Outputs of one key come from several partitions.")] = False,
     seed: Annotated[int | None, typer.Option(help="The seed of an earlier trial. Default: a new one.")] = None,
-    patience: Annotated[float, typer.Option(min=1.0, help="Seconds without progress until it has failed.")] = 90.0,
+    patience: Annotated[
+        float, typer.Option(min=1.0, max=86_400, help="Seconds without progress until it has failed.")
+    ] = 90.0,
     bootstrap_servers: Annotated[str, typer.Option(help="Where the input is copied from. Default: the source's.")] = "",
     json: Annotated[bool, typer.Option("--json", help="A line of JSON instead of text.")] = False,
 ) -> None:
@@ -84,25 +88,34 @@ def _outputs(texts: Iterable[str]) -> dict[str, int]:
 
 
 def _made(function: str, limit: int, partitions: int) -> list[Record]:
-    """What the user's function yields, as records."""
+    """What the user's function yields, as records. ``ConfigError``: whatever goes wrong in it."""
     module, _, name = function.partition(":")
     try:
         make: Callable[[], Iterable[Any]] = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"--events {function!r}: {error}; name a function as module:function") from error
-    records: list[Record] = []
-    for item in make():
-        if len(records) >= limit:
-            break
-        key, event = item if isinstance(item, tuple) else (None, item)
-        if isinstance(event, Record):
-            records.append(event)
-            continue
-        kind = event_type_of(type(event))
-        encoded = key.encode() if isinstance(key, str) else key
-        place = None if encoded is None else partition_of(encoded, partitions)
-        records.append(Record("", kind.encode(event), encoded, list(kind.headers), place))
-    return records
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"--events {function!r}: cannot import {module!r}: {described(error)}") from error
+    try:
+        items = list(islice(make(), limit))
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"--events {function!r} failed: {described(error)}") from error
+    return [_record(function, item, partitions) for item in items]
+
+
+def _record(function: str, item: Any, partitions: int) -> Record:
+    """One thing that the user's function yields: a record as it is, an event, or a pair of key and event."""
+    key, event = item if isinstance(item, tuple) and len(item) == 2 else (None, item)
+    if not isinstance(key, str | bytes | None):
+        raise ConfigError(f"--events {function!r} yields a key that is {type(key).__name__}; use str or bytes")
+    if isinstance(event, Record):
+        if event.partition is not None and not 0 <= event.partition < partitions:
+            raise ConfigError(f"--events {function!r} yields a record for partition {event.partition} of {partitions}")
+        return event
+    kind = event_type_of(type(event))
+    encoded = key.encode() if isinstance(key, str) else key
+    place = None if encoded is None else partition_of(encoded, partitions)
+    return Record("", kind.encode(event), encoded, list(kind.headers), place)
 
 
 def _copied(config: EventSourceConfig, servers: str, limit: int) -> list[Record]:

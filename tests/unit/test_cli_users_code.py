@@ -1,0 +1,150 @@
+"""Commands that load a user's module: whatever that does, a line says what is wrong and where, and no stack trace."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from streams.cli import verify
+from streams.cli.main import main
+from streams.errors import ConfigError
+from streams.loading import load
+
+EVENTS = """
+import sys
+import msgspec
+from streams import EventSource, EventSourceConfig
+from streams.records import Record
+
+class Paid(msgspec.Struct):
+    cents: int
+
+source = EventSource(EventSourceConfig(group_id="g", topic="t", num_partitions=4, bootstrap_servers="localhost:1"))
+number = 3
+
+def broken():
+    raise KeyError("row 7")
+
+def leaves():
+    sys.exit("set SHOP_DB")
+
+def begins():
+    yield Paid(1)
+    raise RuntimeError("the file ends here")
+
+def nothing():
+    return None
+
+def numbered_keys():
+    yield 7, Paid(1)
+
+def far_away():
+    yield Record("", b"x", partition=4)
+
+def good():
+    yield Paid(1)
+    yield "key", Paid(2)
+    yield b"key", Paid(3)
+    yield Record("", b"x", b"key", partition=3)
+"""
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], str]]:
+    """Write a module; its name."""
+    made: list[str] = []
+    logger = logging.getLogger("streams")
+    before = logger.handlers[:], logger.level, logger.propagate
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delenv("KES_DEBUG", raising=False)
+
+    def write(text: str) -> str:
+        made.append(f"users_module_{len(made)}")
+        (tmp_path / f"{made[-1]}.py").write_text(text)
+        return made[-1]
+
+    yield write
+    for name in made:
+        sys.modules.pop(name, None)
+    logger.handlers[:], logger.level, logger.propagate = before
+
+
+@pytest.mark.parametrize("code", ["'set SHOP_DB'", "0", "3", ""])
+def test_a_module_that_exits_is_no_success(module: Callable[[str], str], code: str) -> None:
+    name = module(f"import sys\nsys.exit({code})\n")
+    with pytest.raises(ConfigError, match=f"cannot import '{name}'.*SystemExit: {code.strip(chr(39))}.*{name}.py:2"):
+        load(name)
+
+
+@pytest.mark.parametrize("failure", ["raise ValueError('no such shop')", "raise SystemExit('no such shop')"])
+def test_a_factory_that_fails_is_told_with_its_place(
+    module: Callable[[str], str], capsys: pytest.CaptureFixture[str], failure: str
+) -> None:
+    name = module(f"def make():\n    {failure}\n")
+    assert main(["group", "--source", f"{name}:make"]) == 1
+    said = "".join(capsys.readouterr().err.split())
+    assert f"'{name}:make'cannotmakeaneventsource:" in said
+    assert f"{name}.py:2)" in said
+    assert "unexpected" not in said
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("broken", "KeyError: 'row 7' (PLACE:14)"),
+        ("leaves", "SystemExit: set SHOP_DB (PLACE:17)"),
+        ("begins", "RuntimeError: the file ends here (PLACE:21)"),
+        ("nothing", "'NoneType' object is not iterable"),
+        ("number", "'int' object is not callable"),
+        ("numbered_keys", "yields a key that is int; use str or bytes"),
+        ("far_away", "yields a record for partition 4 of 4"),
+        ("missing", "name a function as module:function"),
+    ],
+)
+def test_a_function_of_events_that_fails_is_told_with_its_place(
+    module: Callable[[str], str], capsys: pytest.CaptureFixture[str], tmp_path: Path, function: str, message: str
+) -> None:
+    name = module(EVENTS)
+    assert main(["verify", f"{name}:source", "--events", f"{name}:{function}"]) == 1
+    said = capsys.readouterr().err
+    place = message.replace("PLACE", str(tmp_path / f"{name}.py"))
+    assert f"kes: config error: --events '{name}:{function}'" in said
+    assert "".join(place.split()) in "".join(said.split())
+
+
+@pytest.mark.parametrize("text", ["raise RuntimeError('no data')", "raise SystemExit", "this is no Python"])
+def test_a_module_of_events_that_cannot_be_imported(module: Callable[[str], str], text: str) -> None:
+    name = module(text)
+    with pytest.raises(ConfigError, match=f"cannot import '{name}'"):
+        verify._made(f"{name}:events", 10, 4)
+
+
+def test_events_of_any_form_are_records(module: Callable[[str], str]) -> None:
+    records = verify._made(f"{module(EVENTS)}:good", 10, 4)
+    assert [record.key for record in records] == [None, b"key", b"key", b"key"]
+    assert [record.partition for record in records] == [None, records[2].partition, records[2].partition, 3]
+    assert len(verify._made(f"{module(EVENTS)}:good", 2, 4)) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("group", "g", "--timeout", "inf"),
+        ("group", "g", "--timeout", "nan"),
+        ("group", "g", "--interval", "1e300"),
+        ("lag", "--timeout", "inf"),
+        ("run", "m:s", "--drain-seconds", "inf"),
+        ("run", "m:s", "--window-seconds", "inf"),
+        ("run", "m:s", "--gc-threshold", str(1 << 31)),
+    ],
+)
+def test_what_no_clock_and_no_counter_holds_is_wrong_usage(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert arguments[-2] in capsys.readouterr().err
