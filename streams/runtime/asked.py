@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from streams.core.router import Route
 from streams.errors import NotOwned, RegistrationError, Stopped, StreamsError, WouldDeadlock
+from streams.runtime.bridge import for_future
 from streams.runtime.failures import TakenBack
 from streams.runtime.interjections import Interjection
 
@@ -108,7 +109,7 @@ class Asked:
             elif error is None:
                 future.set_result(interjection.result)
             else:
-                future.set_exception(error)
+                future.set_exception(for_future(error))
 
         policy = self._engine.config.error_policy
         interjection = Interjection(Route(_name_of(handler), None, handler, blocking=blocking, policy=policy), waiter)

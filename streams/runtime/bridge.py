@@ -127,14 +127,18 @@ def _resolve(future: asyncio.Future[T], result: T) -> None:
         future.set_result(result)
 
 
+def for_future(error: BaseException) -> BaseException:
+    """The error as a future takes it: ``StopIteration`` is refused, and who waits for that one would wait for ever."""
+    if not isinstance(error, StopIteration):
+        return error
+    raised = RuntimeError("the function raised StopIteration")
+    raised.__cause__ = error
+    return raised
+
+
 def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    if future.done():
-        return
-    if isinstance(error, StopIteration):  # no future takes it, and who waits for this one would wait for ever
-        raised = RuntimeError("the function raised StopIteration")
-        raised.__cause__ = error
-        error = raised
-    future.set_exception(error)
+    if not future.done():
+        future.set_exception(for_future(error))
 
 
 def _expire(future: asyncio.Future[Any]) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from streams.errors import Stopped
 from streams.metrics import Measurement
-from streams.runtime.bridge import DeadlinePassed
+from streams.runtime.bridge import DeadlinePassed, for_future
 from streams.testing.simulation.broker import Broker
 from streams.testing.simulation.faults import Faults, Strike
 from streams.testing.simulation.group import Group
@@ -226,7 +226,7 @@ class SimWorker:
             if failure is None:
                 future.set_result(result)
             else:
-                future.set_exception(failure)
+                future.set_exception(for_future(failure))
         self._running = False
 
 
