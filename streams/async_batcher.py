@@ -9,11 +9,11 @@ from streams.core.router import Route
 from streams.errors import BatchError, RegistrationError
 from streams.event_source import EventSource
 from streams.events import event_type_of
-from streams.job_settings import BatcherConfig
+from streams.job_settings import BatcherConfig, check_settings
 from streams.outcomes import ErrorPolicy, ExecutionState
 from streams.records import IncomingRecord
 from streams.runtime.batches import BatchDefinition, BatchItem, BatchStage
-from streams.runtime.calls import kind_of
+from streams.runtime.calls import check_callable, check_planner, kind_of
 from streams.runtime.event_context import EventContext
 from streams.runtime.stages import Ahead
 
@@ -73,6 +73,10 @@ class AsyncBatcher(Generic[StoreT, ValueT]):
         name: str = "",
     ) -> None:
         self.name = name or getattr(execute, "__qualname__", None) or repr(execute)
+        check_settings(f"the batcher {self.name}", config, BatcherConfig)
+        for part, function in (("finalizer", finalizer), ("on_failure", on_failure)):
+            if function is not None:
+                check_callable(f"{part} of the batcher {self.name}", function)
         self._source: EventSource[StoreT] = source
         self._definition: BatchDefinition = BatchDefinition(
             name=self.name,
@@ -105,13 +109,15 @@ class AsyncBatcher(Generic[StoreT, ValueT]):
 
         def register(function: P) -> P:
             what = f"the batcher {self.name}: what plans the items of {event_class.__name__}"
+            check_planner(what, function)
             self._add(event_class, lambda record, event: items_of(what, function(record, event)), on_error)
             return function
 
         if planner is not None:
             register(cast(Any, planner))
         elif key is not None:
-            self._add(event_class, lambda _, event: [BatchItem(key(event), event)], on_error)
+            check_callable(f"the batcher {self.name}: the key of {event_class.__name__}", key)
+            register(cast(Any, lambda _, event: (key(event), event)))
         return register
 
     async def submit(self, ctx: EventContext[StoreT], items: Sequence[Given[ValueT]]) -> list[BatchItem[ValueT]]:

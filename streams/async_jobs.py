@@ -11,10 +11,10 @@ from streams.core.router import Route
 from streams.errors import PlanError, RegistrationError
 from streams.event_source import EventSource
 from streams.events import event_type_of
-from streams.job_settings import COMPUTE, SchedulerConfig
+from streams.job_settings import COMPUTE, SchedulerConfig, check_settings
 from streams.outcomes import ErrorPolicy, ExecutionState
 from streams.records import IncomingRecord
-from streams.runtime.calls import is_async, kind_of
+from streams.runtime.calls import check_callable, check_planner, kind_of
 from streams.runtime.event_context import EventContext
 from streams.runtime.jobs import JobDefinition, JobStage
 from streams.runtime.stages import Ahead
@@ -96,6 +96,10 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
     ) -> None:
         self.name = name or getattr(job, "__qualname__", None) or repr(job)
         kind = kind_of(f"the jobs {self.name}", job, kind)
+        check_settings(f"the jobs {self.name}", config, SchedulerConfig)
+        for part, function in (("finalizer", finalizer), ("on_failure", on_failure)):
+            if function is not None:
+                check_callable(f"{part} of the jobs {self.name}", function)
         if kind == "process":
             _check_importable(self.name, job)
         if source._router.is_frozen:
@@ -142,6 +146,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         if planner is not None:
             self._add(event_class, planner, on_error)
         elif key is not None:
+            check_callable(f"the key of {event_class.__name__} by {self.name}", key)
             self._add(event_class, lambda _, event: (key(event), event), on_error)
         return register
 
@@ -165,8 +170,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         on_error: ErrorPolicy | None,
     ) -> None:
         event_type, what = event_type_of(event_class), f"{event_class.__name__} by {self.name}"
-        if is_async(planner):
-            raise RegistrationError(f"the function that plans {what} is async; it runs on the loop and must not wait")
+        check_planner(f"the function that plans {what}", planner)
 
         def plan(record: IncomingRecord, event: Any) -> tuple[Hashable, Any] | None:
             return _checked(planner(record, event), record, what)

@@ -13,6 +13,7 @@ from streams.events import event_type_of
 from streams.outcomes import ErrorPolicy, ExecutionState
 from streams.records import Delivery, IncomingRecord, Record
 from streams.runtime.bridge import wait_for
+from streams.runtime.calls import check_planner
 from streams.runtime.deliveries import DeliveryStage, ProducerDefinition
 from streams.runtime.event_context import EventContext
 from streams.runtime.stages import Ahead
@@ -105,6 +106,7 @@ class BatchProducer(Generic[StoreT]):
 
         def register(function: P) -> P:
             what = f"the producer {self.name}: what plans the records of {event_class.__name__}"
+            check_planner(what, function)
             event_type = event_type_of(event_class)
             ahead = Ahead(self._definition, lambda record, event: records_of(what, function(record, event)))
             policy = on_error or self._source.config.error_policy

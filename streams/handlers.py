@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, TypeVar, overload
 from streams.config import EventSourceConfig
 from streams.core.router import Route, Router
 from streams.core.schedule import MissedRuns, Schedule
-from streams.errors import RegistrationError
+from streams.errors import ConfigError, RegistrationError
 from streams.events import event_type_of
 from streams.job_settings import SchedulerConfig
 from streams.outcomes import ErrorPolicy, ExecutionState
@@ -90,6 +90,11 @@ class Handlers(Generic[StoreT]):
         """
         event_type = event_type_of(event_class)
         settings = SchedulerConfig(concurrency=concurrency) if isinstance(concurrency, int) else concurrency
+        if settings is not None and not isinstance(settings, SchedulerConfig):
+            raise ConfigError(
+                f"the concurrency of the handler of {event_type.name} is {settings!r}; it must be a whole number, or a "
+                "SchedulerConfig"
+            )
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
             policy, name = on_error or self.config.error_policy, event_type.name
@@ -144,7 +149,7 @@ class Handlers(Generic[StoreT]):
         or the next run is waited for. ``blocking=True`` runs a plain function on a thread of the partition. Raises
         ``ConfigError``, ``RegistrationError``.
         """
-        schedule = Schedule(_seconds(every), _seconds(jitter), missed)
+        schedule = Schedule(_seconds("every", every), _seconds("jitter", jitter), missed)
 
         def register(function: InterjectionHandler[StoreT]) -> InterjectionHandler[StoreT]:
             if self._router.is_frozen:
@@ -175,8 +180,12 @@ def _concurrent(name: str, handler: Callable[..., Any], policy: ErrorPolicy, set
     return Ahead(HandlerStageDefinition(name=name, handler=handler, policy=policy, config=settings), key_of)
 
 
-def _seconds(value: float | timedelta) -> float:
-    return value.total_seconds() if isinstance(value, timedelta) else float(value)
+def _seconds(name: str, value: object) -> float:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}; it must be seconds, or a timedelta")
+    return float(value)
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Final
 
@@ -14,9 +15,9 @@ class JobRetry(msgspec.Struct, frozen=True, kw_only=True):
     """When a job that failed is tried again, and how long it takes to wait (``stamina`` does it).
 
     ``attempts``: in all, the first one included. ``wait_initial_seconds`` before the second, doubled for each further
-    one up to ``wait_max_seconds``, plus up to ``wait_jitter_seconds`` at random. ``timeout_seconds``: no further
-    attempt after so long, all together (``None``: no such bound). ``on``: the errors that are worth it; others fail the
-    job at once.
+    one up to ``wait_max_seconds``, plus up to ``wait_jitter_seconds`` at random; the job keeps its slot and its key
+    meanwhile. ``timeout_seconds``: what fails so long after the first attempt began is not tried again (``None``: no
+    such bound). ``on``: the errors that are worth it; others fail the job at once.
     """
 
     attempts: int = 3
@@ -27,17 +28,18 @@ class JobRetry(msgspec.Struct, frozen=True, kw_only=True):
     on: tuple[type[Exception], ...] = (Exception,)
 
     def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise ConfigError(f"JobRetry.attempts is {self.attempts}; it must be 1 or more (the first one counts)")
+        _check_whole(self, "attempts", 1)
         for name in ("wait_initial_seconds", "wait_max_seconds", "wait_jitter_seconds"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"JobRetry.{name} is {getattr(self, name)}; it must be 0 or more")
-        kinds: tuple[object, ...] = self.on  # whatever it is
+            value = getattr(self, name)
+            if not _is_number(value) or not 0 <= value < math.inf:
+                raise ConfigError(f"JobRetry.{name} is {value!r}; it must be seconds, 0 or more")
+        kinds: object = self.on  # whatever it is
+        if not isinstance(kinds, tuple):
+            raise ConfigError(f"JobRetry.on is {kinds!r}; it must be a tuple of classes of exceptions")
         for kind in kinds:
             if not (isinstance(kind, type) and issubclass(kind, Exception)):
                 raise ConfigError(f"JobRetry.on has {kind!r}; it takes classes of exceptions (no BaseException)")
-        if self.timeout_seconds is not None and self.timeout_seconds <= 0:
-            raise ConfigError(f"JobRetry.timeout_seconds is {self.timeout_seconds}; it must be more than 0, or None")
+        _check_timeout(self)
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,13 +60,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name, least in (("concurrency", 1), ("worker_queue_depth", 0), ("max_concurrent_keys", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigError(f"SchedulerConfig.{name} is {value!r}; it must be a whole number, {least} or more")
-        if self.timeout_seconds is not None and not self.timeout_seconds > 0:
-            raise ConfigError(
-                f"SchedulerConfig.timeout_seconds is {self.timeout_seconds}; it must be more than 0, or None"
-            )
+            _check_whole(self, name, least)
+        _check_timeout(self)
+        _check_retry(self)
 
 
 class BatcherConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,17 +85,41 @@ class BatcherConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in ("max_batch_size", "max_concurrent_batches", "max_queued_items"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"BatcherConfig.{name} is {value!r}; it must be a whole number, 1 or more")
-        if not 0 <= self.max_delay_seconds < 86_400:
-            raise ConfigError(
-                f"BatcherConfig.max_delay_seconds is {self.max_delay_seconds}; it must be 0 or more, less than a day"
-            )
-        if self.timeout_seconds is not None and not self.timeout_seconds > 0:
-            raise ConfigError(
-                f"BatcherConfig.timeout_seconds is {self.timeout_seconds}; it must be more than 0, or None"
-            )
+            _check_whole(self, name, 1)
+        delay: object = self.max_delay_seconds  # whatever it is
+        if not _is_number(delay) or not 0 <= self.max_delay_seconds < 86_400:
+            raise ConfigError(f"BatcherConfig.max_delay_seconds is {delay!r}; it must be 0 or more, less than a day")
+        _check_timeout(self)
+        _check_retry(self)
+
+
+def check_settings(what: str, config: object, kind: type[SchedulerConfig | BatcherConfig]) -> None:
+    """Raises ``ConfigError`` for what is no settings at all."""
+    if not isinstance(config, kind):
+        raise ConfigError(f"the config of {what} is {config!r}; it must be a {kind.__name__}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_whole(settings: msgspec.Struct, name: str, least: int) -> None:
+    value = getattr(settings, name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{type(settings).__name__}.{name} is {value!r}; it must be a whole number, {least} or more")
+
+
+def _check_timeout(settings: JobRetry | SchedulerConfig | BatcherConfig) -> None:
+    value: object = settings.timeout_seconds
+    if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and value > 0):
+        return
+    raise ConfigError(f"{type(settings).__name__}.timeout_seconds is {value!r}; it must be more than 0, or None")
+
+
+def _check_retry(settings: SchedulerConfig | BatcherConfig) -> None:
+    value: object = settings.retry
+    if value is not None and not isinstance(value, JobRetry):
+        raise ConfigError(f"{type(settings).__name__}.retry is {value!r}; it must be a JobRetry, or None")
 
 
 _CPUS: Final = os.cpu_count() or 1

@@ -9,7 +9,8 @@ key may be held for longer than a slot (``left_slot``): by a job whose failure s
 * ``has_room`` is asked before a job is added: full, its lane waits outside (admission control). A lane that had
   ``most_waiting`` jobs waiting is full until half of them have begun, so that whoever waits for room comes back for
   many at a time. (They will begin: what they wait for is never outside.)
-* Jobs that come from a stage before (``add`` without asking) are bounded by that stage's own limits.
+* Jobs that come from a stage before are added without asking: there must have been room when that stage let them in.
+  So they may be more than the bounds say by as many as that stage has room for.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ missed (the process was frozen, the partition was busy) is said by ``MissedRuns`
 from __future__ import annotations
 
 import enum
+import math
 import random
 
 import msgspec
@@ -37,10 +38,13 @@ class Schedule(msgspec.Struct, frozen=True):
     missed: MissedRuns = MissedRuns.SKIP
 
     def __post_init__(self) -> None:
-        if not self.every > 0:
+        if not 0 < self.every < math.inf:
             raise ConfigError(f"every is {self.every}; an interjection needs an interval of more than 0 seconds")
         if not 0 <= self.jitter <= self.every:
             raise ConfigError(f"jitter is {self.jitter}; it must be between 0 and every ({self.every} seconds)")
+        missed: object = self.missed  # whatever it is
+        if not isinstance(missed, MissedRuns):
+            raise ConfigError(f"missed is {missed!r}; it must be one of {', '.join(map(str, MissedRuns))}")
 
     def first(self, now: float) -> float:
         """The rhythm's first beat after a partition became active at ``now``."""

@@ -68,13 +68,14 @@ class BatchDefinition:
 class _Work:
     """The items of one event, until all of them are done."""
 
-    __slots__ = ("attempts", "done", "entry", "held", "items", "left", "parts", "stage")
+    __slots__ = ("attempts", "done", "entry", "fatal", "held", "items", "left", "parts", "stage")
 
     def __init__(self, stage: BatchStage, items: Items, entry: Entry | None, done: Callable[[_Work], None]) -> None:
         self.stage = stage
         self.items = list(items)
         self.left = len(self.items)
         self.attempts = 0
+        self.fatal: BaseException | None = None  # what a call raised that ends a process, and not an event
         self.entry = entry
         self.done = done
         self.parts: list[_Part] = []
@@ -125,7 +126,9 @@ class BatchStage:
         self._batches: KeyedBatches[_Part] = KeyedBatches(
             config.max_batch_size, config.max_delay_seconds, config.max_concurrent_batches, config.max_queued_items
         )
-        self._calls = Calls(host, definition.kind, definition.execute, config.timeout_seconds, config.retry)
+        self._calls = Calls(  # each attempt has a list of its own: a function may use it up
+            host, definition.kind, definition.execute, config.timeout_seconds, config.retry, prepare=list
+        )
         self._blocked = Blocked()
         self._running: dict[_Batch, None] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -139,12 +142,15 @@ class BatchStage:
             entry.settle(_nothing)
         elif not items:
             entry.settle(self._finish(items))
-        elif not self._batches.has_room(entry.record.partition, len(items)):
-            self._blocked.add(entry)
+        elif not self._has_room(entry, len(items)):
             return False
         else:
             self._enter(entry, items)
         return True
+
+    def has_room(self, entry: Entry, key: Hashable) -> bool:
+        """See ``stages.Follower``."""
+        return self._has_room(entry, 1)
 
     def add(self, entry: Entry, key: Hashable, item: Any) -> None:
         """See ``stages.Follower``."""
@@ -190,15 +196,21 @@ class BatchStage:
 
     # -- the way of an event's items -----------------------------------------------------------------------------------
 
+    def _has_room(self, entry: Entry, count: int) -> bool:
+        if self._batches.has_room(entry.record.partition, count):
+            return True
+        self._blocked.add(entry)
+        return False
+
     def _enter(self, entry: Entry, items: Items) -> None:
         work = _Work(self, items, entry, self._done_ahead)
         entry.work = work
         self._queue(work, entry.record.partition)
 
     def _done_ahead(self, work: _Work) -> None:
-        entry, error = work.entry, work.error
+        entry, error = work.entry, work.fatal or work.error
         assert entry is not None
-        if error is None or self._definition.on_failure is not None:
+        if error is None or (work.fatal is None and self._definition.on_failure is not None):
             entry.settle(self._finish(work.items))
         else:
             entry.fail(error, work.attempts)
@@ -213,6 +225,8 @@ class BatchStage:
             await future
         finally:
             self.cancel(work)
+        if work.fatal is not None:
+            raise work.fatal
         return work
 
     def _queue(self, work: _Work, lane: Hashable) -> None:
@@ -292,19 +306,27 @@ class BatchStage:
     async def _run(self, batch: _Batch) -> None:
         items = [part.item for part in batch.parts]
         answer, error, attempts = await self._calls.outcome(items)
-        outcomes = [error] * len(items) if error is not None else self._results(answer, len(items))
-        for part, outcome in zip(batch.parts, outcomes, strict=True):
+        if error is not None:
+            self._failed(batch, error, attempts)
+            return
+        for part, outcome in zip(batch.parts, self._results(answer, len(items)), strict=True):
             self._done(part, outcome, attempts)
 
     def _ended(self, batch: _Batch, task: asyncio.Task[None]) -> None:
         del self._running[batch]
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None and not self._is_closed:  # cancelled by somebody else: nobody waits in vain
+            self._failed(batch, error, 1)
         self._batches.ended(batch.queued)
-        for part in batch.parts if not self._is_closed else ():  # cancelled by somebody else: nobody waits in vain
-            if part.is_wanted:
-                error = asyncio.CancelledError() if task.cancelled() else task.exception()
-                self._done(part, error, 1)
         self._pump()
         self._blocked.wake()
+
+    def _failed(self, batch: _Batch, error: BaseException, attempts: int) -> None:
+        """The call has, as a whole."""
+        for part in batch.parts:
+            if not isinstance(error, Exception | asyncio.CancelledError):
+                part.work.fatal = error
+            self._done(part, error, attempts)
 
     def _done(self, part: _Part, outcome: Any, attempts: int) -> None:
         if not part.is_wanted:
@@ -312,13 +334,13 @@ class BatchStage:
         part.is_wanted = False
         item, work = part.item, part.work
         if isinstance(outcome, BaseException):
-            item.error = outcome if isinstance(outcome, Exception) else cancelled_inside(outcome)
+            item.result, item.error = None, outcome if isinstance(outcome, Exception) else cancelled_inside(outcome)
             work.attempts = max(work.attempts, attempts)
             self._batches.hold(part.queued)
             work.held.append(part.queued)
             self._not_tried(work, item)
         else:
-            item.result = outcome
+            item.result, item.error = outcome, None  # whatever an earlier call, or the function itself, left there
         work.left -= 1
         if not work.left:
             work.done(work)
@@ -329,7 +351,7 @@ class BatchStage:
         for part in work.parts:
             if part.is_wanted and part.item.key == failed.key and self._batches.withdraw(part.queued):
                 part.is_wanted = False
-                part.item.error = failed.error
+                part.item.result, part.item.error = None, failed.error
                 work.left -= 1
 
     def _results(self, answer: Any, count: int) -> Sequence[Any]:

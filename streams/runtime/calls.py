@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import math
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ Outcome = tuple[Any, BaseException | None, int]
 
 def kind_of(what: str, function: Callable[..., Any], kind: str | None) -> str:
     """How ``what`` is to be called; by default as its function says. Raises ``RegistrationError``."""
+    check_callable(f"the function of {what}", function)
     found_async = is_async(function)
     kind = kind or ("async" if found_async else "thread")
     if kind not in KINDS:
@@ -35,8 +37,22 @@ def kind_of(what: str, function: Callable[..., Any], kind: str | None) -> str:
     return kind
 
 
+def check_callable(what: str, function: object) -> None:
+    """Raises ``RegistrationError``."""
+    if not callable(function):
+        raise RegistrationError(f"{what} is {function!r}, which cannot be called")
+
+
+def check_planner(what: str, function: Callable[..., Any]) -> None:
+    """A planner runs on the loop, ahead of the event's turn. Raises ``RegistrationError``."""
+    check_callable(what, function)
+    if is_async(function):
+        raise RegistrationError(f"{what} is async; it runs on the loop and must not wait")
+
+
 class Calls:
-    """Calls one function of one run. ``timeout_seconds`` is for an attempt."""
+    """Calls one function of one run. ``timeout_seconds`` is for an attempt; ``prepare`` makes of the argument what each
+    attempt gets."""
 
     def __init__(
         self,
@@ -45,8 +61,12 @@ class Calls:
         function: Callable[[Any], Any],
         timeout_seconds: float | None,
         retry: JobRetry | None,
+        prepare: Callable[[Any], Any] | None = None,
     ) -> None:
-        self._once = _once(_runner(host, kind, function), timeout_seconds)
+        run = _runner(host, kind, function)
+        prepared = run if prepare is None else lambda argument: run(prepare(argument))
+        self._once = _once(prepared, timeout_seconds)
+        self._retry = retry
         self._retries = _retries(retry)
 
     async def outcome(self, argument: Any) -> Outcome:
@@ -54,16 +74,22 @@ class Calls:
         ``Exception`` (``SystemExit``) is for whoever has the event's turn, and not for the event's policy."""
         made = 1
         try:
-            if self._retries is None:
+            retry = self._retry
+            if self._retries is None or retry is None:
                 return await self._once(argument), None, made
             made = 0
+            now = asyncio.get_running_loop().time
+            until = math.inf if retry.timeout_seconds is None else now() + retry.timeout_seconds
+
+            def is_worth_it(error: Exception) -> bool:
+                return isinstance(error, retry.on) and now() < until
 
             async def attempt() -> Any:
                 nonlocal made
                 made += 1
                 return await self._once(argument)
 
-            return await self._retries(attempt), None, made
+            return await self._retries(is_worth_it, attempt), None, made
         except asyncio.CancelledError as cancelled:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -96,16 +122,17 @@ def _once(run: Callable[[Any], Awaitable[Any]], seconds: float | None) -> Callab
     return run if seconds is None else limited
 
 
-def _retries(retry: JobRetry | None) -> Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]] | None:
+def _retries(retry: JobRetry | None) -> stamina.AsyncRetryingCaller | None:
+    """Its time is not stamina's, which only knows the machine's clock."""
     if retry is None or retry.attempts == 1:
         return None
     return stamina.AsyncRetryingCaller(
         attempts=retry.attempts,
-        timeout=retry.timeout_seconds,
+        timeout=None,
         wait_initial=retry.wait_initial_seconds,
         wait_max=retry.wait_max_seconds,
         wait_jitter=retry.wait_jitter_seconds,
-    ).on(retry.on)
+    )
 
 
 def _runner(host: Host, kind: str, function: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:

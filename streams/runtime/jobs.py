@@ -60,7 +60,7 @@ class JobStage:
             entry.settle(_nothing)
             return True
         key, item = entry.plan
-        if not self.runner.has_room(entry, key):
+        if not self.has_room(entry, key):
             return False
         job = entry.work = _EventJob(self, entry, key, item)
         self.runner.add(job)
@@ -96,6 +96,11 @@ class JobStage:
     async def in_turn(self, ctx: EventContext[Any], planned: tuple[Hashable, Any] | None) -> Any:
         """All that an event's plan asks for, finalizer included, when the event has its turn already."""
         return None if planned is None else await self.complete(ctx, planned[1])
+
+    def has_room(self, entry: Entry, key: Hashable) -> bool:
+        """See ``stages.Follower``."""
+        then = self.definition.then
+        return self.runner.has_room(entry, key) and (then is None or self.following(then).has_room(entry, key))
 
     def add(self, entry: Entry, key: Hashable, item: Any) -> None:
         """See ``stages.Follower``."""

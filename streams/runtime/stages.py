@@ -34,6 +34,11 @@ class Stage(Protocol):
 class Follower(Stage, Protocol):
     """A stage that goes on where another one ends (``then``)."""
 
+    def has_room(self, entry: Entry, key: Hashable) -> bool:
+        """Whether an event may begin whose work comes here later; if not, ``entry.line.wake`` is called when it may.
+        (Events that are on their way here are not counted: those are as many as the stages before have room for.)"""
+        ...
+
     def add(self, entry: Entry, key: Hashable, item: Any) -> None:
         """Go on with an entry, whose work has this key and this result so far. Whether there is room is not asked: its
         event is in the line already."""
