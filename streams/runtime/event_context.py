@@ -213,7 +213,12 @@ class EventContext(msgspec.Struct, Generic[StoreT], eq=False, weakref=True):
         if changes is None:
             changes = self.timer_changes = {}
         if name is None:
-            name = self._own_name(len(changes))
+            number = len(changes)
+            name = self._own_name(number)
+            # one that this timer set when it fired before, for the same time, may still be there
+            while name in changes or (self.timers is not None and name in self.timers):
+                number += 1
+                name = self._own_name(number)
         else:
             _check_name(name)
         if key is None:
@@ -234,9 +239,14 @@ class EventContext(msgspec.Struct, Generic[StoreT], eq=False, weakref=True):
         self, delay: timedelta | float, event: object, *, name: str | None = None, key: str | bytes | None = None
     ) -> str:
         """``schedule_at`` that time from ``now`` (timedelta, or seconds)."""
-        if not isinstance(delay, timedelta):
-            delay = timedelta(seconds=delay)
-        return self.schedule_at(self.now + delay, event, name=name, key=key)
+        given: object = delay  # whatever it is
+        if not isinstance(given, int | float | timedelta) or isinstance(given, bool):
+            raise StoreError(f"a timer was set for {given!r} from now; give a timedelta, or seconds")
+        try:
+            when = self.now + (delay if isinstance(delay, timedelta) else timedelta(seconds=delay))
+        except (OverflowError, ValueError):
+            raise StoreError(f"a timer was set for {delay!r} from now: that is no time from 1970 to 9999") from None
+        return self.schedule_at(when, event, name=name, key=key)
 
     def cancel_timer(self, name: str) -> bool:
         """Remove a timer of this partition, in this event's transaction. ``False``: there is none of this name (any

@@ -44,6 +44,15 @@ async def test_times_that_are_refused(bench: Clocked, when: Any, error: str) -> 
         await source.interject(0, lambda ctx: ctx.schedule_at(when, Ring("a")))
 
 
+@pytest.mark.parametrize("delay", [float("nan"), float("inf"), 1e300, timedelta.max, "5", True, None])
+async def test_delays_that_are_refused(bench: Clocked, delay: Any) -> None:
+    source = alarmed(bench)
+    bench.run()
+    await bench.until_active()
+    with pytest.raises(StoreError, match="from now"):
+        await source.interject(0, lambda ctx: ctx.schedule_in(delay, Ring("a")))
+
+
 async def test_what_else_is_refused(bench: Clocked) -> None:
     source = alarmed(bench)
     bench.run()
