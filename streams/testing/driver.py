@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Generic, Literal, TypeVar, overload
@@ -143,6 +144,8 @@ class TestDriver(Driving, Generic[StoreT]):
         """Let so much time pass: what is scheduled, timed or to be tried again by then happens."""
         if seconds < 0:
             raise ConfigError(f"time cannot go back by {-seconds} seconds")
+        if not seconds < math.inf:
+            raise ConfigError(f"time cannot go on by {seconds} seconds")
         self._run(elapse(seconds))
 
     # -- what came of it -----------------------------------------------------------------------------------------------

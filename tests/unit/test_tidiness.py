@@ -33,6 +33,7 @@ SLEEP_ALLOWED: dict[str, str] = {
     "tests/broker/http_service.py": "a service that is slow on purpose",
     "tests/unit/test_example_fence.py": "a database that takes some of the virtual time",
     "tests/unit/test_examples_driven.py": "a service that takes some of the virtual time",
+    "tests/unit/test_work_attacks.py": "a job that takes some of the virtual time",
     "tests/broker/test_engine_backpressure.py": "a handler that is slow on purpose",
     "tests/broker/test_engine_errors.py": "an async handler lets others run",
     "tests/broker/test_engine_interjections.py": "handlers that are slow on purpose, or never end",
