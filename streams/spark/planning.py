@@ -61,8 +61,9 @@ class Advance:
 def advance(start: Positions, logs: Logs) -> Advance:
     """From ``start`` to what the logs hold now.
 
-    A partition or topic that ``start`` does not know is new: it is read from its beginning, which is offset 0. Where
-    records are gone the range begins at the next one there is, and ``losses`` tells.
+    A partition or topic that ``start`` does not know is new: it is read from its beginning, which is offset 0. So one
+    that ``start`` knows must not be forgotten when a broker has not heard of it yet: that is a loss, too. Where records
+    are gone the range begins at the next one there is, and ``losses`` tells.
     """
     found = Advance()
     for topic, log in sorted(logs.items()):
@@ -84,6 +85,11 @@ def advance(start: Positions, logs: Logs) -> Advance:
                 at = bounds.end
             found.begin[place] = at
             found.end[place] = max(at, bounds.end)  # at > end: an open transaction in what was read before
+        if not made_again:
+            for place in sorted(place for place in start.at if place.topic == topic and place not in found.end):
+                found.losses.append(
+                    f"{place} is not there any more, or not chosen: it had been read up to {start.at[place]}"
+                )
     for topic in sorted({place.topic for place in start.at} - set(logs)):
         found.losses.append(f"{topic} was deleted: {_stood(start, topic)}")
     return found

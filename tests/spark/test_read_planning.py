@@ -103,6 +103,7 @@ def test_what_is_new_is_read_from_its_beginning() -> None:
         (logs((0, 9), topic_id="z"), 0, 9, r"t was deleted and made again: it had been read up to t\[0\] offset 5"),
         (logs((2, 9), topic_id="z"), 2, 9, "t was deleted and made again"),
         ({}, None, None, r"t was deleted: it had been read up to t\[0\] offset 5"),
+        ({"t": TopicLog("x", {})}, None, None, r"t\[0\] is not there any more, or not chosen: .* up to 5"),
     ],
 )
 def test_each_kind_of_loss_is_told(now: dict[str, TopicLog], begin: int | None, end: int | None, told: str) -> None:

@@ -199,7 +199,18 @@ def test_records_that_are_gone_stop_the_query_or_are_told(
     assert len([record for record in caplog.records if "records are gone" in record.message]) == 1
 
 
-@pytest.mark.parametrize("now", [{}, {"t": log(8)}, {"t": log(12, topic_id="z")}])
+def test_a_partition_that_is_not_there_is_never_just_forgotten() -> None:
+    """The checkpoint would not know it, and it would be read from its beginning when it comes back."""
+    View.now = {"t": log(10, 20)}
+    strict, lax = reader(), reader(failOnDataLoss="false")
+    at = strict.latestOffset(strict.initialOffset(), ALL)
+    View.now = {"t": log(11)}  # what a broker says that has not heard of the second partition yet
+    with pytest.raises(OffsetError, match=r"t\[1\] is not there any more, or not chosen: it had been read up to 20"):
+        strict.latestOffset(at, ALL)
+    assert offsets(lax.latestOffset(at, ALL)) == {"0": 11}
+
+
+@pytest.mark.parametrize("now", [{}, {"t": TopicLog("x", {})}, {"t": log(8)}, {"t": log(12, topic_id="z")}])
 def test_a_loss_is_believed_only_when_it_lasts(monkeypatch: pytest.MonkeyPatch, now: dict[str, TopicLog]) -> None:
     """A broker that has just come up, or lags behind the others, may not know the topic, or all of its log, yet."""
     monkeypatch.setattr(stream_source, "_BELIEVE_SECONDS", 60)
