@@ -146,7 +146,7 @@ class Sender:
         if found is None:
             if len(self._headers) >= _MOST_HEADER_LISTS:
                 self._headers.clear()
-            found = self._headers[kind, version, pairs] = _merged(pairs, _type_headers(kind, version))
+            found = self._headers[kind, version, pairs] = _merged(pairs, kind, version)
         return found
 
 
@@ -176,12 +176,19 @@ def _type_headers(kind: str | None, version: int | None) -> Headers:
     if kind is None:
         return []
     headers: Headers = [(TYPE_HEADER, kind.encode())]
-    if version is not None and version > 1:
+    if version is not None and version != 1:
         headers.append((VERSION_HEADER, b"%d" % version))
     return headers
 
 
-def _merged(pairs: tuple[tuple[str, bytes | None], ...], ours: Headers) -> Headers:
-    """The row's own headers; its columns ``type`` and ``version`` win over headers of the same meaning."""
-    replaced = {TYPE_HEADER, VERSION_HEADER} if ours else set()
+def _merged(pairs: tuple[tuple[str, bytes | None], ...], kind: str | None, version: int | None) -> Headers:
+    """The row's own headers; its columns ``type`` and ``version`` win over headers of the same meaning.
+
+    A version that is null (no such column, or a header that is no number) leaves the row's header as it is: without it
+    the record would be one of version 1.
+    """
+    ours = _type_headers(kind, version)
+    replaced = {TYPE_HEADER} if ours else set()
+    if ours and version is not None:
+        replaced.add(VERSION_HEADER)
     return [*ours, *(pair for pair in pairs if pair[0] not in replaced)]

@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from streams.errors import RecordRefused
+from streams.spark import record_batches
 from streams.spark.sending import Sender
 
 pytestmark = pytest.mark.spark
@@ -61,10 +62,12 @@ def expected(rows: list[dict[str, Any]], topic: str | None) -> list[tuple[Any, .
         ours: list[tuple[str, bytes | None]] = []
         if row.get("type") is not None:
             ours.append(("__grt__", row["type"].encode()))
-            if (row.get("version") or 0) > 1:
+            if row.get("version") not in (None, 1):
                 ours.append(("__grv__", str(row["version"]).encode()))
         own = [(pair["key"], pair["value"]) for pair in row.get("headers") or ()]
-        kept = [pair for pair in own if not (ours and pair[0] in ("__grt__", "__grv__"))]
+        replaced = ["__grt__"] if ours else []
+        replaced += ["__grv__"] if ours and row.get("version") is not None else []
+        kept = [pair for pair in own if pair[0] not in replaced]
         partition = row.get("partition")
         stamp = row.get("timestamp")
         records.append(
@@ -88,7 +91,7 @@ def test_any_mixture_of_columns() -> None:
         "key": (pa.binary(), [None, b"", b"k", b"l"]),
         "value": (pa.binary(), [None, b"", b"v"]),
         "type": (pa.string(), [None, "T", "U"]),
-        "version": (pa.int32(), [None, 1, 2, 30]),
+        "version": (pa.int32(), [None, 0, 1, 2, 30]),
         "headers": (
             HEADERS,
             [
@@ -118,6 +121,17 @@ def test_any_mixture_of_columns() -> None:
         start = rng.randint(0, len(rows))
         for part, part_rows in ((batch, rows), (batch.slice(start), rows[start:])):
             assert sent(part, topic) == expected(part_rows, topic), f"SEED={seed}"
+
+
+@pytest.mark.parametrize("version", [b"x", b"0", b"2147483648", None], ids=str)
+def test_what_is_read_is_written_as_it_is_with_a_version_that_makes_no_sense(version: bytes | None) -> None:
+    """Read back it must not have become version 1."""
+    headers: list[tuple[str, bytes | None]] = [("__grt__", b"T"), ("__grv__", version)]
+    _, number = record_batches._type_and_version(tuple(headers))
+    pairs = [{"key": key, "value": value} for key, value in headers]
+    row = {"value": [b"v"], "type": ["T"], "version": pa.array([number], pa.int32())}
+    ((*_, written),) = sent(pa.record_batch({**row, "headers": pa.array([pairs], HEADERS)}), "t")
+    assert written == headers
 
 
 def test_the_client_takes_its_arguments_in_the_order_that_is_relied_on() -> None:
