@@ -12,6 +12,7 @@ variant: only for the few rows and fields where it can matter, because a ``when`
 from __future__ import annotations
 
 import re
+import uuid
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +26,8 @@ from streams.spark.shapes import Field, Mapping, Scalar, Sequence, Shape, Struct
 
 CORRUPT: Final = "__corrupt__"
 """Where ``from_json`` puts the text of what it cannot read. Never seen by users."""
-_ROOT: Final = "v"
+_ROOT: Final = f"v{uuid.uuid4().hex}"
+"""Where the text is put. Not to be known: a text that closes it and begins it again would be read from there."""
 
 _READ: Final = {
     "mode": "PERMISSIVE",

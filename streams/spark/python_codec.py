@@ -221,8 +221,8 @@ def arrow_type(shape: Shape) -> Any:
 def plain(value: Any, shape: Shape, path: str) -> Any:
     """A decoded value as ``pa.array`` takes it. Raises ``DecodeError`` (field named) for what the column cannot hold
     exactly."""
-    if value is None:
-        if not shape.nullable:
+    if value is None or value is msgspec.UNSET:
+        if value is None and not shape.nullable:
             raise DecodeError(f"null in {path or 'the value'}")
         return None
     match shape:
@@ -231,7 +231,9 @@ def plain(value: Any, shape: Shape, path: str) -> Any:
         case Sequence():
             return [plain(item, shape.item, f"{path}[]") for item in value]
         case Mapping():
-            return [(name, plain(item, shape.value, f"{path}{{}}")) for name, item in value.items()]
+            return [
+                (_text(name, f"{path}{{}}"), plain(item, shape.value, f"{path}{{}}")) for name, item in value.items()
+            ]
         case Structure():
             parts = value if isinstance(value, tuple) else [getattr(value, field.name) for field in shape.fields]
             return {
@@ -253,9 +255,18 @@ def _scalar(value: Any, shape: Scalar, path: str) -> Any:
         case "uuid":
             return str(value) if isinstance(value, uuid.UUID) else value
         case "datetime":
-            return value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
+            return _instant(value, path)
         case _:
             return value
+
+
+def _instant(value: dt.datetime, path: str) -> dt.datetime:
+    if value.tzinfo is None:
+        return value.replace(tzinfo=dt.UTC)
+    try:
+        return value.astimezone(dt.UTC)
+    except OverflowError:
+        raise DecodeError(f"{path}: a time that is outside of the years 1 to 9999 in UTC") from None
 
 
 def _text(value: str, path: str) -> str:

@@ -30,14 +30,16 @@ def schema_of(cls: type) -> t.StructType:
 
     ``str`` string, ``int`` bigint, ``float`` double, ``bool`` boolean, ``bytes`` binary, ``datetime`` timestamp
     (``timestamp_ntz`` when annotated ``Meta(tz=False)``), ``date`` date, ``Decimal`` decimal(38, 9), UUIDs and enums
-    of text string, lists array, ``dict[str, ...]`` map, nested classes struct. Columns of ``Optional`` fields are
-    nullable. Raises ``ConfigError`` (field named) for other types.
+    of text string, lists array, ``dict[str, ...]`` map, nested classes struct. Columns of ``Optional`` fields,
+    and of those that may be ``UNSET``, are nullable. Raises ``ConfigError`` (field named) for other types.
     """
     return _struct(shape_of(cls))
 
 
 def _struct(shape: Structure) -> t.StructType:
-    return t.StructType([t.StructField(f.name, column_type(f.shape), f.shape.nullable) for f in shape.fields])
+    return t.StructType(
+        [t.StructField(f.name, column_type(f.shape), f.shape.nullable or f.default == "null") for f in shape.fields]
+    )
 
 
 def column_type(shape: Shape) -> t.DataType:

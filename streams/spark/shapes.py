@@ -9,7 +9,10 @@ field, before any job runs.
 from __future__ import annotations
 
 import enum
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, get_args, get_origin
 
 import msgspec
@@ -31,6 +34,8 @@ _SCALARS: Final[dict[type[inspect.Type], ScalarKind]] = {
     inspect.DecimalType: "decimal",
     inspect.UUIDType: "uuid",
 }
+_TICK_NS: Final = 2_000
+"""Longer than a clock of Python's ``datetime`` stands still."""
 _LISTS = (inspect.ListType, inspect.SetType, inspect.FrozenSetType, inspect.VarTupleType)
 
 
@@ -62,8 +67,8 @@ class Mapping:
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """``name`` in Python and in the DataFrame, ``wire`` in JSON. ``default`` is JSON text, ``None`` when there is
-    none."""
+    """``name`` in Python and in the DataFrame, ``wire`` in JSON. ``default`` is JSON text, ``None`` when there is none
+    that all records share."""
 
     name: str
     wire: str
@@ -87,7 +92,10 @@ Shape = Scalar | Sequence | Mapping | Structure
 
 def shape_of(cls: type) -> Structure:
     """The shape of an event class; raises ``ConfigError`` (field named) for what Spark cannot hold exactly."""
-    return _structure(cls, cls.__name__, ())
+    try:
+        return _structure(cls, cls.__name__, ())
+    except TypeError as error:  # of msgspec, which says so itself
+        raise ConfigError(f"{cls.__name__}: {error}") from error
 
 
 def value_shape(type_: Any) -> Shape:
@@ -125,9 +133,11 @@ def _structure(cls: type, path: str, above: tuple[type, ...]) -> Structure:
     for found in info.fields:
         default = None
         if found.default is not msgspec.NODEFAULT:
-            default = _json(found.default)
+            default = _json(found.default, f"{path}.{found.name}")
         elif found.default_factory is not msgspec.NODEFAULT:
-            default = _json(found.default_factory())
+            default = _made_by(found.default_factory, f"{path}.{found.name}")
+        elif not found.required:
+            default = "null"  # UNSET: the field is not there, and a column without a value is null
         shape = _shape(found.type, f"{path}.{found.name}", (*above, cls))
         fields.append(
             Field(name=found.name, wire=found.encode_name, shape=shape, required=found.required, default=default)
@@ -145,7 +155,9 @@ def _pydantic(cls: type, path: str, above: tuple[type, ...]) -> Structure:
             raise ConfigError(f"{path}.{name}: reads and writes under different aliases; Spark needs one")
         required = bool(info.is_required())
         shape = _shape(inspect.type_info(info.annotation), f"{path}.{name}", (*above, cls))
-        default = None if required else _json(info.get_default(call_default_factory=True))
+        default = None
+        if not required:
+            default = _made_by(partial(info.get_default, call_default_factory=True), f"{path}.{name}")
         wire = info.serialization_alias or name
         fields.append(Field(name=name, wire=wire, shape=shape, required=required, default=default))
     return _told_apart(Structure(name=cls.__name__, fields=tuple(fields)), path)
@@ -159,11 +171,24 @@ def _told_apart(shape: Structure, path: str) -> Structure:
     return shape
 
 
-def _json(value: Any) -> str:
+def _json(value: Any, path: str) -> str:
     def of_model(inner: Any) -> Any:
         return inner.model_dump(mode="json", by_alias=True)
 
-    return msgspec.json.encode(value, enc_hook=of_model).decode()
+    text = msgspec.json.encode(value, enc_hook=of_model)
+    if msgspec.json.decode(text) != msgspec.to_builtins(value, enc_hook=of_model, str_keys=True):
+        raise ConfigError(f"{path}: the default {value!r} is none of a column's (NaN, infinite, beyond 64 bits)")
+    return text.decode()
+
+
+def _made_by(factory: Callable[[], Any], path: str) -> str | None:
+    """What a factory makes; ``None`` when that is another value each time, as a UUID or the time of day: one of them in
+    all records would be wrong in all of them."""
+    made = _json(factory(), path)
+    begun = time.time_ns()
+    while time.time_ns() - begun < _TICK_NS:
+        pass
+    return made if _json(factory(), path) == made else None
 
 
 def _shape(info: Any, path: str, above: tuple[type, ...]) -> Shape:
@@ -175,6 +200,9 @@ def _shape(info: Any, path: str, above: tuple[type, ...]) -> Shape:
             names = ", ".join(type(member).__name__.removesuffix("Type") for member in members)
             raise ConfigError(f"{path}: a union of {names} has no single column type; make it one type, or two events")
         info = members[0]
+    if isinstance(info, inspect.LiteralType) and None in info.values:
+        nullable = True
+        info = inspect.LiteralType(tuple(value for value in info.values if value is not None))
     if (kind := _SCALARS.get(type(info))) is not None:
         if kind == "bytes" and any(is_pydantic(cls) for cls in above):
             raise ConfigError(f"{path}: pydantic writes bytes as text, not base64; use a msgspec.Struct, or str")

@@ -1,0 +1,94 @@
+"""Shapes of event classes: defaults, absent fields, and what has no column. No session of Spark."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import enum
+import math
+import uuid
+from typing import Any, Literal
+
+import msgspec
+import pydantic
+import pytest
+from msgspec import UNSET, UnsetType
+
+import streams.spark as kes_spark
+from streams.errors import ConfigError
+from streams.spark.shapes import Scalar, shape_of
+
+pytestmark = pytest.mark.spark
+
+
+def now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)
+
+
+class Defaults(msgspec.Struct):
+    fixed: int = 5
+    tags: list[str] = msgspec.field(default_factory=lambda: ["x"])
+    ident: uuid.UUID = msgspec.field(default_factory=uuid.uuid4)
+    at: dt.datetime = msgspec.field(default_factory=now)
+    absent: int | UnsetType = UNSET
+
+
+class OfPydantic(pydantic.BaseModel):
+    fixed: int = 5
+    tags: list[str] = pydantic.Field(default_factory=lambda: ["x"])
+    ident: uuid.UUID = pydantic.Field(default_factory=uuid.uuid4)
+    at: dt.datetime = pydantic.Field(default_factory=now)
+
+
+@pytest.mark.parametrize("cls", [Defaults, OfPydantic], ids=lambda cls: cls.__name__)
+def test_a_default_that_is_another_one_each_time_is_nobodys(cls: type) -> None:
+    """It would be the same in all rows of a DataFrame: one identity for many records. A row without it is an error."""
+    fields = {field.name: field for field in shape_of(cls).fields}
+    assert {name: field.default for name, field in fields.items() if name != "absent"} == {
+        "fixed": "5", "tags": '["x"]', "ident": None, "at": None,
+    }  # fmt: skip
+    assert not any(field.required for field in fields.values()), "a writer may leave it out: the reader makes it"
+
+
+def test_a_field_that_may_be_absent_is_null_then() -> None:
+    *_, absent = shape_of(Defaults).fields
+    assert (absent.default, absent.required, absent.shape.nullable) == ("null", False, False)
+    assert kes_spark.schema_of(Defaults)["absent"].nullable
+    assert not kes_spark.schema_of(Defaults)["fixed"].nullable
+
+
+def test_none_among_the_values_of_a_literal_is_optional() -> None:
+    made: Any = msgspec.defstruct("Choice", [("size", Literal["s", None])])
+    assert shape_of(made).fields[0].shape == Scalar(kind="str", nullable=True, allowed=("s",))
+
+
+class Mixed(enum.Enum):
+    TEXT = "a"
+    NUMBER = 2
+
+
+@dataclasses.dataclass
+class WithInit:
+    value: int
+    more: dataclasses.InitVar[int] = 7
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "problem"),
+    [
+        (Mixed, None, "Enums must contain either all str or all int"),
+        (Literal["a", 1], None, "the values of an enum or Literal must be all text or all integers"),
+        (float, math.inf, r"Made\.value: the default inf is none of a column's"),
+        (float, math.nan, r"Made\.value: the default nan is none of a column's"),
+        (list[float], [math.inf], r"the default \[inf\] is none of a column's"),
+    ],
+)
+def test_what_no_column_has_is_refused_by_name(kind: Any, default: Any, problem: str) -> None:
+    field: Any = ("value", kind) if default is None else ("value", kind, msgspec.field(default_factory=lambda: default))
+    with pytest.raises(ConfigError, match=problem):
+        kes_spark.schema_of(msgspec.defstruct("Made", [field]))
+
+
+def test_a_class_that_msgspec_refuses_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="WithInit: dataclasses with `InitVar`"):
+        kes_spark.schema_of(WithInit)
