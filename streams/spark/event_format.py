@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final
@@ -49,7 +50,10 @@ class EventsDataSource(DataSource):
 
     def reader(self, schema: t.StructType) -> DataSourceReader:
         plain_options = {name.lower(): self.options[name] for name in self.options if name.lower() != EVENT}
-        return _EventsReader(read_options(plain_options), self._reference())
+        reference = self._reference()
+        # Not by the option `types`, in which a name with a comma would be two.
+        options = replace(read_options(plain_options), types=frozenset({reference.event_name}))
+        return _EventsReader(options, reference)
 
     def _reference(self) -> EventReference:
         path = self.options.get(EVENT)

@@ -16,7 +16,7 @@ from streams.errors import ConfigError, TransactionFailed
 from streams.events import EventType, event_type_of
 from streams.spark import json_encoding, python_codec
 from streams.spark.commit import WriteResult, find_write
-from streams.spark.options import addressed
+from streams.spark.options import addressed, agreed
 from streams.spark.session import activate
 from streams.spark.shapes import Structure, shape_of
 from streams.spark.write_options import write_options
@@ -78,12 +78,8 @@ def write(
     and columns; Spark's own exceptions for what fails in the job.
     """
     run = uuid.uuid4().hex
-    given = {
-        **addressed(options or {}, servers),
-        "writeId": write_id,
-        "runId": run,
-        **({"topic": topic} if topic else {}),
-    }
+    named = agreed(options or {}, {"writeId": write_id, "topic": topic or None})
+    given = {**addressed(named, servers), "runId": run}
     settings = write_options(given)
     activate(df.sparkSession)
     df.write.format("grt").options(**given).mode("append").save()

@@ -37,6 +37,8 @@ def client(kind: Any, kafka: dict[str, str], settings: dict[str, Any] | None = N
         return kind(merged, logger=_log)
     except KafkaException as error:
         raise ConfigError(f"an option kafka.* is wrong: {error.args[0].str()}") from error
+    except (AttributeError, TypeError) as error:  # one that takes a function or a dict, which an option cannot be
+        raise ConfigError(f"an option kafka.* is wrong: {error}") from error
 
 
 def translated(error: KafkaException, doing: str, kafka: dict[str, str]) -> StreamsError:

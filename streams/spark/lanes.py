@@ -30,7 +30,7 @@ from streams.errors import ConfigError, StreamsError
 from streams.spark.columns import SINK_COLUMNS, check_columns
 from streams.spark.lane import Lane, hold, write_lane
 from streams.spark.lane_markers import LaneRequest, Plan
-from streams.spark.options import addressed
+from streams.spark.options import addressed, agreed
 from streams.spark.write_options import StreamWriteOptions, stream_write_options
 
 pc: Any = _compute  # its functions are made at run time
@@ -77,8 +77,8 @@ def write_lanes(
     """
     if lanes < 1:
         raise ConfigError(f"lanes must be at least 1, not {lanes}")
-    given = {**addressed(options or {}, servers), "sink": sink}
-    settings = stream_write_options(given | ({"topic": topic} if topic else {}))
+    named = agreed(options or {}, {"sink": sink, "topic": topic or None})
+    settings = stream_write_options(addressed(named, servers))
     records = [name for name in df.columns if name in SINK_COLUMNS]
     check_columns(df.select(records).schema, topic_given=settings.topic is not None)
     if unknown := [name for name in df.columns if name not in SINK_COLUMNS and name not in order]:
@@ -89,8 +89,8 @@ def write_lanes(
         batch=batch_id or 0,
         lanes=lanes,
         token=uuid.uuid4().hex,
-        replaces=replace_query,
-        last_written=last_written,
+        replaces=replace_query or settings.replace_query,
+        last_written=last_written or settings.last_written_batch,
     )
     _pin(settings, plan)
 

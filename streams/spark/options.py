@@ -16,6 +16,8 @@ from typing import Final
 from streams.errors import ConfigError
 
 DEFAULT_BOOTSTRAP: Final = "KES_BOOTSTRAP_SERVERS"
+LARGEST: Final = 2**63 - 1
+"""What offsets and times may be in Kafka, and numbers in Spark's limits."""
 
 _BOOTSTRAP: Final = ("kafka.bootstrap.servers", "bootstrap.servers")
 
@@ -65,6 +67,22 @@ def addressed(options: Mapping[str, str], servers: str | None) -> dict[str, str]
     return {**options, "kafka.bootstrap.servers": bootstrap_servers(servers)}
 
 
+def agreed(options: Mapping[str, str], arguments: Mapping[str, str | None]) -> dict[str, str]:
+    """The options and those that are arguments of a function (name to value, ``None`` when it was not given).
+
+    Raises ``ConfigError`` when an option says something else than its argument.
+    """
+    given = {name: value for name, value in arguments.items() if value is not None}
+    by_lower = {name.lower(): name for name in given}
+    for name, value in options.items():
+        argument = by_lower.get(name.lower())
+        if argument is not None and value != given[argument]:
+            raise ConfigError(
+                f"option {argument} is {value!r}, but the call says {given[argument]!r}: give one of them"
+            )
+    return {name: value for name, value in options.items() if name.lower() not in by_lower} | given
+
+
 def checked(options: Mapping[str, str], known: Iterable[str], doing: str) -> dict[str, str]:
     """The options under lower-case names; raises ``ConfigError`` for one that is neither known nor ``kafka.*``."""
     plain: dict[str, str] = {}
@@ -75,10 +93,10 @@ def checked(options: Mapping[str, str], known: Iterable[str], doing: str) -> dic
     for name in plain:
         if name in by_lower or name.startswith("kafka."):
             continue
-        near = difflib.get_close_matches(name, by_lower, n=1)
-        hint = (
-            f"did you mean {by_lower[near[0]]}?" if near else f"known: {', '.join(sorted(by_lower.values()))}, kafka.*"
-        )
+        near = [by_lower[found] for found in difflib.get_close_matches(name, by_lower, n=1)]
+        if not near and "." in name:
+            near = [f"kafka.{name}"]
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(by_lower.values()))}, kafka.*"
         raise ConfigError(f"unknown option {name} for {doing} format('grt'): {hint}")
     return plain
 
@@ -111,10 +129,16 @@ def number(name: str, text: str, *, minimum: float) -> float:
 
 def whole(name: str, text: str, *, minimum: int) -> int:
     """Raises ``ConfigError`` that names the option."""
-    found = number(name, text, minimum=minimum)
-    if found != int(found):
-        raise ConfigError(f"option {name} must be a whole number, not {text}")
-    return int(found)
+    try:
+        found = int(text)  # a float would round what has more than 15 digits
+    except ValueError:
+        about = number(name, text, minimum=minimum)
+        if about != int(about):
+            raise ConfigError(f"option {name} must be a whole number, not {text}") from None
+        found = int(about)
+    if not minimum <= found <= LARGEST:
+        raise ConfigError(f"option {name} must be at least {minimum} and at most {LARGEST}, not {text}")
+    return found
 
 
 def flag(name: str, text: str) -> bool:

@@ -97,15 +97,17 @@ def read_options(options: Mapping[str, str], *, stream: bool = False) -> ReadOpt
     least = _count("minOffsetsPerTrigger", plain)
     if most is not None and least is not None and least > most:
         raise ConfigError(f"option minOffsetsPerTrigger ({least}) is larger than maxOffsetsPerTrigger ({most})")
-    types = frozenset(name.strip() for name in plain.get("types", "").split(",") if name.strip())
+    starting = _edge("starting", plain, topics, "latest" if stream else "earliest")
+    ending = _edge("ending", plain, topics, "latest")
+    _check_order(starting, ending)
     return ReadOptions(
         kafka=kafka_settings(plain),
         topics=topics,
-        starting=_edge("starting", plain, topics, "latest" if stream else "earliest"),
-        ending=_edge("ending", plain, topics, "latest"),
+        starting=starting,
+        ending=ending,
         latest_if_no_such_time=strategy == "latest",
         committed_only=isolation == "read_committed",
-        types=types or None,
+        types=_types(plain.get("types")),
         stall_seconds=number("stallSeconds", plain.get("stallseconds", "60"), minimum=1.0),
         fail_on_data_loss=flag("failOnDataLoss", plain.get("failondataloss", "true")),
         include_headers=flag("includeHeaders", plain.get("includeheaders", "true")),
@@ -217,6 +219,32 @@ def _no_less(option: str, numbers: ByPartition, least: int, what: str) -> None:
         for partition, value in partitions.items():
             if value < least:
                 raise ConfigError(f"option {option}: {topic}[{partition}] has the impossible {what} {value}")
+
+
+def _check_order(starting: Edge, ending: Edge) -> None:
+    """Nothing would be read, and nothing be said, of a range that ends before it begins."""
+    if starting.is_time != ending.is_time:
+        return
+    if isinstance(starting.at, int) and isinstance(ending.at, int) and ending.at < starting.at:
+        raise ConfigError(f"option {ending.option} ({ending.at}) is before {starting.option} ({starting.at})")
+    if isinstance(starting.at, dict) and isinstance(ending.at, dict):
+        for topic, partitions in ending.at.items():
+            for partition, end in partitions.items():
+                begin = starting.at.get(topic, {}).get(partition, 0)
+                if 0 <= end < begin:
+                    raise ConfigError(
+                        f"option {ending.option}: {topic}[{partition}] ends at {end}, before it begins "
+                        f"({starting.option}: {begin})"
+                    )
+
+
+def _types(text: str | None) -> frozenset[str] | None:
+    if text is None:
+        return None
+    names = frozenset(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise ConfigError("option types is empty: name the event types, with commas; leave it out to read all of them")
+    return names
 
 
 def _whole(value: Any) -> int:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -84,17 +84,18 @@ class _RangeReader:
         self._options = options
         self._last_error = ""
         self._log_end: int | None = None  # where the broker says that the partition ends, below the range's end
-        settings = {
+        settings: dict[str, Any] = {
+            "queued.max.messages.kbytes": 32768,
+            "fetch.queue.backoff.ms": 5,  # with the default, 1 s, reading halts each time that the queue was full
+            "reconnect.backoff.max.ms": 1000,
+            **options.kafka,
             "group.id": "kes-spark",  # asked for by the client; nothing is ever committed under it
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
             "isolation.level": "read_committed" if options.committed_only else "read_uncommitted",
-            "queued.max.messages.kbytes": 32768,
-            "fetch.queue.backoff.ms": 5,  # with the default, 1 s, reading halts each time that the queue was full
-            "reconnect.backoff.max.ms": 1000,
         }
-        self._consumer: Consumer = client(Consumer, options.kafka, settings)
+        self._consumer: Consumer = client(Consumer, settings)
         self._begin_at(span.start)
         self._progress = time.monotonic()
         self._looked = 0.0  # when it was last asked whether the topic is still there

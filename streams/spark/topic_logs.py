@@ -26,6 +26,7 @@ from confluent_kafka.admin import OffsetSpec as _OffsetSpec  # type: ignore[attr
 from streams.errors import BrokerUnavailable, ConfigError, OffsetError, TopicError
 from streams.records import TopicPartition
 from streams.spark.kafka import ASK_SECONDS, GRACE_SECONDS, answers, client, translated
+from streams.spark.options import agreed
 from streams.spark.planning import Bounds, Logs, Positions, TopicLog
 from streams.spark.read_options import EARLIEST, LATEST, ByPartition, Edge, ReadOptions, read_options
 
@@ -138,8 +139,12 @@ class LogView:
     def _client(self) -> AdminClient:
         admin = self._admin
         if admin is None:  # not `or`: a client with nothing to do counts as false
-            settings = {"reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 1000}
-            self._admin = admin = client(AdminClient, self._options.kafka, settings)
+            settings: dict[str, Any] = {
+                "reconnect.backoff.ms": 50,
+                "reconnect.backoff.max.ms": 1000,
+                **self._options.kafka,
+            }
+            self._admin = admin = client(AdminClient, settings)
             assert admin is not None
         return admin
 
@@ -228,7 +233,8 @@ class LogView:
         found = {}
         for place, offset in self._patiently(ask, "asking for the offsets of a time").items():
             if offset >= 0:
-                found[place] = min(offset, bounds[place].end)
+                # Behind an open transaction: a start stays there, for what is before it is older than the time.
+                found[place] = min(offset, bounds[place].end) if edge.option.startswith("ending") else offset
             elif edge.option.startswith("ending") or self._options.latest_if_no_such_time:
                 found[place] = bounds[place].end
             else:
@@ -305,7 +311,7 @@ def end_offsets(
     otherwise. Raises ``TopicError``, ``ConfigError``, ``BrokerUnavailable``. Blocks; any thread.
     """
     names = [topics] if isinstance(topics, str) else list(topics)
-    given = {**(options or {}), "subscribe": ",".join(names)}
+    given = agreed(options or {}, {"subscribe": ",".join(names)})
     if servers is not None:
         given["kafka.bootstrap.servers"] = servers
     parsed = read_options(given)

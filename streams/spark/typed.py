@@ -13,7 +13,7 @@ from streams.events import event_type_of
 from streams.spark import event_format, records
 from streams.spark.event_columns import EventColumns
 from streams.spark.event_format import EventsDataSource
-from streams.spark.options import addressed
+from streams.spark.options import addressed, agreed
 from streams.spark.python_codec import EventReference
 
 ERROR, META = "_error", "_meta"
@@ -117,10 +117,8 @@ def read_events(
     if decode not in ("jvm", "python"):
         raise ConfigError(f"decode must be jvm or python, not {decode!r}")
     _check_policy(on_error)
-    reader = spark.read.format("grt").option("subscribe", topic).option("includeHeaders", "false")
-    if isinstance(classes, type):
-        reader = reader.option("types", event_type_of(classes).name)
-    reader = reader.options(**addressed(options or {}, servers))
+    given = agreed(options or {}, {"subscribe": topic, "types": _types_option(classes)})
+    reader = spark.read.format("grt").option("includeHeaders", "false").options(**addressed(given, servers))
     if decode == "jvm":
         return events(reader.load(), classes, on_error=on_error)
     if not isinstance(classes, type):
@@ -129,6 +127,12 @@ def read_events(
     spark.dataSource.register(EventsDataSource)
     reference = EventReference.of(event_type_of(classes), "events decoded where they are read")
     return _judged(reader.format(event_format.NAME).option(event_format.EVENT, str(reference)).load(), on_error)
+
+
+def _types_option(classes: type | Iterable[type]) -> str | None:
+    """What to skip where it is read; ``None`` for several classes, and a name that the option cannot say."""
+    name = event_type_of(classes).name if isinstance(classes, type) else ""
+    return name if name and name == name.strip() and "," not in name else None
 
 
 def _check_policy(on_error: str) -> None:

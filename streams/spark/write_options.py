@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -109,6 +110,15 @@ def _name(option: str, plain: Mapping[str, str], why: str) -> str:
     return name
 
 
+def _folder(option: str, text: str | None) -> str | None:
+    if text and re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", text):
+        raise ConfigError(
+            f"option {option} must be a path of a file system that driver and executors have mounted, like "
+            f"/shared/staging, not the address {text}"
+        )
+    return text or None
+
+
 def _common(plain: Mapping[str, str], identity: str) -> dict[str, Any]:
     topic = plain.get("topic") or None
     marker_topic = plain.get("markertopic") or topic
@@ -122,6 +132,6 @@ def _common(plain: Mapping[str, str], identity: str) -> dict[str, Any]:
         "topic": topic,
         "marker_topic": marker_topic,
         "marker_log": plain.get("markerlog") or None,
-        "staging_dir": plain.get("stagingdir"),
+        "staging_dir": _folder("stagingDir", plain.get("stagingdir")),
         "staging_threshold": whole("stagingThreshold", plain.get("stagingthreshold", str(1 << 20)), minimum=0),
     }

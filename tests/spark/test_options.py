@@ -31,6 +31,8 @@ def test_secrets_stay_out_of_repr() -> None:
         ({"stagingThreshold": "-1"}, "option stagingThreshold must be at least 0"),
         ({"kafka.transactional.id": "x"}, "it comes from writeId"),
         ({"kafka.acks": "0"}, "always all"),
+        ({"stagingDir": "hdfs://nn/staging"}, "option stagingDir must be a path .*not the address hdfs://nn/staging"),
+        ({"stagingDir": "file:/staging"}, "option stagingDir must be a path"),
     ],
 )
 def test_wrong_options_for_writing(change: dict[str, str], problem: str) -> None:

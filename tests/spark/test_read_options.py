@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from streams.errors import ConfigError
+from streams.spark.options import agreed
 from streams.spark.read_options import Edge, Topics, read_options
 
 pytestmark = pytest.mark.spark
@@ -114,7 +117,28 @@ WRONG = [
     ({"kafka.sasl.jaas.config": "x"}, "belongs to Java clients: use kafka.sasl.username"),
     ({"bootstrap.servers": "other:1"}, "differ"),
     ({"kafka.bootstrap.servers": ""}, "option kafka.bootstrap.servers is missing"),
+    ({"types": " , "}, "option types is empty"),
+    ({"startingTimestamp": "9223372036854775808"}, "option startingTimestamp must be .* at most 9223372036854775807"),
+    ({"startingTimestamp": "1e30"}, "option startingTimestamp must be .* at most 9223372036854775807"),
+    ({"sasl.password": "x"}, "unknown option sasl.password .* did you mean kafka.sasl.password"),
 ]
+
+
+def test_whole_numbers_are_taken_as_they_are_written() -> None:
+    """As a float, the first is rounded, and the second is more than Spark takes for a limit."""
+    assert read_options({**READ, "startingTimestamp": "9007199254740993"}).starting.at == 9007199254740993
+    most = {"maxOffsetsPerTrigger": "9223372036854775807"}
+    assert read_options({**READ, **most}, stream=True).max_offsets_per_trigger == 2**63 - 1
+    assert read_options({**READ, "minPartitions": "1e3"}).min_partitions == 1000
+
+
+def test_the_same_option_of_a_function_and_of_its_options() -> None:
+    assert agreed({"Subscribe": "t", "isolation": "x"}, {"subscribe": "t", "types": None}) == {
+        "subscribe": "t",
+        "isolation": "x",
+    }
+    with pytest.raises(ConfigError, match="option subscribe is 'u', but the call says 't': give one of them"):
+        agreed({"Subscribe": "u"}, {"subscribe": "t"})
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["batch", "stream"])
@@ -130,6 +154,18 @@ def test_wrong_options(change: dict[str, str], problem: str, stream: bool) -> No
         ({"endingOffsets": "earliest"}, "option endingOffsets must be latest or JSON"),
         ({"endingOffsets": '{"a":{"0":1}}'}, r"option endingOffsets names the topics \['a'\], but subscribe"),
         ({"endingOffsets": '{"a":{"0":1},"b":{"0":-3}}'}, r"option endingOffsets: b\[0\] has the impossible offset"),
+        (
+            {"startingOffsets": '{"a":{"0":7},"b":{"0":-2}}', "endingOffsets": '{"a":{"0":6},"b":{"0":3}}'},
+            r"option endingOffsets: a\[0\] ends at 6, before it begins \(startingOffsets: 7\)",
+        ),
+        (
+            {
+                "startingOffsetsByTimestamp": '{"a":{"0":7},"b":{"0":7}}',
+                "endingOffsetsByTimestamp": '{"a":{"0":9},"b":{"0":6}}',
+            },
+            r"option endingOffsetsByTimestamp: b\[0\] ends at 6, before it begins",
+        ),
+        ({"startingTimestamp": "7", "endingTimestamp": "6"}, r"endingTimestamp \(6\) is before startingTimestamp"),
         ({"maxOffsetsPerTrigger": "5"}, "option maxOffsetsPerTrigger is for streams"),
         ({"commitOffsetsTo": "g"}, "option commitOffsetsTo is for streams"),
     ],
@@ -137,6 +173,13 @@ def test_wrong_options(change: dict[str, str], problem: str, stream: bool) -> No
 def test_wrong_options_of_a_batch(change: dict[str, str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         read_options({**READ, **change})
+
+
+def test_an_end_may_be_where_the_start_is_or_be_found_out_later() -> None:
+    for start, end in ((6, 6), (6, -1), (-1, 6), (-2, 0), (6, -2)):
+        edges = {"startingOffsets": start, "endingOffsets": end}
+        options = {name: json.dumps({"a": {"0": at}}) for name, at in edges.items()}
+        assert read_options({**READ, "subscribe": "a", **options}).ending.at == {"a": {0: end}}
 
 
 @pytest.mark.parametrize(
