@@ -84,7 +84,9 @@ def test_the_spark_part_of_the_readme_runs(servers: str, tmp_path: Path) -> None
     paid = bank_feed.pay_in(servers, 50, seed=1)
     part = re.search(r"^## The same events on Spark\n(.*?)^## ", (ROOT / "README.md").read_text(), re.M | re.S)
     assert part is not None
-    (tmp_path / "part.md").write_text(part[1].replace("cents >= 5000", "cents >= 0"))
+    assert "--output bank-large-deposits:10`" in part[1], "the topic is made by who follows the page"
+    assert '"cents >= 250"' in part[1], "below what the README has sent, so that something is shown"
+    (tmp_path / "part.md").write_text(part[1].replace("cents >= 250", "cents >= 0"))
     shown = run(blocks(tmp_path / "part.md"), tmp_path, servers)
     assert "sum(cents)" in shown
     assert any(re.search(rf"{account}\|\s+{cents}\|", shown) for account, cents in paid.items()), shown
