@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import msgspec
 import typer
@@ -66,8 +67,7 @@ def run(
 
 
 def _status_json(status: Status) -> None:
-    sys.stdout.write(msgspec.json.encode(status).decode() + "\n")
-    sys.stdout.flush()
+    _write(sys.stdout, msgspec.json.encode(status).decode() + "\n")
 
 
 class _StatusLines:
@@ -85,4 +85,18 @@ class _StatusLines:
             f"{key.replace('_', ' ')} {value}" for key, value in status.items() if key not in ("event", "worker")
         )
         who = status.get("worker", "all workers")
-        self._console.print(Text.assemble(f"{who}: ", (event, _STYLES.get(event, "")), f" ({details})"), soft_wrap=True)
+        with self._console.capture() as line:
+            self._console.print(
+                Text.assemble(f"{who}: ", (event, _STYLES.get(event, "")), f" ({details})"), soft_wrap=True
+            )
+        _write(sys.stderr, line.get())
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """To nobody, once the reader is gone: ``| tee log`` ends by the same Ctrl-C, and the workers have to drain."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        with open(os.devnull, "wb") as nothing:  # what the stream holds would fail again at the exit
+            os.dup2(nothing.fileno(), stream.fileno())

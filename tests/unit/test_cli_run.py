@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +16,7 @@ import pytest
 from streams.cli import worker
 from streams.cli.supervisor import RestartPolicy, Restarts
 from streams.errors import ConfigError
-from tests.unit.cli_run_kit import Kes, kes
+from tests.unit.cli_run_kit import DEADLINE_SECONDS, ROOT, Kes, kes
 
 __all__ = ["kes"]  # the fixture
 
@@ -130,6 +133,46 @@ def test_workers_end_with_a_supervisor_that_was_killed(kes: Callable[..., Kes], 
     running.process.kill()
     assert running.ended() == -signal.SIGKILL  # returns when the last process has let go of stdout
     assert running.events("w-0")[-1] == running.events("w-1")[-1] == last
+
+
+NOTES = """
+import os, signal, threading
+from pathlib import Path
+
+class Source:
+    drained = False
+    def run(self):
+        signal.signal(signal.SIGTERM, self.drain)
+        Path("ready-" + os.environ["KES_INSTANCE_ID"]).touch()
+        while not self.drained:
+            threading.Event().wait(0.05)
+        Path("drained-" + os.environ["KES_INSTANCE_ID"]).touch()
+    def drain(self, *_):
+        self.drained = True
+
+source = Source()
+"""
+
+
+@pytest.mark.parametrize("form", [["--json"], []])
+def test_workers_drain_when_nobody_reads_the_status_any_more(tmp_path: Path, form: list[str]) -> None:
+    """As in ``kes run ... | tee log``: Ctrl-C ends both sides of the pipe."""
+    (tmp_path / "notes.py").write_text(NOTES)
+    command = [sys.executable, "-m", "streams", "run", "notes:source", "-n", "2", "--instance-prefix", "w", *form]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    kes = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while len(list(tmp_path.glob("ready-*"))) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert kes.stdout is not None
+        kes.stdout.close()
+        kes.send_signal(signal.SIGINT)
+        assert kes.wait(DEADLINE_SECONDS) == 0
+    finally:
+        kes.kill()
+    assert sorted(path.name for path in tmp_path.glob("drained-*")) == ["drained-w-0", "drained-w-1"]
 
 
 def test_what_is_not_a_source_is_wrong_usage(kes: Callable[..., Kes]) -> None:
