@@ -12,7 +12,7 @@ from streams.clients.group_view import GroupView
 from streams.clients.status_board import Note, Place, StatusBoard
 from streams.errors import BrokerUnavailable, ConfigError
 from streams.runtime.status import REBALANCES as TOLD
-from streams.runtime.status import MemberStatus
+from streams.runtime.status import MemberStatus, status_of
 from streams.statistics import CopyStatistics, RebalanceStatistics
 
 FOREIGNERS: Final = 32
@@ -20,7 +20,6 @@ FOREIGNERS: Final = 32
 REBALANCES: Final = 5
 """So many of the last ones are shown."""
 
-_status_of: Final[msgspec.json.Decoder[MemberStatus]] = msgspec.json.Decoder(MemberStatus)
 _copy_of: Final[msgspec.json.Decoder[CopyStatistics]] = msgspec.json.Decoder(CopyStatistics)
 
 
@@ -63,7 +62,7 @@ def understood(notes: Mapping[Place, Note], now: float | None = None) -> LiveMem
     for (_, partition), note in notes.items():
         try:
             if '"at_ms"' in note.text:
-                statuses.append(_status_of.decode(note.text))
+                statuses.append(status_of(note.text))
             else:
                 copies[partition] = _copy_of.decode(note.text)
         except (msgspec.MsgspecError, ValueError, RecursionError):

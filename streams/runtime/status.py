@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import msgspec
@@ -29,6 +29,10 @@ ASK_SECONDS: Final = 5.0
 WITHDRAW_SECONDS: Final = 1.0
 REBALANCES: Final = 10
 """So many of the last ones are told."""
+NOTE_LETTERS: Final = 4000
+"""What the board takes of a note; the rest would be cut off, and half a note says nothing."""
+CAUSE_LETTERS: Final = 100
+"""Of a rebalance's cause: it names members, which may be many."""
 
 
 class MemberStatus(msgspec.Struct, frozen=True):
@@ -42,6 +46,29 @@ class MemberStatus(msgspec.Struct, frozen=True):
     copies: tuple[int, ...]
     moves: tuple[MoveStatistics, ...]
     rebalances: tuple[RebalanceStatistics, ...]
+
+
+def note_of(status: MemberStatus) -> str:
+    """The note as it is written. Copies are a bitmap in hexadecimal digits, so that thousands fit; of moves there are
+    as many as fit."""
+    fields: dict[str, Any] = msgspec.structs.asdict(status)
+    fields["copies"] = f"{sum(1 << partition for partition in status.copies):x}"
+    fields["rebalances"] = [
+        msgspec.structs.replace(entry, cause=_short(entry.cause, CAUSE_LETTERS)) for entry in status.rebalances
+    ]
+    while len(text := _encoded(fields)) > NOTE_LETTERS and fields["moves"]:
+        fields["moves"] = fields["moves"][: len(fields["moves"]) // 2]
+    return text
+
+
+def status_of(note: str) -> MemberStatus:
+    """What ``note_of`` wrote. Anybody may write notes: raises ``ValueError`` or ``msgspec.MsgspecError``."""
+    fields = msgspec.json.decode(note, type=dict[str, Any])
+    copies = fields.get("copies")
+    if isinstance(copies, str):
+        bits = reversed(f"{int(copies, 16):b}")
+        fields["copies"] = [partition for partition, bit in enumerate(bits) if bit == "1"]
+    return msgspec.convert(fields, MemberStatus)
 
 
 class Status:
@@ -119,7 +146,7 @@ class Status:
         )
         gist = _encoded(msgspec.structs.replace(status, at_ms=0, moves=tuple(map(_timeless, status.moves))))
         if found or self._is_new((config.offsets_topic, 0), gist):
-            found[config.offsets_topic, 0] = max(status.generation, 0), _encoded(status)
+            found[config.offsets_topic, 0] = max(status.generation, 0), note_of(status)
         return found
 
     def _is_new(self, place: tuple[str, int], gist: str) -> bool:
@@ -142,6 +169,10 @@ def _gist(copy: CopyStatistics) -> str:
 
 def _timeless(move: MoveStatistics) -> MoveStatistics:
     return msgspec.structs.replace(move, seconds=None)
+
+
+def _short(text: str, letters: int) -> str:
+    return text if len(text) <= letters else text[: letters - 3] + "..."
 
 
 def _encoded(value: object) -> str:

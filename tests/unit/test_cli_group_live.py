@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from streams.cli import group_tables
-from streams.cli.group_live import LiveMember, live_status
+from streams.cli.group_live import LiveMember, live_status, understood
 from streams.cli.group_tables import Picture, partition_rows
 from streams.clients.group_view import GroupView, classic_view
-from streams.clients.status_board import Note
+from streams.clients.status_board import LONGEST, Note
 from streams.errors import BrokerUnavailable
-from streams.runtime.status import MemberStatus
+from streams.group import Assigned, Assignment, Snapshot
+from streams.runtime.status import REBALANCES, MemberStatus, Status
 from streams.statistics import CopyStatistics, MoveStatistics, RebalanceStatistics
 from tests.unit.cli_group_kit import BEGAN, Cluster, described, entry, id_of, moving, row_of, text_of
 
@@ -69,6 +71,48 @@ def test_restores_and_copies_get_on(moving: GroupView) -> None:
     assert row_of(text, "1")[2] == "c (12 behind, 0.5 s)"
     assert row_of(text, "2")[3] == "b prepares (3,000 left, 3,000/s, 1 s)"
     assert row_of(text, "3")[3] == "b is late (600 left, 3,000/s)"
+
+
+def notes_of(copies: int, moves: int, members: int) -> dict[tuple[str, int], Note]:
+    """What a member writes that has so many copies and moves, in a group of so many."""
+    names = [f"payments-worker-{number}-7d9f8b6c5-x2x4z" for number in range(members)]
+    numbers = tuple(range(0, 2 * copies, 2))
+    moving = tuple(MoveStatistics(number, "out", f"{names[-1]}-{id_of('b')}", 5, None) for number in range(moves))
+    engine: Any = SimpleNamespace(
+        config=SimpleNamespace(changelog="log", offsets_topic="topic"),
+        connections=SimpleNamespace(worker=lambda _: None),
+        copies=SimpleNamespace(statistics=lambda: [copy(number, "ready", 0) for number in numbers]),
+        moves=SimpleNamespace(statistics=lambda: moving),
+        membership=SimpleNamespace(snapshot=Snapshot(0, 5, id_of("a"), b"")),
+        workers={},
+        wall_ms=lambda: int(BEGAN * 1000),
+    )
+    told = Status(engine)
+    for generation in range(REBALANCES):
+        plan = Assigned(0, generation, frozenset(), frozenset(), Assignment())
+        told.rebalanced(plan, names, names)
+    return {place: Note(offset, text[:LONGEST]) for place, (offset, text) in told._news().items()}
+
+
+@pytest.mark.parametrize(
+    ("copies", "moves", "members"), [(0, 0, 1), (3_000, 0, 1), (0, 64, 1), (0, 0, 60), (2_000, 900, 60)]
+)
+def test_a_member_tells_however_much_there_is_to_tell(copies: int, moves: int, members: int) -> None:
+    live = understood(notes_of(copies, moves, members), BEGAN)
+    assert live is not None, "its note does not fit"
+    assert sorted(live.copies) == list(live.status.copies) == list(range(0, 2 * copies, 2))
+    assert len(live.status.rebalances) == REBALANCES
+    assert live.status.rebalances[0].cause.startswith("joined: payments-worker-0")
+    assert live.status.moves or not moves
+    assert [move.partition for move in live.status.moves] == list(range(len(live.status.moves)))
+
+
+def test_a_bitmap_of_somebody_else_is_left_out() -> None:
+    for copies in ('"g"', '"-"', '""', "[-1.5]", "null", "7"):
+        text = (
+            f'{{"at_ms":1,"member_id":"a","generation":1,"partitions":0,"copies":{copies},"moves":[],"rebalances":[]}}'
+        )
+        assert understood({("topic", 0): Note(1, text)}, BEGAN) is None
 
 
 def test_silence_counts_only_while_there_is_something_to_tell(moving: GroupView) -> None:
