@@ -22,7 +22,8 @@ class SparkJobs(Measure[SparkRun]):
     about = """\
 `format("grt")` beside Spark's own Kafka connector: one session of two cores, the same topics, the two in turn. An
 event is about 100 bytes of JSON with a key and the type header. Both sides read committed records only and take the
-headers along; ours writes and streams **exactly once**, the connector at least once. The rate of a stream is that
+headers along (not `by codec`, which is `read_events` with `decode="python"`: the class's columns, and no headers);
+ours writes and streams **exactly once**, the connector at least once. The rate of a stream is that
 of its median batch after the first. What was read or written is compared with what is due before a rate is told.
 The connector is a mix of versions that nobody supports with this PySpark (`benchmarks/spark/connector.py`)."""
 

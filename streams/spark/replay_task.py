@@ -188,7 +188,7 @@ def _with_type(headers: Headers | None, kind: str | None, version: int | None) -
     if kind is None or (headers and any(name == TYPE_HEADER for name, _ in headers)):
         return headers or None
     made: Headers = [(TYPE_HEADER, kind.encode())]
-    if version is not None and version > 1:
+    if version is not None and version != 1:
         made.append((VERSION_HEADER, b"%d" % version))
     return made + [header for header in headers or () if header[0] != VERSION_HEADER]
 

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from streams.errors import RecordRefused
-from streams.spark import record_batches
+from streams.spark import record_batches, replay_task
 from streams.spark.sending import Sender
 
 pytestmark = pytest.mark.spark
@@ -132,6 +132,12 @@ def test_what_is_read_is_written_as_it_is_with_a_version_that_makes_no_sense(ver
     row = {"value": [b"v"], "type": ["T"], "version": pa.array([number], pa.int32())}
     ((*_, written),) = sent(pa.record_batch({**row, "headers": pa.array([pairs], HEADERS)}), "t")
     assert written == headers
+
+
+def test_rows_without_headers_are_replayed_with_their_version() -> None:
+    assert replay_task._with_type(None, "T", 2) == [("__grt__", b"T"), ("__grv__", b"2")]
+    assert replay_task._with_type(None, "T", 1) == [("__grt__", b"T")]
+    assert replay_task._with_type(None, "T", 0) == [("__grt__", b"T"), ("__grv__", b"0")], "which is refused"
 
 
 def test_the_client_takes_its_arguments_in_the_order_that_is_relied_on() -> None:
