@@ -42,7 +42,8 @@ _NUMBER = re.compile(r"[-\[{0-9]|true$|false$")
 _DECIMAL = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 _DATE = r"^(?!0000)\d{4}-\d\d-\d\d$"
 _LOCAL = r"^(?!0000)\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?$"
-_TIME = r"^(?!0000)\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:?\d\d)?$"
+_ZONED = r"^(?!0000)\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:?\d\d)$"
+_TIME = _ZONED.removesuffix("$") + "?$"
 _LONE_SURROGATE = (
     r"(?<!\\)(?:\\\\)*(?:\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
@@ -224,8 +225,11 @@ def _invalid(value: Column, shape: Shape, path: str, source: _Source | None = No
             found.append(f.when(f.abs(value) == float("inf"), f.lit(f"{path}: number out of range")))
         case Scalar(kind="datetime" | "local_datetime" | "date" as kind):
             pattern = {"datetime": _TIME, "local_datetime": _LOCAL, "date": _DATE}[kind]
+            name = kind.removeprefix("local_")
+            if shape.zoned:
+                pattern, name = _ZONED, "datetime with a zone"
             wrong = value.isNotNull() & (~value.rlike(pattern) | _decoded(value, shape, None).isNull())
-            found.append(f.when(wrong, f.lit(f"{path}: not a {kind.removeprefix('local_')} in ISO 8601")))
+            found.append(f.when(wrong, f.lit(f"{path}: not a {name} in ISO 8601")))
         case Structure():
             under: list[Column | None] = []
             if shape.tag is not None:

@@ -41,10 +41,12 @@ _LISTS = (inspect.ListType, inspect.SetType, inspect.FrozenSetType, inspect.VarT
 
 @dataclass(frozen=True, kw_only=True)
 class Scalar:
-    """One value. ``allowed`` holds the values of an enum or a ``Literal``, all text or all integers."""
+    """One value. ``allowed`` holds the values of an enum or a ``Literal``, all text or all integers; ``zoned``: a
+    ``datetime`` that must say its zone."""
 
     kind: ScalarKind
     nullable: bool = False
+    zoned: bool = False
     allowed: tuple[str, ...] | tuple[int, ...] = ()
 
 
@@ -209,7 +211,8 @@ def _shape(info: Any, path: str, above: tuple[type, ...]) -> Shape:
         return Scalar(kind=kind, nullable=nullable)
     if isinstance(info, inspect.DateTimeType):
         # Without a promise about the zone it is an instant: Spark's timestamp is one, and so is what is written.
-        return Scalar(kind="local_datetime" if info.tz is False else "datetime", nullable=nullable)
+        kind = "local_datetime" if info.tz is False else "datetime"
+        return Scalar(kind=kind, nullable=nullable, zoned=info.tz is True)
     if isinstance(info, inspect.EnumType):
         return _choice([member.value for member in info.cls], path, nullable)
     if isinstance(info, inspect.LiteralType):

@@ -6,8 +6,9 @@ import dataclasses
 import datetime as dt
 import enum
 import math
+import re
 import uuid
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import pydantic
@@ -16,6 +17,7 @@ from msgspec import UNSET, UnsetType
 
 import streams.spark as kes_spark
 from streams.errors import ConfigError
+from streams.spark import json_decoding
 from streams.spark.shapes import Scalar, shape_of
 
 pytestmark = pytest.mark.spark
@@ -60,6 +62,17 @@ def test_a_field_that_may_be_absent_is_null_then() -> None:
 def test_none_among_the_values_of_a_literal_is_optional() -> None:
     made: Any = msgspec.defstruct("Choice", [("size", Literal["s", None])])
     assert shape_of(made).fields[0].shape == Scalar(kind="str", nullable=True, allowed=("s",))
+
+
+@pytest.mark.parametrize("zoned", [True, False, None])
+def test_whether_a_time_has_a_zone_is_asked_as_the_class_asks(zoned: bool | None) -> None:
+    kind: Any = Annotated[dt.datetime, msgspec.Meta(tz=zoned)]
+    made = shape_of(msgspec.defstruct("Timed", [("at", kind)])).fields[0].shape
+    assert made == Scalar(kind="local_datetime" if zoned is False else "datetime", zoned=bool(zoned))
+    patterns = json_decoding._ZONED, json_decoding._TIME, json_decoding._LOCAL
+    for text, matching in (("2026-01-02T03:04:05Z", "110"), ("2026-01-02 03:04:05.5-0130", "110"),
+                           ("2026-01-02T03:04:05", "011"), ("2026-01-02T03:04:05Z?", "000")):  # fmt: skip
+        assert "".join(str(int(re.search(pattern, text) is not None)) for pattern in patterns) == matching, text
 
 
 class Mixed(enum.Enum):

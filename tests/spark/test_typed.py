@@ -217,6 +217,17 @@ def test_defaults_fill_in_what_older_writers_left_out(spark: SparkSession) -> No
     assert (second.price, second._error) == (Decimal("1e-7"), None)
 
 
+class Zoned(msgspec.Struct):
+    at: Annotated[dt.datetime, msgspec.Meta(tz=True)]
+
+
+def test_a_time_that_must_say_its_zone(spark: SparkSession) -> None:
+    values: list[bytes | None] = [b'{"at":"2026-01-02T03:04:05+02:00"}', b'{"at":"2026-01-02T03:04:05"}']
+    first, second = kes_spark.events(records(spark, Zoned, values), Zoned).orderBy("_meta.offset").collect()
+    assert first._error is None
+    assert (second.at, second._error) == (None, "at: not a datetime with a zone in ISO 8601")
+
+
 def test_other_types_are_left_out_and_other_versions_are_errors(spark: SparkSession) -> None:
     good = event_type_of(Small).encode(Small("a", 1))
     both = records(spark, Small, [good]).union(records(spark, Plain, [b"{}"])).union(records(spark, Small, [good], 2))
