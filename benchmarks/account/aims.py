@@ -49,26 +49,34 @@ def aims_of_drains(found: Sequence[DrainResult]) -> list[Aim]:
 
 
 def aims_of_latency(found: Sequence[SteadyResult]) -> list[Aim]:
-    """At two rates."""
+    """At two rates. A run that fell behind has no latency to be compared with: it grows with the length of the run."""
     aims = []
     for rate in RATES:
         here = [one for one in found if one.rate == rate]
         mine = right(of_system(here, ENGINE))
         for name, most in MOST_MS.items() if mine else ():
-            held = [getattr(one, name) for one in mine if not one.behind]
-            is_met = len(held) == len(mine) and statistics.median(held) <= most
-            told = f"{spread(held, '.1f')} ms" if held else "the rate was not held"
+            times = [getattr(one, name) for one in mine if not one.behind]
+            is_met = len(times) == len(mine) and statistics.median(times) <= most
+            told = f"{spread(times, '.1f')} ms" if times else "the rate was not held"
             aims.append(Aim(f"{name} at {rate:,}/s", f"at most {most:g} ms", told, is_met))
         for kind, most in ((ANCESTOR, 1.0), *((peer, 0.5) for peer in PEERS)):
-            by_name = {name: ratios(here, ENGINE, name, lambda one: one.p99) for name in labels(here, kind)}
-            compared = {name: found for name, found in by_name.items() if found}
-            if compared:
-                name = max(compared, key=lambda name: statistics.median(compared[name]))
-                is_met = statistics.median(compared[name]) <= most
-                aims.append(
-                    Aim(f"p99 at {rate:,}/s, to `{name}`", f"at most {most:g}", spread(compared[name], ".2f"), is_met)
-                )
+            if mine and labels(here, kind):
+                aims.append(_beside(here, f"p99 at {rate:,}/s, to", kind, most))
     return aims
+
+
+def _beside(here: Sequence[SteadyResult], what: str, kind: str, most: float) -> Aim:
+    """Of a peer with several settings, its best. Where a run fell behind there is nothing to be compared."""
+    held, of_us = [one for one in here if not one.behind], right(of_system(here, ENGINE))
+    if any(one.behind for one in of_us):
+        return Aim(f"{what} `{kind}`", f"at most {most:g}", "the rate was not held", False)
+    by_name = {name: ratios(held, ENGINE, name, lambda one: one.p99) for name in labels(here, kind)}
+    compared = {name: found for name, found in by_name.items() if found}
+    if not compared:
+        return Aim(f"{what} `{kind}`", f"at most {most:g}", f"`{kind}` did not hold the rate, or was not right", None)
+    name = max(compared, key=lambda name: statistics.median(compared[name]))
+    found = compared[name]
+    return Aim(f"{what} `{name}`", f"at most {most:g}", spread(found, ".2f"), statistics.median(found) <= most)
 
 
 def labels(found: Sequence[Any], kind: str) -> list[str]:

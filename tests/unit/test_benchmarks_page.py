@@ -250,6 +250,20 @@ def test_aims_are_measured_against_the_best_of_a_peer_and_need_a_rate_that_was_h
     assert [aim.is_met for aim in aims_of_latency([late("engine", 1, 2_000, 9.0)])] == [True, True]
 
 
+def test_a_run_that_fell_behind_is_compared_with_nothing() -> None:
+    """Its latency grows with the length of the run, so a longer run would have met any aim."""
+    mine, theirs = late("engine", 1, 20_000, 9.0), late("gkes", 1, 20_000, 90.0)
+
+    def told(*found: SteadyResult) -> tuple[str, bool | None]:
+        (aim,) = (aim for aim in aims_of_latency(found) if "gkes" in aim.what)
+        return aim.found, aim.is_met
+
+    assert told(mine, theirs) == ("0.10", True)
+    behind = msgspec.structs.replace(theirs, behind="could not")
+    assert told(mine, behind) == ("`gkes` did not hold the rate, or was not right", None)
+    assert told(msgspec.structs.replace(mine, behind="could not"), behind) == ("the rate was not held", False)
+
+
 # -------------------------------------------------------------------------------------------- tables and pictures
 
 
