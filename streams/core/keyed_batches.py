@@ -39,17 +39,17 @@ class Queued(Generic[T]):
 
 
 class _Key(Generic[T]):
-    __slots__ = ("holds", "is_running", "name", "waiting")
+    __slots__ = ("holders", "is_running", "name", "waiting")
 
     def __init__(self, name: Hashable) -> None:
         self.name = name
         self.waiting: OrderedDict[int, Queued[T]] = OrderedDict()
         self.is_running = False  # in a batch
-        self.holds = 0
+        self.holders: list[Queued[T]] = []
 
     @property
     def is_held(self) -> bool:
-        return self.is_running or self.holds > 0
+        return self.is_running or bool(self.holders)
 
     def first(self) -> Queued[T]:
         return self.waiting[next(iter(self.waiting))]
@@ -175,12 +175,22 @@ class KeyedBatches(Generic[T]):
     def hold(self, queued: Queued[T]) -> None:
         """While its batch runs: its key is in no other batch, also after this one, until ``release`` (once for each
         ``hold``). It holds no slot."""
-        queued.key.holds += 1
+        queued.key.holders.append(queued)
 
     def release(self, queued: Queued[T]) -> None:
         """The end of ``hold``."""
-        queued.key.holds -= 1
+        queued.key.holders.remove(queued)
         self._freed(queued.lane, queued.key)
+
+    def holders(self, lane: Hashable, key: Hashable) -> list[T]:
+        """The items that hold this key (``hold``)."""
+        known = self._lanes.get(lane)
+        found = None if known is None else known.keys.get(key)
+        return [] if found is None else [queued.item for queued in found.holders]
+
+    def behind(self, queued: Queued[T]) -> list[T]:
+        """The items of its key that wait, in their order."""
+        return [waiting.item for waiting in queued.key.waiting.values()]
 
     def withdraw(self, queued: Queued[T]) -> bool:
         """Take an item out that is in no batch yet. ``False``: it is."""

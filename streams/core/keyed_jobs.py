@@ -129,6 +129,12 @@ class KeyedJobs(Generic[T]):
             if not known.keys:
                 del self._lanes[lane]
 
+    def queued(self, lane: Hashable, key: Hashable) -> list[T]:
+        """The jobs of this key that wait, in their order."""
+        known = self._lanes.get(lane)
+        found = None if known is None else known.keys.get(key)
+        return [] if found is None else [job for _, job in found.waiting]
+
     def withdraw(self, lane: Hashable, key: Hashable, job: T) -> bool:
         """Take a job out that has not begun. ``False``: it is not waiting here."""
         known = self._lanes.get(lane)

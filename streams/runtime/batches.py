@@ -14,6 +14,7 @@ from streams.job_settings import BatcherConfig
 from streams.runtime.calls import Calls
 from streams.runtime.event_context import EventContext
 from streams.runtime.failures import cancelled_inside
+from streams.runtime.job_runner import Overtaken
 from streams.runtime.line import Entry
 from streams.runtime.stages import Blocked, described
 from streams.statistics import StageStatistics
@@ -80,6 +81,12 @@ class _Work:
         self.done = done
         self.parts: list[_Part] = []
         self.held: list[Queued[_Part]] = []
+
+    def is_before(self, other: _Work) -> bool:
+        """Whether its event comes before that of another one. (Those without have their turn.)"""
+        return (
+            self.entry is not None and other.entry is not None and self.entry.record.offset < other.entry.record.offset
+        )
 
     @property
     def error(self) -> Exception | None:
@@ -230,15 +237,20 @@ class BatchStage:
         return work
 
     def _queue(self, work: _Work, lane: Hashable) -> None:
-        now = self._loop.time()
         for item in work.items:
             part = _Part(work, item)
-            part.queued = self._batches.add(lane, item.key, part, now)
+            self._add(part, lane, item.key)
             work.parts.append(part)
         if self._batches.has_full_batch:
             self._pump()
         elif self._timer is None:
             self._arm()  # also when it is due now: what comes in the same moment goes with it
+
+    def _add(self, part: _Part, lane: Hashable, key: Hashable) -> None:
+        """As ``job_runner.Overtaken`` says, it waits for no key that the failure of a later event holds."""
+        while any(part.work.is_before(holder.work) for holder in self._batches.holders(lane, key)):
+            key = Overtaken(key)
+        part.queued = self._batches.add(lane, key, part, self._loop.time())
 
     def cancel(self, work: _Work) -> None:
         """Nobody waits for these any more: they are withdrawn, and a call is cancelled if all of its items are such."""
@@ -336,14 +348,23 @@ class BatchStage:
         if isinstance(outcome, BaseException):
             item.result, item.error = None, outcome if isinstance(outcome, Exception) else cancelled_inside(outcome)
             work.attempts = max(work.attempts, attempts)
-            self._batches.hold(part.queued)
-            work.held.append(part.queued)
+            self._hold(part)
             self._not_tried(work, item)
         else:
             item.result, item.error = outcome, None  # whatever an earlier call, or the function itself, left there
         work.left -= 1
         if not work.left:
             work.done(work)
+
+    def _hold(self, part: _Part) -> None:
+        """It has failed, and holds its key until the event's turn is over; those before it are let pass."""
+        queued = part.queued
+        self._batches.hold(queued)
+        part.work.held.append(queued)
+        for waiting in self._batches.behind(queued):
+            if waiting.work.is_before(part.work):
+                self._batches.withdraw(waiting.queued)
+                self._add(waiting, queued.lane.name, queued.key.name)
 
     def _not_tried(self, work: _Work, failed: BatchItem[Any]) -> None:
         """What is behind a failed item in its event, with its key, fails with it: the key is held until the event's

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Final
 
 from streams.core.keyed_jobs import KeyedJobs
@@ -21,15 +22,26 @@ free keys for all slots among them; more would be nothing but objects that live 
 at again and again."""
 
 
+@dataclass(frozen=True)
+class Overtaken:
+    """Stands for a key that a failed job holds until its event's turn, where the jobs of earlier events are concerned:
+    that turn waits for them, so they must not wait for it. They come later where a stage takes events from two ways,
+    itself or behind another stage."""
+
+    key: Hashable
+
+
 class Job(ABC):
-    """One job. Slots and no closures: there may be thousands of them, all alive for a while."""
+    """One job. Slots and no closures: there may be thousands of them, all alive for a while. ``place``: its event's in
+    the lane."""
 
-    __slots__ = ("holds_key", "is_over", "key", "lane", "runner", "task")
+    __slots__ = ("holds_key", "is_over", "key", "lane", "place", "runner", "task")
 
-    def __init__(self, runner: JobRunner, lane: Hashable, key: Hashable) -> None:
+    def __init__(self, runner: JobRunner, lane: Hashable, key: Hashable, place: int = 0) -> None:
         self.runner = runner
         self.lane = lane
         self.key = key
+        self.place = place
         self.task: asyncio.Task[None] | None = None
         self.is_over = False
         self.holds_key = False
@@ -68,6 +80,7 @@ class JobRunner:
             max(LEAST_WAITING, WAITING_PER_SLOT * config.concurrency),
         )
         self._refused: dict[Hashable, tuple[Entry, Hashable]] = {}  # by their lane, of which it is the next
+        self._holders: dict[tuple[Hashable, Hashable], Job] = {}  # by lane and key
         self._running: dict[Job, asyncio.Task[None]] = {}
         self._context = contextvars.copy_context()  # or a job would inherit that of whichever ended before it
 
@@ -80,6 +93,8 @@ class JobRunner:
 
     def add(self, job: Job) -> None:
         """Queue it; it begins when slot and key are free, now if they are."""
+        if self._holders:
+            self._let_pass(job)
         self._jobs.add(job.lane, job.key, job)
         self._pump()
 
@@ -91,6 +106,7 @@ class JobRunner:
         job.is_over, job.holds_key = True, holds_key
         if holds_key:
             self._jobs.left_slot()
+            self._hold(job)
         else:
             self._jobs.ended(job.lane, job.key)
             if self._refused:
@@ -101,6 +117,7 @@ class JobRunner:
         """Nobody wants it any more, or holds its key. One that runs keeps its slot until it has ended."""
         if job.holds_key:
             job.holds_key = False
+            del self._holders[job.lane, job.key]
             self._jobs.left_key(job.lane, job.key)
             self._look_again(job.lane)
             self._pump()
@@ -123,6 +140,20 @@ class JobRunner:
         for task in tasks:
             task.cancel()
         return tasks
+
+    def _hold(self, job: Job) -> None:
+        """It has failed, and holds its key; those before it are let pass."""
+        self._holders[job.lane, job.key] = job
+        for waiting in self._jobs.queued(job.lane, job.key):
+            if waiting.place < job.place:
+                self._jobs.withdraw(waiting.lane, waiting.key, waiting)
+                self._let_pass(waiting)
+                self._jobs.add(waiting.lane, waiting.key, waiting)
+
+    def _let_pass(self, job: Job) -> None:
+        """Have it wait for no key whose holder comes after it."""
+        while (holder := self._holders.get((job.lane, job.key))) is not None and job.place < holder.place:
+            job.key = Overtaken(job.key)
 
     def _pump(self) -> None:
         while (job := self._jobs.take()) is not None:

@@ -131,10 +131,11 @@ class JobStage:
 class _EventJob(Job):
     """The job of an event in the line; then what the event does at its turn."""
 
-    __slots__ = ("_entry", "_item", "_outcome", "_stage")
+    __slots__ = ("_entry", "_item", "_key", "_outcome", "_stage")
 
     def __init__(self, stage: JobStage, entry: Entry, key: Hashable, item: Any) -> None:
-        super().__init__(stage.runner, entry.lane, key)
+        super().__init__(stage.runner, entry.lane, key, entry.record.offset)
+        self._key = key  # whatever it waits for here
         self._stage = stage
         self._entry = entry
         self._item = item
@@ -148,7 +149,7 @@ class _EventJob(Job):
         if entry.is_settled:  # dropped, and the job would not hear of it
             return
         if error is None and definition.then is not None:
-            self._stage.following(definition.then).add(entry, self.key, result)
+            self._stage.following(definition.then).add(entry, self._key, result)
         elif error is None:
             self._outcome = result
             entry.settle(_nothing if definition.finalizer is None else self._finalize)

@@ -35,7 +35,7 @@ from tests.property.line_parts import Input, Pool
 
 TOPIC, OUT = "in", "out"
 KINDS: tuple[str, ...] = ("Job", "Chain", "Ahead", "Swift", "Plain", "Slow", "Later")
-KINDS += ("Nothing", "BadPlan", "Broken", "Flaky", "FlakyEnd")
+KINDS += ("Nothing", "BadPlan", "Broken", "Flaky", "FlakyEnd", "Near", "NearBroken")
 
 
 class _Work(msgspec.Struct, frozen=True):
@@ -138,7 +138,7 @@ class LineWorld:
             with self._busy(stage, record, config.concurrency, epoch):
                 await elapse(event.seconds)
             if record.record_type == "Broken":
-                self.failed[epoch, record.partition, record.key] = record.offset
+                self.failed["job", epoch, record.partition, record.key] = record.offset
                 raise RuntimeError("broken")
             if record.record_type == "Flaky":
                 self.last[record.partition, record.offset] = tries = (
@@ -152,6 +152,9 @@ class LineWorld:
             record, event, epoch = item
             with self._busy("second", record, 1, epoch):
                 await elapse(event.seconds / 2)
+            if record.record_type == "NearBroken":
+                self.failed["second", epoch, record.partition, record.key] = record.offset
+                raise RuntimeError("broken")
             return item
 
         def finalize(ctx: EventContext[Any], item: Any, result: Any) -> None:
@@ -178,6 +181,8 @@ class LineWorld:
         for kind in ("Job", "Nothing", "BadPlan", "Broken", "Flaky", "FlakyEnd"):
             single.register_event_type(TYPES[kind], plan, on_error=retries)
         chain.register_event_type(TYPES["Chain"], plan)
+        for kind in ("Near", "NearBroken"):  # as the chain's, but they need not wait for its first stage
+            last.register_event_type(TYPES[kind], plan, on_error=retries)
 
         @source.register_event_type(TYPES["Ahead"], concurrency=config_without_retry(config))
         async def ahead(ctx: EventContext[Any], event: Any) -> None:
@@ -220,15 +225,17 @@ class LineWorld:
         if epoch != self.workers[record.partition].epoch:
             self.failures.append(AssertionError(f"{record.where} was given up before its job began"))
         alone = stage == "second" and record.record_type == "Later"  # has its turn, and no order
-        failed = self.failed.get((epoch, record.partition, record.key), -1)
-        if stage == "job" and failed >= max(self.workers[record.partition].watermark, 0) and failed != record.offset:
+        failed = self.failed.get((stage, epoch, record.partition, record.key), -1)
+        is_behind = record.offset > failed >= max(self.workers[record.partition].watermark, 0)
+        if is_behind and not alone:
             self.failures.append(AssertionError(f"{record.where} began before the failure of {failed} was dealt with"))
         here = (stage, epoch, record.partition, record.key, record.offset if alone else -1)
         if self.running[here]:
             self.failures.append(AssertionError(f"two jobs of one key: {here}"))
-        if not alone and self.last.get(here, -1) > record.offset:
+        way = (*here, record.record_type == "Chain")
+        if not alone and self.last.get(way, -1) > record.offset:
             self.failures.append(AssertionError(f"out of order: {here}"))
-        self.last[here] = record.offset
+        self.last[way] = record.offset
         self.running[here] += 1
         self.running[stage] += 1
         if self.running[stage] > most:
@@ -355,7 +362,7 @@ class LineWorld:
             expected = []
             for record in log:
                 kind, key = record.record_type or "", (record.key or b"").decode()
-                if kind in ("BadPlan", "Broken"):
+                if kind in ("BadPlan", "Broken", "NearBroken"):
                     expected.append(("dead", record.offset, 0))
                 elif kind == "FlakyEnd":
                     totals.pop(key, None)
