@@ -13,7 +13,7 @@ from streams.events import event_type_of
 from streams.outcomes import ErrorPolicy, ExecutionState
 from streams.records import Delivery, IncomingRecord, Record
 from streams.runtime.bridge import wait_for
-from streams.runtime.calls import check_planner
+from streams.runtime.calls import check_callable, check_planner
 from streams.runtime.deliveries import DeliveryStage, ProducerDefinition
 from streams.runtime.event_context import EventContext
 from streams.runtime.stages import Ahead
@@ -71,11 +71,14 @@ class BatchProducer(Generic[StoreT]):
         ClientSettings(bootstrap_servers or "the-sources", settings)  # refuses what cannot be
         if type(max_queued_records) is not int or max_queued_records < 1:
             raise ConfigError(f"max_queued_records is {max_queued_records!r}; it must be a whole number, 1 or more")
-        if not 0.001 <= delivery_timeout_seconds < 86_400:
+        seconds: object = delivery_timeout_seconds  # whatever it is
+        if not isinstance(seconds, int | float) or not 0.001 <= delivery_timeout_seconds < 86_400:
             raise ConfigError(
-                f"delivery_timeout_seconds is {delivery_timeout_seconds}; it must be a millisecond or more, and less "
-                "than a day"
+                f"delivery_timeout_seconds is {seconds!r}; it must be a millisecond or more, and less than a day"
             )
+        for part, function in (("finalizer", finalizer), ("on_failure", on_failure)):
+            if function is not None:
+                check_callable(f"{part} of the producer {name}", function)
         self.name = name
         self._source: EventSource[StoreT] = source
         self._definition: ProducerDefinition = ProducerDefinition(

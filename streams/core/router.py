@@ -56,6 +56,8 @@ class Route:
         ahead: Any = None,
         batch: bool = False,
     ) -> None:
+        if not callable(handler):
+            raise RegistrationError(f"the handler of {name} is {handler!r}, which cannot be called")
         self.name = name
         self.event_type = event_type
         self.handler = handler

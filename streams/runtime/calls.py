@@ -135,9 +135,16 @@ def _retries(retry: JobRetry | None) -> stamina.AsyncRetryingCaller | None:
     )
 
 
+async def _on_thread(host: Host, function: Callable[[Any], Any], argument: Any) -> Any:
+    result = await host.handler_threads.run(function, argument)
+    if inspect.iscoroutine(result):  # a plain function around an async one: nothing of it is done yet
+        return await result
+    return result
+
+
 def _runner(host: Host, kind: str, function: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
     if kind == "async":
         return function
     if kind == "thread":
-        return lambda argument: host.handler_threads.run(function, argument)
+        return lambda argument: _on_thread(host, function, argument)
     return lambda argument: host.in_process(function, argument)

@@ -281,7 +281,10 @@ class EventContext(msgspec.Struct, Generic[StoreT], eq=False, weakref=True):
         """
 
     def fail(self, error: BaseException) -> ExecutionState:
-        """Fail the event for this reason: ``return ctx.fail(error)``."""
+        """Fail the event for this reason: ``return ctx.fail(error)``. Raises ``TypeError`` for what is no exception."""
+        given: object = error  # whatever it is
+        if not isinstance(given, BaseException):
+            raise TypeError(f"ctx.fail was given {given!r}; it takes an exception")
         self.error = error
         return ExecutionState.FAIL
 

@@ -194,6 +194,43 @@ def test_the_bounds_of_a_later_stage_hold_back_the_first(last: str) -> None:
         assert driver.committed_offsets() == {0: 200}
 
 
+@pytest.mark.parametrize("early", ["before", "after"])
+@pytest.mark.parametrize("last", ["jobs", "batches"])
+def test_a_failure_holds_up_nothing_that_comes_before_it(last: str, early: str) -> None:
+    """The last stage takes events from two ways, so the later event of a key may be the first one there. It fails, and
+    holds the key until its turn, for which it needs the earlier ones: they may be there by then, or not."""
+    source, order = made(), []
+
+    async def far(event: Asked) -> Asked:
+        await asyncio.sleep(1 if early == "before" else 5)
+        return event
+
+    async def near(event: Asked | Rang) -> None:
+        order.append(event.name)
+        await asyncio.sleep(3)
+        if event.name.startswith("bad"):
+            raise ValueError(event.name)
+
+    async def all_near(items: Items) -> list[Any]:
+        return await asyncio.gather(*(near(item.value) for item in items), return_exceptions=True)
+
+    then: Any
+    if last == "jobs":
+        then = AsyncJobScheduler(source, near, config=SchedulerConfig(concurrency=4))
+    else:
+        then = AsyncBatcher(source, all_near, config=BatcherConfig(max_batch_size=1))
+    then.register_event_type(Rang, key=lambda event: "k")
+    AsyncJobScheduler(source, far, then=then, config=SchedulerConfig(concurrency=4)).register_event_type(
+        Asked, key=lambda event: "k"
+    )
+    with TestDriver(source) as driver:
+        for event in (Asked("1"), Asked("bad 2"), Asked("3"), Rang("bad 4"), Rang("5")):
+            driver.send(event, wait=False)
+        driver.settle()
+        assert order == ["bad 4", "1", "bad 2", "3", "5"], "one at a time, and a failure holds back what is behind it"
+        assert reasons(driver) == ["bad 2", "bad 4"]
+
+
 def test_retries_go_by_the_time_of_the_loop() -> None:
     source, times = made(), []
 
@@ -220,6 +257,32 @@ def test_a_thread_that_raises_stop_iteration_does_not_hang() -> None:
     with TestDriver(source) as driver:
         driver.send(Asked("a"))
         assert reasons(driver) == ["the function raised StopIteration"]
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_plain_function_around_an_async_one_is_awaited(batched: bool) -> None:
+    source, done = made(), []
+
+    async def work(given: Any) -> None:
+        await asyncio.sleep(1)
+        done.append(given)
+
+    settings: Any = {"key": by_name}
+    if batched:
+        AsyncBatcher(source, lambda items: work(items)).register_event_type(Asked, **settings)
+    else:
+        AsyncJobScheduler(source, lambda event: work(event)).register_event_type(Asked, **settings)
+    with TestDriver(source) as driver:
+        driver.send(Asked("a"))
+        assert len(done) == 1
+
+
+def test_a_reason_that_is_no_exception_is_told() -> None:
+    source = made()
+    source.register_event_type(Asked, lambda ctx, event: ctx.fail(event.name))  # type: ignore[arg-type]
+    with TestDriver(source) as driver:
+        driver.send(Asked("a"))
+        assert reasons(driver) == ["ctx.fail was given 'a'; it takes an exception"]
 
 
 # -- interjections, timers ---------------------------------------------------------------------------------------------
@@ -284,6 +347,14 @@ async def nothing(*_: Any) -> None: ...
         (lambda: AsyncBatcher(EVERYTHING, nothing).register_event_type(Asked, key="n"), RegistrationError, "key"),
         (lambda: AsyncBatcher(EVERYTHING, nothing).register_event_type(Asked, nothing), RegistrationError, "is async"),
         (lambda: BatchProducer(EVERYTHING).register_event_type(Asked, nothing), RegistrationError, "is async"),
+        (lambda: BatchProducer(EVERYTHING, 5), RegistrationError, "finalizer of the producer"),
+        (
+            lambda: BatchProducer(EVERYTHING, delivery_timeout_seconds="9"),
+            ConfigError,
+            "delivery_timeout_seconds is '9'",
+        ),
+        (lambda: EVERYTHING.register_event_type(Asked, 5), RegistrationError, "the handler of attacked.Asked is 5"),
+        (lambda: EVERYTHING.schedule_interjection(5, every=1), RegistrationError, "cannot be called"),
         (lambda: EVERYTHING.register_event_type(Asked, nothing, concurrency="4"), ConfigError, "the concurrency of"),
         (lambda: EVERYTHING.schedule_interjection(nothing, every=None), ConfigError, "every is None"),
         (lambda: EVERYTHING.schedule_interjection(nothing, every="10"), ConfigError, "every is '10'"),
