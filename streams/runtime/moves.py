@@ -54,6 +54,7 @@ class Moves:
         self._began: dict[int, float] = {}  # incoming ones: since when they are awaited
         self._handed_over: dict[int, Order] = {}  # the last order that was carried out
         self._known: dict[int, str] = {}  # how the copies that are prepared for moves stand, as far as the plan knows
+        self._failed: set[int] = set()  # copies that could not be read on: they count as late until they are ready
         self._ask_again = Insistence()
         self._told = Copies()
         self._nudge_at = 0.0
@@ -170,9 +171,11 @@ class Moves:
     def _copy_changed(self, partition: int) -> None:
         """Something is new about a copy: is it the marker that we wait for?"""
         engine, since = self._engine, self._incoming.get(partition)
+        failure = self.copies.failure(partition)
+        if failure is not None:
+            self._failed.add(partition)
         if since is None or partition in engine.partitions.workers or not engine.accepting:
             return
-        failure = self.copies.failure(partition)
         if failure is not None:  # somebody else has to take it
             engine.fail(failure)
             return
@@ -217,7 +220,9 @@ class Moves:
         standing = self.copies.standing()
         ready = frozenset(number for number, copy in standing.items() if copy.is_ready)
         rest = standing.keys() - ready
-        late = frozenset(n for n in rest if now - standing[n].since > config.preparation_timeout_seconds)
+        self._failed &= rest
+        timeout = config.preparation_timeout_seconds
+        late = frozenset(n for n in rest if n in self._failed or now - standing[n].since > timeout)
         left = {number: standing[number].behind for number in rest}
         report = Copies(ready=ready, preparing=left, late=late, sizes=self._sizes, asked=self._told.asked)
         stand = {number: _standing(number, report) for number in self._known}

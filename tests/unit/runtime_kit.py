@@ -165,7 +165,7 @@ class Tail:
         broker.tails.append(self)
 
     def start(self, receive: Any, fail: Any) -> None:
-        self._receive = receive
+        self._receive, self._fail = receive, fail
 
     def follow(self, partition: int, offset: int, epoch: int) -> None:
         self._positions[partition], self._epochs[partition] = max(offset, 0), epoch
@@ -178,7 +178,10 @@ class Tail:
                 log = self._broker.logs[CHANGELOG, partition]
                 records, end = log[position:], len(log)
                 self._positions[partition] = end
-                self._receive(partition, self._epochs[partition], records, end, end)
+                try:
+                    self._receive(partition, self._epochs[partition], records, end, end)
+                except Exception as error:
+                    self._fail(partition, self._epochs[partition], error)
 
     def forget(self, partition: int) -> None:
         self._positions.pop(partition, None)

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from streams import Change, EventContext, TopicPartition
+from streams import Change, EventContext, EventSource, TopicPartition
 from streams.clients.group_coordinator import GroupCoordinator
 from streams.clients.membership import connect_group
 from streams.core.assignor import sticky_plan
 from streams.errors import RecordRefused
-from streams.group import Assigned, Assignment, Order, Snapshot
+from streams.group import Assigned, Assignment, Copies, Order, Snapshot
 from streams.outcomes import DEAD_LETTER
 from streams.runtime.failures import EventFailure
-from tests.unit.runtime_kit import MISSING, OUT, Bench, Named, count
+from tests.unit.runtime_kit import CHANGELOG, MISSING, OUT, Bench, Named, count
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
 
@@ -129,6 +129,50 @@ async def test_a_store_that_cannot_repeat_is_not_fed_twice(bench: Bench) -> None
     assert bench.broker.outputs() == ["a", "a b", "a b c"]
     await source.stop()
     await task
+
+
+class Picky(Lines):
+    """Cannot be restored, until it can."""
+
+    fails = True
+    failures = 0
+
+    def receive_change(self, change: Change, /) -> None:
+        if Picky.fails:
+            Picky.failures += 1
+            raise ValueError("no room on the disk")
+
+
+async def test_a_copy_that_fails_is_passed_over_at_once(bench: Bench) -> None:
+    """Until the time for its preparation was over, nobody else was asked."""
+    source = bench.make(counted, partitions=2, store=Picky, leave_timeout_seconds=0.0)
+    bench.broker.append(CHANGELOG, 1, b"key", b"value", ())
+    task = bench.run()
+    group = bench.connections.membership
+    group._all = frozenset({0})
+    told: list[tuple[Copies, bool]] = []
+    group.report = lambda copies, announce: told.append((copies, announce))  # type: ignore[method-assign]
+    await bench.until(lambda: [p.state for p in source.statistics().partitions] == ["active"], "it works")
+    plan = Assignment(own=frozenset({0}), preparing=frozenset({1}), members=("me", "other"))
+    group._deliver(Assigned(0, 2, frozenset({0}), frozenset(), plan))
+    await bench.until(lambda: any(announce for _, announce in told), "the group is told")
+    copies = next(copies for copies, announce in told if announce)
+    assert (copies.late, copies.ready) == (frozenset({1}), frozenset())
+    told.clear()
+    group._deliver(Assigned(0, 3, frozenset({0}), frozenset(), plan, copies=copies))
+    await bench.until(lambda: Picky.failures == 2 and copy_state(source) == "failed", "it is tried once more")
+    assert not any(announce or not copies.late for copies, announce in told), "it is told again and again"
+    Picky.fails = False
+    group._deliver(Assigned(0, 4, frozenset({0}), frozenset(), plan, copies=copies))
+    await bench.until(lambda: any(announce for _, announce in told), "the group is told")
+    assert told[-1][0].ready == {1}
+    assert told[-1][0].late == frozenset()
+    await source.stop()
+    await task
+
+
+def copy_state(source: EventSource[Any]) -> str:
+    return ", ".join(copy.state for copy in source.statistics().copies)
 
 
 async def test_who_was_lost_joins_under_another_id() -> None:
