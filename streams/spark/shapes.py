@@ -9,6 +9,7 @@ field, before any job runs.
 from __future__ import annotations
 
 import enum
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -177,10 +178,24 @@ def _json(value: Any, path: str) -> str:
     def of_model(inner: Any) -> Any:
         return inner.model_dump(mode="json", by_alias=True)
 
-    text = msgspec.json.encode(value, enc_hook=of_model)
-    if msgspec.json.decode(text) != msgspec.to_builtins(value, enc_hook=of_model, str_keys=True):
+    if not _fits(msgspec.to_builtins(value, enc_hook=of_model, str_keys=True)):
         raise ConfigError(f"{path}: the default {value!r} is none of a column's (NaN, infinite, beyond 64 bits)")
-    return text.decode()
+    return msgspec.json.encode(value, enc_hook=of_model).decode()
+
+
+def _fits(value: Any) -> bool:
+    """Whether the numbers in it are such as JSON and columns have."""
+    match value:
+        case float():
+            return math.isfinite(value)
+        case int():
+            return -(2**63) <= value < 2**63
+        case dict():
+            return all(map(_fits, value.values()))
+        case list() | tuple() | set() | frozenset():
+            return all(map(_fits, value))
+        case _:
+            return True
 
 
 def _made_by(factory: Callable[[], Any], path: str) -> str | None:

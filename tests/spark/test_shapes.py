@@ -8,6 +8,7 @@ import enum
 import math
 import re
 import uuid
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -52,6 +53,25 @@ def test_a_default_that_is_another_one_each_time_is_nobodys(cls: type) -> None:
     assert not any(field.required for field in fields.values()), "a writer may leave it out: the reader makes it"
 
 
+@pytest.mark.parametrize(
+    ("kind", "default", "text"),
+    [
+        (tuple[str, ...], (), "[]"),
+        (frozenset[int], frozenset({5}), "[5]"),
+        (dict[str, float], {"a": 1e22}, '{"a":1e22}'),
+        (bytes, b"\xff", '"/w=="'),
+        (uuid.UUID, uuid.UUID(int=7), '"00000000-0000-0000-0000-000000000007"'),
+        (Decimal, Decimal("1.50"), '"1.50"'),
+        (dt.datetime, dt.datetime(2026, 1, 2, tzinfo=dt.UTC), '"2026-01-02T00:00:00Z"'),
+        (int, -(2**63), "-9223372036854775808"),
+        (bool, True, "true"),
+    ],
+)
+def test_a_default_is_known_by_its_json(kind: Any, default: Any, text: str) -> None:
+    made = msgspec.defstruct("Made", [("value", kind, msgspec.field(default_factory=lambda: default))])
+    assert shape_of(made).fields[0].default == text
+
+
 def test_a_field_that_may_be_absent_is_null_then() -> None:
     *_, absent = shape_of(Defaults).fields
     assert (absent.default, absent.required, absent.shape.nullable) == ("null", False, False)
@@ -93,6 +113,7 @@ class WithInit:
         (Literal["a", 1], None, "the values of an enum or Literal must be all text or all integers"),
         (float, math.inf, r"Made\.value: the default inf is none of a column's"),
         (float, math.nan, r"Made\.value: the default nan is none of a column's"),
+        (int, 2**63, r"Made\.value: the default 9223372036854775808 is none of a column's"),
         (list[float], [math.inf], r"the default \[inf\] is none of a column's"),
     ],
 )
