@@ -33,14 +33,25 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _INSTANCE = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def _check_name(setting: str, value: str, allowed: re.Pattern[str]) -> None:
-    if not allowed.fullmatch(value) or len(value) > MAX_NAME_LENGTH:
+def _check_name(setting: str, value: object, allowed: re.Pattern[str]) -> None:
+    if not isinstance(value, str) or not allowed.fullmatch(value) or len(value) > MAX_NAME_LENGTH:
         raise ConfigError(
             f"{setting} is {value!r}; it must be 1 to {MAX_NAME_LENGTH} characters that match {allowed.pattern}"
         )
 
 
+def _number(setting: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ConfigError(f"{setting} is {value!r}; it must be a number")
+
+
+def _made_of(kinds: tuple[type, ...], setting: str, value: object, wanted: str) -> None:
+    if not isinstance(value, kinds):  # what it is may be a secret
+        raise ConfigError(f"{setting} is of type {type(value).__name__}; it must be {wanted}")
+
+
 def _at_least(setting: str, value: float, least: float) -> None:
+    _number(setting, value)
     if not value >= least:
         raise ConfigError(f"{setting} is {value}; it must be {least} or more")
 
@@ -187,6 +198,8 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
             _check_name("instance_id", self.instance_id, _INSTANCE)
         for name in ("max_queued_records", "max_queued_bytes", "max_poll_records"):
             _count(name, getattr(self, name), 1)
+        for name in ("client_settings", "source_client_settings"):
+            _made_of((Mapping,), name, getattr(self, name), "a dictionary")
         self._check_times()
         self._check_group()
         if self.source_client_settings and not self.source_is_elsewhere:
@@ -220,6 +233,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
             "preparation_timeout_seconds",
         ):
             value = getattr(self, name)
+            _number(name, value)
             if not 0 < value < 86_400:
                 raise ConfigError(f"{name} is {value}; it must be more than 0 and less than a day")
         if self.transaction_timeout_seconds >= self.session_timeout_seconds:
@@ -243,12 +257,14 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
         _count("num_standbys", self.num_standbys, 0)
         _count("max_moves", self.max_moves, 1)
         _count("max_move_bytes", self.max_move_bytes, 1)
+        _number("leave_timeout_seconds", self.leave_timeout_seconds)
         if not 0 <= self.leave_timeout_seconds < 86_400:
             raise ConfigError(
                 f"leave_timeout_seconds is {self.leave_timeout_seconds}; it must be 0 or more, and less than a day"
             )
         if self.membership not in MEMBERSHIPS:
             raise ConfigError(f"membership is {self.membership!r}; use one of {', '.join(MEMBERSHIPS)}")
+        _made_of((str, tuple, list), "strategy", self.strategy, "a name, or a tuple of two")
         for name in self.strategies:
             if name not in STRATEGIES:
                 raise ConfigError(f"strategy names {name!r}; use one or two of {', '.join(STRATEGIES)}")

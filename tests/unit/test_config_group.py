@@ -50,6 +50,11 @@ def test_a_config_is_still_a_value() -> None:
         ({"leave_timeout_seconds": -1}, "leave_timeout_seconds is -1"),
         ({"preparation_timeout_seconds": 0}, "preparation_timeout_seconds is 0"),
         ({"source_client_settings": {"a": "b"}}, "without source_bootstrap_servers"),
+        ({"strategy": 3}, "strategy is of type int; it must be a name"),
+        ({"group_id": None}, "group_id is None"),
+        ({"session_timeout_seconds": "6"}, "session_timeout_seconds is '6'; it must be a number"),
+        ({"leave_timeout_seconds": None}, "leave_timeout_seconds is None; it must be a number"),
+        ({"client_settings": "hunter2"}, "client_settings is of type str; it must be a dictionary"),
     ],
 )
 def test_a_wrong_setting_is_named(settings: dict[str, Any], said: str) -> None:
