@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar, cast
 
@@ -110,7 +111,7 @@ class AsyncBatcher(Generic[StoreT, ValueT]):
         def register(function: P) -> P:
             what = f"the batcher {self.name}: what plans the items of {event_class.__name__}"
             check_planner(what, function)
-            self._add(event_class, lambda record, event: items_of(what, function(record, event)), on_error)
+            self._add(event_class, lambda record, event: items_of(what, function(record, event), own=True), on_error)
             return function
 
         if planner is not None:
@@ -141,8 +142,9 @@ class AsyncBatcher(Generic[StoreT, ValueT]):
         self._source._router.add(route)
 
 
-def items_of(what: str, planned: Any) -> list[BatchItem[Any]] | None:
-    """What a planner returned, as items. Raises ``BatchError``."""
+def items_of(what: str, planned: Any, *, own: bool = False) -> list[BatchItem[Any]] | None:
+    """What a planner returned, as items. ``own``: copies of those that are items already, since a planner may return
+    the same object for many events, and each has a result of its own. Raises ``BatchError``."""
     if planned is None:
         return None
     if not isinstance(planned, list):
@@ -151,12 +153,12 @@ def items_of(what: str, planned: Any) -> list[BatchItem[Any]] | None:
                 f"{what} returned {type(planned).__name__!r}; it must be a list of (key, value) or BatchItem"
             )
         planned = [planned]
-    return [_item(what, one) for one in planned]
+    return [_item(what, one, own) for one in planned]
 
 
-def _item(what: str, given: Any) -> BatchItem[Any]:
+def _item(what: str, given: Any, own: bool) -> BatchItem[Any]:
     if isinstance(given, BatchItem):
-        item: BatchItem[Any] = given
+        item: BatchItem[Any] = copy.copy(given) if own else given
     elif isinstance(given, tuple) and len(given) == 2:
         item = BatchItem(given[0], given[1])
     else:

@@ -163,6 +163,25 @@ def test_an_item_has_the_outcome_of_its_last_call_whatever_was_left_on_it() -> N
         assert (names(driver), reasons(driver)) == (["a:7"], [])
 
 
+def test_an_object_that_is_the_item_of_many_events_has_a_result_for_each() -> None:
+    source, calls = made(), []
+
+    async def execute(items: Items) -> list[int]:
+        calls.append(len(items))
+        return list(range(len(items)))
+
+    def results(ctx: EventContext[Any], items: Items) -> None:
+        ctx.forward(OUT, Asked(str([item.result for item in items])))
+
+    shared = BatchItem("k", "always the same")
+    AsyncBatcher(source, execute, results).register_event_type(Asked, lambda record, event: [shared, shared])
+    with TestDriver(source) as driver:
+        driver.send(Asked("a"), wait=False)
+        driver.send(Asked("b"))
+        assert calls == [4]
+        assert names(driver) == ["[0, 1]", "[2, 3]"]
+
+
 # -- chains, retries, threads ------------------------------------------------------------------------------------------
 
 
