@@ -249,6 +249,11 @@ class StateCopies:
         copy = self._copies.get(partition)
         return -1 if copy is None else copy.last
 
+    def lacks_offset(self, partition: int) -> bool:
+        """Whether no input offset was read with a copy."""
+        copy = self._copies.get(partition)
+        return copy is not None and copy.offset_record is None
+
     def position(self, partition: int) -> int:
         """How far it was read, -1 if it is not."""
         copy = self._copies.get(partition)

@@ -56,7 +56,7 @@ class TakeOvers:
         pause = 0.1
         held = [worker.partition for worker in workers]
         try:
-            while waiting := [worker for worker in workers if worker.state is PartitionState.RESTORING]:
+            while waiting := [worker for worker in workers if _is_restoring(worker)]:
                 for worker in waiting:
                     self._engine.copies.hold(worker.partition)  # read while we ask; the end is known when we have asked
                 try:
@@ -96,10 +96,20 @@ class TakeOvers:
         while True:
             for number, worker in list(waiting.items()):
                 low, high = changelog[number]
-                if worker.state is not PartitionState.RESTORING:
+                if not _is_restoring(worker):
                     del waiting[number]  # taken away meanwhile
                 elif engine.copies.reaches(number, high if low < high else FROM_START):
-                    if engine.copies.written_at(number) >= high or not engine.is_current:
+                    alone = True
+                    if group_offsets.get(number) is not None and engine.copies.lacks_offset(number):
+                        # Compaction may have taken it, for a newer one of somebody who works on while we stood still.
+                        again = await ask(
+                            engine.takeover_client.log_range, config.changelog, [number], now() + STEP_SECONDS
+                        )
+                        alone = again[number][1] == high
+                        if not _is_restoring(worker):
+                            del waiting[number]
+                            continue
+                    if not alone or engine.copies.written_at(number) >= high or not engine.is_current:
                         raise BrokerUnavailable(f"somebody else works on {worker.topic_partition}; asking again")
                     del waiting[number]
                     copy = self._start(worker, group_offsets.get(number), source[number], source_id)
@@ -263,6 +273,10 @@ class TakeOvers:
                     {partition: (start, end)}, receive, lambda: any(self._is_ours(record, serial) for record in found)
                 )
         return found
+
+
+def _is_restoring(worker: PartitionWorker) -> bool:
+    return worker.state is PartitionState.RESTORING
 
 
 def _follows(record: OffsetRecord, cut: Cut, release: bytes) -> bool:

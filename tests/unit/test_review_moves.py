@@ -16,6 +16,7 @@ from streams.core.assignor import sticky_plan
 from streams.errors import RecordRefused
 from streams.group import Assigned, Assignment, Copies, Order, Snapshot
 from streams.outcomes import DEAD_LETTER
+from streams.runtime.changelog import OFFSET_KEY
 from streams.runtime.failures import EventFailure
 from tests.unit.runtime_kit import CHANGELOG, MISSING, OUT, Bench, Named, count
 
@@ -173,6 +174,37 @@ async def test_a_copy_that_fails_is_passed_over_at_once(bench: Bench) -> None:
 
 def copy_state(source: EventSource[Any]) -> str:
     return ", ".join(copy.state for copy in source.statistics().copies)
+
+
+async def test_an_offset_that_was_compacted_away_meanwhile_is_read_behind(bench: Bench) -> None:
+    """Who stands still in a take-over, while another works on and compaction goes over it, asks again."""
+    source = bench.make(counted)
+    bench.broker.send("a", "b")
+    task = bench.run()
+    await bench.until(lambda: bench.broker.reached() == 2, "handled")
+    await source.stop()
+    await task
+    written = bench.broker.logs[CHANGELOG, 0][:]
+    old = [record for record in written if record.key != OFFSET_KEY]
+    bench.broker.logs[CHANGELOG, 0][:] = old
+    task = bench.run()
+    group = bench.connections.membership
+    log_range, asked = group.log_range, threading.Event()
+
+    def slowly(topic: str, *question: Any) -> dict[int, tuple[int, int]]:
+        if topic == CHANGELOG and asked.is_set():
+            bench.broker.logs[CHANGELOG, 0][len(old) :] = written[-1:]  # the other one's
+        elif topic == CHANGELOG:
+            asked.set()
+        return log_range(topic, *question)
+
+    group.log_range = slowly  # type: ignore[method-assign, assignment]
+    bench.broker.offsets[0] = 2
+    await bench.until(asked.is_set, "it is asked how far the changelog goes")
+    bench.broker.tails[-1].push(0)
+    await bench.until_active()
+    await source.stop()
+    await task
 
 
 async def test_who_was_lost_joins_under_another_id() -> None:
