@@ -201,8 +201,12 @@ async def test_an_offset_that_was_compacted_away_meanwhile_is_read_behind(bench:
     group.log_range = slowly  # type: ignore[method-assign, assignment]
     bench.broker.offsets[0] = 2
     await bench.until(asked.is_set, "it is asked how far the changelog goes")
-    bench.broker.tails[-1].push(0)
-    await bench.until_active()
+
+    def read_on_and_active() -> bool:
+        bench.broker.tails[-1].push(0)
+        return [partition.state for partition in bench.source.statistics().partitions] == ["active"]
+
+    await bench.until(read_on_and_active, "the other one's record is read, and the partition at work")
     await source.stop()
     await task
 
