@@ -145,7 +145,7 @@ def lost_stores_are_kept_as_copies(patch: Patch) -> None:
     void = Partitions._void
 
     def keep(self: Partitions, worker: PartitionWorker) -> None:
-        store, record = worker.store, worker.offset_record
+        store, record, timers = worker.store, worker.offset_record, worker.timers.contents()
         if worker.state is not PartitionState.ACTIVE or store is None:
             void(self, worker)
             return
@@ -153,7 +153,7 @@ def lost_stores_are_kept_as_copies(patch: Patch) -> None:
         void(self, worker)
         engine: Any = self._engine
         end = engine.connections.process.broker.log(engine.config.changelog, worker.partition).stable
-        engine.copies.adopt(worker.partition, store, record, end)
+        engine.copies.adopt(worker.partition, store, record, timers, end)
 
     patch.setattr(Partitions, "_void", keep)
 
@@ -180,11 +180,11 @@ def spare_copies_begin_where_the_receiver_is(patch: Patch) -> None:
     adopt = StateCopies.adopt
 
     def at_the_end(
-        self: StateCopies, partition: int, store: Any, offset_record: OffsetRecord | None, position: int
+        self: StateCopies, partition: int, store: Any, offset: OffsetRecord | None, timers: Any, position: int
     ) -> None:
         engine: Any = self._engine
         log = engine.connections.process.broker.log(engine.config.changelog, partition)
-        adopt(self, partition, store, offset_record, log.stable)
+        adopt(self, partition, store, offset, timers, log.stable)
 
     patch.setattr(StateCopies, "adopt", at_the_end)
 
@@ -225,7 +225,7 @@ MOVE_SAFEGUARDS: Mapping[str, Safeguard] = {
         Safeguard("donor", foreign_records_answer_a_look_up, ("overtaken",), 9),
         Safeguard("section 8", late_answers_end_other_barriers, ("laggards",), 2),
         Safeguard("copies", standbys_are_promoted_as_they_are, ("slow_restores", "evictions"), 27),
-        Safeguard("copies", the_tails_epoch_is_not_looked_at, ("refused_under_way", "pendulum"), 76),
+        Safeguard("copies", the_tails_epoch_is_not_looked_at, ("refused_under_way", "pendulum"), 143),
         Safeguard("copies", lost_stores_are_kept_as_copies, ("forgets", "evictions")),
         Safeguard("copies", cancelled_events_leave_their_traces_in_copies, ("moves", "struck_moves"), 2),
         Safeguard("copies", spare_copies_begin_where_the_receiver_is, ("standbys", "moves", "rolling"), 18),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +22,8 @@ from .world import simulate
 
 ALL = {**SAFEGUARDS, **MOVE_SAFEGUARDS, **AHEAD_SAFEGUARDS, **TIMER_SAFEGUARDS, **BATCH_SAFEGUARDS}
 TRIES = int(os.environ.get("SIM_TRIES", "40"))
+TAKEN_OUT_WRONGLY = re.compile(r"\b(TypeError|AttributeError|NameError)\(")
+"""No world that goes wrong by these shows that anything is missed: what stands in for the safeguard does not fit."""
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +42,8 @@ def first_miss(safeguard: Safeguard) -> tuple[int, str, list[str]] | None:
                 safeguard.out(patch)
                 world = simulate(seed, plan_of(seed, profile))
             if world.differences:
+                unlike = [found for found in world.differences if TAKEN_OUT_WRONGLY.search(found)]
+                assert not unlike, f"{safeguard}: it does not fit the engine any more: {unlike[0]}"
                 return seed, profile, world.differences
     return None
 
