@@ -6,7 +6,7 @@ import copy
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar, cast
 
-from streams.core.router import Route
+from streams.core.router import Route, check_callable
 from streams.errors import BatchError, RegistrationError
 from streams.event_source import EventSource
 from streams.events import event_type_of
@@ -14,7 +14,7 @@ from streams.job_settings import BatcherConfig, check_settings
 from streams.outcomes import ErrorPolicy, ExecutionState
 from streams.records import IncomingRecord
 from streams.runtime.batches import BatchDefinition, BatchItem, BatchStage
-from streams.runtime.calls import check_callable, check_planner, kind_of
+from streams.runtime.calls import check_ends, check_planner, kind_of
 from streams.runtime.event_context import EventContext
 from streams.runtime.stages import Ahead
 
@@ -75,9 +75,7 @@ class AsyncBatcher(Generic[StoreT, ValueT]):
     ) -> None:
         self.name = name or getattr(execute, "__qualname__", None) or repr(execute)
         check_settings(f"the batcher {self.name}", config, BatcherConfig)
-        for part, function in (("finalizer", finalizer), ("on_failure", on_failure)):
-            if function is not None:
-                check_callable(f"{part} of the batcher {self.name}", function)
+        check_ends(f"the batcher {self.name}", finalizer=finalizer, on_failure=on_failure)
         self._source: EventSource[StoreT] = source
         self._definition: BatchDefinition = BatchDefinition(
             name=self.name,

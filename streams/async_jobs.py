@@ -7,14 +7,14 @@ import sys
 from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from streams.core.router import Route
+from streams.core.router import Route, check_callable
 from streams.errors import PlanError, RegistrationError
 from streams.event_source import EventSource
 from streams.events import event_type_of
 from streams.job_settings import COMPUTE, SchedulerConfig, check_settings
 from streams.outcomes import ErrorPolicy, ExecutionState
 from streams.records import IncomingRecord
-from streams.runtime.calls import check_callable, check_planner, kind_of
+from streams.runtime.calls import check_ends, check_planner, kind_of
 from streams.runtime.event_context import EventContext
 from streams.runtime.jobs import JobDefinition, JobStage
 from streams.runtime.stages import Ahead
@@ -97,9 +97,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         self.name = name or getattr(job, "__qualname__", None) or repr(job)
         kind = kind_of(f"the jobs {self.name}", job, kind)
         check_settings(f"the jobs {self.name}", config, SchedulerConfig)
-        for part, function in (("finalizer", finalizer), ("on_failure", on_failure)):
-            if function is not None:
-                check_callable(f"{part} of the jobs {self.name}", function)
+        check_ends(f"the jobs {self.name}", finalizer=finalizer, on_failure=on_failure)
         if kind == "process":
             _check_importable(self.name, job)
         if source._router.is_frozen:

@@ -13,7 +13,7 @@ from streams.events import event_type_of
 from streams.outcomes import ErrorPolicy, ExecutionState
 from streams.records import Delivery, IncomingRecord, Record
 from streams.runtime.bridge import wait_for
-from streams.runtime.calls import check_callable, check_planner
+from streams.runtime.calls import check_ends, check_planner
 from streams.runtime.deliveries import DeliveryStage, ProducerDefinition
 from streams.runtime.event_context import EventContext
 from streams.runtime.stages import Ahead
@@ -76,9 +76,7 @@ class BatchProducer(Generic[StoreT]):
             raise ConfigError(
                 f"delivery_timeout_seconds is {seconds!r}; it must be a millisecond or more, and less than a day"
             )
-        for part, function in (("finalizer", finalizer), ("on_failure", on_failure)):
-            if function is not None:
-                check_callable(f"{part} of the producer {name}", function)
+        check_ends(f"the producer {name}", finalizer=finalizer, on_failure=on_failure)
         self.name = name
         self._source: EventSource[StoreT] = source
         self._definition: ProducerDefinition = ProducerDefinition(

@@ -17,6 +17,7 @@ import msgspec
 from streams.errors import ConfigError
 from streams.metrics import MetricsHandler
 from streams.outcomes import STOP, ErrorPolicy
+from streams.sak.numbers import is_number, is_whole
 from streams.topics import MAX_NAME_LENGTH, changelog_name, commit_log_name, dead_letter_name
 
 BOOTSTRAP_VARIABLE = "KES_BOOTSTRAP_SERVERS"
@@ -41,7 +42,7 @@ def _check_name(setting: str, value: object, allowed: re.Pattern[str]) -> None:
 
 
 def _number(setting: str, value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if not is_number(value):
         raise ConfigError(f"{setting} is {value!r}; it must be a number")
 
 
@@ -57,7 +58,7 @@ def _at_least(setting: str, value: float, least: float) -> None:
 
 
 def _count(setting: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not is_whole(value):
         raise ConfigError(f"{setting} is {value!r}; it must be a whole number")
     _at_least(setting, value, least)
 

@@ -18,6 +18,7 @@ from streams.runtime.batch_handlers import BatchContext
 from streams.runtime.event_context import EventContext
 from streams.runtime.handler_jobs import HandlerStageDefinition, key_of
 from streams.runtime.stages import Ahead
+from streams.sak.numbers import is_number
 
 StoreT = TypeVar("StoreT")
 E = TypeVar("E")
@@ -183,7 +184,7 @@ def _concurrent(name: str, handler: Callable[..., Any], policy: ErrorPolicy, set
 def _seconds(name: str, value: object) -> float:
     if isinstance(value, timedelta):
         return value.total_seconds()
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if not is_number(value):
         raise ConfigError(f"{name} is {value!r}; it must be seconds, or a timedelta")
     return float(value)
 

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from streams.errors import ConfigError
+from streams.sak.numbers import is_number, is_whole
 
 
 class JobRetry(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +32,7 @@ class JobRetry(msgspec.Struct, frozen=True, kw_only=True):
         _check_whole(self, "attempts", 1)
         for name in ("wait_initial_seconds", "wait_max_seconds", "wait_jitter_seconds"):
             value = getattr(self, name)
-            if not _is_number(value) or not 0 <= value < math.inf:
+            if not is_number(value) or not 0 <= value < math.inf:
                 raise ConfigError(f"JobRetry.{name} is {value!r}; it must be seconds, 0 or more")
         kinds: object = self.on  # whatever it is
         if not isinstance(kinds, tuple):
@@ -87,7 +88,7 @@ class BatcherConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("max_batch_size", "max_concurrent_batches", "max_queued_items"):
             _check_whole(self, name, 1)
         delay: object = self.max_delay_seconds  # whatever it is
-        if not _is_number(delay) or not 0 <= self.max_delay_seconds < 86_400:
+        if not is_number(delay) or not 0 <= self.max_delay_seconds < 86_400:
             raise ConfigError(f"BatcherConfig.max_delay_seconds is {delay!r}; it must be 0 or more, less than a day")
         _check_timeout(self)
         _check_retry(self)
@@ -99,19 +100,15 @@ def check_settings(what: str, config: object, kind: type[SchedulerConfig | Batch
         raise ConfigError(f"the config of {what} is {config!r}; it must be a {kind.__name__}")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _check_whole(settings: msgspec.Struct, name: str, least: int) -> None:
     value = getattr(settings, name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not is_whole(value) or value < least:
         raise ConfigError(f"{type(settings).__name__}.{name} is {value!r}; it must be a whole number, {least} or more")
 
 
 def _check_timeout(settings: JobRetry | SchedulerConfig | BatcherConfig) -> None:
     value: object = settings.timeout_seconds
-    if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and value > 0):
+    if value is None or (is_number(value) and value > 0):
         return
     raise ConfigError(f"{type(settings).__name__}.timeout_seconds is {value!r}; it must be more than 0, or None")
 

@@ -24,6 +24,12 @@ def type_and_version(headers: Headers | None) -> tuple[bytes | None, bytes | Non
     return name, version
 
 
+def check_callable(what: str, function: object) -> None:
+    """Raises ``RegistrationError``."""
+    if not callable(function):
+        raise RegistrationError(f"{what} is {function!r}, which cannot be called")
+
+
 class Route:
     """What is known about one type of events. ``wire_version`` is the version header that needs no upcasting.
     ``ahead`` (``runtime.stages.Ahead``): what does the work of these events ahead of their turn. ``is_batch``: the
@@ -56,8 +62,7 @@ class Route:
         ahead: Any = None,
         batch: bool = False,
     ) -> None:
-        if not callable(handler):
-            raise RegistrationError(f"the handler of {name} is {handler!r}, which cannot be called")
+        check_callable(f"the handler of {name}", handler)
         self.name = name
         self.event_type = event_type
         self.handler = handler

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import stamina
 
+from streams.core.router import check_callable
 from streams.errors import RegistrationError
 from streams.job_settings import JobRetry
 from streams.runtime.failures import cancelled_inside
@@ -37,10 +38,11 @@ def kind_of(what: str, function: Callable[..., Any], kind: str | None) -> str:
     return kind
 
 
-def check_callable(what: str, function: object) -> None:
-    """Raises ``RegistrationError``."""
-    if not callable(function):
-        raise RegistrationError(f"{what} is {function!r}, which cannot be called")
+def check_ends(what: str, *, finalizer: object, on_failure: object) -> None:
+    """What is called at an event's turn, if it is given at all. Raises ``RegistrationError``."""
+    for part, function in (("finalizer", finalizer), ("on_failure", on_failure)):
+        if function is not None:
+            check_callable(f"{part} of {what}", function)
 
 
 def check_planner(what: str, function: Callable[..., Any]) -> None:

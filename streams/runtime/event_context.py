@@ -17,6 +17,7 @@ from streams.outcomes import ExecutionState
 from streams.records import Change, Headers, IncomingRecord, Output, Record, TopicPartition
 from streams.runtime.changelog import encode_timer
 from streams.runtime.timers import PartitionTimers
+from streams.sak.numbers import is_number
 
 StoreT = TypeVar("StoreT")
 
@@ -240,7 +241,7 @@ class EventContext(msgspec.Struct, Generic[StoreT], eq=False, weakref=True):
     ) -> str:
         """``schedule_at`` that time from ``now`` (timedelta, or seconds)."""
         given: object = delay  # whatever it is
-        if not isinstance(given, int | float | timedelta) or isinstance(given, bool):
+        if not isinstance(given, timedelta) and not is_number(given):
             raise StoreError(f"a timer was set for {given!r} from now; give a timedelta, or seconds")
         try:
             when = self.now + (delay if isinstance(delay, timedelta) else timedelta(seconds=delay))
@@ -312,7 +313,7 @@ def _due_ms(when: object) -> int:
         if when.tzinfo is None:
             raise StoreError(f"a timer was set for {when.isoformat()} without a time zone; give an aware datetime")
         due_ms = -((EPOCH - when) // MILLISECOND)
-    elif isinstance(when, int | float) and not isinstance(when, bool):
+    elif is_number(when):
         due_ms = math.ceil(when * 1000) if -LATEST_SECONDS < when < LATEST_SECONDS else LATEST_SECONDS * 1000
     else:
         raise StoreError(
