@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
+import msgspec
 import psutil
 from rich.console import Console
 from rich.status import Status
@@ -16,6 +17,7 @@ from benchmarks.cluster import Cluster
 from benchmarks.drain import drain
 from benchmarks.steady import steady
 from benchmarks.systems import Failed, System, Unavailable
+from benchmarks.warm import Warmth, until_warm
 from streams.broker import KafkaBroker
 from streams.broker.jars import pinned
 
@@ -99,27 +101,39 @@ class Bench:
         return True
 
     def warm_up(self) -> None:
-        """Two drains that are not counted, once: a cold Java machine would be the first system's handicap."""
+        """Drains that are not counted, once, until the broker is warm."""
         if self._is_warm:
             return
         self._is_warm = True
         source = self.cluster.source("warm-up")
         self.cluster.fill(source, self.seed, WARM_UP_RECORDS)
-        for text in WARM_UP:
-            self.now(f"warming the broker up, not counted: {text}")
+
+        def run(number: int) -> None:
+            text = WARM_UP[number % len(WARM_UP)]
+            self.now(f"warming the broker up, not counted, {number + 1}: {text}")
             drain(self.cluster, System.parse(text), source, self.seed, WARM_UP_RECORDS, self.broker_pid)
+
+        self._warmed("drains", until_warm(self.broker_pid, run))
         self.cluster.delete(source)
 
     def warm_up_live(self) -> None:
-        """Two runs at a fixed rate that are not counted, once: a backlog does not make the way of single events warm,
+        """Runs at a fixed rate that are not counted, once: a backlog does not make the way of single events warm,
         and the input's own producer is late by hundreds of milliseconds on a broker that meets such a load first."""
         self.warm_up()
         if self._is_warm_live:
             return
         self._is_warm_live = True
-        for text in WARM_UP:
-            self.now(f"warming the broker up at a fixed rate, not counted: {text}")
+
+        def run(number: int) -> None:
+            text = WARM_UP[number % len(WARM_UP)]
+            self.now(f"warming the broker up at a fixed rate, not counted, {number + 1}: {text}")
             steady(self.cluster, System.parse(text), self.seed, WARM_UP_RATE, WARM_UP_SECONDS)
+
+        self._warmed(f"runs at {WARM_UP_RATE:,}/s", until_warm(self.broker_pid, run))
+
+    def _warmed(self, what: str, warmth: Warmth) -> None:
+        self.facts.setdefault("warm-up", {})[what] = msgspec.to_builtins(warmth)
+        self.say(f"broker warm after {warmth.runs} {what}: its compilers take {warmth.share:.0%} of a core")
 
     def in_turn(
         self,

@@ -7,15 +7,16 @@ import logging
 import re
 import time
 from collections.abc import Collection
-from typing import Final
+from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from streams.clients.connection import ConnectionLog, find_leaders
+from streams.clients.received import received
 from streams.clients.settings import ClientSettings, build
 from streams.clients.translate import BAD_OFFSET, NO_SUCH_TOPIC, NOT_AUTHORIZED
 from streams.errors import OffsetError, StreamsError, TopicError
-from streams.records import IncomingRecord
+from streams.records import IncomingRecord, ReceivedHeaders
 
 logger = logging.getLogger(__name__)
 
@@ -161,6 +162,8 @@ class InputConsumer:
         current = -1
         following = -1
         append = None
+        headers: ReceivedHeaders | None = None
+        listed: list[tuple[str, bytes | None]] | None = None  # those of the record before, as they came
         for message in messages:
             error = message.error()
             partition: int = message.partition()  # type: ignore[assignment]  # a record always has one
@@ -181,6 +184,9 @@ class InputConsumer:
             if offset < following:
                 continue
             following = offset + 1
+            found: Any = message.headers()
+            if found != listed:
+                listed, headers = found, received(found)
             append(  # type: ignore[misc]  # set whenever current is
                 IncomingRecord(
                     topic,
@@ -188,7 +194,7 @@ class InputConsumer:
                     offset,
                     message.key(),
                     message.value(),
-                    message.headers(),  # type: ignore[arg-type]  # a list when received
+                    headers,
                     message.timestamp()[1],
                 )
             )

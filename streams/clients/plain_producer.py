@@ -64,9 +64,10 @@ class PlainProducer:
         """
         partition = -1 if record.partition is None else record.partition
         timestamp = 0 if record.timestamp_ms is None else record.timestamp_ms
+        headers = None if record.headers is None else [*record.headers]  # the client takes nothing but lists
         report = partial(self._reported, token, record.topic)
         try:
-            self._produce(record.topic, record.value, record.key, partition, report, None, timestamp, record.headers)
+            self._produce(record.topic, record.value, record.key, partition, report, None, timestamp, headers)
         except BufferError:
             return False
         except KafkaException as exception:

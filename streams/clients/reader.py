@@ -10,6 +10,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from streams.clients.connection import ConnectionLog, find_leaders
 from streams.clients.consumer import partition_in, reading_failed
+from streams.clients.received import received
 from streams.clients.settings import ClientSettings, build
 from streams.clients.translate import broker_unavailable
 from streams.errors import OffsetError, Stopped, TopicError
@@ -138,7 +139,7 @@ class PartitionReader:
                         offset,
                         message.key(),
                         message.value(),
-                        message.headers(),  # type: ignore[arg-type]  # a list when received
+                        received(message.headers()),
                         message.timestamp()[1],
                     )
                 )

@@ -12,6 +12,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from streams.clients.connection import ConnectionLog, find_leaders
 from streams.clients.consumer import partition_in, reading_failed
+from streams.clients.received import received
 from streams.clients.settings import ClientSettings, build
 from streams.clients.translate import BAD_OFFSET
 from streams.errors import StreamsError
@@ -169,7 +170,7 @@ class ChangelogTail:
                     offset,
                     message.key(),
                     message.value(),
-                    message.headers(),  # type: ignore[arg-type]  # a list when received
+                    received(message.headers()),
                     message.timestamp()[1],
                 )
             )

@@ -10,10 +10,10 @@ from typing import Any
 from streams.errors import RegistrationError
 from streams.events import EventType
 from streams.outcomes import ErrorPolicy
-from streams.records import TYPE_HEADER, VERSION_HEADER, Headers
+from streams.records import TYPE_HEADER, VERSION_HEADER, ReceivedHeaders
 
 
-def type_and_version(headers: Headers | None) -> tuple[bytes | None, bytes | None]:
+def type_and_version(headers: ReceivedHeaders | None) -> tuple[bytes | None, bytes | None]:
     """Contents of the first type and the first version header; ``None`` without one, empty where it is null."""
     name = version = None
     for header, content in headers or ():

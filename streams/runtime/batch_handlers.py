@@ -142,7 +142,7 @@ def _decoded(route: Route, records: list[IncomingRecord], start: int, stop: int)
     events: list[Any] = []
     for record in records[start:stop]:
         value = record.value
-        if value is None or (record.headers != headers and _route(record, routes) is None):
+        if value is None or (record.headers is not headers and _route(record, routes) is None):
             break
         try:
             events.append(decode(value))

@@ -153,7 +153,7 @@ class EventContext(msgspec.Struct, Generic[StoreT], eq=False, weakref=True):
                 record.topic,
                 record.value,
                 record.key,
-                record.headers,
+                None if record.headers is None else [*record.headers],  # the client takes nothing but lists
                 -1 if record.partition is None else record.partition,
                 record.timestamp_ms or 0,
                 self.topic_partition.partition,

@@ -123,7 +123,8 @@ class TestDriver(Driving, Generic[StoreT]):
         offset = world.broker.append(record.topic, partition, record.key, record.value, headers, at)
         if wait:
             self.settle()
-        return IncomingRecord(record.topic, partition, offset, record.key, record.value, headers, at)
+        received = None if headers is None else tuple(headers)
+        return IncomingRecord(record.topic, partition, offset, record.key, record.value, received, at)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 

@@ -115,7 +115,7 @@ class TestInput:
         got = poll_until(consumer, 2)
         assert values(got[0]) == [b"b", b"c"]
         assert got[0][0].offset == 1
-        assert got[0][0].headers == [("h", b"x")]
+        assert got[0][0].headers == (("h", b"x"),)
         assert abs(got[0][0].timestamp_ms - time.time() * 1000) < 60_000
         assert consumer.poll_batch(0.2) is None
 

@@ -38,14 +38,14 @@ def consumer(script: Scripted, monkeypatch: pytest.MonkeyPatch) -> InputConsumer
     return InputConsumer(ClientSettings("127.0.0.1:1"), "t")
 
 
-def record(partition: int, offset: int) -> Message:
+def record(partition: int, offset: int, headers: Any = (("h", b"x"),)) -> Message:
     return Message(
         topic="t",
         partition=partition,
         offset=offset,
         key=b"k",
         value=b"%d" % offset,
-        headers=[("h", b"x")],
+        headers=headers and [*headers],
         timestamp=(1, 1000 + offset),
     )
 
@@ -67,7 +67,7 @@ def test_a_batch_is_sorted_by_partition_and_keeps_the_order(consumer: InputConsu
     assert batch is not None
     first = batch[0][0]
     assert (first.topic, first.key, first.value, first.headers, first.timestamp_ms) == (
-        "t", b"k", b"10", [("h", b"x")], 1010,
+        "t", b"k", b"10", (("h", b"x"),), 1010,
     )  # fmt: skip
 
 
@@ -90,6 +90,29 @@ def test_a_partition_that_is_silent_although_there_is_more_is_fetched_anew(
     assert (script.assigned[2:], script.unassigned) == ([(1, 21)], [1])
     script.messages = [record(1, 21)]
     assert offsets(consumer.poll_batch(0)) == {1: [21]}
+
+
+def test_records_have_their_own_headers_and_share_what_is_the_same(consumer: InputConsumer, script: Scripted) -> None:
+    """Each record that waits with a list of its own is what the garbage collector goes through again and again."""
+    kinds: list[Any] = [
+        (("__grt__", b"A"),),
+        (("__grt__", b"B"),),
+        (("__grt__", b"A"), ("__grv__", b"2")),
+        (("__grt__", b"A"), ("trace", b"1")),
+        (("__grt__", None),),
+        None,
+    ]
+    wanted = [kind for kind in kinds for _ in range(3)] + kinds
+    consumer.add(0, 0)
+    script.messages = [record(0, offset, headers) for offset, headers in enumerate(wanted)]
+    batch = consumer.poll_batch(0)
+    assert batch is not None
+    found = [each.headers for each in batch[0]]
+    assert found == wanted
+    for kind, first in enumerate(range(0, 18, 3)):
+        assert found[first] is found[first + 1] is found[first + 2], f"equal ones in a row: {wanted[first]}"
+        if kinds[kind] is None or len(kinds[kind]) == 1:
+            assert found[18 + kind] is found[first], f"a type, wherever it comes: {wanted[first]}"
 
 
 def test_after_an_outage_what_is_silent_although_there_is_more_is_fetched_anew(

@@ -45,7 +45,7 @@ def test_records_come_with_key_partition_headers_and_time(driver: Driver) -> Non
     driver.send(Added("ann"), partition=2, headers=[("trace", b"1")])
     (record,) = driver.outputs(OUT)
     assert (record.key, record.partition) == (b"ann", partition_of(b"ann", 3))
-    assert record.headers == [("__grt__", b"driven.Total"), ("from", b"2")]
+    assert record.headers == (("__grt__", b"driven.Total"), ("from", b"2"))
     assert record.timestamp_ms == pytest.approx(driver.time() * 1000, abs=1000)
 
 

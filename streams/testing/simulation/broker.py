@@ -83,8 +83,9 @@ class Log:
         for offset in range(start, min(end, self.stable)):
             entry = self.entries[offset]
             if not entry.marker and not entry.gone and (entry.txn is None or entry.txn.outcome):
+                headers = None if entry.headers is None else tuple(entry.headers)
                 yield IncomingRecord(
-                    self.topic, self.partition, offset, entry.key, entry.value, entry.headers, entry.timestamp_ms
+                    self.topic, self.partition, offset, entry.key, entry.value, headers, entry.timestamp_ms
                 )
 
     def compact(self, end: int) -> None:

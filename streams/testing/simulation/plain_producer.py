@@ -74,10 +74,11 @@ class SimPlainProducer:
             partition = -1 if record.partition is None else record.partition
             if partition < 0:
                 partition = process.broker.partition_of(record.topic, record.key)
-            if process.broker.refuses(record.topic, Entry(record.key, record.value, record.headers, None)):
+            headers = None if record.headers is None else [*record.headers]
+            if process.broker.refuses(record.topic, Entry(record.key, record.value, headers, None)):
                 error = RecordRefused(f"{record.topic}[{partition}]: MSG_SIZE_TOO_LARGE")
                 report = Acknowledgement(token, partition, -1, error)
             else:
-                offset = process.broker.append(record.topic, partition, record.key, record.value, record.headers)
+                offset = process.broker.append(record.topic, partition, record.key, record.value, headers)
                 report = Acknowledgement(token, partition, offset, None)
             process.loop.call_later(process.faults.one_way(), self._reported, report)
