@@ -113,7 +113,7 @@ class Bench:
             self.now(f"warming the broker up, not counted, {number + 1}: {text}")
             drain(self.cluster, System.parse(text), source, self.seed, WARM_UP_RECORDS, self.broker_pid)
 
-        self._warmed("drains", until_warm(self.broker_pid, run))
+        self.warmed("drains", until_warm(self.broker_pid, run))
         self.cluster.delete(source)
 
     def warm_up_live(self) -> None:
@@ -129,9 +129,10 @@ class Bench:
             self.now(f"warming the broker up at a fixed rate, not counted, {number + 1}: {text}")
             steady(self.cluster, System.parse(text), self.seed, WARM_UP_RATE, WARM_UP_SECONDS)
 
-        self._warmed(f"runs at {WARM_UP_RATE:,}/s", until_warm(self.broker_pid, run))
+        self.warmed(f"runs at {WARM_UP_RATE:,}/s", until_warm(self.broker_pid, run))
 
-    def _warmed(self, what: str, warmth: Warmth) -> None:
+    def warmed(self, what: str, warmth: Warmth) -> None:
+        """Say how warm the broker is, and keep it in the facts."""
         self.facts.setdefault("warm-up", {})[what] = msgspec.to_builtins(warmth)
         self.say(f"broker warm after {warmth.runs} {what}: its compilers take {warmth.share:.0%} of a core")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from benchmarks.account.aims import ANCESTOR
 from benchmarks.bench import MIB, WARM_UP, WARM_UP_RECORDS
 from benchmarks.cluster import Cluster
 from benchmarks.drain import DrainResult, drain
@@ -16,8 +17,9 @@ from benchmarks.measures import Aim, Measure, Options
 from benchmarks.plots import Lines, Plot, Point
 from benchmarks.sweeps.figures import Drained, figures_of
 from benchmarks.sweeps.fleet import of_workers
-from benchmarks.systems import REFERENCE, System
+from benchmarks.systems import KINDS, REFERENCE, System
 from benchmarks.tables import loads, names, of_system, right, spread, table, verdict
+from benchmarks.warm import until_warm
 from benchmarks.workload import Shape
 from streams.broker import KafkaBroker
 
@@ -48,7 +50,8 @@ class Workers(Measure[Shared]):
     result = Shared
     about = (
         f"A drain with {SHARED.partitions} partitions, by 1 .. N processes. `engine`: `kes run -n N`, one group, its "
-        "supervisor's processor time included; `handwritten`: N loops, each with fixed partitions and no group. "
+        "supervisor's processor time included; `handwritten`: N loops, each with fixed partitions and no group; "
+        "a peer: one process, to compare two workers with. "
         "*to one* compares with one process of the same system, round by round. Processes, broker and the reader share "
         "the machine, so the rate stops growing when its cores are used up: the columns of processor time say how much "
         "of it each record took."
@@ -60,7 +63,7 @@ class Workers(Measure[Shared]):
                     help="processes")  # fmt: skip
         options.add("--worker-records", type=int, quick=60_000, default=200_000, full=500_000, help="of a drain")
         options.add("--worker-rounds", type=int, quick=1, default=1, full=3, help="of the systems in turn")
-        systems = [REFERENCE, "engine"]
+        systems = [REFERENCE, "engine", ANCESTOR]
         options.add(
             "--worker-systems", nargs="+", quick=systems, default=systems, full=systems, help="to be shared out"
         )
@@ -77,14 +80,19 @@ class Workers(Measure[Shared]):
             source = cluster.source("workers-in")
             bench.now(f"writing {records:,} records")
             cluster.fill(source, bench.seed, max(records, WARM_UP_RECORDS))
-            for text in WARM_UP:
-                bench.now(f"warming the broker up, not counted: {text}")
-                drain(cluster, System.parse(text), source, bench.seed, max(records, WARM_UP_RECORDS), broker.pid)
+            pid = broker.pid
+
+            def warm_up(number: int) -> None:
+                text = WARM_UP[number % len(WARM_UP)]
+                bench.now(f"warming the broker up, not counted, {number + 1}: {text}")
+                drain(cluster, System.parse(text), source, bench.seed, max(records, WARM_UP_RECORDS), pid)
+
+            bench.warmed("drains of its own", until_warm(pid, warm_up))
             if records < WARM_UP_RECORDS:
                 cluster.delete(source)
                 source = cluster.source("workers-in-2")
                 cluster.fill(source, bench.seed, records)
-            pid = broker.pid
+            able = bench.able([System.parse(text) for text in options.worker_systems])
             for turn in range(1, options.worker_rounds + 1):
                 for number in options.workers:
 
@@ -98,7 +106,7 @@ class Workers(Measure[Shared]):
                         return Shared(workers=number, system=system.label, round=turn, records=records, fault=why,
                                       load_average=os.getloadavg()[0])  # fmt: skip
 
-                    systems = [System.parse(text) for text in options.worker_systems]
+                    systems = able if number == 1 else [one for one in able if not KINDS[one.name].is_peer]
                     yield from bench.in_turn(f"{number} workers, round {turn}", 1, once, failed, systems)
 
     def in_short(self, found: Shared) -> str:
@@ -135,15 +143,9 @@ class Workers(Measure[Shared]):
         return [shown]
 
     def aims(self, found: Sequence[Shared]) -> list[Aim]:
-        """From one to two. It cannot be told where two processes and the broker want more processors than there are."""
-        ratios = scaling(found, "engine", 2)
-        if not ratios:
-            return []
-        times = statistics.median(ratios)
-        wanted = [2 * cores(one) for one in right(of_system(found, "engine")) if one.workers == 1]
-        is_met = True if times >= SCALING_AIM else None if max(wanted) > (os.cpu_count() or 1) else False
-        beside = "" if is_met is not None else f"; {max(wanted):.1f} cores would be needed, {os.cpu_count()} are here"
-        return [Aim("one worker process to two", f"at least {SCALING_AIM} x", f"{times:.2f} x{beside}", is_met)]
+        """From one to two, which cannot be told where two processes and the broker want more processors than there are;
+        and two beside the ancestor."""
+        return [*_scaling_aim(found), *_ancestor_aim(found)]
 
     def plots(self, found: Sequence[Shared]) -> list[Plot]:
         """Rates by number of processes."""
@@ -176,6 +178,30 @@ def scaling(found: Sequence[Shared], system: str, workers: int) -> list[float]:
     good = right(of_system(found, system))
     alone, many = ({one.round: one.per_second for one in good if one.workers == number} for number in (1, workers))
     return [many[turn] / alone[turn] for turn in sorted(alone.keys() & many.keys()) if alone[turn]]
+
+
+def _scaling_aim(found: Sequence[Shared]) -> Iterator[Aim]:
+    ratios = scaling(found, "engine", 2)
+    if not ratios:
+        return
+    times = statistics.median(ratios)
+    wanted = [2 * cores(one) for one in right(of_system(found, "engine")) if one.workers == 1]
+    is_met = True if times >= SCALING_AIM else None if max(wanted) > (os.cpu_count() or 1) else False
+    beside = "" if is_met is not None else f"; {max(wanted):.1f} cores would be needed, {os.cpu_count()} are here"
+    yield Aim("one worker process to two", f"at least {SCALING_AIM} x", f"{times:.2f} x{beside}", is_met)
+
+
+def _ancestor_aim(found: Sequence[Shared]) -> Iterator[Aim]:
+    """``gkes`` uses as many cores as it gets, so two of our processes stand beside one of its."""
+    two = {one.round: one.per_second for one in right(of_system(found, "engine")) if one.workers == 2}
+    theirs = [one for one in found if one.system == ANCESTOR]
+    rates = {one.round: one.per_second for one in right(theirs)}
+    ratios = [two[turn] / rates[turn] for turn in sorted(two.keys() & rates.keys()) if rates[turn]]
+    if ratios:
+        is_met = statistics.median(ratios) >= 1
+        yield Aim(f"two worker processes, to `{ANCESTOR}`", "at least 1", spread(ratios, ".2f"), is_met)
+    elif theirs and two:
+        yield Aim(f"two worker processes, to `{ANCESTOR}`", "at least 1", f"`{ANCESTOR}` was not right", None)
 
 
 def cores(one: Shared) -> float:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from streams.clients.received import received
 from streams.errors import StreamsError
 from streams.records import TYPE_HEADER, VERSION_HEADER, Change, Headers, IncomingRecord, Output
 from streams.runtime.replay import PartitionReplay, Program
@@ -168,7 +169,7 @@ def _changes(rows: Any) -> Iterator[Change]:
 def _records(rows: Any, topic: str, partition: int) -> list[IncomingRecord]:
     columns = [rows.column(name).to_pylist() for name in ("offset", "key", "value", "type", "version", "timestamp_ms")]
     return [
-        IncomingRecord(topic, partition, offset, key, value, _with_type(headers, kind, version), stamp)
+        IncomingRecord(topic, partition, offset, key, value, received(_with_type(headers, kind, version)), stamp)
         for offset, key, value, kind, version, stamp, headers in zip(*columns, _headers(rows), strict=True)
     ]
 

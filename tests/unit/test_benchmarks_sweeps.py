@@ -221,14 +221,19 @@ def test_the_aims_of_the_sweeps() -> None:
     aims = IdleMeasure().aims([idle(10, 0.004), idle(400, 0.03)])
     assert [(aim.found, aim.is_met) for aim in aims] == [("0.40%", True), ("3.00%", False)]
 
-    def ran(workers: int, rate: float, us: float) -> Shared:
-        return Shared(workers=workers, system="engine", round=1, records=10, fault="", per_second=rate,
+    def ran(workers: int, rate: float, us: float, system: str = "engine", fault: str = "") -> Shared:
+        return Shared(workers=workers, system=system, round=1, records=10, fault=fault, per_second=rate,
                       cpu_us_per_record=us, broker_cpu_us_per_record=0)  # fmt: skip
 
     assert [aim.is_met for aim in Workers().aims([ran(1, 1_000, 1), ran(2, 1_800, 1)])] == [True]
     assert [aim.is_met for aim in Workers().aims([ran(1, 1_000, 1), ran(2, 1_200, 1)])] == [False]
     assert [aim.is_met for aim in Workers().aims([ran(1, 1e6, 999), ran(2, 1e6, 999)])] == [None], "too few cores"
     assert Workers().aims([ran(1, 1_000, 1)]) == []
+    both = [ran(1, 1_000, 1), ran(2, 1_800, 1)]
+    for rate, fault, found in ((1_500, "", ("1.20", True)), (2_000, "", ("0.90", False)), (0, "lost", None)):
+        aim = Workers().aims([*both, ran(1, rate, 1, "gkes", fault)])[1]
+        assert (aim.found, aim.is_met) == (found or ("`gkes` was not right", None))
+    assert len(Workers().aims([ran(1, 1_000, 1), ran(1, 1_500, 1, "gkes")])) == 0, "without two workers"
 
 
 def test_growth_of_memory_is_by_event() -> None:
