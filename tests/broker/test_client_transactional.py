@@ -132,6 +132,7 @@ def test_a_later_producer_with_the_same_id_fences_the_earlier_one(
         first.commit(20)
     assert caught.value.kind == "fenced"
     assert first.transactional_id in str(caught.value)
+    assert "a process with the same instance_id?" in str(caught.value), "what to do about it"
     for again in (first.begin, lambda: first.abort(5)):
         with pytest.raises(TransactionFailed) as caught:
             again()
