@@ -128,6 +128,8 @@ class Workers(Measure[Shared]):
         for system in names(found):
             for number in sorted({one.workers for one in found}):
                 mine = [one for one in of_system(found, system) if one.workers == number]
+                if not mine:  # a peer, which is one process
+                    continue
                 good = right(mine)
                 shown.add_row(
                     system,

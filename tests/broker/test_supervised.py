@@ -212,6 +212,9 @@ def under_load(
         load.stop()
         group.wait_handled()
         assert supervised.stop() == 0, supervised.log.read_text()
+    except BaseException:
+        print("\n".join(map(str, supervised.lines)), supervised.log.read_text(), sep="\n")
+        raise
     finally:
         supervised.close()
         if load is not None:
