@@ -17,7 +17,7 @@ from benchmarks.cluster import Cluster
 from benchmarks.drain import drain
 from benchmarks.steady import steady
 from benchmarks.systems import Failed, System, Unavailable
-from benchmarks.warm import Warmth, until_warm
+from benchmarks.warm import until_warm
 from streams.broker import KafkaBroker
 from streams.broker.jars import pinned
 
@@ -107,13 +107,11 @@ class Bench:
         self._is_warm = True
         source = self.cluster.source("warm-up")
         self.cluster.fill(source, self.seed, WARM_UP_RECORDS)
-
-        def run(number: int) -> None:
-            text = WARM_UP[number % len(WARM_UP)]
-            self.now(f"warming the broker up, not counted, {number + 1}: {text}")
-            drain(self.cluster, System.parse(text), source, self.seed, WARM_UP_RECORDS, self.broker_pid)
-
-        self.warmed("drains", until_warm(self.broker_pid, run))
+        self.warm(
+            "drains",
+            self.broker_pid,
+            lambda system: drain(self.cluster, system, source, self.seed, WARM_UP_RECORDS, self.broker_pid),
+        )
         self.cluster.delete(source)
 
     def warm_up_live(self) -> None:
@@ -123,16 +121,22 @@ class Bench:
         if self._is_warm_live:
             return
         self._is_warm_live = True
+        self.warm(
+            f"runs at {WARM_UP_RATE:,}/s",
+            self.broker_pid,
+            lambda system: steady(self.cluster, system, self.seed, WARM_UP_RATE, WARM_UP_SECONDS),
+        )
 
-        def run(number: int) -> None:
+    def warm(self, what: str, pid: int, run: Callable[[System], object]) -> None:
+        """``run`` with the systems of ``WARM_UP`` in turn, until the broker of this process is warm. Says how warm that
+        is, and keeps it in the facts."""
+
+        def once(number: int) -> None:
             text = WARM_UP[number % len(WARM_UP)]
-            self.now(f"warming the broker up at a fixed rate, not counted, {number + 1}: {text}")
-            steady(self.cluster, System.parse(text), self.seed, WARM_UP_RATE, WARM_UP_SECONDS)
+            self.now(f"warming the broker up by {what}, not counted, {number + 1}: {text}")
+            run(System.parse(text))
 
-        self.warmed(f"runs at {WARM_UP_RATE:,}/s", until_warm(self.broker_pid, run))
-
-    def warmed(self, what: str, warmth: Warmth) -> None:
-        """Say how warm the broker is, and keep it in the facts."""
+        warmth = until_warm(pid, once)
         self.facts.setdefault("warm-up", {})[what] = msgspec.to_builtins(warmth)
         self.say(f"broker warm after {warmth.runs} {what}: its compilers take {warmth.share:.0%} of a core")
 

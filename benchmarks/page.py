@@ -57,7 +57,7 @@ LIMITS = """\
   machine; that is part of what is measured, and would weigh less on a broker of its own.
 * Runs are short (seconds to a minute) and rounds are few. The least and the most are the whole range that was seen,
   not a confidence interval.
-* Virtual machines have little time to warm up: uncounted runs come first, for the broker (up to two minutes); a peer
+* Virtual machines have little time to warm up: uncounted runs come first, for the broker (two minutes or so); a peer
   in Java compiles its own code during its run, and that is part of its processor time.
 * Every system has the settings that are written at its name, and otherwise its defaults. Whoever knows one of them
   better can do better by it: the programs are in `benchmarks/`, and `make bench` runs them.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from benchmarks.account.aims import ANCESTOR
-from benchmarks.bench import MIB, WARM_UP, WARM_UP_RECORDS
+from benchmarks.bench import MIB, WARM_UP_RECORDS
 from benchmarks.cluster import Cluster
 from benchmarks.drain import DrainResult, drain
 from benchmarks.measures import Aim, Measure, Options
@@ -18,8 +18,7 @@ from benchmarks.plots import Lines, Plot, Point
 from benchmarks.sweeps.figures import Drained, figures_of
 from benchmarks.sweeps.fleet import of_workers
 from benchmarks.systems import KINDS, REFERENCE, System
-from benchmarks.tables import loads, names, of_system, right, spread, table, verdict
-from benchmarks.warm import until_warm
+from benchmarks.tables import loads, names, of_system, ratios, right, spread, table, verdict
 from benchmarks.workload import Shape
 from streams.broker import KafkaBroker
 
@@ -81,13 +80,11 @@ class Workers(Measure[Shared]):
             bench.now(f"writing {records:,} records")
             cluster.fill(source, bench.seed, max(records, WARM_UP_RECORDS))
             pid = broker.pid
-
-            def warm_up(number: int) -> None:
-                text = WARM_UP[number % len(WARM_UP)]
-                bench.now(f"warming the broker up, not counted, {number + 1}: {text}")
-                drain(cluster, System.parse(text), source, bench.seed, max(records, WARM_UP_RECORDS), pid)
-
-            bench.warmed("drains of its own", until_warm(pid, warm_up))
+            bench.warm(
+                "drains of its own",
+                pid,
+                lambda system: drain(cluster, system, source, bench.seed, max(records, WARM_UP_RECORDS), pid),
+            )
             if records < WARM_UP_RECORDS:
                 cluster.delete(source)
                 source = cluster.source("workers-in-2")
@@ -183,10 +180,10 @@ def scaling(found: Sequence[Shared], system: str, workers: int) -> list[float]:
 
 
 def _scaling_aim(found: Sequence[Shared]) -> Iterator[Aim]:
-    ratios = scaling(found, "engine", 2)
-    if not ratios:
+    scaled = scaling(found, "engine", 2)
+    if not scaled:
         return
-    times = statistics.median(ratios)
+    times = statistics.median(scaled)
     wanted = [2 * cores(one) for one in right(of_system(found, "engine")) if one.workers == 1]
     is_met = True if times >= SCALING_AIM else None if max(wanted) > (os.cpu_count() or 1) else False
     beside = "" if is_met is not None else f"; {max(wanted):.1f} cores would be needed, {os.cpu_count()} are here"
@@ -195,15 +192,13 @@ def _scaling_aim(found: Sequence[Shared]) -> Iterator[Aim]:
 
 def _ancestor_aim(found: Sequence[Shared]) -> Iterator[Aim]:
     """``gkes`` uses as many cores as it gets, so two of our processes stand beside one of its."""
-    two = {one.round: one.per_second for one in right(of_system(found, "engine")) if one.workers == 2}
-    theirs = [one for one in found if one.system == ANCESTOR]
-    rates = {one.round: one.per_second for one in right(theirs)}
-    ratios = [two[turn] / rates[turn] for turn in sorted(two.keys() & rates.keys()) if rates[turn]]
-    if ratios:
-        is_met = statistics.median(ratios) >= 1
-        yield Aim(f"two worker processes, to `{ANCESTOR}`", "at least 1", spread(ratios, ".2f"), is_met)
-    elif theirs and two:
-        yield Aim(f"two worker processes, to `{ANCESTOR}`", "at least 1", f"`{ANCESTOR}` was not right", None)
+    beside = [one for one in found if (one.system, one.workers) in (("engine", 2), (ANCESTOR, 1))]
+    what = f"two worker processes, to `{ANCESTOR}`"
+    times = ratios(beside, "engine", ANCESTOR, lambda one: one.per_second)
+    if times:
+        yield Aim(what, "at least 1", spread(times, ".2f"), statistics.median(times) >= 1)
+    elif right(of_system(beside, "engine")) and of_system(beside, ANCESTOR):
+        yield Aim(what, "at least 1", f"`{ANCESTOR}` was not right", None)
 
 
 def cores(one: Shared) -> float:
