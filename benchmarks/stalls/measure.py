@@ -56,10 +56,12 @@ absence a partition was silent."""
         )
 
     def run(self, bench: Bench) -> Iterator[Stall]:
-        """All scenarios in turn, round by round; the first one on the common broker is played once before."""
+        """All scenarios in turn, round by round; the first one on the common broker is played once before, when that
+        broker is warm."""
         options = bench.options
         warm_up = [name for name in options.scenarios if not SCENARIOS[name].stops_broker][:1]
         for name in warm_up:
+            bench.warm_up_live()
             bench.now(f"warming the broker up, not counted: {name}")
             play(bench.cluster, name, 0, options.stall_rate)
         for turn in range(1, options.stall_rounds + 1):
