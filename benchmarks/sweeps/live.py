@@ -58,7 +58,7 @@ class LiveMeasure(Measure[Live]):
         """How many, how fast."""
         options.add("--live-partitions", nargs="+", type=int, quick=[10], default=[10, 400], full=[1, 10, 100, 400],
                     help="that share the rate")  # fmt: skip
-        options.add("--live-rate", type=int, quick=2_000, default=5_000, full=10_000, help="events a second")
+        options.add("--live-rate", type=int, quick=2_000, default=2_000, full=5_000, help="events a second")
         options.add("--live-seconds", type=float, quick=4, default=8, full=15, help="of a run")
         options.add("--live-rounds", type=int, quick=1, default=1, full=3, help="of the systems in turn")
         systems = [REFERENCE, "engine"]
@@ -66,7 +66,7 @@ class LiveMeasure(Measure[Live]):
 
     def run(self, bench: Bench) -> Iterator[Live]:
         """By number of partitions."""
-        bench.warm_up()
+        bench.warm_up_live()
         options = bench.options
         systems = [System.parse(text) for text in options.live_systems]
         for partitions in options.live_partitions:
