@@ -65,3 +65,8 @@ def test_jitter_moves_a_run_and_not_the_rhythm(every: float, share: float, beat:
 def test_settings_that_make_no_sense(every: float, jitter: float, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Schedule(every, jitter)
+
+
+def test_missed_runs_are_one_of_two() -> None:
+    with pytest.raises(ConfigError, match="missed is 'later'; it must be one of"):
+        Schedule(1.0, missed="later")  # type: ignore[arg-type]

@@ -201,3 +201,21 @@ def test_a_lane_of_which_a_key_is_held_and_nothing_else_takes_an_event_however_l
     assert not machine.has_room(0, 2)
     machine.ended(batch)
     assert machine.has_room(0, 2)
+
+
+def test_who_holds_a_key_and_who_waits_for_it() -> None:
+    machine: KeyedBatches[str] = KeyedBatches(1, 0.0, 1, 10)
+    first = machine.add(0, "k", "first", 0.0)
+    for name in ("second", "third"):
+        machine.add(0, "k", name, 0.0)
+    batch = machine.take(0.0)
+    assert batch == [first]
+    machine.hold(first)
+    assert machine.holders(0, "k") == ["first"]
+    assert machine.behind(first) == ["second", "third"]
+    assert machine.holders(0, "other") == machine.holders(1, "k") == []
+    machine.ended(batch)
+    assert not machine.has_full_batch, "the key is held"
+    machine.release(first)
+    assert machine.holders(0, "k") == []
+    assert machine.has_full_batch

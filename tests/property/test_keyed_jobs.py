@@ -193,3 +193,16 @@ def test_a_lane_in_which_too_many_wait_is_full_until_half_of_them_have_begun() -
     assert not machine.has_room(0, "e"), "three wait"
     assert machine.withdraw(0, "b", "b")
     assert machine.has_room(0, "e"), "two wait"
+
+
+def test_jobs_behind_a_held_key_are_known_and_may_be_withdrawn() -> None:
+    machine: KeyedJobs[str] = KeyedJobs(1, 10, 10, 10)
+    for job in ("a1", "a2", "a3"):
+        machine.add(0, "a", job)
+    assert machine.take() == "a1"
+    assert machine.queued(0, "a") == ["a2", "a3"]
+    assert machine.queued(0, "b") == machine.queued(1, "a") == []
+    assert machine.withdraw(0, "a", "a2")
+    assert machine.queued(0, "a") == ["a3"]
+    machine.ended(0, "a")
+    assert machine.take() == "a3"

@@ -112,3 +112,11 @@ def test_frozen_is_too_late() -> None:
         router.add(route(plain))
     with pytest.raises(RegistrationError, match="the default handler comes too late"):
         router.set_default(route(plain))
+
+
+def test_what_can_be_no_handler() -> None:
+    with pytest.raises(RegistrationError, match="the handler of a is 'plain', which cannot be called"):
+        Route("a", None, "plain", blocking=False, policy=STOP)  # type: ignore[arg-type]
+    for handler, blocking in ((slow, False), (plain, True)):
+        with pytest.raises(RegistrationError, match="the handler of a has batch=True, which is for plain functions"):
+            Route("a", None, handler, blocking=blocking, policy=STOP, batch=True)

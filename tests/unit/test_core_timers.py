@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -115,3 +116,11 @@ def test_a_name_that_is_no_text() -> None:
 def test_there_and_back(timer: Timer) -> None:
     found = decode_timer(record(encode_timer(timer), timer_key(timer.name)))
     assert found == (timer.name, timer)
+
+
+def test_a_timer_is_known_by_name_and_due_in_utc() -> None:
+    timers = Timers([Timer("a", 1_500, "T", b"")])
+    assert "a" in timers
+    assert "b" not in timers
+    assert timers.first() == Timer("a", 1_500, "T", b"")
+    assert next(iter(timers)).due == datetime(1970, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC)
