@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
 
@@ -41,19 +40,6 @@ class PlainProducer:
         )
         self._produce: Callable[..., None] = self._producer.produce
         self._poll: Callable[..., int] = self._producer.poll
-
-    def learn(self, topics: Collection[str], timeout_seconds: float) -> None:
-        """Find out where topics are, before the first record to them. Blocks. A topic that does not exist, and a broker
-        that does not answer, are no errors here: the records will tell.
-
-        Records that librdkafka is given before it knows their topic may be overtaken by those right behind them: seen
-        in 2 of 5 runs of 600 records to a topic that was made a moment before.
-        """
-        deadline = time.monotonic() + timeout_seconds
-        for topic in topics:
-            with contextlib.suppress(KafkaException):
-                if self._producer is not None:
-                    self._producer.list_topics(topic, max(deadline - time.monotonic(), 0.001))
 
     def produce(self, record: Record, token: object) -> bool:
         """Queue a record for sending; never blocks. The partition is the key's (murmur2) if the record names none.

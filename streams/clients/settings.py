@@ -157,8 +157,8 @@ class ClientSettings:
         return {
             **self._base(f"{self.client_id}.plain"),
             **_PRODUCER,
-            # With several in flight, the second request to a topic that was made a moment ago was written before the
-            # first one (which has to be sent again), also where the client knew the topic: 1 of 8 runs.
+            # With several, a request behind one that failed is refused, and librdkafka numbers all of them anew: what
+            # had arrived may then be written twice (librdkafka issue 4953).
             "max.in.flight.requests.per.connection": 1,
             **self.overrides,
             "message.timeout.ms": delivery_timeout_ms,

@@ -14,9 +14,6 @@ from streams.runtime.signal import Signal
 POLL_SECONDS = 0.1
 """How long the thread waits for reports before it looks whether it is still needed."""
 
-LEARN_SECONDS = 5.0
-"""How long the first records to a topic wait for the broker to tell where it is."""
-
 
 class Outlet:
     """Sends deliveries in the order in which they come. What the producer has no room for waits here. On the loop.
@@ -41,7 +38,6 @@ class Outlet:
         self._queue: deque[Delivery] = deque()
         self._producer: PlainProducer | None = None
         self._unreported: dict[int, Delivery] = {}  # by their ids
-        self._known: set[str] = set()  # topics that this producer has met
         self._more = Signal()
         self._task = asyncio.get_running_loop().create_task(self._run(), name="kes-outlet")
         self._task.add_done_callback(self._ended)
@@ -84,11 +80,6 @@ class Outlet:
 
     async def _serve(self, producer: PlainProducer) -> None:
         """Wait for reports while there may be any."""
-        unknown = sorted({delivery.record.topic for delivery in self._queue} - self._known)
-        if unknown:
-            await self._worker.call(producer.learn, unknown, LEARN_SECONDS)
-            self._known.update(unknown)
-            self._flush()
         if not self._unreported:
             await self._more.wait()
             return
@@ -102,8 +93,6 @@ class Outlet:
         self._more.notify()
         producer = self._producer
         while producer is not None and self._queue and not producer.is_broken:
-            if self._queue[0].record.topic not in self._known:
-                return
             delivery = self._queue.popleft()
             if not self._is_wanted(delivery):
                 continue
@@ -124,7 +113,6 @@ class Outlet:
     def _drop(self) -> None:
         """The producer is of no use any more: what it has not reported it never will."""
         producer, self._producer = self._producer, None
-        self._known.clear()
         if producer is not None:
             self._worker.post(producer.close)
         lost, self._unreported = self._unreported, {}

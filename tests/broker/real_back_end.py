@@ -338,6 +338,7 @@ def _producer(bootstrap: str) -> Producer:
             "bootstrap.servers": bootstrap,
             "linger.ms": 0,
             "partitioner": "murmur2_random",
+            "enable.idempotence": True,  # what is compared is the order, too
             "message.max.bytes": 8 << 20,
             "log_level": 0,
         }

@@ -185,11 +185,7 @@ async def test_an_outlet_that_is_closed_at_once_lets_its_thread_go() -> None:
 async def test_a_record_that_no_queue_takes_fails_and_does_not_wait() -> None:
     reports: list[Acknowledgement] = []
     producer = SimpleNamespace(
-        is_broken=False,
-        learn=lambda topics, seconds: None,
-        produce=lambda record, token: False,
-        poll=lambda seconds: [],
-        close=lambda: None,
+        is_broken=False, produce=lambda record, token: False, poll=lambda seconds: [], close=lambda: None
     )
     outlet = Outlet(NoWorker(), lambda: producer, lambda _: True, reports.append, lambda *_: None)  # type: ignore[arg-type,return-value]
     outlet.send(Delivery(Record("t", b"x" * 100)))

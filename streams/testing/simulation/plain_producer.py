@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
 
 from streams.errors import RecordRefused
 from streams.records import Acknowledgement, Record
@@ -24,10 +23,6 @@ class SimPlainProducer:
         self._queue: deque[tuple[Record, object]] = deque()
         self._sending = self._closed = False
         self._reports: list[Acknowledgement] = []
-
-    def learn(self, topics: Collection[str], timeout_seconds: float) -> None:
-        """See ``clients.plain_producer``."""
-        self._process.pause(self._process.faults.one_way())
 
     def produce(self, record: Record, token: object) -> bool:
         """See ``clients.plain_producer``."""
