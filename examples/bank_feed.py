@@ -5,6 +5,7 @@ python -m examples.bank_feed 10000      10,000 deposits, then watches the balanc
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import sys
@@ -12,16 +13,18 @@ import time
 from collections import Counter
 
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from examples.bank import Balance, Deposited
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
+from examples.topics import create_topics, ends
 from streams.events import event_type_of
-from streams.topics import TopicSpec
 
 ACCOUNTS = 1_000
 PARTITIONS = 10
 PATIENCE_SECONDS = 30.0
+
+kafka_log = logging.getLogger("kafka")
+"""Takes what Kafka's client would print itself, such as that a broker which has just started is still loading."""
 
 
 def pay_in(servers: str, deposits: int, seed: int) -> Counter[str]:
@@ -29,7 +32,15 @@ def pay_in(servers: str, deposits: int, seed: int) -> Counter[str]:
     random_ = random.Random(seed)
     paid: Counter[str] = Counter()
     deposited = event_type_of(Deposited)
-    producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 20})
+    producer = Producer(
+        {
+            "bootstrap.servers": servers,
+            "partitioner": "murmur2_random",  # a key goes to the partition where everything else puts it
+            "enable.idempotence": True,  # no deposit twice, none out of order, when a request is repeated
+            "linger.ms": 20,
+        },
+        logger=kafka_log,
+    )
     for _ in range(deposits):
         event = Deposited(f"account-{random_.randrange(ACCOUNTS)}", random_.randrange(1, 100_00))
         producer.produce("bank-events", deposited.encode(event), key=event.account, headers=deposited.headers)
@@ -47,7 +58,8 @@ def watch(servers: str, deposits: int, already: dict[int, int]) -> tuple[int, Co
     balance = event_type_of(Balance)
     last: Counter[str] = Counter()
     count = 0
-    consumer = Consumer({"bootstrap.servers": servers, "group.id": "bank-feed", "isolation.level": "read_committed"})
+    settings = {"bootstrap.servers": servers, "group.id": "bank-feed", "isolation.level": "read_committed"}
+    consumer = Consumer(settings, logger=kafka_log)
     consumer.assign([TopicPartition("bank-balances", number, already[number]) for number in range(PARTITIONS)])
     deadline = time.monotonic() + PATIENCE_SECONDS
     while count < deposits and time.monotonic() < deadline:
@@ -64,11 +76,8 @@ def main() -> int:
     """Pay in, watch, compare."""
     deposits = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     servers = os.environ["KES_BOOTSTRAP_SERVERS"]
-    admin = TopicAdmin(ClientSettings(servers))
-    admin.create([TopicSpec(name="bank-balances", partitions=PARTITIONS, replication_factor=1)])
-    admin.create([TopicSpec(name="bank-events", partitions=PARTITIONS, replication_factor=1)])
-    already = {number: mark.stable for number, mark in admin.watermarks("bank-balances").items()}
-    admin.close()
+    create_topics(servers, {"bank-events": PARTITIONS, "bank-balances": PARTITIONS})
+    already = ends(AdminClient({"bootstrap.servers": servers}), "bank-balances")
     seed = int(os.environ.get("SEED", "0")) or random.randrange(1, 1 << 30)
     paid = pay_in(servers, deposits, seed)
     print(f"paid in: {deposits:,} deposits, {paid.total() / 100:,.2f} (SEED={seed})")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
 
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from examples.conversion import RATES, Rate
+from examples.topics import create_topics
 from streams.codecs import codec_for
 from streams.events import event_type_of
 
@@ -18,15 +19,15 @@ KEYS = codec_for(tuple[str, int])
 
 def create_topic(servers: str, partitions: int = 3) -> None:
     """A compacted topic, if there is none."""
-    topic = NewTopic(RATES, partitions, 1, config={"cleanup.policy": "compact"})
-    client = AdminClient({"bootstrap.servers": servers})  # kept: one that is collected answers nothing
-    if (error := client.create_topics([topic])[RATES].exception(30)) is not None and "already exists" not in str(error):
-        raise error
+    create_topics(servers, {RATES: partitions}, {"cleanup.policy": "compact"})
 
 
 def write(servers: str, rates: list[Rate]) -> None:
     """Returns when the broker has them."""
-    producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True})
+    producer = Producer(
+        {"bootstrap.servers": servers, "partitioner": "murmur2_random", "enable.idempotence": True},
+        logger=logging.getLogger("kafka"),
+    )
     kind = event_type_of(Rate)
     for rate in rates:
         key = KEYS.encode((rate.currency, rate.valid_from_ms))

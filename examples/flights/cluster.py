@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from examples.flights.events import (
     AIRCRAFT_GROUP,
@@ -18,10 +19,8 @@ from examples.flights.events import (
     FLIGHTS_PARTITIONS,
     FLIGHTS_TOPIC,
 )
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
+from examples.topics import create_topics, ends
 from streams.errors import BrokerUnavailable
-from streams.topics import TopicSpec
 
 SECONDS = 20.0
 BATCH = 2_000
@@ -30,6 +29,8 @@ TOPICS = {FLIGHTS_TOPIC: FLIGHTS_PARTITIONS, FACTS_TOPIC: FACTS_PARTITIONS, BOAR
 """The topics of the demo with their partitions. (Changelogs are the event sources' own business.)"""
 SOURCES = {AIRCRAFT_GROUP: FLIGHTS_TOPIC, BOARDS_GROUP: FACTS_TOPIC}
 """Who reads what."""
+CHANGELOGS = {group: f"{group}.{topic}.changelog" for group, topic in SOURCES.items()}
+"""Where each event source keeps its state."""
 
 
 class Reach(msgspec.Struct, frozen=True):
@@ -56,25 +57,24 @@ class Cluster:
 
     def __init__(self, bootstrap_servers: str) -> None:
         self._servers = bootstrap_servers
-        self._admin = TopicAdmin(ClientSettings(bootstrap_servers, client_id="flights-demo"))
+        self._admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
         self._groups = {group: self._consumer(group, "read_uncommitted") for group in SOURCES}
 
     def close(self) -> None:
         """Let go of all connections."""
         for consumer in self._groups.values():
             consumer.close()
-        self._admin.close()
 
     def create_topics(self) -> None:
         """Make the topics of the demo."""
-        self._admin.create(
-            [TopicSpec(name=name, partitions=number, replication_factor=1) for name, number in TOPICS.items()]
-        )
+        create_topics(self._servers, TOPICS)
 
-    def ends(self, topic: str, partitions: int | None = None, *, committed_only: bool = True) -> dict[int, int]:
+    def ends(self, topic: str, *, committed_only: bool = True) -> dict[int, int]:
         """The end of each partition: where transactions are settled, or with everything that was written."""
-        marks = self._admin.watermarks(topic, None if partitions is None else range(partitions))
-        return {number: mark.stable if committed_only else mark.end for number, mark in marks.items()}
+        try:
+            return ends(self._admin, topic, committed_only=committed_only)
+        except KafkaException as error:
+            raise BrokerUnavailable(f"no ends of topic {topic} from {self._servers}: {error}") from error
 
     def reach(self, group: str) -> Reach:
         """How far ``group`` is. A transaction that is just being committed does not count yet."""
@@ -85,16 +85,16 @@ class Cluster:
         except KafkaException as error:
             raise BrokerUnavailable(f"no offsets of group {group} from {self._servers}: {error}") from error
         committed = {each.partition: each.offset for each in found if each.offset >= 0}
-        return Reach(committed=committed, stable=self.ends(topic, TOPICS[topic]))
+        return Reach(committed=committed, stable=self.ends(topic))
 
-    def last_records(self, topic: str, partitions: int) -> dict[int, int]:
+    def last_records(self, topic: str) -> dict[int, int]:
         """The offset of the last committed record of each partition that has one.
 
         Not the end minus one: what stands at the end may be markers, or records of aborted transactions. So the tail is
         read, from further and further back until a record is found.
         """
         found: dict[int, int] = {}
-        missing = {number: end for number, end in self.ends(topic, partitions).items() if end > 0}
+        missing = {number: end for number, end in self.ends(topic).items() if end > 0}
         back = 10
         while missing:
             starts = {number: max(0, end - back) for number, end in missing.items()}

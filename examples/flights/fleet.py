@@ -8,7 +8,7 @@ from typing import IO, Self
 
 import msgspec
 
-from examples.flights.cluster import SOURCES, TOPICS, Cluster, Reach
+from examples.flights.cluster import SOURCES, Cluster, Reach
 from examples.flights.events import AIRCRAFT_GROUP, BOARDS_GROUP, BOARDS_TOPIC, BoardPublished
 from examples.flights.verify import last_values
 from examples.flights.view import Meter, Row, View
@@ -92,7 +92,7 @@ class Fleet:
     def fold(self, kill_at: float | None) -> None:
         """Work until both topics are folded; kill one worker once the share ``kill_at`` of the flights is committed."""
         self._view.phase("folding flights into aircraft, facts into boards")
-        last_flights = self._cluster.last_records(SOURCES[AIRCRAFT_GROUP], TOPICS[SOURCES[AIRCRAFT_GROUP]])
+        last_flights = self._cluster.last_records(SOURCES[AIRCRAFT_GROUP])
         while not passed(self._look(AIRCRAFT_GROUP), last_flights):
             reach = self._reach[AIRCRAFT_GROUP]
             if kill_at is not None and self.killed is None and reach.done >= kill_at * reach.total:
@@ -100,7 +100,7 @@ class Fleet:
             self._pause()
         self._view.note(f"all flights are folded ({self._reach[AIRCRAFT_GROUP].done:,})")
         # Whatever the first event source had to say is committed together with its offsets: the facts are complete.
-        last_facts = self._cluster.last_records(SOURCES[BOARDS_GROUP], TOPICS[SOURCES[BOARDS_GROUP]])
+        last_facts = self._cluster.last_records(SOURCES[BOARDS_GROUP])
         while not passed(self._look(BOARDS_GROUP), last_facts):
             self._pause()
         self._wait_back()

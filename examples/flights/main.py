@@ -25,14 +25,13 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from examples.flights import expected, ingest, plot, results, verify
-from examples.flights.cluster import Cluster
+from examples.flights.cluster import CHANGELOGS, Cluster
 from examples.flights.events import AIRCRAFT_GROUP, BOARDS_TOPIC, FACTS_TOPIC, FLIGHTS_TOPIC, BoardPublished
 from examples.flights.fleet import DemoFailed, Fleet
 from examples.flights.view import Meter, Row, View
 from streams.broker import KafkaBroker
 from streams.errors import StreamsError
 from streams.spark import local_session
-from streams.topics import changelog_name
 
 T = TypeVar("T")
 
@@ -189,7 +188,7 @@ def _check(
     done(facts)
     fleet.wait_published(facts.records)
     fleet.stop()
-    done(verify.check_aircraft(cluster.read(changelog_name(AIRCRAFT_GROUP, FLIGHTS_TOPIC)), truth))
+    done(verify.check_aircraft(cluster.read(CHANGELOGS[AIRCRAFT_GROUP]), truth))
     check, lines = verify.check_boards(cluster.read(BOARDS_TOPIC), truth)
     done(check)
     done(verify.check_ends(cluster, fleet.exit_codes))

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from examples.flights.aircraft import Aircraft
-from examples.flights.cluster import SOURCES, TOPICS, Cluster
+from examples.flights.cluster import CHANGELOGS, SOURCES, TOPICS, Cluster
 from examples.flights.events import (
     BoardPublished,
     DelayRecovered,
@@ -25,7 +25,6 @@ from examples.flights.events import (
 from examples.flights.expected import Expected, Fact
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.records import TYPE_HEADER
-from streams.topics import changelog_name
 
 SHOWN = 5
 """Differences of one check that are kept in words; all are counted."""
@@ -222,13 +221,13 @@ def check_ends(cluster: Cluster, exit_codes: Mapping[str, int]) -> Check:
     check = Check("offsets at the end, no transaction left open, workers drained")
     for group, topic in SOURCES.items():
         committed = cluster.reach(group).committed
-        for partition, offset in cluster.last_records(topic, TOPICS[topic]).items():
+        for partition, offset in cluster.last_records(topic).items():
             check.compared += 1
             if committed.get(partition, 0) <= offset:
                 check.off(
                     f"{topic}[{partition}] has a record at {offset}; {group} has committed {committed.get(partition)}"
                 )
-    for topic in (*TOPICS, *(changelog_name(group, topic) for group, topic in SOURCES.items())):
+    for topic in (*TOPICS, *CHANGELOGS.values()):
         stable, end = cluster.ends(topic), cluster.ends(topic, committed_only=False)
         for partition in end:
             check.compared += 1

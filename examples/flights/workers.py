@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -119,7 +120,6 @@ def _follow_stdin() -> NoReturn:
 
 
 if __name__ == "__main__":
-    from streams.cli.main import main
-
     threading.Thread(target=_follow_stdin, daemon=True).start()
-    sys.exit(main(["run", *sys.argv[1:]]))
+    sys.argv = ["kes", "run", *sys.argv[1:]]
+    runpy.run_module("streams", run_name="__main__")

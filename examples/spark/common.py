@@ -1,16 +1,11 @@
-"""What the recipes share: their command line, reading, and topics."""
+"""What the recipes share: their command line, and reading."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
 
 from pyspark.sql import DataFrame, SparkSession
-
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
-from streams.topics import TopicSpec
 
 
 def command_line(doc: str | None) -> argparse.ArgumentParser:
@@ -27,14 +22,3 @@ def read(spark: SparkSession, servers: str, topics: str, **options: str) -> Data
     """What is in the topics now, as records."""
     reader = spark.read.format("grt").option("kafka.bootstrap.servers", servers).option("subscribe", topics)
     return reader.options(**options).load()
-
-
-def create_topics(servers: str, partitions: Mapping[str, int]) -> None:
-    """Make topics of one replica each; those that exist stay as they are."""
-    admin = TopicAdmin(ClientSettings(servers))
-    try:
-        admin.create(
-            [TopicSpec(name=name, partitions=number, replication_factor=1) for name, number in partitions.items()]
-        )
-    finally:
-        admin.close()

@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import streams.spark as kes_spark
 from examples.flights import ingest
-from examples.flights.cluster import TOPICS, Cluster
+from examples.flights.cluster import Cluster
 from examples.flights.events import AIRCRAFT_GROUP, FACTS_TOPIC, FLIGHTS_TOPIC, DelayRecovered, Turnaround
 from examples.flights.fleet import passed
 from examples.flights.workers import Workers
@@ -89,7 +89,7 @@ def fold(servers: str, log: Path) -> None:
     """Run the event source of the aircraft until it has handled every flight that is there."""
     cluster = Cluster(servers)
     try:
-        last = cluster.last_records(FLIGHTS_TOPIC, TOPICS[FLIGHTS_TOPIC])
+        last = cluster.last_records(FLIGHTS_TOPIC)
         with log.open("ab") as file:
             workers = Workers("examples.flights.aircraft:source", 2, name=AIRCRAFT_GROUP, servers=servers, log=file)
             try:

@@ -19,7 +19,8 @@ from pyspark.sql.streaming import StreamingQuery
 
 import streams.spark as kes_spark
 from examples.bank import Deposited
-from examples.spark.common import command_line, create_topics, read
+from examples.spark.common import command_line, read
+from examples.topics import create_topics
 from streams import event_type
 
 OLD, NEW = "bank-events", "bank-events-2"

@@ -16,8 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 import streams.spark as kes_spark
 from examples.bank import Account, Balance, Deposited
-from examples.spark.common import command_line, create_topics, read
+from examples.spark.common import command_line, read
 from examples.spark.reconcile import CHANGELOG, positions
+from examples.topics import create_topics
 from streams import EventContext, EventSource, EventSourceConfig, Table
 
 EVENTS, BALANCES, NEW_BALANCES = "bank-events", "bank-balances", "bank-balances-2"

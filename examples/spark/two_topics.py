@@ -22,7 +22,8 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 import streams.spark as kes_spark
 from examples.bank import Deposited
-from examples.spark.common import command_line, create_topics
+from examples.spark.common import command_line
+from examples.topics import create_topics
 from streams import event_type
 
 SOURCE, LARGE, SMALL, REFUSED = "bank-events", "bank-large", "bank-small", "bank-refused"

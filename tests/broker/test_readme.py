@@ -10,10 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, Message
 
 from streams.testing.fixtures import OwnBroker
 
@@ -60,8 +61,8 @@ def blocks() -> tuple[str, str, str, str]:
     return "\n".join(lines[2:-1]), lines[-1], f"{feed}\nEND\n", lag.partition("#")[0]
 
 
-def balances(servers: str) -> Iterator[dict[str, object]]:
-    """What committed readers see in the output, until nothing comes any more."""
+def read(servers: str, topic: str) -> Iterator[Message]:
+    """What committed readers see in the topic, until nothing comes any more."""
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
@@ -70,13 +71,13 @@ def balances(servers: str) -> Iterator[dict[str, object]]:
             "isolation.level": "read_committed",
         }
     )
-    consumer.subscribe(["bank-balances"])
+    consumer.subscribe([topic])
     deadline = time.monotonic() + PATIENCE
     try:
         while time.monotonic() < deadline:
             message = consumer.poll(0.5)
             if message is not None and message.error() is None:
-                yield json.loads(message.value() or b"")
+                yield message
     finally:
         consumer.close()
 
@@ -87,9 +88,10 @@ def test_the_commands_of_the_readme_do_what_it_says(shell: Shell) -> None:
     workers = shell.start(f"exec {run}")
     try:
         shell.run(feed)
-        seen = balances(shell.servers)
-        assert [next(seen)["cents"] for _ in range(3)] == [500, 750, 650]
-        seen.close()  # type: ignore[attr-defined]
+        paid, balances = (list(islice(read(shell.servers, f"bank-{name}"), 3)) for name in ("events", "balances"))
+        assert [json.loads(message.value() or b"")["cents"] for message in balances] == [500, 750, 650]
+        placed = {(message.key(), message.partition()) for message in (*paid, *balances)}
+        assert len(placed) == 1, "the producer puts the key into another partition than the event source"
         once = json.loads(shell.run(lag.replace("--watch", "--json")))
         assert sum(entry["committed"] or 0 for entry in once["partitions"]) == 3
         assert once["lag"] == 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from examples import bank_feed
-from examples.spark.common import create_topics
+from examples.topics import create_topics
 from streams.broker import KafkaBroker
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,7 +17,8 @@ import streams.spark as kes_spark
 from examples import bank_feed
 from examples.bank import Balance, Deposited
 from examples.spark import log_to_parquet, new_version, reconcile, reprocess, restore, two_topics
-from examples.spark.common import create_topics, read
+from examples.spark.common import read
+from examples.topics import create_topics
 from tests.spark.examples_kit import DEPOSITS, Bank, bank_at_work, kill, start
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(400)]

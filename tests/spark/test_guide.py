@@ -13,7 +13,7 @@ import pytest
 
 import streams.spark as kes_spark
 from examples import bank_feed
-from examples.spark.common import create_topics
+from examples.topics import create_topics
 from streams.broker import KafkaBroker
 from streams.spark import read_options, write_options
 

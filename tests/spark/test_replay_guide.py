@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from examples import bank, bank_feed
-from examples.spark.common import create_topics
+from examples.topics import create_topics
 from streams import EventSource
 from streams.broker import KafkaBroker
 from tests.broker.engine_kit import Running

@@ -68,6 +68,9 @@ DANGEROUS_CALLS = {
 
 DANGEROUS_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 
+EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
@@ -273,3 +276,31 @@ def test_every_make_target_is_in_the_guide_for_contributors() -> None:
 def test_the_example_of_the_readme_is_the_one_that_runs() -> None:
     shown, *_ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert shown.strip() == (ROOT / "examples/bank.py").read_text().strip()
+
+
+# ---------------------------------------------------------------------------------------- what users copy
+
+
+def test_examples_and_pages_use_public_modules_only() -> None:
+    listed = (ROOT / "docs/reference/api.md").read_text().partition("## ")[0]
+    public = set(re.findall(r"`(streams(?:\.\w+)?)`", listed))
+    assert {"streams", "streams.testing"} <= public
+    found = []
+    for path in (*EXAMPLES, *PAGES):
+        for line in path.read_text().splitlines():
+            match = re.match(r"\s*(?:from|import) (streams[\w.]*)", line)
+            if match and ".".join(match[1].split(".")[:2]) not in public and "internals" not in path.parts:
+                found.append(f"{name_of(path)}: {line.strip()}")
+    assert found == []
+
+
+def test_every_producer_that_is_shown_puts_keys_where_the_toolkit_does_and_writes_nothing_twice() -> None:
+    found = []
+    for path in (*EXAMPLES, *PAGES):
+        text = path.read_text()
+        for match in re.finditer(r"(?<!\w)Producer\((\w*)", text):
+            block = text[max(0, text.rfind(f"{match[1]} = {{", 0, match.start()) if match[1] else match.start()) :]
+            settings = block.partition("}")[0]
+            if '"partitioner": "murmur2_random"' not in settings or '"enable.idempotence": True' not in settings:
+                found.append(f"{name_of(path)}:{text.count(chr(10), 0, match.start()) + 1}")
+    assert found == []
