@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from streams.config import EventSourceConfig, PoolConfig
     from streams.core.schedule import MissedRuns
     from streams.core.timers import Timer
+    from streams.errors import EventFailure
     from streams.event_source import EventSource
     from streams.events import event_type, to_record, upcaster
     from streams.global_change_log import GlobalChangeLog, GlobalChangeLogStatistics
@@ -59,6 +60,7 @@ __all__ = [
     "ErrorPolicy",
     "ErrorResponse",
     "EventContext",
+    "EventFailure",
     "EventSource",
     "EventSourceConfig",
     "ExecutionState",
@@ -100,6 +102,7 @@ _HOME = {
     "ErrorPolicy": "streams.outcomes",
     "ErrorResponse": "streams.outcomes",
     "EventContext": "streams.runtime.event_context",
+    "EventFailure": "streams.errors",
     "EventSource": "streams.event_source",
     "EventSourceConfig": "streams.config",
     "ExecutionState": "streams.outcomes",

@@ -5,6 +5,7 @@
     ├── ``RegistrationError``        the caller: event types and handlers do not fit together
     ├── ``TopicError``               the operator: a topic is missing, or differs from what the settings say
     ├── ``OffsetError``              the operator: log and state do not fit together any more; never reset silently
+    ├── ``EventFailure``             the caller: a handler failed, or a record cannot be read, and the policy is to stop
     ├── ``BrokerUnavailable``        the operator: nothing answers at the address; the engine keeps trying
     ├── ``EmbeddedBrokerError``      the operator: the embedded Kafka cannot be fetched or started
     ├── ``RecordError``              the error policy: one record cannot be handled
@@ -49,6 +50,11 @@ class OffsetError(StreamsError):
 
     Raised instead of a silent reset. The message names topic, partition, both offsets and the ways out.
     """
+
+
+class EventFailure(StreamsError):
+    """An event failed for good, and its error policy stops the event source. The message names topic, partition, offset
+    and attempts; ``__cause__`` is what the handler (or the decoder) raised."""
 
 
 class BrokerUnavailable(StreamsError):

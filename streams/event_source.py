@@ -18,6 +18,7 @@ import anyio
 import msgspec
 
 from streams.config import EventSourceConfig
+from streams.core.router import check_callable
 from streams.errors import RegistrationError, Stopped, StreamsError
 from streams.handlers import Handlers
 from streams.records import TopicPartition
@@ -68,6 +69,8 @@ class EventSource(Handlers[StoreT]):
         lifespan: Lifespan | None = None,
     ) -> None:
         super().__init__(config)
+        if store is not None:
+            check_callable("the store, which is to be a factory such as Table.factory(...),", store, "topic_partition")
         self._lifespan = lifespan
         self._store_factory: Callable[[TopicPartition], Any] = store or Stateless
         self._state = SourceState.CREATED

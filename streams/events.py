@@ -264,6 +264,11 @@ def to_record(
 
 
 def _prepare(cls: type[T]) -> EventType[T]:
+    if not isinstance(cls, type):
+        raise RegistrationError(
+            f"{getattr(cls, '__qualname__', repr(cls))} is no class, as an event type must be. A decorator that "
+            "registers a handler names the class: @source.register_event_type(Deposited)"
+        )
     declaration = _declared.get(cls)
     if declaration is None:
         _check_class(cls)

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, Generic, Literal, TypeVar, overload
 
 from streams.config import EventSourceConfig
-from streams.core.router import Route, Router
+from streams.core.router import Route, Router, check_callable
 from streams.core.schedule import MissedRuns, Schedule
 from streams.errors import ConfigError, RegistrationError
 from streams.events import event_type_of
@@ -99,6 +99,7 @@ class Handlers(Generic[StoreT]):
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
             policy, name = on_error or self.config.error_policy, event_type.name
+            check_callable(f"the handler of {name}", function, "ctx", "events" if batch else "event")
             if batch and settings is not None:
                 raise RegistrationError(
                     f"the handler of {name} has batch=True and a concurrency: its events have their turn already; for "
@@ -124,6 +125,7 @@ class Handlers(Generic[StoreT]):
         """Register what handles records whose type has no handler; it gets the value's bytes as they came."""
 
         def register(function: Handler[StoreT, bytes | None]) -> Handler[StoreT, bytes | None]:
+            check_callable("the default handler", function, "ctx", "value")
             policy = on_error or self.config.error_policy
             self._router.set_default(Route("(default)", None, function, blocking=blocking, policy=policy))
             return function
@@ -157,6 +159,7 @@ class Handlers(Generic[StoreT]):
                 raise RegistrationError(
                     "schedule_interjection comes too late: register before the event source is started"
                 )
+            check_callable("the interjection", function, "ctx")
             policy = on_error or self.config.error_policy
             route = Route(name_of(function), None, function, blocking=blocking, policy=policy)
             self._schedules.append((schedule, route))

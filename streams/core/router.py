@@ -24,10 +24,21 @@ def type_and_version(headers: ReceivedHeaders | None) -> tuple[bytes | None, byt
     return name, version
 
 
-def check_callable(what: str, function: object) -> None:
-    """Raises ``RegistrationError``."""
+def check_callable(what: str, function: object, *arguments: str) -> None:
+    """Raises ``RegistrationError``, also when ``arguments`` are named and the function does not take so many."""
     if not callable(function):
         raise RegistrationError(f"{what} is {function!r}, which cannot be called")
+    if not arguments:
+        return
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some functions written in C have none
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        name = getattr(function, "__qualname__", None) or repr(function)
+        raise RegistrationError(f"{what} is {name}{signature}; it is called with ({', '.join(arguments)})") from None
 
 
 class Route:

@@ -13,7 +13,7 @@ import anyio
 from streams.core.router import Route
 from streams.core.timers import Timer
 from streams.core.transaction import Waiter
-from streams.errors import DecodeError, NotOwned, RecordRefused
+from streams.errors import DecodeError, EventFailure, NotOwned, RecordRefused
 from streams.events import parse_version
 from streams.metrics import BatchFailed, EventFailed
 from streams.outcomes import ErrorPolicy, ErrorResponse, ExecutionState
@@ -23,7 +23,6 @@ from streams.runtime.dead_letters import dead_letter
 from streams.runtime.event_context import EventContext
 from streams.runtime.failures import (
     Answered,
-    EventFailure,
     RestartNeeded,
     backoff,
     cancelled_inside,

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import random
 
-from streams.errors import DecodeError, RecordError, RecordRefused, StreamsError
+from streams.errors import DecodeError, RecordError, RecordRefused
 from streams.outcomes import ErrorPolicy, ExecutionState
 from streams.records import TYPE_HEADER, Change, IncomingRecord
 from streams.sak.backoff import backoff_seconds
-
-
-class EventFailure(StreamsError):
-    """A handler failed and its policy says to stop. ``__cause__`` is what the handler raised."""
 
 
 class RestartNeeded(Exception):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from streams.core.partition import PartitionState
+from streams.errors import EventFailure
 from streams.metrics import EventFailed
 from streams.outcomes import ErrorResponse
 from streams.protocols import JournalledStore
@@ -24,7 +25,6 @@ from streams.runtime.changelog import OffsetRecord
 from streams.runtime.copies import StateCopy
 from streams.runtime.entrance import Entrance
 from streams.runtime.failures import (
-    EventFailure,
     RestartNeeded,
     describe,
     is_fatal,

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import anyio
 
 from streams.core.partition import PartitionState
-from streams.errors import MembershipLost, RecordRefused, StreamsError
+from streams.errors import EventFailure, MembershipLost, RecordRefused, StreamsError
 from streams.group import Order
 from streams.outcomes import ErrorResponse
 from streams.runtime.batch_handlers import TOGETHER
 from streams.runtime.changelog import ReleaseMarker
 from streams.runtime.copies import StateCopy
-from streams.runtime.failures import EventFailure, RestartNeeded
+from streams.runtime.failures import RestartNeeded
 from streams.runtime.partition_worker import PartitionWorker
 from streams.runtime.ports import Batch
 from streams.runtime.signal import Broadcast

@@ -22,7 +22,7 @@ from streams.core.router import Route, Router
 from streams.core.schedule import Schedule
 from streams.core.timers import Timer
 from streams.core.transaction import Transaction, Waiter
-from streams.errors import StreamsError
+from streams.errors import EventFailure, StreamsError
 from streams.metrics import EventFailed, Measurement
 from streams.outcomes import ErrorPolicy, ErrorResponse
 from streams.records import Change, IncomingRecord, Output, TopicPartition
@@ -30,7 +30,7 @@ from streams.runtime.batch_handlers import NEVER_TOGETHER
 from streams.runtime.bridge import Worker
 from streams.runtime.changelog import TIMER_PREFIX
 from streams.runtime.copies import StateCopy, make_store
-from streams.runtime.failures import EventFailure, RestartNeeded
+from streams.runtime.failures import RestartNeeded
 from streams.runtime.handler_threads import HandlerThreads
 from streams.runtime.partition_worker import PartitionWorker
 from streams.runtime.processes import in_process

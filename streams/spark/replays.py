@@ -22,10 +22,9 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from streams.errors import ConfigError, StreamsError
+from streams.errors import ConfigError, EventFailure, StreamsError
 from streams.event_source import EventSource
 from streams.protocols import Codec
-from streams.runtime.failures import EventFailure
 from streams.runtime.replay import Program
 from streams.spark.columns import HEADERS_TYPE
 from streams.spark.kept import Kept

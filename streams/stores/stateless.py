@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from streams.errors import OffsetError
+from typing import NoReturn
+
+from streams.errors import OffsetError, StoreError
 from streams.records import Change, TopicPartition
+
+
+class NoStore(StoreError, AttributeError):
+    """A handler used the store of an event source that has none. (An ``AttributeError`` too: ``hasattr`` works.)"""
 
 
 class Stateless:
@@ -11,6 +17,15 @@ class Stateless:
 
     def __init__(self, topic_partition: TopicPartition) -> None:
         self._where = topic_partition
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """What a handler asks of the store that was forgotten."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise NoStore(
+            f"{self._where}: ctx.store.{name} was used, but the event source has no store; give it one: "
+            "EventSource(config, store=Table.factory(key=..., value=...))"
+        )
 
     def receive_change(self, change: Change, /) -> None:
         """The changelog of a stateless source has no changes: somebody gave this source the state of another one."""

@@ -26,8 +26,7 @@ from streams import (
     EventSourceConfig,
     Table,
 )
-from streams.errors import ConfigError, StreamsError
-from streams.runtime.failures import EventFailure
+from streams.errors import ConfigError, EventFailure, StreamsError
 from streams.spark import replay_source, replay_task
 from tests.spark.replay_kit import encoded, moves
 from tests.spark.replay_sources import PARTITIONS, Failing, Moved, bank, named

@@ -13,12 +13,11 @@ import pytest_asyncio
 
 from streams import EventContext, ExecutionState
 from streams.async_jobs import AsyncJobScheduler
-from streams.errors import PlanError, StoreError
+from streams.errors import EventFailure, PlanError, StoreError
 from streams.job_settings import JobRetry, SchedulerConfig
 from streams.metrics import JobEnded
 from streams.outcomes import DEAD_LETTER, ErrorPolicy, ErrorResponse
 from streams.records import TYPE_HEADER
-from streams.runtime.failures import EventFailure
 from tests.unit.jobs_kit import FEW, ends, failures, finalize, schedule
 from tests.unit.runtime_kit import OUT, PATIENCE, TOPIC, Bench, Named, Unforgiving, count
 

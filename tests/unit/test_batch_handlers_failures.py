@@ -20,9 +20,9 @@ from streams import (
     ExecutionState,
     Record,
 )
+from streams.errors import EventFailure
 from streams.metrics import BatchFailed, EventFailed
 from streams.records import Change, TopicPartition
-from streams.runtime.failures import EventFailure
 from streams.testing import TestDriver
 from streams.testing.points import POINTS
 

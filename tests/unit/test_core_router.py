@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
-from streams.core.router import Route, Router
-from streams.errors import RegistrationError
+from streams import AsyncJobScheduler, EventSource, EventSourceConfig, SimpleStore, Table
+from streams.core.router import Route, Router, check_callable
+from streams.errors import RegistrationError, StoreError
 from streams.events import event_type, event_type_of, upcaster
 from streams.outcomes import STOP
+from streams.records import TopicPartition
+from streams.stores.stateless import Stateless
 
 
 @event_type("core.router.first")
@@ -120,3 +123,51 @@ def test_what_can_be_no_handler() -> None:
     for handler, blocking in ((slow, False), (plain, True)):
         with pytest.raises(RegistrationError, match="the handler of a has batch=True, which is for plain functions"):
             Route("a", None, handler, blocking=blocking, policy=STOP, batch=True)
+
+
+class Source(EventSource[Any]):
+    """One that is wrong on purpose: of ``Any``, so that no type checker says so before."""
+
+    def __init__(self, store: Any = None) -> None:
+        super().__init__(EventSourceConfig(group_id="g", topic="t", num_partitions=1), store)
+
+
+def one(ctx: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("register", "said"),
+    [
+        (
+            lambda: Source().register_event_type(First, one),
+            r"the handler of core\.router\.first is one\(ctx.*\(ctx, event\)",
+        ),
+        (lambda: Source().register_event_type(First, one, batch=True), r"is one\(ctx.*\(ctx, events\)"),
+        (lambda: Source().register_default_handler(one), r"the default handler is one\(ctx.*\(ctx, value\)"),
+        (lambda: Source().schedule_interjection(plain, every=1.0), r"the interjection is plain\(ctx.*\(ctx\)"),
+        (
+            lambda: AsyncJobScheduler(Source(), one, plain).register_event_type(First, one),
+            r"plans First .* is one\(ctx.*\(record, event\)",
+        ),
+        (lambda: Source().register_event_type(plain), r"plain is no class.*@source\.register_event_type\(Deposited\)"),
+        (lambda: Source(Table), r"a factory such as Table\.factory\(\.\.\.\), is Table\("),
+        (lambda: Source(object()), "which cannot be called"),
+    ],
+)
+def test_mistakes_are_told_at_registration(register: Any, said: str) -> None:
+    with pytest.raises(RegistrationError, match=said):
+        register()
+
+
+def test_a_function_whose_parameters_nobody_knows_is_taken() -> None:
+    check_callable("the handler of a", min, "ctx", "event")  # a built-in without a signature
+    Source().register_event_type(First, lambda *anything: None)
+    Source(SimpleStore.factory(First, key=lambda first: first.text))
+
+
+def test_the_store_that_was_forgotten() -> None:
+    store: Any = Stateless(TopicPartition("t", 3))
+    with pytest.raises(StoreError, match=r"t\[3\]: ctx\.store\.put was used, but .* store=Table\.factory"):
+        store.put("a", 1)
+    assert not hasattr(store, "get")
+    assert not hasattr(store, "_journal")

@@ -10,8 +10,7 @@ import anyio
 import pytest
 
 from streams import ErrorPolicy, ErrorResponse, EventContext, EventSource, Record, SourceState, Table
-from streams.errors import ConfigError, DecodeError, NotOwned, RegistrationError, Stopped
-from streams.runtime.failures import EventFailure
+from streams.errors import ConfigError, DecodeError, EventFailure, NotOwned, RegistrationError, Stopped
 from streams.sak.murmur2 import partition_of
 from streams.testing import TestDriver, Unsettled
 from streams.testing.driven import Exited

@@ -13,11 +13,10 @@ from streams import Change, EventContext, EventSource, TopicPartition
 from streams.clients.group_coordinator import GroupCoordinator
 from streams.clients.membership import connect_group
 from streams.core.assignor import sticky_plan
-from streams.errors import RecordRefused
+from streams.errors import EventFailure, RecordRefused
 from streams.group import Assigned, Assignment, Copies, Order, Snapshot
 from streams.outcomes import DEAD_LETTER
 from streams.runtime.changelog import OFFSET_KEY
-from streams.runtime.failures import EventFailure
 from tests.unit.runtime_kit import CHANGELOG, MISSING, OUT, Bench, Named, count
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]

@@ -14,11 +14,10 @@ import pytest_asyncio
 
 from streams import AsyncBatcher, BatchItem, EventContext
 from streams.async_jobs import AsyncJobScheduler
-from streams.errors import StoreError
+from streams.errors import EventFailure, StoreError
 from streams.job_settings import SchedulerConfig
 from streams.metrics import EventFailed
 from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorPolicy, ErrorResponse
-from streams.runtime.failures import EventFailure
 from tests.unit.runtime_kit import CHANGELOG, MISSING, PATIENCE, TABLE, Named, Unforgiving
 from tests.unit.timer_kit import Clocked, Ring, alarmed, ring
 
