@@ -233,8 +233,7 @@ class _TypedCodec(Generic[T]):
     def encode(self, value: T, /) -> bytes:
         expected = self._class
         if expected is not None and value.__class__ is not expected:
-            hint = " (subclasses lose what they add)" if isinstance(value, expected) else ""
-            raise EncodeError(f"{self._name} expected, got {type(value).__name__}{hint}")
+            raise EncodeError(f"{self._name} expected, got {type(value).__name__} (subclasses lose what they add)")
         try:
             data = self._encode(value)
         except MemoryError:

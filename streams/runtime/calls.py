@@ -47,9 +47,9 @@ def check_ends(what: str, *, finalizer: object, on_failure: object) -> None:
 
 def check_planner(what: str, function: Callable[..., Any]) -> None:
     """A planner runs on the loop, ahead of the event's turn. Raises ``RegistrationError``."""
-    check_callable(what, function, "record", "event")
     if is_async(function):
         raise RegistrationError(f"{what} is async; it runs on the loop and must not wait")
+    check_callable(what, function, "record", "event")
 
 
 class Calls:
