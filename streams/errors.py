@@ -5,6 +5,7 @@
     ├── ``RegistrationError``        the caller: event types and handlers do not fit together
     ├── ``TopicError``               the operator: a topic is missing, or differs from what the settings say
     ├── ``OffsetError``              the operator: log and state do not fit together any more; never reset silently
+    │     └── ``TopicReplaced``      a topic was deleted and created again under the same name
     ├── ``EventFailure``             the caller: a handler failed, or a record cannot be read, and the policy is to stop
     ├── ``BrokerUnavailable``        the operator: nothing answers at the address; the engine keeps trying
     ├── ``EmbeddedBrokerError``      the operator: the embedded Kafka cannot be fetched or started
@@ -50,6 +51,10 @@ class OffsetError(StreamsError):
 
     Raised instead of a silent reset. The message names topic, partition, both offsets and the ways out.
     """
+
+
+class TopicReplaced(OffsetError):
+    """The source or the changelog was deleted and created again: state and offsets belong to a topic that is gone."""
 
 
 class EventFailure(StreamsError):

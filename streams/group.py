@@ -14,6 +14,8 @@ from typing import Final, Protocol
 
 import msgspec
 
+from streams.topics import TopicIdentity
+
 
 class Snapshot(msgspec.Struct, frozen=True):
     """Membership at one moment: replaced as a whole, never changed; reading the attribute is safe from any thread.
@@ -208,8 +210,9 @@ class TakeOver(Protocol):
         """(log start, high watermark) of each partition. The latter counts open and aborted records too."""
         ...
 
-    def topic_id(self, topic: str, deadline: float) -> str:
-        """The topic's id, another one after the topic was deleted and created again."""
+    def identity(self, topic: str, deadline: float) -> TopicIdentity:
+        """The topic's id, another one after the topic was deleted and created again, and its number of partitions.
+        ``TopicError``: it does not exist, and did not begin to until ``deadline``."""
         ...
 
     def remove_member(self, member_id: str, instance: str | None, deadline: float) -> bool:

@@ -44,7 +44,7 @@ class TakeOverDone(msgspec.Struct, frozen=True):
 
 
 class OffsetMismatch(msgspec.Struct, frozen=True):
-    """The group's committed offset and the changelog's differ. The changelog was taken."""
+    """The group's committed offset is missing (-1) or behind the changelog's. The changelog's was taken."""
 
     partition: int
     group_offset: int

@@ -6,7 +6,7 @@ to whom a topic belongs.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -21,6 +21,14 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int
     replication_factor: int
     configs: dict[str, str] = {}
+
+
+class TopicIdentity(NamedTuple):
+    """A topic as the cluster knows it now. ``topic_id``: as Kafka's tools print it, another one after the topic was
+    deleted and created again."""
+
+    topic_id: str
+    partitions: int
 
 
 def missing(name: str) -> str:

@@ -23,6 +23,7 @@ from streams.runtime.bridge import Inlet
 from streams.runtime.connections import KafkaConnections
 from streams.runtime.poller import Poller
 from streams.testing.simulation.virtual_time import Fibers, elapse
+from streams.topics import TopicIdentity
 
 PARTITIONS = 4
 KEYS = 1_000
@@ -168,8 +169,8 @@ class Group:
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
         return dict.fromkeys(partitions, (0, 0))
 
-    def topic_id(self, topic: str, deadline: float) -> str:
-        return "id"
+    def identity(self, topic: str, deadline: float) -> TopicIdentity:
+        return TopicIdentity("id", PARTITIONS)
 
     def log_sizes(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, int]:
         return {}

@@ -42,6 +42,7 @@ COMMANDS = {
     "run": Command("streams.cli.run", "Run an event source in worker processes that are kept alive."),
     "broker": Command("streams.cli.broker", "An embedded real Kafka: start, stop, status.", "broker"),
     "topics": Command("streams.cli.topics", "Topics as the settings want them: plan, apply."),
+    "offsets": Command("streams.cli.offsets", "Offsets of a group that are ahead of its changelog: accept."),
     "lag": Command("streams.cli.lag", "Committed offset, end and distance of every partition."),
     "group": Command("streams.cli.group", "The members of a group, who has what, and what is on its way."),
     "verify": Command("streams.cli.verify", "Kill and freeze an event source, compare what it leaves.", "broker"),

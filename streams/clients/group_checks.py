@@ -11,7 +11,9 @@ from typing import Any, Final, Self
 from streams.clients import kafka_python_settings
 from streams.clients.admin import TopicAdmin
 from streams.clients.group_view import GroupQuestions
-from streams.clients.kafka_python_client import KafkaPythonClient
+from streams.clients.kafka_python import OffsetCommitRequest
+from streams.clients.kafka_python import errors as kafka_errors
+from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, raise_for
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.clients.source_log import SourceLog
@@ -22,6 +24,7 @@ from streams.records import IncomingRecord
 from streams.topics import TopicSpec
 
 _SECONDS: Final = 30.0
+_STRETCH: Final = 10_000
 _CLOSE_SECONDS: Final = 2.0
 _AT_REST: Final = ("Empty", "Dead", "")
 
@@ -29,15 +32,18 @@ _AT_REST: Final = ("Empty", "Dead", "")
 class GroupChecks:
     """Questions about one event source's group and logs. Blocks; one thread. ``with GroupChecks(config) as checks``."""
 
-    def __init__(self, config: EventSourceConfig) -> None:
-        self._config = config
+    def __init__(self, config: EventSourceConfig, *, seconds: float = _SECONDS) -> None:
+        self._config, self._seconds = config, seconds
         security = kafka_python_settings.translate(kafka_python_settings.security_only(config.client_settings))
-        self._settings = ClientSettings(config.bootstrap_servers, config.client_settings, client_id="kes-bootstrap")
-        self._client = KafkaPythonClient(config.bootstrap_servers, "kes-bootstrap", security)
+        self._settings = ClientSettings(config.bootstrap_servers, config.client_settings, client_id="kes-checks")
+        self._client = KafkaPythonClient(config.bootstrap_servers, "kes-checks", security)
         self._client.start()
         self._questions = GroupQuestions(config.bootstrap_servers, security)
         self._group_log = KafkaPythonTakeOver(self._client, config.group_id, config.offsets_topic)
         self._elsewhere = _source_log(config)
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._seconds
 
     def __enter__(self) -> Self:
         return self
@@ -54,8 +60,10 @@ class GroupChecks:
         """(log start, high watermark) of each partition of the source topic, and the topic's id. Raises
         ``TopicError``."""
         log: Any = self._elsewhere or self._group_log
-        topic, deadline = self._config.topic, _deadline()
-        return log.log_range(topic, range(self._config.num_partitions), deadline), log.topic_id(topic, deadline)
+        topic, deadline = self._config.topic, self._deadline()
+        return log.log_range(topic, range(self._config.num_partitions), deadline), log.identity(
+            topic, deadline
+        ).topic_id
 
     def create(self, specs: list[TopicSpec]) -> None:
         """Create topics that are missing; ``TopicError`` for those that are not as they must be."""
@@ -68,16 +76,21 @@ class GroupChecks:
         if differences:
             raise TopicError("; ".join(differences))
 
+    def refuse_if_alive(self) -> None:
+        """Raises ``OffsetError`` when the group has members. What departed members left open is ended, so that it
+        cannot be committed any more."""
+        config = self._config
+        group = self._questions.look(config.group_id, self._seconds)
+        if group.state not in _AT_REST or group.members:
+            raise _is_alive(config, ", ".join(member.instance for member in group.members[:5]) or group.state)
+        self._group_log.fence_departed((), self._deadline())
+
     def refuse_unless_at_rest(self) -> None:
         """Raises ``OffsetError`` when the group has members, or committed offsets. What departed members left open is
-        ended first, so that it cannot be committed any more."""
+        ended first."""
         config = self._config
-        group = self._questions.look(config.group_id, _SECONDS)
-        if group.state not in _AT_REST or group.members:
-            names = ", ".join(member.instance for member in group.members[:5]) or group.state
-            raise OffsetError(f"group {config.group_id} is alive ({names}): stop all members of the event source first")
-        self._group_log.fence_departed((), _deadline())
-        group = self._questions.look(config.group_id, _SECONDS)
+        self.refuse_if_alive()
+        group = self._questions.look(config.group_id, self._seconds)
         if committed := group.committed.get(config.offsets_topic):
             number, offset = min(committed.items())
             raise OffsetError(
@@ -85,9 +98,69 @@ class GroupChecks:
                 "delete the group's offsets and the changelog to begin anew, or use another group_id"
             )
 
+    def committed(self, partitions: list[int]) -> dict[int, int | None]:
+        """The group's committed offsets; ``None``: none."""
+        return self._group_log.stable_offsets(partitions, self._deadline())
+
+    def set_offsets(self, offsets: Mapping[int, int]) -> None:
+        """Commit these offsets for the group. Raises ``OffsetError`` when a member has joined it meanwhile."""
+        config, deadline = self._config, self._deadline()
+        topic_of = OffsetCommitRequest.OffsetCommitRequestTopic
+        entries = [
+            topic_of.OffsetCommitRequestPartition(
+                partition_index=number, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=""
+            )
+            for number, offset in offsets.items()
+        ]
+        request = OffsetCommitRequest(
+            group_id=config.group_id,
+            generation_id_or_member_epoch=-1,
+            member_id="",
+            topics=[topic_of(name=config.offsets_topic, partitions=entries)],
+            min_version=6,
+            max_version=8,
+        )
+
+        async def attempt() -> None:
+            node = await self._client.coordinator(GROUP, config.group_id, deadline)
+            answer = await self._client.send(request, node, deadline)
+            for entry in (entry for topic in answer.topics for entry in topic.partitions):
+                try:
+                    raise_for(entry.error_code)
+                except kafka_errors.UnknownMemberIdError as error:  # commits from outside are for empty groups
+                    raise _is_alive(config, "somebody has joined") from error
+
+        async def work() -> None:
+            await self._client.connected(deadline)
+            await self._client.until(deadline, f"setting the offsets of group {config.group_id}", attempt)
+
+        if offsets:
+            self._client.call(work, deadline)
+
+    def last_records(self, topic: str, partitions: list[int], key: bytes) -> dict[int, IncomingRecord]:
+        """The last committed record with this key in each partition; those without one are left out. Reads backwards,
+        in ever longer stretches."""
+        left = self._group_log.log_range(topic, partitions, self._deadline())
+        found: dict[int, IncomingRecord] = {}
+        stretch = _STRETCH
+
+        def receive(number: int, records: list[IncomingRecord]) -> None:
+            found.update((number, record) for record in records if record.key == key)
+
+        reader = PartitionReader(self._settings)
+        try:
+            while left := {number: (low, high) for number, (low, high) in left.items() if low < high}:
+                spans = {number: (max(low, high - stretch), high) for number, (low, high) in left.items()}
+                reader.read(topic, spans, receive, stalled_after_seconds=self._seconds, cancelled=lambda: False)
+                left = {number: (left[number][0], start) for number, (start, _) in spans.items() if number not in found}
+                stretch *= 8
+        finally:
+            reader.close()
+        return found
+
     def refuse_unless_empty(self, topic: str) -> None:
         """Raises ``OffsetError`` when a changelog holds anything committed: state, or a position."""
-        ranges = self._group_log.log_range(topic, range(self._config.num_partitions), _deadline())
+        ranges = self._group_log.log_range(topic, range(self._config.num_partitions), self._deadline())
         ranges = {number: span for number, span in ranges.items() if span[0] < span[1]}
         found: list[IncomingRecord] = []
         reader = PartitionReader(self._settings)
@@ -97,7 +170,7 @@ class GroupChecks:
                     topic,
                     ranges,
                     lambda _, records: found.extend(record for record in records if record.value is not None),
-                    stalled_after_seconds=_SECONDS,
+                    stalled_after_seconds=self._seconds,
                     cancelled=lambda: bool(found),
                 )
         finally:
@@ -113,8 +186,8 @@ def _source_log(config: EventSourceConfig) -> SourceLog | None:
     if not config.source_is_elsewhere:
         return None
     security: Mapping[str, Any] = kafka_python_settings.security_only(config.source_client_settings)
-    return SourceLog(config.source_bootstrap_servers, "kes-bootstrap", kafka_python_settings.translate(security))
+    return SourceLog(config.source_bootstrap_servers, "kes-checks", kafka_python_settings.translate(security))
 
 
-def _deadline() -> float:
-    return time.monotonic() + _SECONDS
+def _is_alive(config: EventSourceConfig, names: str) -> OffsetError:
+    return OffsetError(f"group {config.group_id} is alive ({names}): stop all members of the event source first")

@@ -7,6 +7,7 @@ from typing import Any
 
 from streams.clients.kafka_python_client import KafkaPythonClient
 from streams.clients.takeover import KafkaPythonTakeOver
+from streams.topics import TopicIdentity
 
 _CLOSE_SECONDS = 2.0
 
@@ -25,9 +26,9 @@ class SourceLog:
         """(log start, high watermark) of each partition; see ``TakeOver.log_range``."""
         return self._questions.log_range(topic, partitions, deadline)
 
-    def topic_id(self, topic: str, deadline: float) -> str:
-        """The topic's id; see ``TakeOver.topic_id``."""
-        return self._questions.topic_id(topic, deadline)
+    def identity(self, topic: str, deadline: float) -> TopicIdentity:
+        """The topic's id and number of partitions; see ``TakeOver.identity``."""
+        return self._questions.identity(topic, deadline)
 
     def close(self) -> None:
         """End the thread and the connection; blocks for a moment."""

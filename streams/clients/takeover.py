@@ -27,6 +27,7 @@ from streams.clients.kafka_python import (
 from streams.clients.kafka_python import errors as kafka_errors
 from streams.clients.kafka_python_client import GROUP, TRANSACTION, KafkaPythonClient, raise_for
 from streams.errors import StreamsError, TopicError
+from streams.topics import TopicIdentity
 
 log = logging.getLogger(__name__)
 
@@ -83,14 +84,15 @@ class KafkaPythonTakeOver:
 
         return self._client.call(work, deadline)
 
-    def topic_id(self, topic: str, deadline: float) -> str:
-        """The topic's id as Kafka's tools print it, another one after the topic was deleted and created again."""
+    def identity(self, topic: str, deadline: float) -> TopicIdentity:
+        """The topic's id and number of partitions. ``TopicError`` when it did not exist until ``deadline``."""
 
-        async def attempt() -> str:
-            answer = (await self._metadata(topic, deadline)).topic_id
-            return base64.urlsafe_b64encode(answer.bytes).decode().rstrip("=")
+        async def attempt() -> TopicIdentity:
+            answer = await self._metadata(topic, deadline)
+            name = base64.urlsafe_b64encode(answer.topic_id.bytes).decode().rstrip("=")
+            return TopicIdentity(name, len(answer.partitions))
 
-        async def work() -> str:
+        async def work() -> TopicIdentity:
             await self._client.connected(deadline)
             return await self._client.until(deadline, f"asking for topic {topic}", attempt)
 

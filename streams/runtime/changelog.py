@@ -6,7 +6,7 @@ last one of each kind.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -25,15 +25,29 @@ TIMER_FORMAT = 1
 """The newest layout of ``TimerRecord`` that is known here."""
 
 
+class TopicIds(NamedTuple):
+    """The topics that a partition's state belongs to, by their ids. Empty: not known."""
+
+    source: str = ""
+    changelog: str = ""
+
+
 class OffsetRecord(msgspec.Struct, frozen=True):
     """The input offset in the changelog: ``offset`` is the next one to read. ``writer`` and ``serial`` name the
-    transaction, ``generation`` the group's at the time of sealing, ``source_id`` the topic id of the source."""
+    transaction, ``generation`` the group's at the time of sealing. ``source_id`` and ``changelog_id`` are the topic ids
+    that were checked when the partition was taken over; records of older versions lack them."""
 
     offset: int
     writer: str
     serial: int
     generation: int
     source_id: str = ""
+    changelog_id: str = ""
+
+    @property
+    def ids(self) -> TopicIds:
+        """The topics that the state belongs to."""
+        return TopicIds(self.source_id, self.changelog_id)
 
 
 class ReleaseMarker(msgspec.Struct, frozen=True):

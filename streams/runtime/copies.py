@@ -24,6 +24,7 @@ from streams.runtime.changelog import (
     TIMER_PREFIX,
     OffsetRecord,
     ReleaseMarker,
+    TopicIds,
     decode_offset,
     decode_release,
     decode_timer,
@@ -253,6 +254,11 @@ class StateCopies:
         """Whether no input offset was read with a copy."""
         copy = self._copies.get(partition)
         return copy is not None and copy.offset_record is None
+
+    def ids(self) -> dict[int, TopicIds]:
+        """The topics that the state in each copy belongs to, as its last offset record names them."""
+        records = {partition: copy.offset_record for partition, copy in self._copies.items()}
+        return {partition: record.ids for partition, record in records.items() if record is not None}
 
     def position(self, partition: int) -> int:
         """How far it was read, -1 if it is not."""

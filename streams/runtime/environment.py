@@ -25,12 +25,14 @@ class LoopWatch(Protocol):
 class Environment:
     """``rng``: makes the generator of one run. ``wall_seconds``: seconds since 1970. ``watchdog``: called with the
     seconds for which the loop may stand still. ``look_up_records``: a look-up begins so many records before what one
-    transaction of ours can have written. ``exit``: ends the process at once."""
+    transaction of ours can have written. ``topic_look_seconds``: between two looks whether source and changelog are
+    still the same topics. ``exit``: ends the process at once."""
 
     rng: Callable[[], random.Random] = random.Random
     wall_seconds: Callable[[], float] = time.time
     watchdog: Callable[[float], LoopWatch] = Watchdog
     look_up_records: int = 1_000
+    topic_look_seconds: float = 10.0
     exit: Callable[[int], NoReturn] = os._exit
 
 

@@ -22,7 +22,7 @@ from streams.core.recovery import Patience
 from streams.core.router import Route, Router
 from streams.core.schedule import Schedule
 from streams.core.transaction import Transaction
-from streams.errors import StreamsError
+from streams.errors import StreamsError, TopicReplaced
 from streams.group import Assigned, Fatal, GroupEvent, Lost, Revoked, TakeOver
 from streams.metrics import Measurement, MembershipChanged
 from streams.runtime.asked import Asked
@@ -40,6 +40,7 @@ from streams.runtime.slots import Slots
 from streams.runtime.stages import Stages
 from streams.runtime.status import Status
 from streams.runtime.takeover import TakeOvers
+from streams.runtime.topic_watch import TopicWatch
 from streams.runtime.transaction_pool import TransactionPool
 
 _log = logging.getLogger(__name__)
@@ -141,11 +142,12 @@ class Engine:
         self._stop.set()
 
     def fail(self, error: BaseException, *, drain: bool = True) -> None:
-        """Stop because of an error; the first one is raised by ``run``."""
+        """Stop because of an error; the first one is raised by ``run``. Into a topic that was replaced nothing is
+        drained."""
         if self.failure is None:
             self.failure = error
             _log.error("the event source of group %s stops: %s", self.config.group_id, error)
-        self.stop(drain=drain)
+        self.stop(drain=drain and not isinstance(error, TopicReplaced))
 
     def exit_now(self, text: str) -> NoReturn:
         """The user's policy asked for the process to end on the spot."""
@@ -170,12 +172,14 @@ class Engine:
             writer=self.writer,
             now=self.now,
             snapshot=lambda: self.membership.snapshot,
+            ids=lambda partition: self.workers[partition].ids,
             settled=self._settled,
         )
         self.takeovers = TakeOvers(self)
         self.moves = Moves(self)
         self.copies = self.moves.copies
         self.status = Status(self)
+        self.topic_watch = TopicWatch(self)
 
     def _begin(self) -> None:
         partitions = self.partitions
@@ -189,7 +193,8 @@ class Engine:
         self.spawn(self._watchdog.run)
         self.spawn(self.moves.run)
         self.spawn(self.status.run)
-        self.input.start(partitions.deliver, self.fail)
+        self.spawn(self.topic_watch.run, drain=False)
+        self.input.start(partitions.deliver, self._reading_failed)
         self.copies.start()
         inlet = Inlet(self._said)
         self.membership.start(inlet.put)
@@ -257,6 +262,7 @@ class Engine:
         self.moves.close()
         self.takeovers.close()
         self.status.close()
+        self.topic_watch.close()
         self.handler_threads.close()
         self.control.abandon()
 
@@ -315,6 +321,15 @@ class Engine:
         if event.incarnation == self.incarnation:
             self.membership.released(event.partitions, event.incarnation, event.generation)
             self.moves.look_again(event.partitions)
+
+    def _reading_failed(self, error: Exception) -> None:
+        """The source cannot be read any more. A topic that was replaced is told as that."""
+
+        async def tell() -> None:
+            await self.topic_watch.look()
+            raise error
+
+        self.spawn(tell)
 
     # -- small services ------------------------------------------------------------------------------------------------
 

@@ -196,7 +196,6 @@ class Moves:
         self._incoming = {number: told for number, told in self._incoming.items() if number != partition}
         self.owned |= {partition}
         assert copy.offset_record is not None
-        engine.pool.source_id = engine.pool.source_id or copy.offset_record.source_id
         engine.partitions.start_from(copy)
         engine.membership.took(partition, engine.incarnation)
         engine.measure(PartitionMoved(partition, "in", "", engine.now() - self._began.get(partition, engine.now())))

@@ -21,7 +21,7 @@ from streams.outcomes import ErrorResponse
 from streams.protocols import JournalledStore
 from streams.records import Change, IncomingRecord, TopicPartition
 from streams.runtime.attempts import Attempts
-from streams.runtime.changelog import OffsetRecord
+from streams.runtime.changelog import OffsetRecord, TopicIds
 from streams.runtime.copies import StateCopy
 from streams.runtime.entrance import Entrance
 from streams.runtime.failures import (
@@ -58,6 +58,7 @@ class PartitionWorker:
         self.topic_partition = TopicPartition(engine.config.topic, partition)
         self.store: Any = None  # until it is adopted
         self.offset_record: OffsetRecord | None = None
+        self.ids = TopicIds()  # of the topics that its state belongs to, as they were checked
         self.watermark = -1
         self._wake = Signal()  # something came, or a turn has come
         self.inbox = Inbox(engine.config, engine.input, partition, self._wake)

@@ -67,6 +67,7 @@ class Partitions:
         worker = self.workers[copy.partition] = self._new_worker(copy.partition)
         worker.adopt(copy)
         assert copy.offset_record is not None
+        worker.ids = copy.offset_record.ids  # the donor has checked them
         self.activate(worker, copy.offset_record.offset)
 
     def activate(self, worker: PartitionWorker, offset: int) -> None:

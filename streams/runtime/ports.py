@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from streams.group import Membership, TakeOver
 from streams.records import Acknowledgement, IncomingRecord, Output, Record
-from streams.topics import TopicSpec
+from streams.topics import TopicIdentity, TopicSpec
 
 T = TypeVar("T")
 
@@ -157,7 +157,7 @@ class SourceLog(Protocol):
     ``group.TakeOver``."""
 
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]: ...
-    def topic_id(self, topic: str, deadline: float) -> str: ...
+    def identity(self, topic: str, deadline: float) -> TopicIdentity: ...
     def close(self) -> None: ...
 
 

@@ -19,11 +19,14 @@ import msgspec
 from streams.core.partition import PartitionState
 from streams.core.transaction import Cut, Transaction
 from streams.errors import BrokerUnavailable, OffsetError, Stopped, TransactionFailed
+from streams.group import TakeOver
 from streams.metrics import OffsetMismatch, TakeOverDone
 from streams.records import IncomingRecord
-from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, ReleaseMarker, decode_offset
+from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, ReleaseMarker, TopicIds, decode_offset
 from streams.runtime.copies import FROM_START, StateCopy
 from streams.runtime.partition_worker import PartitionWorker
+from streams.runtime.ports import SourceLog
+from streams.runtime.topic_watch import refuse_replaced
 
 if TYPE_CHECKING:
     from streams.runtime.lifecycle import Engine
@@ -81,15 +84,19 @@ class TakeOvers:
             _log.info("ended the open transactions of members that are gone: %s", ", ".join(fenced))
         fenced_at = now()
         # Beside the barrier, not before the fence: until then somebody may still have read further.
-        about_source = asyncio.ensure_future(self._ask_source(numbers))
+        about_source = asyncio.ensure_future(
+            self._source.call(_identified_range, engine.source_log, config.topic, numbers, now() + STEP_SECONDS)
+        )
         about_source.add_done_callback(lambda done: done.cancelled() or done.exception())  # also when the barrier fails
         try:
             group_offsets = await ask(engine.takeover_client.stable_offsets, numbers, now() + STEP_SECONDS)
-            changelog = await ask(engine.takeover_client.log_range, config.changelog, numbers, now() + STEP_SECONDS)
+            changelog, changelog_id = await ask(
+                _identified_range, engine.takeover_client, config.changelog, numbers, now() + STEP_SECONDS
+            )
             source, source_id = await about_source
         finally:
             about_source.cancel()
-        engine.pool.source_id = source_id
+        ids = TopicIds(source_id, changelog_id)
         barrier_at = now()
         waiting = {worker.partition: worker for worker in workers}
         last, moved_at = None, barrier_at
@@ -98,7 +105,7 @@ class TakeOvers:
                 low, high = changelog[number]
                 if not _is_restoring(worker):
                     del waiting[number]  # taken away meanwhile
-                elif engine.copies.reaches(number, high if low < high else FROM_START):
+                elif engine.copies.reaches(number, goal := high if low < high else FROM_START):
                     alone = True
                     if group_offsets.get(number) is not None and engine.copies.lacks_offset(number):
                         # Compaction may have taken it, for a newer one of somebody who works on while we stood still.
@@ -112,7 +119,7 @@ class TakeOvers:
                     if not alone or engine.copies.written_at(number) >= high or not engine.is_current:
                         raise BrokerUnavailable(f"somebody else works on {worker.topic_partition}; asking again")
                     del waiting[number]
-                    copy = self._start(worker, group_offsets.get(number), source[number], source_id)
+                    copy = self._start(worker, group_offsets.get(number), source[number], goal, ids)
                     times = fenced_at - began, barrier_at - fenced_at, now() - barrier_at
                     engine.measure(TakeOverDone(number, worker.watermark, copy.records, *times, copy.warm))
             if not waiting:
@@ -124,22 +131,21 @@ class TakeOvers:
                 raise BrokerUnavailable(f"restoring makes no progress: {self._stand(waiting, changelog)}")
             await engine.copies.changed.wait(STALLED_SECONDS)
 
-    async def _ask_source(self, numbers: list[int]) -> tuple[dict[int, Range], str]:
-        engine, topic, now = self._engine, self._config.topic, self._engine.now
-        ranges = await self._source.call(engine.source_log.log_range, topic, numbers, now() + STEP_SECONDS)
-        return ranges, await self._source.call(engine.source_log.topic_id, topic, now() + STEP_SECONDS)
-
     def close(self) -> None:
         """Ask nothing more."""
         self._source.abandon()
 
-    def _start(self, worker: PartitionWorker, group_offset: int | None, source: Range, source_id: str) -> StateCopy:
+    def _start(
+        self, worker: PartitionWorker, group_offset: int | None, source: Range, changelog_end: int, ids: TopicIds
+    ) -> StateCopy:
         """The copy is complete: work on it."""
         engine, number = self._engine, worker.partition
-        copy = engine.copies.take(number)
-        assert copy is not None
+        copy = engine.copies.take(number, lambda copy: copy.position >= changelog_end)
+        if copy is None:  # it failed, or began anew, while the broker was asked once more
+            raise BrokerUnavailable(f"the state of {worker.topic_partition} is not complete any more; asking again")
         worker.adopt(copy)
-        offset = self._start_offset(worker, group_offset, source, source_id)
+        offset = self._start_offset(worker, group_offset, source, ids)
+        worker.ids = ids
         engine.partitions.activate(worker, offset)
         if worker.offset_record is None and self._config.auto_offset_reset == "latest":
             engine.pool.admit(number, offset, [], [])  # the next start must not skip what comes from now on
@@ -174,7 +180,7 @@ class TakeOvers:
             unwanted = True
             worker.abandon()
 
-    def _start_offset(self, worker: PartitionWorker, group_offset: int | None, source: Range, source_id: str) -> int:
+    def _start_offset(self, worker: PartitionWorker, group_offset: int | None, source: Range, ids: TopicIds) -> int:
         """Where the partition goes on: at the changelog's offset; a new one by ``auto_offset_reset``."""
         config, tp, record = self._config, worker.topic_partition, worker.offset_record
         low, high = source
@@ -191,13 +197,7 @@ class TakeOvers:
             if worker.started_at is None:
                 worker.started_at = low if config.auto_offset_reset == "earliest" else high
             return worker.started_at
-        if record.source_id and source_id and record.source_id != source_id:
-            raise OffsetError(
-                f"{tp}: the topic was deleted and created again since offset {record.offset} was committed (id "
-                f"{record.source_id}, now {source_id}). Delete the changelog {config.changelog} and the "
-                "group's offsets to "
-                "begin anew with the new topic"
-            )
+        refuse_replaced(config, worker.partition, record.ids, ids)
         if not low <= record.offset <= high:
             lost = f"records {record.offset} to {low - 1} are gone" if record.offset < low else f"it ends at {high}"
             raise OffsetError(
@@ -207,14 +207,22 @@ class TakeOvers:
                 "offsets to begin "
                 "anew"
             )
+        if group_offset is not None and group_offset > record.offset:
+            raise OffsetError(
+                f"{tp}: the group {config.group_id} has committed offset {group_offset}, but the state in "
+                f"{config.changelog}[{worker.partition}] goes on at offset {record.offset}: the changelog lost "
+                "records, or the group's offset was set by hand. Restore the changelog; or, to have records "
+                f"{record.offset} to {group_offset - 1} handled again (their outputs appear a second time), stop all "
+                f"members and run `kes offsets accept MODULE:SOURCE --partition {worker.partition}`"
+            )
         if group_offset != record.offset:
             self._engine.measure(
                 OffsetMismatch(worker.partition, -1 if group_offset is None else group_offset, record.offset)
             )
             _log.warning(
-                "%s: the group's committed offset is %s, the changelog's %d; the changelog is right (a "
-                "coordinator that lost "
-                "its memory, expired offsets, or an offset reset by hand, which has no effect on a source with state)",
+                "%s: the group's committed offset is %s, the changelog's %d; the changelog is right (a coordinator "
+                "lost its memory, offsets expired, or an offset was set back by hand, which has no effect on a source "
+                "with state)",
                 tp,
                 "missing" if group_offset is None else group_offset,
                 record.offset,
@@ -273,6 +281,19 @@ class TakeOvers:
                     {partition: (start, end)}, receive, lambda: any(self._is_ours(record, serial) for record in found)
                 )
         return found
+
+
+def _identified_range(
+    questions: TakeOver | SourceLog, topic: str, partitions: Collection[int], deadline: float
+) -> tuple[dict[int, Range], str]:
+    """The ranges of these partitions, and the id of the topic that they belong to. Blocks."""
+    before = questions.identity(topic, deadline)
+    ranges = questions.log_range(topic, partitions, deadline)
+    # Asked on both sides: the offsets of a new topic must not pass for those of the old one, nor the reverse.
+    after = questions.identity(topic, deadline)
+    if before.topic_id != after.topic_id:
+        raise BrokerUnavailable(f"topic {topic} was created again between two questions; asking again")
+    return ranges, after.topic_id
 
 
 def _is_restoring(worker: PartitionWorker) -> bool:

@@ -27,7 +27,7 @@ from streams.errors import RecordRefused, TransactionFailed
 from streams.group import Snapshot
 from streams.metrics import TransactionSettled
 from streams.records import TYPE_HEADER, Change, Headers, Output
-from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY, OffsetRecord, ReleaseMarker
+from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY, OffsetRecord, ReleaseMarker, TopicIds
 from streams.runtime.signal import Broadcast, Signal
 from streams.runtime.slot import Slot
 from streams.runtime.slots import Slots
@@ -44,6 +44,7 @@ class TransactionPool:
         writer: str,
         now: Callable[[], float],
         snapshot: Callable[[], Snapshot],
+        ids: Callable[[int], TopicIds],
         settled: Callable[[Transaction, bool], None],
     ) -> None:
         self._config = config
@@ -51,6 +52,7 @@ class TransactionPool:
         self._writer = writer
         self._now = now
         self.snapshot = snapshot
+        self._ids = ids
         self._settled = settled
         self.unsettled: deque[Transaction] = deque()
         self._slot_of: dict[int, Slot] = {}
@@ -66,7 +68,6 @@ class TransactionPool:
         self._scope = anyio.CancelScope()  # the stages, or the recovery, whichever is running
         self.snapshot_used: Snapshot | None = None
         self.incarnation = 0
-        self.source_id = ""
 
     # -- filling -------------------------------------------------------------------------------------------------------
 
@@ -315,7 +316,8 @@ class TransactionPool:
             for change in cut.changes.values():
                 headers: Headers | None = [(TYPE_HEADER, change.type.encode())] if change.type else None
                 records.append(Output(topic, change.value, change.key, headers, partition, 0, partition, change.origin))
-            value = msgspec.json.encode(OffsetRecord(cut.offset, self._writer, txn.serial, generation, self.source_id))
+            record = OffsetRecord(cut.offset, self._writer, txn.serial, generation, *self._ids(partition))
+            value = msgspec.json.encode(record)
             records.append(Output(topic, value, OFFSET_KEY, None, partition, 0, partition, -1))
             if cut.release is not None:  # last of all: whoever reads it has read everything
                 records.append(Output(topic, cut.release, RELEASE_KEY, None, partition, 0, partition, -1))

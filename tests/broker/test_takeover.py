@@ -134,8 +134,9 @@ def test_the_log_start_is_told(table: Table, seat: Seat) -> None:
 
 def test_a_topic_that_was_made_again_has_another_id(table: Table, seat: Seat, topic_prefix: str) -> None:
     name = make_topic(table.servers, f"{topic_prefix}again", 1)
-    first = seat.take_over.topic_id(name, soon())
-    assert first == seat.take_over.topic_id(name, soon())
+    first, partitions = seat.take_over.identity(name, soon())
+    assert partitions == 1
+    assert first == seat.take_over.identity(name, soon()).topic_id
     assert len(first) == 22  # as kafka-topics prints it
     admin = AdminClient({"bootstrap.servers": table.servers})
     admin.delete_topics([name])[name].result(PATIENCE)
@@ -148,13 +149,13 @@ def test_a_topic_that_was_made_again_has_another_id(table: Table, seat: Seat, to
         return True
 
     until(made_again, "the topic is not deleted")
-    until(lambda: seat.take_over.topic_id(name, soon()) != first, "the broker has the old id")
+    until(lambda: seat.take_over.identity(name, soon()).topic_id != first, "the broker has the old id")
 
 
 def test_what_does_not_exist_is_a_topic_error(table: Table, seat: Seat) -> None:
     questions: list[tuple[str, Callable[[float], object]]] = [
         ("nowhere", lambda deadline: seat.take_over.log_range("nowhere", [0], deadline)),
-        ("nowhere", lambda deadline: seat.take_over.topic_id("nowhere", deadline)),
+        ("nowhere", lambda deadline: seat.take_over.identity("nowhere", deadline)),
         (str(PARTITIONS), lambda deadline: seat.take_over.log_range(table.topic, [PARTITIONS + 7], deadline)),
     ]
     for named, question in questions:
@@ -317,7 +318,7 @@ def test_without_a_broker_every_question_keeps_to_its_deadline(topic_prefix: str
             lambda deadline: seat.take_over.fence_departed([], deadline),
             lambda deadline: seat.take_over.stable_offsets([0], deadline),
             lambda deadline: seat.take_over.log_range("t", [0], deadline),
-            lambda deadline: seat.take_over.topic_id("t", deadline),
+            lambda deadline: seat.take_over.identity("t", deadline),
             lambda deadline: seat.take_over.remove_member("some-id", None, deadline),
         ]
         for question in questions:

@@ -143,7 +143,7 @@ def aborted_work_is_not_sent_again(patch: Patch) -> None:
 
 
 def starts_at_the_groups_offset(patch: Patch) -> None:
-    def start(self: TakeOvers, worker: Any, group_offset: int | None, source: Any, source_id: str) -> int:
+    def start(self: TakeOvers, worker: Any, group_offset: int | None, source: Any, ids: Any) -> int:
         return source[0] if group_offset is None else group_offset
 
     patch.setattr(TakeOvers, "_start_offset", start)

@@ -22,6 +22,7 @@ from streams.runtime.bridge import Worker
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.poller import Poller, Records
 from streams.runtime.processes import in_process
+from streams.topics import TopicIdentity
 
 PATIENCE = 30.0
 GROUP, TOPIC, OUT, MISSING = "g", "in", "out", "nobody-made-this"
@@ -41,6 +42,7 @@ class Broker:
     def __init__(self) -> None:
         self.logs: dict[tuple[str, int], list[IncomingRecord]] = defaultdict(list)
         self.offsets: dict[int, int] = {}
+        self.topic_ids: dict[str, str] = defaultdict(lambda: "id")
         self._lock = threading.Lock()
         self.tails: list[Tail] = []
 
@@ -237,8 +239,8 @@ class Group:
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
         return {number: (0, len(self._broker.logs[topic, number])) for number in partitions}
 
-    def topic_id(self, topic: str, deadline: float) -> str:
-        return "id"
+    def identity(self, topic: str, deadline: float) -> TopicIdentity:
+        return TopicIdentity(self._broker.topic_ids[topic], len(self._all))
 
     def log_sizes(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, int]:
         return {}

@@ -202,7 +202,7 @@ def rounds(loop: asyncio.AbstractEventLoop) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("end", ["stop", "stop_now", "cancel"])
-@pytest.mark.parametrize("question", ["fence_departed", "stable_offsets", "log_range", "topic_id"])
+@pytest.mark.parametrize("question", ["fence_departed", "stable_offsets", "log_range", "identity"])
 async def test_a_take_over_whose_client_is_closed_is_no_failure(
     bench: Bench, question: str, end: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -318,7 +318,7 @@ async def test_everything_is_closed_in_the_end_when_leaving_takes_too_long(
     bench.make(ignore, source_bootstrap_servers="elsewhere:1")
     connections = begin(bench, status_board=board.make)
     group = connections.membership
-    log = SimpleNamespace(log_range=group.log_range, topic_id=group.topic_id, close=elsewhere.close)
+    log = SimpleNamespace(log_range=group.log_range, identity=group.identity, close=elsewhere.close)
     connections.source_topics = connections.topics  # type: ignore[attr-defined]
     connections.source_log = lambda: log  # type: ignore[attr-defined]
 

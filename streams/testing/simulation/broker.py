@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +19,7 @@ from streams.runtime.changelog import RELEASE_KEY
 from streams.sak.murmur2 import partition_of
 from streams.testing.simulation.refusals import TOPIC_LIMIT, broker_refusal
 from streams.testing.simulation.virtual_time import VirtualTimeLoop
+from streams.topics import TopicIdentity
 
 
 class Refuses(Exception):
@@ -116,6 +118,8 @@ class Broker:
         self.topics: dict[str, int] = {}
         """Numbers of partitions, where they are not ``partitions``."""
         self.logs: dict[tuple[str, int], Log] = {}
+        self.recreated: Counter[str] = Counter()
+        """How often a topic was deleted and created again."""
         self.ids: dict[str, _Id] = {}
         self.offsets: dict[int, int] = {}
         self.pending: dict[Txn, dict[int, tuple[int, int]]] = {}
@@ -142,6 +146,18 @@ class Broker:
         if found is None:
             found = self.logs[topic, partition] = Log(topic, partition)
         return found
+
+    def identity(self, topic: str) -> TopicIdentity:
+        """What metadata says of a topic."""
+        return TopicIdentity(f"{topic}#{self.recreated[topic]}", self.topics.get(topic, self.partitions))
+
+    def recreate(self, topic: str) -> None:
+        """Delete a topic, and create it again: empty, with another id. What is open in it is not ended."""
+        self.recreated[topic] += 1
+        for log in self.logs.values():
+            if log.topic == topic:
+                log.entries.clear()
+                log.open.clear()
 
     def refusal(self, topic: str, partition: int, entry: Entry) -> str | None:
         """Why this record is not written; ``None``: it is."""

@@ -21,7 +21,7 @@ from streams.testing.simulation.process import Process, SimWorker, wait_for
 from streams.testing.simulation.producer import SimProducer
 from streams.testing.simulation.tail import SimTail
 from streams.testing.simulation.virtual_time import ORDERED
-from streams.topics import TopicSpec
+from streams.topics import TopicIdentity, TopicSpec
 
 T = TypeVar("T")
 
@@ -298,5 +298,6 @@ class SimTakeOver:
     def close(self) -> None:
         pass
 
-    def topic_id(self, topic: str, deadline: float) -> str:
-        return self._ask("topic id", deadline, lambda: "id")
+    def identity(self, topic: str, deadline: float) -> TopicIdentity:
+        broker = self._process.broker
+        return self._ask("topic id", deadline, lambda: broker.identity(topic))

@@ -1,0 +1,146 @@
+"""``kes offsets``: a group's offsets beside those in the changelog, when the two contradict each other."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from streams.cli.cluster import brokers, named_source
+from streams.cli.console import complain, emit, notices
+from streams.clients.group_checks import GroupChecks
+from streams.config import EventSourceConfig
+from streams.runtime.changelog import OFFSET_KEY, decode_offset
+
+app = typer.Typer(no_args_is_help=True, help="Offsets of a group that contradict its changelog: accept.")
+
+AHEAD: Final = "ahead"
+BEHIND: Final = "behind"
+EQUAL: Final = "equal"
+NO_STATE: Final = "no offset in the changelog"
+SET_BACK: Final = "set back"
+
+
+class Standing(NamedTuple):
+    """The first offset that is not handled yet: as the group has it, and as the changelog has it. ``None``: none."""
+
+    partition: int
+    group_offset: int | None
+    changelog_offset: int | None
+
+    @property
+    def state(self) -> str:
+        """How the group's offset stands to the changelog's."""
+        if self.group_offset == self.changelog_offset:
+            return EQUAL
+        if self.changelog_offset is None:
+            return NO_STATE
+        return BEHIND if self.group_offset is None or self.group_offset < self.changelog_offset else AHEAD
+
+    @property
+    def next_start(self) -> str:
+        """What the next start does with this partition, once an offset that is ahead was set back."""
+        if self.state == NO_STATE:
+            return "refused: its state is lost"
+        if self.state == AHEAD:
+            return f"records {self.changelog_offset} to {(self.group_offset or 0) - 1} are handled again"
+        return "begins" if self.changelog_offset is None else f"goes on at {self.changelog_offset}"
+
+
+@app.callback()
+def offsets() -> None:
+    """Offsets of a group that contradict its changelog."""
+
+
+@app.command()
+def accept(
+    source: Annotated[str, typer.Argument(metavar="MODULE:SOURCE", help="An EventSource, or a function making one.")],
+    partition: Annotated[
+        list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this one. May be repeated.")
+    ] = None,
+    bootstrap_servers: Annotated[
+        str, typer.Option(help="The brokers. Default: those of the source, else KES_BOOTSTRAP_SERVERS.")
+    ] = "",
+    timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for the brokers.")] = 30.0,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")] = False,
+) -> None:
+    """Set offsets of the group that are ahead of the changelog back to it, so that the source starts again.
+
+    The records in between are handled again: their outputs appear a second time. All members must be stopped.
+
+    Exit codes: 0 no offset is ahead (any more); 1 not confirmed, a member is running, a partition has lost its state
+    altogether, or no broker answers; 2 wrong usage.
+    """
+    found = named_source(source).config
+    config = msgspec.structs.replace(found, bootstrap_servers=brokers(bootstrap_servers, found)).resolved()
+    numbers = _numbers(config, partition)
+    with GroupChecks(config, seconds=timeout) as checks:
+        checks.refuse_if_alive()
+        standings = _standings(config, checks, numbers)
+        ahead = [standing for standing in standings if standing.state == AHEAD]
+        if ahead and not yes:
+            notices().print(_table(standings))
+            for standing in ahead:
+                notices().print(Text(_warning(config, standing)), soft_wrap=True)
+            typer.confirm(f"Set the offsets of the group {config.group_id} back?", abort=True, err=True)
+        checks.set_offsets({standing.partition: standing.changelog_offset or 0 for standing in ahead})
+    emit(
+        {"group": config.group_id, "topic": config.topic, "partitions": [_facts(entry) for entry in standings]},
+        json,
+        lambda: _table(standings, accepted=True),
+    )
+    lost = [standing.partition for standing in standings if standing.state == NO_STATE]
+    if lost:
+        complain(
+            f"the group {config.group_id} has offsets for the partitions {lost}, and the changelog {config.changelog} "
+            "has none: there is nothing to go back to",
+            hint="Restore the changelog, or delete it and the group's offsets to begin anew.",
+        )
+        raise typer.Exit(1)
+
+
+def _numbers(config: EventSourceConfig, wanted: list[int] | None) -> list[int]:
+    unknown = [number for number in wanted or () if number >= config.num_partitions]
+    if unknown:
+        raise typer.BadParameter(
+            f"{config.topic} has the partitions 0 to {config.num_partitions - 1}, not {unknown[0]}",
+            param_hint="--partition",
+        )
+    return sorted(set(wanted or range(config.num_partitions)))
+
+
+def _standings(config: EventSourceConfig, checks: GroupChecks, numbers: list[int]) -> list[Standing]:
+    committed = checks.committed(numbers)
+    records = checks.last_records(config.changelog, numbers, OFFSET_KEY)
+    written = {number: decode_offset(record).offset for number, record in records.items()}
+    return [Standing(number, committed[number], written.get(number)) for number in numbers]
+
+
+def _warning(config: EventSourceConfig, standing: Standing) -> str:
+    return (
+        f"{config.topic}[{standing.partition}]: {standing.next_start} by the next start, from the state in the "
+        "changelog; outputs that they had before appear a second time"
+    )
+
+
+def _facts(standing: Standing) -> dict[str, Any]:
+    return {**standing._asdict(), "state": SET_BACK if standing.state == AHEAD else standing.state}
+
+
+def _table(standings: list[Standing], *, accepted: bool = False) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("partition", "group", "changelog"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("the next start", overflow="fold")
+    for standing in standings:
+        offsets = ["-" if offset is None else str(offset) for offset in standing[1:]]
+        state = SET_BACK if accepted and standing.state == AHEAD else standing.state
+        style = "bold red" if state in (AHEAD, NO_STATE) else ""
+        table.add_row(str(standing.partition), *offsets, state, standing.next_start, style=style)
+    return table

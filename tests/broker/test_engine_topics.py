@@ -1,0 +1,107 @@
+"""Topics that are deleted and created again under a running member, and a group's offset that is ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from types import ModuleType
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from streams import EventSource
+from streams.cli import console, main
+from streams.errors import OffsetError, TopicReplaced
+from streams.runtime.changelog import OFFSET_KEY, decode_offset
+from streams.runtime.connections import KafkaConnections
+from streams.runtime.environment import Environment
+from streams.testing.fixtures import BrokerAddress
+from tests.broker.engine_kit import Lab, Running, Totals, source_of, start_failure
+
+pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(90)]
+
+
+@pytest.fixture
+def lab(kafka_broker: BrokerAddress, topic_prefix: str) -> Lab:
+    return Lab(kafka_broker.bootstrap_servers, topic_prefix, partitions=2)
+
+
+def watchful(lab: Lab) -> EventSource[Totals]:
+    """A source that counts, and looks at its topics three times a second."""
+    source = source_of(lab)
+    environment = Environment(topic_look_seconds=0.3)
+    source.consume_events = lambda: source._consume(lambda c: KafkaConnections(c), environment)  # type: ignore[method-assign]
+    return source
+
+
+async def topic_id(lab: Lab, name: str) -> str:
+    found = await asyncio.to_thread(lab.admin.identity, name)
+    assert found is not None
+    return found[0].translate(str.maketrans("+/", "-_"))  # as Kafka's tools print it
+
+
+@pytest.mark.parametrize("kind", ["source", "changelog"])
+async def test_a_topic_created_again_stops_a_running_member_by_name(lab: Lab, kind: str) -> None:
+    """It is there again, and filled beyond the old offset, within three seconds."""
+    await lab.create()
+    await lab.add("a", "b")
+    await lab.add("c", partition=1)
+    async with Running(watchful(lab)) as run:
+        await run.until_handled(2, 1)
+        topic = lab.topic if kind == "source" else lab.changelog
+        before = await topic_id(lab, topic)
+        await lab.delete(topic)
+        await lab.create(topic, **({} if kind == "source" else {"cleanup_policy": "compact"}))
+        now = await topic_id(lab, topic)
+        if kind == "source":
+            await lab.add("x", "y", "z", "x", "y")
+        error = await run.failure()
+    assert isinstance(error, TopicReplaced), repr(error)
+    for said in (f"{topic}[0]", f"id {before}", f"id {now} now"):
+        assert said in str(error)
+    if kind == "changelog":
+        assert await lab.records(lab.changelog) == [], "nothing is drained into the new one"
+    else:
+        records = [record for record in await lab.records(lab.changelog) if record.key == OFFSET_KEY]
+        assert {decode_offset(record).source_id for record in records} == {before}
+    refused = await start_failure(source_of(lab))
+    assert isinstance(refused, OffsetError), repr(refused)
+    assert f"{lab.topic}[" in str(refused)
+
+
+async def test_a_group_offset_that_is_ahead_is_accepted_on_purpose(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def kes(*arguments: str) -> tuple[int, str, str]:
+        code = main.main(["offsets", "accept", "shop:source", *arguments])
+        return code, *capsys.readouterr()
+
+    def commit() -> None:
+        consumer = Consumer({"bootstrap.servers": lab.bootstrap, "group.id": lab.group})
+        consumer.commit(offsets=[TopicPartition(lab.topic, 0, 5)], asynchronous=False)
+        consumer.close()
+
+    module = ModuleType("shop")
+    vars(module).update(source=source_of(lab))
+    monkeypatch.setitem(sys.modules, "shop", module)
+    monkeypatch.setattr(console, "configure_logging", lambda verbosity: None)
+    await lab.create()
+    await lab.add("a", "a", "a")
+    async with Running(source_of(lab)) as run:
+        await run.until_handled(3, 0)
+        code, _, err = await asyncio.to_thread(kes, "--yes")
+        assert (code, "is alive (member-" in err) == (1, True), err
+    await lab.add("a", "a")
+    await asyncio.to_thread(commit)
+    refused = await start_failure(source_of(lab))
+    assert isinstance(refused, OffsetError), repr(refused)
+    for said in (f"{lab.topic}[0]", "committed offset 5", "at offset 3", "records 3 to 4", "kes offsets accept"):
+        assert said in str(refused)
+    code, out, err = await asyncio.to_thread(kes, "--yes", "--json", "--partition", "0")
+    assert code == 0, err
+    [row] = json.loads(out)["partitions"]
+    assert row == {"partition": 0, "group_offset": 5, "changelog_offset": 3, "state": "set back"}
+    async with Running(source_of(lab)) as run:
+        await run.until_handled(5, 0)
+    assert await lab.counts() == {"a": 5}

@@ -1,0 +1,115 @@
+"""``kes offsets accept`` without a broker: what is shown, what is set, and with which exit code."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+
+import pytest
+
+from streams import EventSource, EventSourceConfig
+from streams.cli import console, main, offsets
+from streams.errors import OffsetError
+from streams.records import IncomingRecord
+from streams.runtime.changelog import OFFSET_KEY
+
+ROWS = {0: (5, 3), 1: (4, 4), 2: (None, 7), 3: (9, None), 4: (None, None)}
+"""Partition -> the group's offset, the changelog's."""
+
+
+class FakeChecks:
+    """``GroupChecks`` of one group; ``done`` is what was committed for it."""
+
+    done: dict[int, int] | None = None
+    alive = False
+
+    def __init__(self, config: EventSourceConfig, *, seconds: float) -> None: ...
+    def __enter__(self) -> FakeChecks:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def refuse_if_alive(self) -> None:
+        if self.alive:
+            raise OffsetError("group shop is alive (a)")
+
+    def committed(self, partitions: list[int]) -> dict[int, int | None]:
+        return {number: ROWS[number][0] for number in partitions}
+
+    def last_records(self, topic: str, partitions: list[int], key: bytes) -> dict[int, IncomingRecord]:
+        rows = {number: ROWS[number][1] for number in partitions}
+        value = b'{"offset":%d,"writer":"w","serial":1,"generation":1}'
+        return {
+            number: IncomingRecord(topic, number, 0, key, value % offset, None)
+            for number, offset in rows.items()
+            if offset is not None and key == OFFSET_KEY
+        }
+
+    def set_offsets(self, offsets: Mapping[int, int]) -> None:
+        FakeChecks.done = dict(offsets)
+
+
+@pytest.fixture(autouse=True)
+def shop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module ``shop`` with an event source, whose group is the fake one."""
+    module = ModuleType("shop")
+    config = EventSourceConfig(group_id="shop", topic="orders", num_partitions=5, bootstrap_servers="there:1")
+    vars(module).update(source=EventSource(config))
+    monkeypatch.setitem(sys.modules, "shop", module)
+    monkeypatch.setattr(offsets, "GroupChecks", FakeChecks)
+    monkeypatch.setattr(FakeChecks, "done", None)
+    monkeypatch.setattr(console, "configure_logging", lambda verbosity: None)
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+def accept(*arguments: str) -> int:
+    return main.main(["offsets", "accept", "shop:source", *arguments])
+
+
+def test_only_what_is_ahead_is_set_back(capsys: pytest.CaptureFixture[str]) -> None:
+    assert accept("--yes", "--json") == 1, "a partition has lost its state"
+    out, err = capsys.readouterr()
+    assert FakeChecks.done == {0: 3}
+    states = {row["partition"]: row["state"] for row in json.loads(out)["partitions"]}
+    assert states == {0: "set back", 1: "equal", 2: "behind", 3: "no offset in the changelog", 4: "equal"}
+    assert "partitions [3]" in err
+    assert "shop.orders.changelog" in err
+    assert accept("--yes", "-p", "0", "-p", "4") == 0
+
+
+@pytest.mark.parametrize(("answer", "code", "done"), [("y\n", 0, {0: 3}), ("n\n", 1, None), ("", 1, None)])
+def test_it_says_what_will_happen_and_asks(
+    answer: str,
+    code: int,
+    done: dict[int, int] | None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
+    assert accept("--partition", "0", "--partition", "1") == code
+    assert FakeChecks.done == done
+    said = capsys.readouterr().err
+    assert "orders[0]: records 3 to 4 are handled again" in said
+    assert "appear a second time" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "alive", "code", "said"),
+    [(["--partition", "5"], False, 2, "partitions 0 to 4"), (["--yes"], True, 1, "group shop is alive (a)")],
+)
+def test_what_is_refused(
+    arguments: list[str],
+    alive: bool,
+    code: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FakeChecks, "alive", alive)
+    assert accept(*arguments) == code
+    assert FakeChecks.done is None
+    assert said in " ".join(capsys.readouterr().err.split())

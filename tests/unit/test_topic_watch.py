@@ -1,0 +1,287 @@
+"""Topics that are not what they were: each offset names its topics, and a running member looks whether they are still
+there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streams import Table
+from streams.errors import BrokerUnavailable, OffsetError, StreamsError, TopicError, TopicReplaced
+from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds, decode_offset
+from streams.runtime.copies import StateCopies, StateCopy
+from streams.runtime.environment import Environment
+from streams.testing import TestDriver
+from streams.topics import TopicIdentity
+
+from .driver_kit import OUT, Added, Total, build, config
+from .runtime_kit import CHANGELOG, TOPIC, Bench, count
+
+Driver = TestDriver[Table[str, int]]
+SOURCE, LOG = config().topic, config().changelog
+A_LOOK = 15.0
+"""Simulated seconds in which a member has looked."""
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Every stop is logged as an error."""
+    logging.disable(logging.ERROR)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def totals(driver: Driver) -> list[int]:
+    return [total.total for total in driver.outputs(OUT, Total)]
+
+
+def offset_records(driver: Driver) -> list[OffsetRecord]:
+    logs = [log for (topic, _), log in driver._world.broker.logs.items() if topic == LOG]
+    records = [record for log in logs for record in log.committed(0, log.end)]
+    return [decode_offset(record) for record in records if record.key == OFFSET_KEY and record.value]
+
+
+@pytest.mark.parametrize("topic", [SOURCE, LOG])
+def test_a_topic_that_is_created_again_stops_a_running_member_by_name(topic: str) -> None:
+    """And a restart is refused, for the partitions that were not touched as well."""
+    with TestDriver(build(partitions=2)) as driver:
+        for partition in (0, 0, 0, 1):
+            driver.send(Added("ann"), partition=partition)
+        driver.advance(A_LOOK)
+        driver._world.broker.recreate(topic)
+        with pytest.raises(TopicReplaced) as stopped:
+            driver.advance(A_LOOK)
+        for said in (f"{topic}[", f"id {topic}#0", f"id {topic}#1 now", LOG, "begin anew"):
+            assert said in str(stopped.value)
+        assert driver.members == []
+        if topic == SOURCE:
+            for _ in range(5):  # beyond the old offset
+                driver.send(Added("bob"), partition=0, wait=False)
+        before = totals(driver)
+        with pytest.raises(OffsetError):
+            driver.restart(0)
+        assert totals(driver) == before
+
+
+def test_nothing_is_drained_into_a_changelog_that_was_created_again() -> None:
+    with TestDriver(build(partitions=1)) as driver:
+        driver.send(Added("ann"))
+        driver._world.broker.recreate(LOG)
+        driver.at("commit.before", lambda member: driver.freeze(member, seconds=11.0))  # over the next look
+        with pytest.raises(TopicReplaced):
+            driver.send(Added("ann"))
+        assert totals(driver) == [1]
+        assert offset_records(driver) == []
+
+
+def test_what_the_members_wrote_into_another_changelog_does_not_make_it_theirs() -> None:
+    """It was created again and written to before anybody looked: a member that is killed then cannot restart."""
+    with TestDriver(build(partitions=1)) as driver:
+        driver.send(Added("ann"))
+        driver._world.broker.recreate(LOG)
+        driver.send(Added("bob"))
+        driver.crash()
+        with pytest.raises(TopicReplaced, match=f"id {LOG}#0, .* id {LOG}#1 now"):
+            driver.restart()
+
+
+def test_a_member_that_only_keeps_copies_stops_as_well() -> None:
+    with TestDriver(build(partitions=1, num_standbys=1), members=2) as driver:
+        driver.send(Added("ann"))
+        owner = driver.owner(0)
+        driver.advance(A_LOOK)
+        driver._world.broker.recreate(LOG)
+        driver.crash(owner)
+        with pytest.raises(TopicReplaced):
+            driver.advance(A_LOOK)
+        assert driver.members == []
+
+
+def test_a_changelog_that_lost_records_stops_a_running_member() -> None:
+    with TestDriver(build(partitions=1)) as driver:
+        for _ in range(3):
+            driver.send(Added("ann"))
+        driver.advance(A_LOOK)
+        log = driver._world.broker.log(LOG, 0)
+        end = log.end
+        del log.entries[-2:]
+        with pytest.raises(
+            OffsetError, match=rf"{LOG}\[0\]: the log ended at offset {end} before, and ends at {end - 2}"
+        ):
+            driver.advance(A_LOOK)
+        with pytest.raises(OffsetError, match=r"has committed offset 3, but the state in .* goes on at offset 2"):
+            driver.restart(0)
+
+
+def test_a_leader_that_stood_still_is_asked_again_before_it_is_believed() -> None:
+    with TestDriver(build(partitions=1)) as driver:
+        for _ in range(3):
+            driver.send(Added("ann"))
+        driver.advance(A_LOOK)
+        log = driver._world.broker.log(LOG, 0)
+        newest = log.entries[-2:]
+        del log.entries[-2:]
+        driver.advance(6.0)  # the look is at 20 s, the second question three seconds later
+        log.entries += newest
+        driver.advance(2 * A_LOOK)
+        driver.send(Added("ann"))
+        assert totals(driver) == [1, 2, 3, 4]
+
+
+def test_markers_carry_the_ids() -> None:
+    with TestDriver(build(partitions=4)) as driver:
+        for _ in range(2):
+            for partition in range(4):
+                driver.send(Added("ann"), partition=partition)
+            driver.join()
+        assert len({driver.owner(partition) for partition in range(4)}) > 1
+        assert {record.ids for record in offset_records(driver)} == {TopicIds(f"{SOURCE}#0", f"{LOG}#0")}
+        driver.check()
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_group_offset_ahead_of_the_changelog_is_refused(members: int) -> None:
+    """Otherwise the outputs of the records between would be 1 2 3 4 5 4 5 6."""
+    with TestDriver(build(partitions=1), members=members) as driver:
+        for _ in range(5):
+            driver.send(Added("ann"))
+        driver.crash(driver.owner(0))
+        driver._world.broker.offsets[0] = 7
+        with pytest.raises(
+            OffsetError, match=r"committed offset 7, .* at offset 5: .*records 5 to 6 .*kes offsets accept"
+        ):
+            driver.send(Added("ann")) if members > 1 else driver.restart(0)
+        assert totals(driver) == [1, 2, 3, 4, 5]
+
+
+# -- over lists in memory ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    return Bench()
+
+
+def ignore(ctx: Any, event: Any) -> None:
+    count(ctx, event.name)
+
+
+def often(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members look every few milliseconds."""
+    consume = type(bench.source)._consume
+    environment = Environment(topic_look_seconds=0.01)
+    monkeypatch.setattr(type(bench.source), "_consume", lambda self, connect: consume(self, connect, environment))
+
+
+@pytest.mark.asyncio
+async def test_a_source_elsewhere_is_looked_at_on_its_own_cluster(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.make(ignore, source_bootstrap_servers="elsewhere:1")
+    often(bench, monkeypatch)
+    task = bench.run()
+    group, found = bench.connections.membership, ["elsewhere-1"]
+
+    def identity(topic: str, deadline: float) -> TopicIdentity:
+        return TopicIdentity(found[0], 1)
+
+    log = SimpleNamespace(log_range=group.log_range, identity=identity, close=lambda: None)
+    bench.connections.source_topics = bench.connections.topics  # type: ignore[attr-defined]
+    bench.connections.source_log = lambda: log  # type: ignore[attr-defined]
+    bench.broker.send("a")
+    await bench.until(lambda: bench.broker.reached() == 1, "handled")
+    assert decode_offset(bench.broker.logs[CHANGELOG, 0][-1]).ids == ("elsewhere-1", "id")
+    found[0] = "elsewhere-2"
+    with pytest.raises(TopicReplaced, match=r"elsewhere-1, .* elsewhere-2 now"):
+        await task
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("topic", [TOPIC, CHANGELOG])
+async def test_a_topic_that_is_gone_stops_it_and_no_answer_does_not(
+    bench: Bench, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.make(ignore)
+    often(bench, monkeypatch)
+    task = bench.run()
+    await bench.until_active()
+    group, answers = bench.connections.membership, [BrokerUnavailable("nobody answers") for _ in range(5)]
+
+    def identity(about: str, deadline: float) -> TopicIdentity:
+        if answers:
+            raise answers.pop()
+        if about == topic:
+            raise TopicError("unknown")
+        return TopicIdentity("id", 1)
+
+    group.identity = identity  # type: ignore[method-assign]
+    with pytest.raises(TopicError, match=f"{topic} does not exist any more"):
+        await task
+    assert answers == []
+
+
+@pytest.mark.asyncio
+async def test_ids_that_a_donor_of_an_older_version_did_not_say_are_found_out(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.make(ignore)
+    often(bench, monkeypatch)
+    task = bench.run()
+    await bench.until_active()
+    engine = bench.source._engine
+    assert engine is not None
+    engine.workers[0].ids = TopicIds("id")
+    await bench.until(lambda: engine.workers[0].ids == ("id", "id"), "it has looked")
+    bench.broker.send("a")
+    await bench.until(lambda: bench.broker.reached() == 1, "handled")
+    assert decode_offset(bench.broker.logs[CHANGELOG, 0][-1]).ids == ("id", "id")
+    await bench.source.stop()
+    await task
+
+
+@pytest.mark.asyncio
+async def test_a_topic_that_is_created_again_between_two_questions_is_asked_about_again(bench: Bench) -> None:
+    """The end of the old topic must not be where the new one begins (``latest``)."""
+    bench.make(ignore)
+    task = bench.run()
+    group, asked = bench.connections.membership, []
+    log_range = group.log_range
+
+    def ask(topic: str, *question: Any) -> Any:
+        found = log_range(topic, *question)
+        if topic == TOPIC:
+            asked.append(topic)
+            bench.broker.topic_ids[TOPIC] = "another"
+        return found
+
+    group.log_range = ask  # type: ignore[method-assign]
+    await bench.until_active()
+    assert len(asked) == 2
+    await bench.source.stop()
+    await task
+
+
+@pytest.mark.asyncio
+async def test_a_copy_that_is_not_complete_any_more_is_read_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tail reads on its own thread: the copy may fail, or begin anew, while the broker is asked once more."""
+    take, taken = StateCopies.take, []
+
+    def fails_first(self: StateCopies, partition: int, when: Any) -> StateCopy | None:
+        taken.append(partition)
+        if len(taken) == 1:
+            self._failed(partition, self._copies[partition].epoch, StreamsError("it cannot be read on"))
+        return take(self, partition, when)
+
+    monkeypatch.setattr(StateCopies, "take", fails_first)
+    bench.make(ignore)
+    task = bench.run()
+    await bench.until_active()
+    assert len(taken) == 2
+    await bench.source.stop()
+    await task
