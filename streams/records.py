@@ -25,6 +25,15 @@ the same type share one. That is a tenth of the price of an event: lists of its 
 the garbage collector busy."""
 
 
+def headers_bytes(headers: ReceivedHeaders | None) -> int:
+    """How many bytes they take, roughly (names count by letters). 0 for what are no headers: clients refuse those, and
+    say why."""
+    try:
+        return sum([len(name) + len(value or b"") for name, value in headers or ()])
+    except (TypeError, ValueError):
+        return 0
+
+
 class TopicPartition(NamedTuple):
     """One partition of one topic. Sorts by topic, then number."""
 

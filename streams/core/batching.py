@@ -2,13 +2,24 @@
 
 While a transaction is under way the next one grows, so batches are as large as a commit is slow, and small when the
 broker is quick. The rule knows three numbers of the open transaction and one of the pipeline; it has no state.
+
+What a line, or a quota, carries in the time that a transaction has is found out: the bound in bytes is halved when that
+was too much, and grows slowly while transactions that come near it are committed.
 """
 
 from __future__ import annotations
 
 import enum
+from typing import Final
+
+import msgspec
 
 from streams.config import PoolConfig
+
+LEAST_BYTES: Final = 64 * 1024
+"""The bound in bytes is not halved further: one event may be larger, and goes alone."""
+GROWTH: Final = 32
+"""The bound grows by one part in so many, per transaction: 22 of them double it."""
 
 
 class Seal(enum.Enum):
@@ -38,3 +49,17 @@ def decide(config: PoolConfig, *, size: int, size_bytes: int, age_seconds: float
 def is_full(config: PoolConfig, *, size: int, size_bytes: int) -> bool:
     """Whether intake has to stop until this transaction is sealed."""
     return size >= config.max_batch_size or size_bytes >= config.max_batch_bytes
+
+
+def smaller(config: PoolConfig, size_bytes: int) -> PoolConfig:
+    """The rule after a transaction of so many bytes did not fit its time."""
+    most = min(config.max_batch_bytes, max(LEAST_BYTES, min(config.max_batch_bytes, size_bytes) // 2))
+    return msgspec.structs.replace(config, max_batch_bytes=most)
+
+
+def larger(config: PoolConfig, size_bytes: int, most_bytes: int) -> PoolConfig:
+    """The rule after one of so many bytes was committed; the bound is never more than ``most_bytes``."""
+    bound = config.max_batch_bytes
+    if bound >= most_bytes or size_bytes < bound // 2:
+        return config  # it says nothing about larger ones
+    return msgspec.structs.replace(config, max_batch_bytes=min(most_bytes, bound + bound // GROWTH + 1))

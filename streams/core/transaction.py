@@ -5,16 +5,20 @@ Rules of this file
   key, the last one wins). Outputs are kept in order. All of it stays until the outcome is known, so that the same
   records can be sent again (exactly-once rule R4).
 * Only completed events are admitted, in the order of their partition: a transaction never waits for a handler.
-* ``size`` = max(events, records) is what the batching rule looks at.
+* ``size`` = max(events, records) is what the batching rule looks at; ``bytes`` are keys, values and headers.
+* What it was admitted from is kept, so that one that does not fit its time can be cut in two between any two events.
 """
 
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from streams.records import Change, Output
+import msgspec
+
+from streams.records import Change, Headers, Output, headers_bytes
 
 
 class TransactionState(enum.Enum):
@@ -44,6 +48,36 @@ Waiter = Callable[[BaseException | None], None]
 """Told once how it ended: ``None`` when committed, else the reason why not."""
 
 
+class Admitted(msgspec.Struct, gc=False):
+    """Completed events of one partition as they were admitted, by reference. A value that a later one of the same key
+    replaces is kept by this, too; ``size`` (keys, values and headers, in bytes) counts it."""
+
+    partition: int
+    offset: int
+    outputs: list[Output]
+    changes: list[Change]
+    events: int
+    size: int
+
+    def by_event(self) -> list[Admitted]:
+        """The same, one for each event that leaves anything; events that leave nothing are counted with the last. What
+        has no offsets of its own (a batch, a timer's event, an interjection) stays whole."""
+        origins = sorted({effect.origin for effects in (self.outputs, self.changes) for effect in effects})
+        if not 1 < len(origins) <= self.events or origins[0] < 0 or origins[-1] >= self.offset:
+            return [self]
+        outputs: dict[int, list[Output]] = {origin: [] for origin in origins}
+        changes: dict[int, list[Change]] = {origin: [] for origin in origins}
+        for output in self.outputs:
+            outputs[output.origin].append(output)
+        for change in self.changes:
+            changes[change.origin].append(change)
+        apart, last = Transaction(0, 0, 0.0), origins.pop()
+        for origin in origins:
+            apart.admit(self.partition, origin + 1, outputs[origin], changes[origin])
+        apart.admit(self.partition, self.offset, outputs[last], changes[last], self.events - len(origins))
+        return apart.admitted
+
+
 class Cut:
     """One partition's part in a transaction: everything up to ``offset`` (the next one to read), and its changes.
     ``release`` is the marker that hands the partition over with this transaction, if it is its last one here."""
@@ -62,6 +96,7 @@ class Transaction:
     membership it was opened under: under another one it must not be sent."""
 
     __slots__ = (
+        "admitted",
         "attempts",
         "bytes",
         "commit_requested",
@@ -93,7 +128,8 @@ class Transaction:
         self.bytes = 0
         self.outputs: list[Output] = []
         self.cuts: dict[int, Cut] = {}
-        self.waiters: list[tuple[int, Waiter]] = []
+        self.admitted: list[Admitted] = []
+        self.waiters: list[tuple[int, int, Waiter]] = []  # with its partition, and that one's events before it
         self.produced = 0
         self.commit_requested = False
         self.one_by_one = False  # to be sent so that a refusal names its record and no other
@@ -113,7 +149,7 @@ class Transaction:
 
     def admit(self, partition: int, offset: int, outputs: list[Output], changes: list[Change], events: int = 1) -> None:
         """Take in completed events of one partition: so many, in their order. ``offset`` is the watermark after them;
-        outputs and changes know their origins."""
+        outputs and changes know their origins. The lists are kept: nobody changes them any more."""
         cut = self.cuts.get(partition)
         if cut is None:
             cut = self.cuts[partition] = Cut()
@@ -123,16 +159,23 @@ class Transaction:
         if changes:
             latest = cut.changes
             for change in changes:
-                latest[change.key] = change
-                size += len(change.value or b"")
+                key, value = change.key, change.value
+                latest[key] = change
+                size += len(key) if value is None else len(key) + len(value)
             self.records += len(changes)
         if outputs:
             self.outputs += outputs
             self.records += len(outputs)
+            headers: Headers | None = None  # those of the output before, which mostly has the same list
+            price = 0
             for output in outputs:
-                size += len(output.value or b"")
+                if output.headers is not headers:
+                    headers = output.headers
+                    price = headers_bytes(headers)
+                size += len(output.value or b"") + len(output.key or b"") + price
         self.events += events
         self.bytes += size
+        self.admitted.append(Admitted(partition, offset, outputs, changes, events, size))
 
     def seal(self, now: float) -> None:
         """Nothing is admitted any more."""
@@ -149,23 +192,55 @@ class Transaction:
         if self.first_failure_at is None:
             self.first_failure_at = now
 
+    def wait(self, partition: int, waiter: Waiter) -> None:
+        """``waiter`` is told how it ended for all that was admitted of this partition so far."""
+        self.waiters.append((partition, self.cuts[partition].events, waiter))
+
     def without(self, partition: int) -> list[Waiter]:
         """Take one partition's events out again (only while nothing of it can be committed any more). Returns those
         who wait."""
-        cut = self.cuts.pop(partition, None)
-        self.events -= 0 if cut is None else cut.events
-        self.outputs = [output for output in self.outputs if output.origin_partition != partition]
-        self.records = len(self.outputs) + sum(len(cut.changes) for cut in self.cuts.values())
-        self.bytes = sum(len(output.value or b"") for output in self.outputs) + sum(
-            len(change.value or b"") for cut in self.cuts.values() for change in cut.changes.values()
-        )
-        gone = [waiter for number, waiter in self.waiters if number == partition]
+        self.cuts.pop(partition, None)
+        self.admitted = [entry for entry in self.admitted if entry.partition != partition]
+        self.outputs = [output for entry in self.admitted for output in entry.outputs]
+        self.events = sum(entry.events for entry in self.admitted)
+        self.records = len(self.outputs) + sum(len(entry.changes) for entry in self.admitted)
+        self.bytes = sum(entry.size for entry in self.admitted)
+        gone = [waiter for number, _, waiter in self.waiters if number == partition]
         self.waiters = [entry for entry in self.waiters if entry[0] != partition]
         return gone
+
+    def cut(self, most_bytes: int) -> list[Transaction]:
+        """The same in several transactions, in order, each of at most so many bytes or of one event; itself, if that is
+        one. Only while it is known not to be committed, and no producer has it. Their serials are the caller's."""
+        parts = [self._part()]
+        for entry in self.admitted:
+            for one in entry.by_event() if entry.size > most_bytes else (entry,):
+                if parts[-1].admitted and parts[-1].bytes + one.size > most_bytes:
+                    parts.append(self._part())
+                parts[-1].admit(one.partition, one.offset, one.outputs, one.changes, one.events)
+        if len(parts) == 1:
+            return [self]
+        for partition, cut in self.cuts.items():
+            with_it = [part for part in parts if partition in part.cuts]
+            with_it[-1].cuts[partition].release = cut.release  # the last word
+            waiting = deque(entry for entry in self.waiters if entry[0] == partition)
+            events = 0
+            for part in with_it:
+                before, events = events, events + part.cuts[partition].events
+                while waiting and waiting[0][1] <= events:
+                    _, number, waiter = waiting.popleft()
+                    part.waiters.append((partition, number - before, waiter))
+        return parts
+
+    def _part(self) -> Transaction:
+        part = Transaction(self.serial, self.incarnation, self.opened_at)
+        part.state, part.sealed_at, part.first_failure_at = self.state, self.sealed_at, self.first_failure_at
+        part.one_by_one, part.attempts = self.one_by_one, self.attempts
+        return part
 
     def settle(self, error: BaseException | None) -> None:
         """The outcome is known: committed (``None``), or given up for a reason. Tells those who wait, once."""
         self.to(TransactionState.DROPPED if error is not None else TransactionState.COMMITTED)
         waiters, self.waiters = self.waiters, []
-        for _, waiter in waiters:
+        for _, _, waiter in waiters:
             waiter(error)

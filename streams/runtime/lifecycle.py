@@ -18,7 +18,6 @@ import anyio
 from anyio.abc import TaskGroup
 
 from streams.config import EventSourceConfig
-from streams.core.recovery import Patience
 from streams.core.router import Route, Router
 from streams.core.schedule import Schedule
 from streams.core.transaction import Transaction
@@ -183,9 +182,8 @@ class Engine:
 
     def _begin(self) -> None:
         partitions = self.partitions
-        patience = Patience(seconds=self.config.recovery_timeout_seconds)
         recovery = Recovery(
-            self.pool, patience, self.now, self.takeovers.look_up, partitions.refused, partitions.dropped
+            self.pool, self.config, self.now, self.takeovers.look_up, partitions.refused, partitions.dropped
         )
         self.spawn(self.slots.run, drain=False)
         self.spawn(lambda: self.pool.run(recovery), drain=False)

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-from streams.records import IncomingRecord
+from streams.records import IncomingRecord, ReceivedHeaders, headers_bytes
 from streams.runtime.bridge import Inlet
 from streams.runtime.calm import POLL_SECONDS, Calm
 from streams.runtime.ports import Batch
@@ -28,8 +28,15 @@ Records = dict[int, list[IncomingRecord]]
 
 
 def size_of(records: list[IncomingRecord]) -> int:
-    """Bytes of keys and values."""
-    return sum([len(record.value or b"") + len(record.key or b"") for record in records])
+    """Bytes of keys, values and headers. Those that follow each other mostly have the same headers: priced once."""
+    size = price = 0
+    headers: ReceivedHeaders | None = None
+    for record in records:
+        if record.headers is not headers:
+            headers = record.headers
+            price = headers_bytes(headers)
+        size += len(record.value or b"") + len(record.key or b"") + price
+    return size
 
 
 class Consumer(Protocol):

@@ -2,19 +2,24 @@
 
 The failed transaction is always the oldest unsettled one: the flush stage lets older ones settle first. Younger ones
 are ended before it (their open records would hold up the look-up), and nothing is begun again before its outcome is
-known.
+known. One that got no clear answer while it was being sent may have been too much for its time: it is cut (harmless,
+if nobody was there to answer).
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable
 
 import anyio
 
+from streams.config import EventSourceConfig
 from streams.core.recovery import Patience, Remedy, rebuild_all, remedy
 from streams.core.transaction import Transaction, TransactionState
 from streams.errors import MembershipLost, RecordRefused, TransactionFailed
+from streams.records import TopicPartition
+from streams.runtime.batch_handlers import TOGETHER
 from streams.runtime.failures import TakenBack
 from streams.runtime.transaction_pool import Refused, TransactionPool
 
@@ -23,6 +28,9 @@ _log = logging.getLogger(__name__)
 NEWS_SECONDS = 3.0
 """How long to wait for the snapshot that replaces a refused one. It comes with our JoinGroup response (0.4 of a
 heartbeat on average, 60 ms at most measured); should it not come, the same transaction is simply refused again."""
+
+DELIVERY_SHARE = 0.8
+"""Of the transaction's time, for its records to be acknowledged (``message.timeout.ms`` in ``clients.settings``)."""
 
 
 class Recovery:
@@ -33,14 +41,15 @@ class Recovery:
     def __init__(
         self,
         pool: TransactionPool,
-        patience: Patience,
+        config: EventSourceConfig,
         now: Callable[[], float],
         look_up: Callable[[Transaction], Awaitable[bool]],
         refused: Callable[[int, int, RecordRefused], None],
         dropped: Callable[[], None],
     ) -> None:
         self._pool = pool
-        self._patience = patience
+        self._config = config
+        self._patience = Patience(seconds=config.recovery_timeout_seconds)
         self._now = now
         self._look_up = look_up
         self._refused = refused
@@ -63,7 +72,9 @@ class Recovery:
         level = logging.INFO if step is Remedy.RESEND_AFTER_NEWS else logging.WARNING
         _log.log(level, "transaction %d (attempt %d) failed: %s; %s", head.serial, head.attempts, failure, step.value)
         if step is Remedy.STOP:
-            raise failure
+            raise self._final(head, failure)
+        # No answer, or given up by the broker: either may be for want of time, unless it was sent already.
+        too_slow = step is Remedy.RESEND and failure.kind in ("unknown", "fenced")
         if step is Remedy.DROP:
             pool.drop_everything(MembershipLost("the membership was lost while a transaction was under way"))
             self._dropped()
@@ -83,6 +94,8 @@ class Recovery:
             pool.drop_partition(partition, error if origin == -1 else _taken_back(error))
             self._refused(partition, origin, error)
             head.attempts = 0  # what is left of it is another transaction; each time it is less
+        if too_slow and not refusals:
+            self._pool.cut(head)
         if step is Remedy.RESEND_AFTER_NEWS:
             await self._news()
         elif head.attempts > 1:
@@ -136,6 +149,29 @@ class Recovery:
             for event in _origins(head, refusal.topic, refusal.key, refusal.value, refusal.partition):
                 found.setdefault(event, error)
         return [(partition, origin, error) for (partition, origin), error in found.items()]
+
+    def _final(self, head: Transaction, failure: TransactionFailed) -> TransactionFailed:
+        """Why the source stops. An event that was alone in the end may be too much for its time: then it says so."""
+        origins = {(output.origin_partition, output.origin) for output in head.outputs}
+        origins |= {(number, change.origin) for number, cut in head.cuts.items() for change in cut.changes.values()}
+        if failure.kind != "unknown" or head.commit_requested or len(origins) != 1:
+            return failure
+        ((partition, origin),) = origins
+        config, where = self._config, str(TopicPartition(self._config.topic, partition))
+        if origin >= TOGETHER:
+            where = f"the batch of events of {where} that ends at offset {origin - TOGETHER}"
+        else:
+            where = f"the event {where}@{origin}" if origin >= 0 else f"an interjection, or a timer, of {where}"
+        seconds = min(config.call_timeout_seconds, config.transaction_timeout_seconds * DELIVERY_SHARE)
+        return TransactionFailed(
+            failure.call,
+            failure.code,
+            failure.kind,
+            f"{where} sends and changes {head.bytes} bytes, which were not acknowledged within {seconds:g} seconds, "
+            f"tried for {self._patience.seconds:g} seconds (recovery_timeout_seconds). If the broker was there all the time: "
+            f"it fits at {math.ceil(head.bytes / seconds)} bytes/s and more. Use a faster line or a larger quota, give "
+            f"it more time (transaction_timeout_seconds, call_timeout_seconds), or let the event send less; {failure}",
+        )
 
     async def _news(self) -> None:
         used = self._pool.snapshot_used

@@ -271,6 +271,8 @@ class _Kept:
         events: int = 1,
     ) -> None:
         self._replay.admit(outputs, changes)
+        if waiter is not None:
+            waiter(None)
 
     def pump(self) -> None: ...
 

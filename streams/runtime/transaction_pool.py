@@ -59,7 +59,8 @@ class TransactionPool:
         self._open: Transaction | None = None
         self._serial = 0
         self._due = False  # whether it was said that the open one is large enough to be sealed
-        self._target, self._max_bytes = config.pool.target_batch_size, config.pool.max_batch_bytes
+        self.rule = config.pool
+        """The settings, with the bound in bytes that has proved to fit the time."""
         self._urgent = False
         self._work = Signal()  # something to seal or send
         self._flushed = Signal()  # something to commit
@@ -87,10 +88,10 @@ class TransactionPool:
             txn = self._begin_filling()
         txn.admit(partition, offset, outputs, changes, events)
         if waiter is not None:
-            txn.waiters.append((partition, waiter))
+            txn.wait(partition, waiter)
         if txn.events == events:
             self._work.notify()
-        elif not self._due and (txn.size >= self._target or txn.bytes >= self._max_bytes):
+        elif not self._due and (txn.size >= self.rule.target_batch_size or txn.bytes >= self.rule.max_batch_bytes):
             self._due = True  # said once: when one settles, the flush stage looks again by itself
             self._work.notify()
 
@@ -104,7 +105,7 @@ class TransactionPool:
     def is_full(self) -> bool:
         """Whether the open transaction takes no more events."""
         txn = self._open
-        return txn is not None and batching.is_full(self._config.pool, size=txn.size, size_bytes=txn.bytes)
+        return txn is not None and batching.is_full(self.rule, size=txn.size, size_bytes=txn.bytes)
 
     async def wait_room(self) -> None:
         """Wait until the open transaction takes events again."""
@@ -242,7 +243,7 @@ class TransactionPool:
                 if txn is self._open:
                     age = math.inf if self._urgent else self._now() - txn.opened_at
                     verdict = batching.decide(
-                        self._config.pool,
+                        self.rule,
                         size=txn.size,
                         size_bytes=txn.bytes,
                         age_seconds=age,
@@ -337,6 +338,9 @@ class TransactionPool:
         slot = self._slot_of.pop(txn.serial, None)
         if slot is not None:
             self.slots.give_back(slot)
+        self.rule = batching.larger(self.rule, txn.bytes, self._config.pool.max_batch_bytes)
+        for younger in self.unsettled:
+            younger.first_failure_at = None  # it goes on: patience is for what does not
         txn.settle(None)
         self._settled(txn, True)
         self._progress.notify()
@@ -347,6 +351,19 @@ class TransactionPool:
         """It is known not to be committed: its records wait to be sent again."""
         if txn.state is not TransactionState.DROPPED:  # else the membership was lost meanwhile
             txn.taken_back(self._now())
+
+    def cut(self, head: Transaction) -> None:
+        """The oldest one did not fit its time; like all others it is with no producer. It, and those that are sealed
+        behind it, go in parts from now on, and new ones are smaller."""
+        self.rule = batching.smaller(self.rule, head.bytes)
+        whole = list(self.unsettled)
+        self.unsettled.clear()
+        for txn in whole:
+            most = head.bytes // 2 if txn is head else self.rule.max_batch_bytes
+            self.unsettled += txn.cut(most) if txn.state is TransactionState.SENDABLE else [txn]
+        for txn in self.unsettled:  # serials tell the order, also to a look-up
+            self._serial += 1
+            txn.serial = self._serial
 
     def slot_of(self, txn: Transaction) -> Slot | None:
         """The slot it is with, if any."""

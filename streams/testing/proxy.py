@@ -305,7 +305,7 @@ class KafkaProxy:
                     return
                 if armed.rule.action == "double":
                     waiting.expected, waiting.deliver = 2, 1 if armed.rule.answer == "first" else 2
-                await self._pause(armed)
+                await self._pause(armed, len(frame))
             await self._passage(link)
             link.waiting[header.correlation] = waiting
             for _ in range(waiting.expected):
@@ -331,7 +331,7 @@ class KafkaProxy:
                         link.abort()
                         return
                     copies = 2 if armed.rule.action == "double" else 1
-                    await self._pause(armed)
+                    await self._pause(armed, len(frame))
             await self._passage(link)
             if not writer.is_closing():  # if so, requests of this client may still wait to be sent
                 for _ in range(copies):
@@ -350,9 +350,11 @@ class KafkaProxy:
                 return armed
         return None
 
-    async def _pause(self, armed: ArmedRule) -> None:
+    async def _pause(self, armed: ArmedRule, size: int) -> None:
         if armed.rule.action == "delay":
             await asyncio.sleep(armed.draw_seconds())
+        elif armed.rule.action == "slow":
+            await asyncio.sleep(size / armed.rule.bytes_per_second)
         elif armed.rule.action == "hold":
             released = asyncio.Event()
             armed.on_release(lambda: self._call(released.set))

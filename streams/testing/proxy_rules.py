@@ -13,10 +13,10 @@ from streams.errors import ConfigError
 from streams.testing.proxy_wire import Api, RequestHeader
 
 Side = Literal["request", "reply"]
-Action = Literal["drop", "delay", "hold", "double"]
+Action = Literal["drop", "delay", "hold", "double", "slow"]
 
 _SIDES: Final = ("request", "reply")
-_ACTIONS: Final = ("drop", "delay", "hold", "double")
+_ACTIONS: Final = ("drop", "delay", "hold", "double", "slow")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,8 @@ class Rule:
     ``action``
         ``"drop"``: close the client's connection instead of passing it on. ``"delay"``: pass it on after ``seconds``.
         ``"hold"``: pass it on when ``ArmedRule.release`` is called. ``"double"``: pass it on twice; of the replies to a
-        doubled request the client is given the one that ``answer`` says.
+        doubled request the client is given the one that ``answer`` says. ``"slow"``: pass it on after the time that it
+        takes at ``bytes_per_second``, on each connection.
     ``client``
         pattern of client ids (``fnmatch``): ``"bank.member-0*"``.
     ``node``
@@ -43,6 +44,8 @@ class Rule:
         how often it strikes at most; 0: without end.
     ``seconds``
         of a delay, or (least, most) to draw it from.
+    ``bytes_per_second``
+        of a slow line.
 
     Whatever comes later on a connection waits behind what is delayed or held, as on a slow line. Raises
     ``ConfigError``.
@@ -57,6 +60,7 @@ class Rule:
     probability: float = 1.0
     times: int = 0
     seconds: float | tuple[float, float] = 1.0
+    bytes_per_second: float = 0.0
     answer: Literal["first", "last"] = "first"
     seed: int = 0
 
@@ -72,6 +76,8 @@ class Rule:
             raise ConfigError(f"action={self.action!r}: use one of {', '.join(_ACTIONS)}")
         if self.answer not in ("first", "last"):
             raise ConfigError(f"answer={self.answer!r}: use 'first' or 'last'")
+        if self.action == "slow" and self.bytes_per_second <= 0:
+            raise ConfigError(f"bytes_per_second={self.bytes_per_second}: a slow line needs a rate of more than 0")
         if not 0 <= self.probability <= 1:
             raise ConfigError(f"probability={self.probability} is not from 0 to 1")
         if self.nth < 1 or self.times < 0:
