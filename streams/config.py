@@ -129,8 +129,9 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
     * Errors: ``decode_policy`` for records that cannot be read or have an unknown type; ``error_policy`` for
       handlers (each handler may have its own).
     * Bounds: ``max_queued_records`` / ``max_queued_bytes`` per partition, waiting to be handled; beyond either the
-      partition is paused. ``max_poll_records``: records that the poll thread hands over at once. Each time it waits for
-      the event loop's thread, so with a backlog many at once cost less.
+      partition is paused. ``max_queued_bytes_total`` for all partitions of the process: beyond half of it, those that
+      hold their share of the other half are paused, too. ``max_poll_records``: records that the poll thread hands over
+      at once. Each time it waits for the event loop's thread, so with a backlog many at once cost less.
     * Times: ``session_timeout_seconds`` > ``transaction_timeout_seconds`` (checked);
       ``heartbeat_interval_seconds``; ``rebalance_timeout_seconds`` also bounds how long the event loop may stand
       still before the member leaves the group; ``drain_timeout_seconds`` for running events when a partition is
@@ -168,6 +169,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
     pool: PoolConfig = PoolConfig()
     max_queued_records: int = 5_000
     max_queued_bytes: int = 16 * 1024 * 1024
+    max_queued_bytes_total: int = 256 * 1024 * 1024
     max_poll_records: int = 500
     session_timeout_seconds: float = 6.0
     transaction_timeout_seconds: float = 5.0
@@ -197,7 +199,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
                 _check_name(name, getattr(self, name), _NAME)
         if self.instance_id:
             _check_name("instance_id", self.instance_id, _INSTANCE)
-        for name in ("max_queued_records", "max_queued_bytes", "max_poll_records"):
+        for name in ("max_queued_records", "max_queued_bytes", "max_queued_bytes_total", "max_poll_records"):
             _count(name, getattr(self, name), 1)
         for name in ("client_settings", "source_client_settings"):
             _made_of((Mapping,), name, getattr(self, name), "a dictionary")

@@ -194,6 +194,7 @@ class EventSource(Handlers[StoreT]):
             engine.membership.snapshot.member_id,
             tuple(engine.status.rebalances),
             engine.stages.statistics(),
+            len(engine.hung_calls),
         )
 
     @property

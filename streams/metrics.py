@@ -100,6 +100,14 @@ class JobEnded(msgspec.Struct, frozen=True):
     outcome: str
 
 
+class CallAbandoned(msgspec.Struct, frozen=True):
+    """A blocking call to the broker was given up before it came back. Until it does, it keeps its thread and
+    its connections; ``hung``: how many do so now, this one included."""
+
+    call: str
+    hung: int
+
+
 Measurement = (
     TransactionSettled
     | TakeOverDone
@@ -109,6 +117,7 @@ Measurement = (
     | EventFailed
     | BatchFailed
     | JobEnded
+    | CallAbandoned
 )
 MetricsHandler = Callable[[Measurement], None]
 

@@ -101,3 +101,5 @@ class SourceStatistics(msgspec.Struct, frozen=True):
     member_id: str = ""
     rebalances: tuple[RebalanceStatistics, ...] = ()
     stages: tuple[StageStatistics, ...] = ()
+    hung_calls: int = 0
+    """Calls to the broker that were given up and have not come back: each keeps a thread and connections."""

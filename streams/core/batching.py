@@ -16,7 +16,7 @@ import msgspec
 
 from streams.config import PoolConfig
 
-LEAST_BYTES: Final = 64 * 1024
+LEAST_BYTES: Final = 16 * 1024
 """The bound in bytes is not halved further: one event may be larger, and goes alone."""
 GROWTH: Final = 32
 """The bound grows by one part in so many, per transaction: 22 of them double it."""

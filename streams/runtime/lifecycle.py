@@ -28,6 +28,7 @@ from streams.runtime.asked import Asked
 from streams.runtime.bridge import Inlet
 from streams.runtime.environment import MACHINE, Environment
 from streams.runtime.handler_threads import HandlerThreads
+from streams.runtime.hung_calls import HungCalls
 from streams.runtime.moves import Moves
 from streams.runtime.partition_worker import PartitionWorker
 from streams.runtime.partitions import Partitions
@@ -95,6 +96,7 @@ class Engine:
         self.handler_threads = HandlerThreads(connections.worker)
         self.stages = Stages(self)
         self.asked = Asked(self)
+        self.hung_calls = HungCalls(config.pool.pool_size, self.measure, self.fail)
         self._tasks: TaskGroup
 
     @property
@@ -157,7 +159,7 @@ class Engine:
     def _connect(self) -> None:
         config, connections = self.config, self.connections
         ids = [f"{config.group_id}.{config.instance_id}.{number}" for number in range(config.pool.pool_size)]
-        slots = [Slot(name, connections, config.call_timeout_seconds) for name in ids]
+        slots = [Slot(name, connections, config.call_timeout_seconds, self.hung_calls) for name in ids]
         self.slots = Slots(slots, [config.changelog])
         self.input = connections.input()
         self.membership, self.takeover_client = connections.group(self._watchdog.alive)

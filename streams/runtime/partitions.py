@@ -98,6 +98,17 @@ class Partitions:
                 self._engine.input.handled(len(records), batch.sizes[partition])
             else:
                 worker.inbox.add(records, batch.sizes[partition])
+        self._bound_memory()
+
+    def _bound_memory(self) -> None:
+        """Paused partitions keep what they hold, so with many slow ones the sum matters, too. Beyond half of the bound
+        the other half is shared: a partition that holds its share is paused, one that holds less goes on."""
+        rest = self._engine.config.max_queued_bytes_total // 2
+        inboxes = [worker.inbox for worker in self.workers.values()]
+        if sum([inbox.size for inbox in inboxes]) > rest:
+            for inbox in inboxes:
+                if inbox.records and inbox.size * len(inboxes) >= rest:
+                    inbox.hold()
 
     def _new_worker(self, partition: int) -> PartitionWorker:
         self._epoch += 1

@@ -168,9 +168,10 @@ class Recovery:
             failure.code,
             failure.kind,
             f"{where} sends and changes {head.bytes} bytes, which were not acknowledged within {seconds:g} seconds, "
-            f"tried for {self._patience.seconds:g} seconds (recovery_timeout_seconds). If the broker was there all the time: "
-            f"it fits at {math.ceil(head.bytes / seconds)} bytes/s and more. Use a faster line or a larger quota, give "
-            f"it more time (transaction_timeout_seconds, call_timeout_seconds), or let the event send less; {failure}",
+            f"tried for {self._patience.seconds:g} seconds (recovery_timeout_seconds). If the broker was there all the "
+            f"time: it fits at {math.ceil(head.bytes / seconds)} bytes/s and more. Use a faster line or larger quota, "
+            "give it more time (transaction_timeout_seconds, call_timeout_seconds), or let the event send less; "
+            f"{failure}",
         )
 
     async def _news(self) -> None:

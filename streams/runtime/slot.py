@@ -16,6 +16,7 @@ from streams.errors import RecordRefused, TransactionFailed
 from streams.group import Snapshot
 from streams.records import Output
 from streams.runtime.bridge import DeadlinePassed
+from streams.runtime.hung_calls import HungCalls
 from streams.runtime.ports import Blocking, Connections, Producer, Refusal
 
 _log = logging.getLogger(__name__)
@@ -29,9 +30,13 @@ GRACE_SECONDS = 2.0
 class Slot:
     """Used by one transaction at a time. All methods are called on the loop."""
 
-    def __init__(self, transactional_id: str, connections: Connections, call_timeout_seconds: float) -> None:
+    def __init__(
+        self, transactional_id: str, connections: Connections, call_timeout_seconds: float, hung_calls: HungCalls
+    ) -> None:
         self.transactional_id = transactional_id
         self._connections = connections
+        self._hung_calls = hung_calls
+        self._under_way: str | None = None  # the last call, until it is known to have come back
         self._timeout = call_timeout_seconds
         self.one_by_one = False
         self._producer: Producer | None = None
@@ -60,10 +65,14 @@ class Slot:
         """Drop producer and thread as they are. Never blocks; a call that hangs keeps both until it comes back."""
         producer, self._producer = self._producer, None
         worker, self._worker = self._worker, None
+        call, self._under_way = self._under_way, None
         if worker is not None:
             if producer is not None:
                 worker.post(producer.close)  # on its own thread: closing takes its time, and must not race with a call
-            worker.abandon()
+            if call is None:
+                worker.abandon()
+            else:
+                self._hung_calls.abandon(worker, call)
 
     @property
     def refused(self) -> Sequence[Refusal]:
@@ -160,8 +169,9 @@ class Slot:
         worker = self._worker
         if worker is None:
             raise TransactionFailed(name, "NO_PRODUCER", "unknown", f"{self.transactional_id} is being replaced")
+        self._under_way = name
         try:
-            return await worker.call(function, *args, timeout=self._timeout * patience + GRACE_SECONDS)
+            result = await worker.call(function, *args, timeout=self._timeout * patience + GRACE_SECONDS)
         except DeadlinePassed:
             _log.warning("%s: %s hangs; producer and thread are abandoned", self.transactional_id, name)
             self._producer = None
@@ -169,3 +179,12 @@ class Slot:
             raise TransactionFailed(
                 name, "HANGS", "unknown", f"no return from the call on {self.transactional_id}"
             ) from None
+        except Exception:
+            self._came_back(worker)
+            raise
+        self._came_back(worker)
+        return result
+
+    def _came_back(self, worker: Blocking) -> None:
+        if self._worker is worker:
+            self._under_way = None

@@ -176,9 +176,14 @@ class TakeOvers:
 
         try:
             await worker.call(read)
-        finally:
+        except asyncio.CancelledError:
             unwanted = True
+            self._engine.hung_calls.abandon(worker, "look-up of the changelog")
+            raise
+        except BaseException:
             worker.abandon()
+            raise
+        worker.abandon()
 
     def _start_offset(self, worker: PartitionWorker, group_offset: int | None, source: Range, ids: TopicIds) -> int:
         """Where the partition goes on: at the changelog's offset; a new one by ``auto_offset_reset``."""

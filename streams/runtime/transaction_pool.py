@@ -356,10 +356,9 @@ class TransactionPool:
         """The oldest one did not fit its time; like all others it is with no producer. It, and those that are sealed
         behind it, go in parts from now on, and new ones are smaller."""
         self.rule = batching.smaller(self.rule, head.bytes)
-        whole = list(self.unsettled)
+        whole, most = list(self.unsettled), min(head.bytes // 2, self.rule.max_batch_bytes)
         self.unsettled.clear()
         for txn in whole:
-            most = head.bytes // 2 if txn is head else self.rule.max_batch_bytes
             self.unsettled += txn.cut(most) if txn.state is TransactionState.SENDABLE else [txn]
         for txn in self.unsettled:  # serials tell the order, also to a look-up
             self._serial += 1

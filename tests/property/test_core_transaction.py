@@ -96,6 +96,83 @@ def test_without_takes_out_one_partition_and_nothing_else(script: list[Any], gon
     assert [entry for entry in model.told if entry[1] is reason] == [(n, reason) for n in model.waiting(gone)]
 
 
+slices = st.lists(
+    st.tuples(
+        st.integers(0, 2),  # partition
+        st.lists(
+            st.tuples(st.integers(1, 3), st.integers(0, 2), st.lists(st.sampled_from([b"k1", b"k2"]), max_size=2))
+        ),
+        st.booleans(),  # handled together, as a batch
+        st.booleans(),  # somebody waits
+    ),
+    max_size=6,
+)
+"""Events of a slice: how far behind the one before, outputs, keys that it changes."""
+
+
+@seeded
+@given(slices, st.integers(0, 60), st.booleans())
+def test_cut_anywhere_it_has_the_same_effects_in_the_same_order(script: list[Any], most: int, hands_over: bool) -> None:
+    whole = Transaction(7, 3, 1.0)
+    told: list[int] = []
+    expected: dict[int, list[tuple[int, int]]] = {}  # partition -> (watermark, waiter) as they were admitted
+    watermarks: dict[int, int] = {}
+    for number, (partition, members, together, waits) in enumerate(script):
+        offset = watermarks.get(partition, 0)
+        outputs: list[Output] = []
+        changes: list[Change] = []
+        last = offset + sum(gap for gap, _, _ in members) - 1
+        for gap, sent, keys in members:
+            offset += gap
+            origin = (1 << 62) + last if together else offset - 1
+            outputs += [
+                Output("out", b"%d.%d" % (offset, n), None, None, -1, 0, partition, origin) for n in range(sent)
+            ]
+            changes += [Change(key, b"%d" % offset, origin=origin) for key in keys]
+        if not members:
+            continue
+        watermarks[partition] = offset
+        whole.admit(partition, offset, outputs, changes, len(members))
+        if waits:
+            whole.wait(partition, lambda error, number=number: told.append(number))
+            expected.setdefault(partition, []).append((offset, number))
+    whole.seal(2.0)
+    whole.attempts = 2
+    whole.taken_back(5.0)
+    if hands_over and 0 in whole.cuts:
+        whole.cuts[0].release = b"the last word"
+    before, waiting = contents(whole), len(whole.waiters)
+    parts = whole.cut(most)
+    assert [output for part in parts for output in part.outputs] == whole.outputs
+    assert sum(part.events for part in parts) == whole.events
+    assert sum(part.records for part in parts) == whole.records
+    assert sum(part.bytes for part in parts) == whole.bytes
+    assert sum(len(part.waiters) for part in parts) == waiting
+    reached: dict[int, int] = {}
+    state: dict[int, dict[bytes, tuple[bytes | None, int]]] = {}
+    for part in parts:
+        assert part.cuts or part is whole, "a part without an offset has no fence"
+        assert (part.state, part.first_failure_at, part.attempts) == (TransactionState.SENDABLE, 5.0, 2)
+        origins = {(output.origin_partition, output.origin) for output in part.outputs}
+        for partition, (offset, changes_of) in contents(part).items():
+            assert offset > reached.get(partition, -1), "prefixes stay prefixes"
+            origins |= {(partition, origin) for _, origin in changes_of.values()}
+            for origin in (origin for number, origin in origins if number == partition):
+                assert reached.get(partition, 0) <= origin % (1 << 62) < offset, "an event is in one part"
+            assert part.cuts[partition].release is None or offset == whole.cuts[partition].offset
+            reached[partition] = offset
+            state.setdefault(partition, {}).update(changes_of)
+        assert part.bytes <= most or len(origins) == 1, "it fits, or is one event"
+        for _, _, waiter in part.waiters:
+            waiter(None)
+        for partition, entries in expected.items():
+            due = [number for watermark, number in entries if watermark <= reached.get(partition, 0)]
+            assert [number for number in told if number in dict(map(reversed, entries))] == due, "not before its event"
+    assert {partition: (reached[partition], state[partition]) for partition in reached} == before
+    released = [part.cuts[0].release for part in parts if 0 in part.cuts]
+    assert released[-1:] == ([b"the last word"] if hands_over and released else [None] * bool(released))
+
+
 @seeded
 @given(events, st.integers(1, 4))
 def test_taken_back_is_ready_for_another_attempt_with_the_same_records(script: list[Any], times: int) -> None:

@@ -27,6 +27,9 @@ ROOM = 8 * POLL
 """As in production: less than what a partition may queue, so that a hung one uses up all of it before it is full."""
 
 
+CONFIG = EventSourceConfig(group_id="g", topic="t", num_partitions=9, max_queued_records=100)
+
+
 def records_of(partition: int, offset: int, count: int, size: int = 1) -> list[IncomingRecord]:
     value = b"x" * size
     return [IncomingRecord("t", partition, number, None, value, None) for number in range(offset, offset + count)]
@@ -72,12 +75,23 @@ class Bench:
     """The engine's parts between the consumer and the handlers, without the rest of it."""
 
     def __init__(
-        self, partitions: int, *, record_size: int = 1, most_bytes: int = 1 << 30, room_bytes: int = 1 << 30
+        self,
+        partitions: int,
+        *,
+        record_size: int = 1,
+        most_bytes: int = 1 << 30,
+        room_bytes: int = 1 << 30,
+        total_bytes: int = 1 << 40,
     ) -> None:
         self.consumer = Endless(record_size)
         self.poller = Poller(lambda: self.consumer, max_poll_records=POLL, room=ROOM, room_bytes=room_bytes)
         config = EventSourceConfig(
-            group_id="g", topic="t", num_partitions=partitions, max_queued_records=QUEUE, max_queued_bytes=most_bytes
+            group_id="g",
+            topic="t",
+            num_partitions=partitions,
+            max_queued_records=QUEUE,
+            max_queued_bytes=most_bytes,
+            max_queued_bytes_total=total_bytes,
         )
         self.inboxes = [Inbox(config, self.poller, number, Signal()) for number in range(partitions)]
         self.handled = [0] * partitions
@@ -86,7 +100,7 @@ class Bench:
             number: SimpleNamespace(state=PartitionState.ACTIVE, epoch=1, inbox=inbox)
             for number, inbox in enumerate(self.inboxes)
         }
-        engine: Any = SimpleNamespace(input=self.poller)
+        engine: Any = SimpleNamespace(input=self.poller, config=config)
         self._partitions = Partitions(engine)
         self._partitions.workers = workers  # type: ignore[assignment]
 
@@ -222,15 +236,14 @@ class Told:
 
 def ask(told: Told, **inboxes: Inbox) -> None:
     workers = {name: SimpleNamespace(inbox=inbox) for name, inbox in inboxes.items()}
-    engine: Any = SimpleNamespace(input=told)
+    engine: Any = SimpleNamespace(input=told, config=CONFIG)
     partitions = Partitions(engine)
     partitions.workers = workers  # type: ignore[assignment]
     partitions.deliver(Batch({}, {}, {}))
 
 
 def inbox_of(told: Any, partition: int = 0) -> Inbox:
-    config = EventSourceConfig(group_id="g", topic="t", num_partitions=9, max_queued_records=100)
-    return Inbox(config, told, partition, Signal())
+    return Inbox(CONFIG, told, partition, Signal())
 
 
 def add(inbox: Inbox, records: list[IncomingRecord]) -> None:
@@ -288,3 +301,17 @@ def test_a_held_queue_is_read_again_when_half_of_it_is_handled() -> None:
     inbox.handled(5)
     assert (inbox.records, inbox.size, inbox.counted) == (0, 0, 0)
     assert sum(call[1] for call in told.calls if call[0] == "handled") == 10, "nothing is uncounted twice"
+
+
+@pytest.mark.asyncio
+async def test_many_slow_ones_share_the_memory_of_the_process(benches: list[Bench]) -> None:
+    """Twenty that hang, each with room for everything, and one that does not: it goes on, and the sum is bounded."""
+    size, total = 1_000, 2_000_000
+    bench = Bench(21, record_size=size, total_bytes=total)
+    benches.append(bench)
+    bench.start()
+    await bench.until(lambda: all(inbox.paused for inbox in bench.inboxes[1:]), "the slow ones are paused", [0])
+    before = bench.handled[0]
+    await bench.until(lambda: bench.handled[0] > before + QUEUE, "the quick one goes on", [0])
+    assert sum(inbox.size for inbox in bench.inboxes) <= total + 21 * POLL * size, "and what one poll brings"
+    assert bench.queues[1] < QUEUE, "long before its own queue is full"

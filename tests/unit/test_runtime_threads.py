@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
+import time
 from typing import Any
 
 import pytest
 
-from streams.errors import TransactionFailed
+from streams.errors import StreamsError, TransactionFailed
 from streams.group import Snapshot
+from streams.metrics import CallAbandoned, Measurement
+from streams.runtime import hung_calls
 from streams.runtime import slot as slot_module
 from streams.runtime.bridge import DeadlinePassed, Inlet, Worker
+from streams.runtime.hung_calls import HungCalls
 from streams.runtime.slot import Slot
 
 PATIENCE = 30.0
@@ -130,23 +135,46 @@ async def test_a_call_that_was_given_up_on_does_not_commit(monkeypatch: pytest.M
     """Else it would be committed by the abandoned thread, and once more by the one who sends it again."""
     monkeypatch.setattr(slot_module, "GRACE_SECONDS", 0.01)
     connections = OneProducer()
-    slot = Slot("id", connections, 0.01)  # type: ignore[arg-type]
+    told: list[Measurement] = []
+    hung = HungCalls(1, told.append, print)
+    slot = Slot("id", connections, 0.01, hung)  # type: ignore[arg-type]
     await slot.reopen([])
     (thread,) = (thread for thread in threading.enumerate() if thread.name == "kes-id")
     requested = threading.Event()
     with pytest.raises(TransactionFailed, match="HANGS"):
         await slot.commit("t", {0: 1}, in_the_group, requested.set)
+    assert len(hung) == 1
+    assert told == [CallAbandoned("send_offsets_to_transaction or commit_transaction", 1)]
     assert not requested.is_set(), "so the recovery takes it for aborted, and sends it again"
     connections.made.go.set()
     await asyncio.to_thread(thread.join, PATIENCE)
     assert requested.is_set(), "the thread came back"
+    assert len(hung) == 0
     assert connections.made.called == ["send_offsets"]
+
+
+@pytest.mark.asyncio
+async def test_too_many_calls_that_hang_stop_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hung_calls, "MOST", 2)
+    failures: list[StreamsError] = []
+    hung, go = HungCalls(1, lambda _: None, failures.append), threading.Event()
+    for number in range(4):
+        worker = Worker("kes-hangs")
+        worker.post(go.wait)
+        assert not failures, f"{number} are not too many"
+        hung.abandon(worker, "flush" if number else "commit_transaction")
+    assert re.match(r"4 calls to the broker hang .*\(3 of flush, 1 of commit_transaction\)", str(failures[0]))
+    go.set()
+    deadline = time.monotonic() + PATIENCE
+    while len(hung):
+        assert time.monotonic() < deadline, "they came back"
+        await asyncio.sleep(0.001)
 
 
 @pytest.mark.asyncio
 async def test_who_is_not_in_the_group_sends_nothing() -> None:
     connections = OneProducer()
-    slot = Slot("id", connections, 1.0)  # type: ignore[arg-type]
+    slot = Slot("id", connections, 1.0, HungCalls(1, print, print))  # type: ignore[arg-type]
     await slot.reopen([])
     with pytest.raises(TransactionFailed, match="NO_MEMBER") as failed:
         await slot.commit("t", {0: 1}, lambda: Snapshot(1, -1, "", None), lambda: None)

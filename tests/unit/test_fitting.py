@@ -1,0 +1,140 @@
+"""What has to fit: a transaction into its time, and what is kept into the bounds that are said to hold it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from streams import DEAD_LETTER, EventContext, PoolConfig, Record
+from streams.core import batching
+from streams.core.transaction import Transaction
+from streams.errors import TransactionFailed
+from streams.records import Change, Headers, IncomingRecord, Output
+from streams.runtime.poller import size_of
+from tests.unit.runtime_kit import OUT, PATIENCE, Bench, Named, Producer, count
+
+BIG = 1_000
+
+
+@pytest_asyncio.fixture
+async def bench() -> AsyncIterator[Bench]:
+    made = Bench()
+    yield made
+    if made.tasks and not made.tasks[-1].done():
+        await asyncio.wait_for(made.source.stop(), PATIENCE)
+        await made.tasks[-1]
+
+
+def forward(ctx: EventContext[Any], event: Named) -> None:
+    count(ctx, event.name[0])
+    ctx.forward(OUT, event, key=event.name.encode(), headers=[("more", b"x" * BIG)])
+
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes that can be sent in the time of a transaction: one number, to be set. Notes what was asked of it behind."""
+    asked = [1 << 30]
+
+    def flush(self: Producer, timeout_seconds: float) -> None:
+        asked.append(sum(len(value or b"") + sum(len(v or b"") for _, v in h or ()) for *_, value, h in self._pending))
+        if asked[-1] > asked[0]:
+            raise TransactionFailed("flush", "_MSG_TIMED_OUT", "unknown")
+
+    monkeypatch.setattr(Producer, "flush", flush)
+    return asked
+
+
+@pytest.mark.asyncio
+async def test_a_backlog_goes_in_parts_that_fit_their_time(bench: Bench, line: list[int]) -> None:
+    line[0] = 40 * BIG
+    names = [f"{number % 3}-{number}" for number in range(400)]
+    bench.broker.send(*names)
+    bench.make(forward)
+    bench.run()
+    await bench.until(lambda: bench.broker.reached() == len(names), "all of it is committed")
+    assert bench.broker.outputs() == names
+    timed_out = [size for size in line[1:] if size > line[0]]
+    assert len(set(timed_out)) == len(timed_out), "nothing that was too much is tried again as it was"
+    assert len(timed_out) < 10, "and what comes behind it is smaller from the start"
+
+
+@pytest.mark.asyncio
+async def test_one_event_that_does_not_fit_names_itself_and_the_rate_that_it_needs(
+    bench: Bench, line: list[int]
+) -> None:
+    def handler(ctx: EventContext[Any], event: Named) -> None:
+        ctx.forward(Record(OUT, b"x" * (50_000 if event.name == "b" else 10)))
+
+    line[0] = 20 * BIG
+    bench.broker.send("a", "b", "c")
+    bench.make(handler, recovery_timeout_seconds=2.0)
+    with pytest.raises(TransactionFailed, match=r"the event in\[0\]@1 sends .* 50000 bytes.* at 12500 bytes/s"):
+        await bench.run()
+    assert bench.broker.reached() == 1, "what is before it is committed"
+
+
+@pytest.mark.asyncio
+async def test_dead_letters_that_are_committed_are_not_remembered(bench: Bench) -> None:
+    def handler(ctx: EventContext[Any], event: Named) -> None:
+        raise ValueError(event.name)
+
+    bench.broker.send(*"abcdefgh")
+    bench.make(handler, on_error=DEAD_LETTER)
+    bench.run()
+    await bench.until(lambda: bench.broker.reached() == 8, "all are dead letters")
+    await bench.until(lambda: not bench.source.statistics().unsettled_transactions, "it is settled")
+    engine = bench.source._engine
+    assert engine is not None
+    assert engine.workers[0].attempts.dead_lettered == set()
+
+
+H: Headers = [("name", b"12345"), ("none", None)]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "changes", "size"),
+    [
+        ([Output("t", b"123", b"12", None, -1, 0, 0, 0)], [], 5),
+        ([Output("t", None, None, H, -1, 0, 0, 0)] * 2, [], 26),
+        ([Output("t", b"", b"1", H, -1, 0, 0, 0), Output("t", b"1", None, None, -1, 0, 0, 0)], [], 15),
+        ([Output("t", b"1", None, [("odd", 5)], -1, 0, 0, 0)], [], 1),  # type: ignore[list-item]
+        ([], [Change(b"1234", b"12"), Change(b"1234", None)], 10),
+    ],
+    ids=["keys", "headers", "both", "no headers at all, which the client refuses", "changes"],
+)
+def test_bytes_of_a_transaction(outputs: list[Output], changes: list[Change], size: int) -> None:
+    txn = Transaction(1, 0, 0.0)
+    txn.admit(0, 1, outputs, changes)
+    assert txn.bytes == size
+    txn.without(1)
+    assert txn.bytes == size
+
+
+def test_bytes_of_what_was_read() -> None:
+    shared = (("name", b"12345"),)
+    records = [
+        IncomingRecord("t", 0, 0, b"key", b"value", shared),
+        IncomingRecord("t", 0, 1, None, None, shared),
+        IncomingRecord("t", 0, 2, b"key", None, None),
+    ]
+    assert size_of(records) == 8 + 9 + 9 + 3
+
+
+def test_the_bound_in_bytes_is_halved_and_grows_slowly() -> None:
+    most = PoolConfig().max_batch_bytes
+    rule = batching.smaller(PoolConfig(), most + 5)
+    assert rule.max_batch_bytes == most // 2
+    assert batching.smaller(rule, 3_000_000).max_batch_bytes == 1_500_000, "of what was too much"
+    assert batching.smaller(rule, 10).max_batch_bytes == batching.LEAST_BYTES
+    assert batching.smaller(PoolConfig(max_batch_bytes=9), 8).max_batch_bytes == 9, "never more than what was set"
+    assert batching.larger(rule, most // 8, most) is rule, "a small one says nothing"
+    steps = 0
+    while rule.max_batch_bytes < most:
+        rule = batching.larger(rule, rule.max_batch_bytes, most)
+        steps += 1
+    assert rule.max_batch_bytes == most
+    assert steps == 23
