@@ -73,10 +73,11 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     ``pool_size``: producers ("slots") used in turn; at least ``pending_transactions`` + 2, because one transactional
     id cannot commit back to back. ``pending_transactions``: sealed transactions that may be under way at a time.
-    ``max_batch_bytes``: the same bound in bytes of outputs and changes, because what is admitted is kept until its
-    outcome is known. ``target_batch_size``, ``max_batch_size``: events or records (whichever is more) at which a
-    transaction is sealed when the pipeline is free, and at which intake stops. ``batch_delay_seconds``: how long a
-    transaction waits for company when nothing is in flight; 0 sends at once.
+    ``max_batch_bytes``: the same bound in bytes of outputs and changes (keys, values and headers), because what is
+    admitted is kept until its outcome is known; where a line is too slow for so much, transactions get smaller.
+    ``target_batch_size``, ``max_batch_size``: events or records (whichever is more) at which a transaction is sealed
+    when the pipeline is free, and at which intake stops. ``batch_delay_seconds``: how long a transaction waits for
+    company when nothing is in flight; 0 sends at once.
     """
 
     pool_size: int = 3

@@ -174,7 +174,7 @@ async def test_one_event_that_does_not_fit_its_time_says_what_it_would_need(lab:
 
     with KafkaProxy(lab.bootstrap) as proxy:
         proxy.add(Rule(apis={"Produce"}, on="request", action="slow", bytes_per_second=100_000))
-        source = lab.source(bootstrap_servers=proxy.bootstrap_servers, recovery_timeout_seconds=5.0, **SLOW_LINE)
+        source = lab.source(bootstrap_servers=proxy.bootstrap_servers, recovery_timeout_seconds=3.0, **SLOW_LINE)
         source.register_event_type(Added, handler)
         with pytest.raises(TransactionFailed) as failed:
             async with Running(source) as run:
