@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from streams.cli.main import run
+from typing import NoReturn
+
+from streams.cli.interrupts import ends_at_once
+
+
+def run() -> NoReturn:
+    """Entry point of the script ``kes``."""
+    with ends_at_once():
+        from streams.cli import main
+    main.run()
+
 
 if __name__ == "__main__":
     run()

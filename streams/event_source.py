@@ -137,7 +137,8 @@ class EventSource(Handlers[StoreT]):
         try:
             anyio.run(self._run_with_signals)
         except BaseExceptionGroup as group:
-            raise _first(group) from None
+            first = _first(group)
+            raise first from first.__cause__
 
     async def consume_events(self) -> None:
         """Run until stopped, on the current event loop. Cancelling it is ``stop_now``. Raises like ``run``."""
@@ -300,7 +301,8 @@ class EventSource(Handlers[StoreT]):
         try:
             await engine.run(self._started)
         except BaseExceptionGroup as group:
-            raise _first(group) from None
+            first = _first(group)
+            raise first from first.__cause__
 
     def _started(self) -> None:
         self._state = SourceState.RUNNING

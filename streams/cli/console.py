@@ -12,10 +12,12 @@ from typing import Any, Protocol
 
 import msgspec
 from rich.console import Console, RenderableType
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
 LOG_EVERY_SECONDS = 5.0
+_WIDEST = 1_000
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -36,12 +38,18 @@ def notices() -> Console:
 
 
 def emit(data: Any, json: bool, table: Callable[[], RenderableType]) -> None:
-    """Print an answer: ``data`` as one line of JSON, or what ``table`` makes for people (not called for JSON)."""
+    """Print an answer: ``data`` as one line of JSON, or what ``table`` makes for people (not called for JSON).
+
+    A table that is wider than the terminal gets longer lines: names that were cut or folded could not be copied.
+    """
     if json:
         sys.stdout.write(msgspec.json.encode(data, enc_hook=str).decode() + "\n")
         sys.stdout.flush()
     else:
-        answers().print(table())
+        shown, console = table(), answers()
+        widest = Measurement.get(console, console.options.update(max_width=_WIDEST), shown).maximum
+        console.width = max(console.width, widest)
+        console.print(shown)
 
 
 def complain(message: str, hint: str = "") -> None:

@@ -49,7 +49,7 @@ def group(
 ) -> None:
     """The members of a group, the partitions of each, standbys, moves that are under way, and lag.
 
-    Groups of any consumer are shown. Standbys and moves are known of event sources only, as of their last rebalance.
+    Groups of any consumer are shown. Standbys and moves are known of event sources only.
 
     Exit codes: 0 shown; 1 no broker answers, or no such group; 2 wrong usage.
     """
@@ -59,7 +59,7 @@ def group(
     servers = brokers(bootstrap_servers, config)
     with (
         _questions(servers, config) as questions,
-        admin_of(servers, config) as admin,
+        admin_of(servers, config, timeout) as admin,
         _lags_of(config, admin) as lags,
         _board(servers, config, name) as board,
     ):
@@ -74,9 +74,10 @@ def group(
         else:
             picture = look.settled(time.monotonic, time.sleep)
             if picture.view.kind == NONE and not picture.view.committed:
+                advice = f"; for an event source: kes group --source {name}" if ":" in name else ""
                 raise ConfigError(
                     f"there is no group {picture.view.group!r} at {servers}: nobody has joined it or committed in it "
-                    "(kes group --watch waits for it)"
+                    f"(kes group --watch waits for it){advice}"
                 )
             emit(facts(picture), json, lambda: shown(picture, time.time()))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -45,9 +45,9 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
 
 class PartitionRow(msgspec.Struct, frozen=True, kw_only=True):
     """One partition. ``owners``: who works on it (more than one only while somebody has not heard yet). ``standbys``
-    keep a copy, ``preparing`` restore one for a move, ``restoring``: an owner does it. ``move``: from whom to whom the
-    last plan had it handed over. That takes a transaction and no other plan, so the receiver counts as the owner,
-    unless the giver says that it has it still. ``lag``: ``None`` when it is not known."""
+    keep a copy, ``preparing`` restore one for a move, ``restoring``: an owner does it. ``move``: from whom to whom it
+    is being handed over. That takes a transaction and no other plan, so the receiver counts as the owner, unless the
+    giver says that it has it still. ``lag``: ``None`` when it is not known."""
 
     topic: str
     partition: int
@@ -105,7 +105,7 @@ def short_id(member: MemberView) -> str:
 
 def partition_rows(picture: Picture) -> list[PartitionRow]:
     """Every partition that somebody has, gets, or has committed in."""
-    view, called = picture.view, names(picture.view)
+    view, called, moving = picture.view, names(picture.view), under_way(picture.live)
     rows: dict[tuple[str, int], dict[str, Any]] = {}
 
     def row(topic: str, partition: int) -> dict[str, Any]:
@@ -125,12 +125,18 @@ def partition_rows(picture: Picture) -> list[PartitionRow]:
             if live is not None and partition in live.copies and live.copies[partition].state == "restoring":
                 row(topic, partition)["restoring"].append(copy_of(member, name, partition, live))
         for partition, to in assignment.release.items():
-            row(topic, partition)["move"] = (name, called.get(to, f"{to} (gone)"))
+            if partition in moving:
+                row(topic, partition)["move"] = (name, called.get(to, f"{to} (gone)"))
         for partition in assignment.standby:
             row(topic, partition)["standbys"].append(copy_of(member, name, partition, live))
         for partition in assignment.preparing:
             row(topic, partition)["preparing"].append(copy_of(member, name, partition, live))
     return [PartitionRow(topic=topic, partition=number, **_fixed(row)) for (topic, number), row in sorted(rows.items())]
+
+
+def under_way(live: Live) -> frozenset[int]:
+    """The partitions that are being handed over, by the word of those who do it: the last plan stands long after."""
+    return frozenset(move.partition for alive in live.values() for move in alive.status.moves)
 
 
 def owned_here(member: MemberView, live: Live) -> frozenset[int]:
@@ -180,7 +186,7 @@ def _fixed(row: dict[str, Any]) -> dict[str, Any]:
 
 def facts(picture: Picture) -> dict[str, Any]:
     """Everything as data, for ``--json``."""
-    view, called = picture.view, names(picture.view)
+    view, called, moving = picture.view, names(picture.view), under_way(picture.live)
     lag = [entry.lag for lags in picture.lags.values() for entry in lags]
     return {
         "group": view.group,
@@ -190,15 +196,16 @@ def facts(picture: Picture) -> dict[str, Any]:
         "epoch": None if view.epoch < 0 else view.epoch,
         "stale": picture.stale,
         "lag": sum(lag) if lag else None,
-        "members": [_member_facts(member, called, picture.live) for member in view.members],
+        "members": [_member_facts(member, called, picture.live, moving) for member in view.members],
         "partitions": [_partition_facts(row) for row in partition_rows(picture)],
         "rebalances": [msgspec.structs.asdict(entry) for entry in rebalances(picture.live, called)],
         "notes": list(picture.notes),
     }
 
 
-def _member_facts(member: MemberView, called: Mapping[str, str], live: Live) -> dict[str, Any]:
+def _member_facts(member: MemberView, called: Mapping[str, str], live: Live, moving: Collection[int]) -> dict[str, Any]:
     report, assignment = member.report, member.assignment
+    release = assignment.release if assignment else {}
     alive = live.get(member.member_id)
     return {
         "member_id": member.member_id,
@@ -212,8 +219,8 @@ def _member_facts(member: MemberView, called: Mapping[str, str], live: Live) -> 
         "owned": _owned_places(member, live),
         "standby": sorted(assignment.standby) if assignment else [],
         "preparing": sorted(assignment.preparing) if assignment else [],
-        "incoming": sorted(assignment.incoming) if assignment else [],
-        "releasing": {str(p): called.get(to, to) for p, to in assignment.release.items()} if assignment else {},
+        "incoming": sorted(assignment.incoming.keys() & set(moving)) if assignment else [],
+        "releasing": {str(p): called.get(to, to) for p, to in release.items() if p in moving},
         "problem": member.problem,
         "live": msgspec.to_builtins(alive) if alive is not None else None,
     }
@@ -280,8 +287,9 @@ def shown(picture: Picture, now: float, clock: str = "") -> RenderableType:
 def member_table(picture: Picture, now: float) -> Table:
     """A row per member."""
     view, called = picture.view, names(picture.view)
-    columns = ["member", "id", "host", "for", "partitions", "standby", "moves"]
-    grid = Table(*columns, *(["doing"] if picture.live else []))
+    grid = Table()
+    for name in ("member", "id", "host", "for", "partitions", "standby", "moves", *(["doing"] if picture.live else [])):
+        grid.add_column(name, overflow="fold")
     donors = {p: member.member_id for member in view.members if member.assignment for p in member.assignment.release}
     for member in view.members:
         report = member.report
@@ -292,7 +300,7 @@ def member_table(picture: Picture, now: float) -> Table:
             "-" if member.since is None else duration(max(0.0, now - member.since)),
             _owned(member, picture.live, len(_topics(view)) > 1),
             _ranges(member.assignment.standby) if member.assignment else "-",
-            _moves(member, called, donors),
+            _moves(member, called, donors, under_way(picture.live)),
         ]
         if picture.live:
             cells.append(doing(picture.live.get(member.member_id)))
@@ -305,9 +313,9 @@ def partition_table(rows: list[PartitionRow]) -> Table:
     """A row per partition, and the sum of what is behind."""
     several = len({row.topic for row in rows}) > 1
     grid = Table(show_footer=any(row.lag for row in rows))
-    grid.add_column("partition", footer="all")
+    grid.add_column("partition", footer="all", overflow="fold")
     for name in ("owner", "standby", "move"):
-        grid.add_column(name)
+        grid.add_column(name, overflow="fold")
     for name in ("committed", "end", "lag"):
         grid.add_column(name, justify="right")
     for row in rows:
@@ -378,12 +386,13 @@ def _in_brackets(text: str) -> str:
     return f" ({text})" if text else ""
 
 
-def _moves(member: MemberView, called: Mapping[str, str], donors: Mapping[int, str]) -> str:
+def _moves(member: MemberView, called: Mapping[str, str], donors: Mapping[int, str], moving: Collection[int]) -> str:
     words = ["leaving"] if member.report and member.report.leaving else []
     assignment = member.assignment
     if assignment is not None:
-        words += [f"{ranges(numbers)} to {to}" for to, numbers in _by_peer(assignment.release, called)]
-        coming = {partition: donors.get(partition, "") for partition in assignment.incoming}
+        going = {partition: to for partition, to in assignment.release.items() if partition in moving}
+        words += [f"{ranges(numbers)} to {to}" for to, numbers in _by_peer(going, called)]
+        coming = {partition: donors.get(partition, "") for partition in assignment.incoming if partition in moving}
         words += [f"{ranges(numbers)} from {peer or 'one that is gone'}" for peer, numbers in _by_peer(coming, called)]
         if assignment.preparing:
             words.append(f"prepares {ranges(assignment.preparing)}")

@@ -92,13 +92,16 @@ def lag(
     by transactions may show 1 or more per partition when everything is handled. `stable` is how far committed readers
     can see (the last stable offset).
 
-    Exit codes: 0 shown; 1 no broker answers, no such topic, or the group has no offset in it; 2 wrong usage.
+    Exit codes: 0 shown; 1 no broker answers, no such topic, or the group of --group has no offset in it; 2 wrong usage.
     """
     if bool(source) == bool(group or topic) or bool(group) != bool(topic):
         raise typer.BadParameter("name MODULE:SOURCE, or both --group and --topic", param_hint="MODULE:SOURCE")
     config = named_source(source).config if source else None
     group, topic = (config.group_id, config.topic) if config else (group, topic)
-    with admin_of(brokers(bootstrap_servers, config), config) as admin, source_admin_of(config, admin) as source_admin:
+    with (
+        admin_of(brokers(bootstrap_servers, config), config, timeout) as admin,
+        source_admin_of(config, admin, timeout) as source_admin,
+    ):
         offsets_topic = config.offsets_topic if config else topic
 
         def ask() -> list[PartitionLag]:
@@ -112,7 +115,7 @@ def lag(
                 _watch(ask, show, interval, time.monotonic, time.sleep)
         else:
             partitions = ask()
-            if all(entry.committed is None for entry in partitions):
+            if config is None and all(entry.committed is None for entry in partitions):  # a typo, most of the time
                 raise TopicError(
                     f"the group {group!r} has no committed offset in topic {topic}: there is no such group, it has not "
                     "committed yet, or its offsets have expired (kes lag --watch waits for it)"
@@ -208,9 +211,11 @@ def summary(partitions: list[PartitionLag], speed: Speed) -> str:
 
 def table(group: str, topic: str, partitions: list[PartitionLag]) -> Table:
     """The answer for people: a row per partition, and the sum."""
-    grid = Table("partition", title=f"{group} in {topic}", title_justify="left", show_footer=True)
+    title = f"{group} in {topic}"
+    grid = Table(title=title, title_justify="left", show_footer=True, min_width=len(title))
+    grid.add_column("partition", overflow="fold")
     for name in ("committed", "stable", "end", "lag"):
-        grid.add_column(name, justify="right")
+        grid.add_column(name, justify="right", overflow="fold")
     for entry in partitions:
         committed = "-" if entry.committed is None else f"{entry.committed:,}"
         style = "" if entry.committed is not None else "yellow"

@@ -21,11 +21,11 @@ from typing import Annotated, NamedTuple, NoReturn
 import typer
 
 from streams.cli.failures import innermost
+from streams.cli.interrupts import EXIT_INTERRUPTED, ends_at_once
 from streams.errors import ConfigError, StreamsError
 
 EXIT_PROBLEM = 1
 EXIT_FAULT = 70
-EXIT_INTERRUPTED = 130
 DISTRIBUTION = "kafka-event-source"
 
 
@@ -60,7 +60,9 @@ def run() -> NoReturn:
 def main(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code. Every failure has become a message on stderr by then."""
     try:
-        build(argv)(args=list(argv), prog_name="kes")
+        with ends_at_once():
+            application = build(argv)
+        application(args=list(argv), prog_name="kes")
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ import typer
 from rich.text import Text
 
 from streams.cli.console import notices
+from streams.cli.source_name import checked_name
 from streams.cli.supervisor import RestartPolicy, Status, Supervisor, worker_command
 from streams.cli.worker import GC_THRESHOLD
 from streams.config import host_name
@@ -49,11 +50,7 @@ def run(
     Exit codes: 0 drained or finished; 1 a problem to be solved first (the message says which); 2 wrong usage;
     70 a worker failed too often; 128 + signal (130, 143): killed before the drain was complete.
     """
-    module, _, name = source.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), *(name.split(".") if name else ()))):
-        raise typer.BadParameter(
-            f"{source!r} is not MODULE:SOURCE, as in bank:source or shop.orders:make_source", param_hint="MODULE:SOURCE"
-        )
+    checked_name(source)
     verbosity = max(0 if quiet else 1, context.parent.params["verbose"] if context.parent else 0)
     supervisor = Supervisor(
         worker_command(source, verbosity, gc_threshold),
@@ -81,15 +78,34 @@ class _StatusLines:
         event = status["event"]
         if self._quiet and event in ("started", "joining", "exited", "removed", "stopping") and not status.get("code"):
             return
-        details = ", ".join(
-            f"{key.replace('_', ' ')} {value}" for key, value in status.items() if key not in ("event", "worker")
-        )
         who = status.get("worker", "all workers")
         with self._console.capture() as line:
-            self._console.print(
-                Text.assemble(f"{who}: ", (event, _STYLES.get(event, "")), f" ({details})"), soft_wrap=True
-            )
+            self._console.print(Text.assemble(f"{who}: ", (sentence(status), _STYLES.get(event, ""))), soft_wrap=True)
         _write(sys.stderr, line.get())
+
+
+def sentence(status: Status) -> str:
+    """What a status line of ``--json`` says, for people."""
+    match status["event"]:
+        case "started":
+            again = f", start {status['starts']}" if status["starts"] > 1 else ""
+            return f"started (process {status['pid']}{again})"
+        case "joining":
+            return f"the group knows it as {status['member_id']}"
+        case "exited":
+            return f"ended: {status['reason']} (process {status['pid']})"
+        case "restarting":
+            return f"restarting in {status['in_seconds']:g} s"
+        case "removed":
+            return f"removed from the group by {status['by']} after {status['after_seconds']:.2f} s"
+        case "gave up":
+            return f"gave up: {status['crashes']} crashes within {status['within_seconds']:g} s"
+        case "stopping":
+            return f"stopping; they have {status['drain_seconds']:g} s to drain"
+        case "killed":
+            return f"killed, because {status['reason']} (process {status['pid']})"
+        case event:
+            raise AssertionError(f"a status without words: {event}")
 
 
 def _write(stream: TextIO, text: str) -> None:

@@ -116,7 +116,10 @@ def _run(name: str, outputs: list[str], servers: str, timeout: float, *, json: b
     source = named_source(name)
     wanted = wanted_topics(source, outputs)
     addresses = brokers(servers, source.config)
-    with admin_of(addresses, source.config) as admin, source_admin_of(source.config, admin) as source_admin:
+    with (
+        admin_of(addresses, source.config, timeout) as admin,
+        source_admin_of(source.config, admin, timeout) as source_admin,
+    ):
         if source_admin is admin:
             verdicts = examine(admin, wanted, timeout, create=create)
         else:

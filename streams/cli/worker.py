@@ -1,8 +1,8 @@
 """One worker process of ``kes run``: import the event source, run it, leave with a code that the supervisor can read.
 
 Exit codes: 0 drained or finished; 78 a problem that a restart does not solve (a wrong setting, a topic that differs, a
-module that cannot be imported); 70 failed, worth another start. (Not 1 for the problem: an interpreter that dies of an
-exception also says 1, and that is worth another start.)
+module that cannot be imported); 65 a record that fails at every start; 70 failed, worth another start. (Not 1 for the
+problem: an interpreter that dies of an exception also says 1, and that is worth another start.)
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from streams.cli.lifeline import Line, Member, Remove, Removed
 from streams.errors import (
     ConfigError,
     EmbeddedBrokerError,
+    EventFailure,
     MembershipFatal,
     OffsetError,
     RegistrationError,
@@ -32,12 +33,14 @@ from streams.errors import (
     TopicError,
 )
 from streams.loading import described, load
+from streams.runtime.failures import FINAL
 from streams.statistics import SourceState
 
 log = logging.getLogger(__name__)
 
 EXIT_PROBLEM = 78
 EXIT_FAILED = 70
+EXIT_BAD_RECORD = 65
 GC_THRESHOLD = 5_000
 """Python's own is 700 (3.11), for programs that make few objects and keep most. Jobs come by the thousand, live for a
 while and go together: with 5,000, and modules frozen, collecting took a third of the time
@@ -158,6 +161,8 @@ def _failed(name: str, error: Exception) -> int:
         _tell(name, error)
     else:  # the user's code: its stack trace is what they need
         traceback.print_exception(error)
+    if isinstance(error, EventFailure) and isinstance(error.__cause__, FINAL):
+        return EXIT_BAD_RECORD
     return EXIT_PROBLEM if isinstance(error, NOT_FOR_RESTART) else EXIT_FAILED
 
 
@@ -166,7 +171,10 @@ def _tell(name: str, error: StreamsError) -> None:
         traceback.print_exception(error)
     cause = error.__cause__
     hint = f"caused by {described(cause)}" if cause is not None and not isinstance(error, ConfigError) else ""
-    complain(f"{name}: {type(error).__name__}: {error}", hint=hint)
+    if not isinstance(error, EventFailure):
+        complain(f"{name}: {type(error).__name__}: {error}", hint=hint)
+    elif hint and not isinstance(cause, FINAL):  # the engine has logged the failure when it began to stop
+        complain(f"{name}: {hint}")
 
 
 if __name__ == "__main__":

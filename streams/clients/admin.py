@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Final, TypeVar
 
@@ -25,7 +25,7 @@ from confluent_kafka.admin import AdminClient
 from streams.clients.connection import ConnectionLog
 from streams.clients.settings import ClientSettings, build
 from streams.clients.translate import NO_ANSWER, NO_SUCH_TOPIC, error_of, request_failed
-from streams.errors import TopicError
+from streams.errors import BrokerUnavailable, TopicError
 from streams.topics import TopicSpec, missing
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,8 @@ _LATEST: Final = _untyped.OffsetSpec.latest()
 _ATTEMPT_SECONDS: Final = 3.0
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.5
+_HEAR_SECONDS: Final = 0.5
+"""How often the connections are listened to while an answer is waited for: they may all be refused."""
 _STUCK: Final = frozenset(
     {
         KafkaError.FENCED_LEADER_EPOCH,
@@ -305,7 +307,10 @@ class TopicAdmin:
             if not waiting:
                 return
             if time.monotonic() + pause > deadline:
-                raise TopicError(f"topic {waiting[0]}: waited in vain until it {condition}")
+                # The cluster has taken the request and is slow: that is no refusal.
+                raise BrokerUnavailable(
+                    f"topic {waiting[0]} at {self._connection.addresses}: waited in vain until it {condition}"
+                )
             time.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
@@ -392,9 +397,13 @@ def _gather(
         if isinstance(error.__cause__, KeyboardInterrupt | SystemExit):
             raise error.__cause__ from None  # a signal arrived within the C client, which hides what its handler raised
         raise
+    deadline = time.monotonic() + seconds + 1.0
     for key, future in futures.items():
+        while not future.done() and time.monotonic() < deadline:
+            wait([future], min(_HEAR_SECONDS, seconds))
+            client.poll(0)
         try:
-            results[key] = future.result(seconds + 1.0)
+            results[key] = future.result(0)
         except KafkaException as exception:
             results[key] = error_of(exception)
         except FutureTimeout:

@@ -12,7 +12,7 @@ from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
-from streams.clients.translate import NO_SUCH_TOPIC, NOT_AUTHORIZED
+from streams.clients.translate import NO_SUCH_TOPIC, NOT_AUTHORIZED, plain
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +47,8 @@ class ConnectionLog:
             self.reason = f"{error.name()}: {error.str()}"
         if code in _DOWN and not self.down:
             self.down = True
-            logger.warning(
-                "%s: Kafka at %s can not be reached (%s), trying on", self.client, self.addresses, self.reason
-            )
+            reason = plain(self.reason, self.addresses)
+            logger.warning("%s: Kafka at %s can not be reached (%s), trying on", self.client, self.addresses, reason)
 
     def take_topic_errors(self) -> list[KafkaError]:
         """What was said about topics since the last call: consumers hear of a missing topic here, not by a message."""

@@ -136,10 +136,26 @@ def _kind(error: KafkaError) -> str:
     return "unknown"  # timeouts, retriable ones whose time is over, and whatever nobody has seen yet
 
 
+def nothing_listens(addresses: str) -> str:
+    """What is said of brokers that refuse every connection."""
+    hosts = [address.strip().rpartition(":")[0] for address in addresses.split(",")]
+    here = any(host in ("localhost", "[::1]") or host.startswith("127.") for host in hosts)
+    advice = "(kes broker start)" if here else "(check the address, too)"
+    return f"nothing listens at {addresses}: is it running? {advice}"
+
+
+def plain(reason: str, addresses: str) -> str:
+    """What was heard last of the connections, in plain words where nobody is there at all."""
+    refused = "Connection refused" in reason and "," not in addresses  # of several brokers another one may be there
+    return nothing_listens(addresses) if refused else reason
+
+
 def broker_unavailable(
     step: str, addresses: str, error: KafkaError | None = None, reason: str = ""
 ) -> BrokerUnavailable:
     """``step`` could not be done because nothing answered; ``reason`` is the last thing heard of the connections."""
+    if (words := plain(reason, addresses)) != reason:
+        return BrokerUnavailable(f"{step}: {words}")
     causes = [f"{error.name()}: {error.str()}"] if error is not None else []
     if reason and (error is None or reason not in causes[0]):
         causes.append(reason)

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -39,6 +39,11 @@ if TYPE_CHECKING:
     from streams.runtime.partition_worker import PartitionWorker
 
 _log = logging.getLogger(__name__)
+
+WAYS_ON: Final = (
+    ". To go on, repair the event class and deploy it, or set decode_policy=DEAD_LETTER or decode_policy=SKIP"
+)
+"""For a record that nobody can read: a restart alone does not help."""
 
 Handle = Callable[[EventContext[Any]], Any]
 """What an event, or an interjection, does with its context. May be asynchronous."""
@@ -98,7 +103,7 @@ class Attempts:
         if route is None:
             route = router.default
             if route is None:
-                advice = "register a handler for it, or a default handler, or set decode_policy"
+                advice = "register a handler for it, or a default handler"
                 return None, None, DecodeError(f"{where or record.where}: {describe_type(record)}; {advice}")
         versions = [content for header, content in record.headers or () if header == VERSION_HEADER]
         try:
@@ -349,16 +354,16 @@ class Attempts:
             removed[timer.name] = None
             name = f"timer {timer.name!r} of {self._worker.topic_partition}"
         response = ErrorResponse.FAIL_CONSUMER if is_fatal(error) else policy.then
-        what = route.name if route is not None else "a record that cannot be read"
         engine.measure(EventFailed(self._worker.partition, record.offset, describe(error), response.value))
-        text = f"{name} ({what}) failed after {attempts} attempt(s): {describe(error)}"
+        if route is None:  # its error begins with the place
+            text = f"{describe(error)}; the record cannot be read"
+        else:
+            text = f"{name} ({route.name}) failed after {attempts} attempt(s): {describe(error)}"
         if response is ErrorResponse.FATALLY_EXIT:
             engine.exit_now(f"{text}; fatally_exit")
         if response is ErrorResponse.FAIL_CONSUMER:
-            raise EventFailure(
-                f"{text}; the source stops, and {'the record' if timer is None else 'it'} will be met again at the "
-                "next start"
-            ) from error
+            ways_on = WAYS_ON if route is None else ""
+            raise EventFailure(f"{text}; the source stops, and the next start meets it again{ways_on}") from error
         _log.log(logging.WARNING, "%s; %s", text, response.value, exc_info=error if route is not None else None)
         outputs: list[Output] = []
         waiter: Waiter | None = None

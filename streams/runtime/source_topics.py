@@ -41,7 +41,8 @@ def specs(config: EventSourceConfig) -> list[TopicSpec]:
 
 
 async def prepare(config: EventSourceConfig, connections: Connections) -> None:
-    """Create or verify at the start. Waits for the broker as long as it takes, and says so."""
+    """Create or verify at the start. Waits as long as it takes for a broker that does not answer, or that is slow to
+    make a topic, and says so each time; what is refused raises ``TopicError``."""
     pause = FIRST_PAUSE
     while True:
         try:

@@ -1,4 +1,4 @@
-"""``kes topics`` and ``kes lag`` as processes, against a real broker and an event source that runs."""
+"""``kes topics``, ``kes lag`` and ``kes run`` as processes, against a real broker and an event source that runs."""
 
 from __future__ import annotations
 
@@ -27,6 +27,22 @@ source = EventSource(EventSourceConfig(group_id="{prefix}group", topic="{prefix}
 
 @source.register_default_handler
 def pass_by(ctx, value):
+    pass
+"""
+
+
+PICKY = """
+from dataclasses import dataclass
+from streams import EventSource, EventSourceConfig
+
+source = EventSource(EventSourceConfig(group_id="{prefix}picky", topic="{prefix}in", num_partitions=2))
+
+@dataclass
+class Deposited:
+    cents: int
+
+@source.register_event_type(Deposited)
+def on_deposited(ctx, event):
     pass
 """
 
@@ -84,7 +100,9 @@ def test_from_a_plan_to_no_lag(
     assert code == 1
     assert f"topic {topic_prefix}out has 2 partitions, settings say 3" in err
 
-    code, _, err = kes("lag", "copier:source")
+    code, out, _ = kes("lag", "copier:source", "--json")
+    assert (code, json.loads(out)["lag"]) == (0, 0)
+    code, _, err = kes("lag", "--group", f"{topic_prefix}group", "--topic", f"{topic_prefix}in")
     assert code == 1
     assert f"the group '{topic_prefix}group' has no committed offset" in err
     producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers, "log_level": 0})
@@ -111,13 +129,35 @@ def test_from_a_plan_to_no_lag(
     assert source.wait(30) == 0
 
 
+def test_a_record_that_cannot_be_read_ends_the_run_at_once(
+    kes: Kes, topic_prefix: str, kafka_broker: BrokerAddress
+) -> None:
+    """No restart: the bytes stay what they are."""
+    (kes.folder / "picky.py").write_text(PICKY.format(prefix=topic_prefix))
+    assert kes("topics", "apply", "picky:source")[0] == 0
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers, "log_level": 0})
+    producer.produce(f"{topic_prefix}in", b'{"cents":"many"}', partition=1, headers=[("__grt__", b"Deposited")])
+    assert producer.flush(30) == 0
+    code, out, err = kes("run", "picky:source", "--workers", "2", "--instance-prefix", "w", "--json")
+    assert code == 1
+    said = [json.loads(line) for line in out.splitlines()]
+    assert 65 in [line.get("code") for line in said]
+    assert [line["starts"] for line in said if line["event"] == "started"] == [1, 1]
+    failures = [line for line in err.splitlines() if "Deposited" in line]
+    met_by = {line.split(" w-")[1][0] for line in failures}
+    assert len(failures) == len(met_by)  # once by each worker that had the partition before all of them had stopped
+    for line in failures:
+        assert line.count(f"{topic_prefix}in[1]@0") == 1
+        assert line.endswith("set decode_policy=DEAD_LETTER or decode_policy=SKIP")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("--group", "nobody", "--topic", "no-such-topic"), "topic error: topic no-such-topic does not exist at"),
         (
             ("--group", "nobody", "--topic", "t", "--bootstrap-servers", "127.0.0.1:1", "--timeout", "1"),
-            "broker unavailable: describing topic t: no answer from Kafka at 127.0.0.1:1",
+            "broker unavailable: nothing listens at 127.0.0.1:1: is it running?",
         ),
     ],
 )

@@ -19,6 +19,8 @@ from streams.clients.admin import PartitionLag, Watermarks
 from streams.clients.group_view import GroupView, classic_view
 from streams.clients.status_board import Note
 from streams.group import Assignment, Copies, MemberReport
+from streams.runtime.status import MemberStatus
+from streams.statistics import CopyStatistics, MoveStatistics
 
 BEGAN = 1_795_000_000.0
 UUID = "5f4fb1a9-7c9e-4c8e-8d0b-1c44bf1fd2b7"
@@ -46,6 +48,21 @@ def id_of(name: str) -> str:
     return f"{name}-{UUID}"
 
 
+def status(name: str, **fields: Any) -> MemberStatus:
+    known: dict[str, Any] = {
+        "at_ms": int(BEGAN * 1000), "member_id": id_of(name), "generation": 5, "partitions": 0, "copies": (),
+        "moves": (), "rebalances": (),
+    }  # fmt: skip
+    return MemberStatus(**{**known, **fields})
+
+
+def told(name: str, *copies: CopyStatistics, age: float = 0.5, **fields: Any) -> dict[str, LiveMember]:
+    numbers = tuple(copy.partition for copy in copies)
+    return {
+        id_of(name): LiveMember(status(name, copies=numbers, **fields), {copy.partition: copy for copy in copies}, age)
+    }
+
+
 @pytest.fixture
 def moving() -> GroupView:
     """``b`` takes 1 over from ``a`` and prepares 2, ``c`` leaves and keeps a copy of 0 that has caught up."""
@@ -58,6 +75,11 @@ def moving() -> GroupView:
             ours("c", Assignment(standby=frozenset({0, 1})), leaving=True, copies=Copies(ready=frozenset({0}))),
         ),
     )  # fmt: skip
+
+
+def handing_over(donor: str, partition: int, receiver: str) -> dict[str, LiveMember]:
+    """What the donor tells meanwhile."""
+    return told(donor, moves=(MoveStatistics(partition, "out", receiver, 5, None),))
 
 
 def lags(*figures: int | None) -> list[PartitionLag]:

@@ -22,7 +22,7 @@ DEADLINE_SECONDS = 60.0
 DUMMY = '''
 import json, os, signal, sys, threading, time
 from types import SimpleNamespace
-from streams.errors import BrokerUnavailable, ConfigError, TopicError
+from streams.errors import BrokerUnavailable, ConfigError, DecodeError, EventFailure, TopicError
 from streams.statistics import SourceState
 
 def tell(event, **more):
@@ -108,7 +108,19 @@ class WrongTopic:
         error = TopicError("topic 'orders' has 3 partitions, the settings say 4")
         raise ExceptionGroup("a task group wraps it", [error])
 
+def bad_record():
+    failure = EventFailure("in[2]@7: not a Deposited")
+    failure.__cause__ = DecodeError("in[2]@7: not a Deposited")
+    return failure
+
+class BadRecord(Source):
+    def run(self):
+        if os.environ["KES_INSTANCE_ID"].endswith("-1"):
+            raise ExceptionGroup("a task group wraps it", [bad_record()])
+        super().run()
+
 source = Source()
+bad = BadRecord()
 stubborn, hung, finished = Stubborn(), HungOrphan(), Finished()
 crash, second, topic = Crash(), SecondCrashes(), WrongTopic()
 joins, static, unreachable, leaves, babbles = Joins(), JoinsStatic(), Unreachable(), JoinsAndLeaves(), Babbles()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from rich.console import Console
@@ -20,7 +21,20 @@ from streams.clients import group_wire
 from streams.clients.group_view import GroupView, MemberView, broker_view, classic_view
 from streams.errors import BrokerUnavailable, TopicError
 from streams.group import Assignment, MemberReport
-from tests.unit.cli_group_kit import BEGAN, Cluster, described, entry, lags, moving, ours, row_of, text_of
+from tests.unit.cli_group_kit import (
+    BEGAN,
+    Cluster,
+    described,
+    entry,
+    handing_over,
+    id_of,
+    lags,
+    moving,
+    ours,
+    row_of,
+    text_of,
+    told,
+)
 
 __all__ = ["moving"]  # the fixture
 
@@ -106,21 +120,35 @@ def test_a_group_of_the_brokers_own_protocol() -> None:
 
 
 def test_who_has_what_and_what_is_on_its_way(moving: GroupView) -> None:
-    picture = Picture(view=moving, lags={"orders": lags(9_000, 10_000, 8_500, None)})
+    live = handing_over("a", 1, id_of("b"))
+    picture = Picture(view=moving, lags={"orders": lags(9_000, 10_000, 8_500, None)}, live=live)
     text = text_of(picture)
     assert text.startswith("shop: stable, kes-incremental-2, 3 members, 12,500 behind")
-    assert row_of(text, "a") == ["a", "5f4fb1a9", "10.0.0.7", "2 min 05 s", "0, 2-3", "-", "1 to b"]
-    assert row_of(text, "b")[4:] == ["1", "-", "1 from a; prepares 2-3"]
-    assert row_of(text, "c")[4:] == ["-", "0-1", "leaving"]
+    assert row_of(text, "a") == ["a", "5f4fb1a9", "10.0.0.7", "2 min 05 s", "0-3", "-", "1 to b", "-"]
+    assert row_of(text, "b")[4:] == ["1", "-", "1 from a; prepares 2-3", "does not tell"]
+    assert row_of(text, "c")[4:] == ["-", "0-1", "leaving", "does not tell"]
     assert row_of(text, "0") == ["0", "a", "c", "", "9,000", "10,000", "1,000"]
-    assert row_of(text, "1")[1:4] == ["b", "c (behind)", "a → b"]
+    assert row_of(text, "1")[1:4] == ["a, b", "c (behind)", "a → b"]
     assert row_of(text, "2")[3] == "b prepares (12,000 left)"
     assert row_of(text, "3")[3:5] == ["b is late", "-"]
     assert row_of(text, "all")[-1] == "12,500"
 
 
+def test_a_move_is_shown_only_while_it_is_under_way(moving: GroupView) -> None:
+    """The last plan stands in the broker until the next one."""
+    picture = Picture(view=moving, live={**told("a"), **told("b")})
+    text = text_of(picture)
+    assert row_of(text, "a")[4:7] == ["0, 2-3", "-", ""]
+    assert row_of(text, "b")[4:7] == ["1", "-", "prepares 2-3"]
+    assert row_of(text, "1")[1:4] == ["b", "c (behind)", ""]
+    found = group_tables.facts(picture)
+    assert (found["members"][0]["releasing"], found["members"][1]["incoming"]) == ({}, [])
+    assert found["partitions"][1]["move"] is None
+
+
 def test_the_same_as_data(moving: GroupView) -> None:
-    found = json.loads(json.dumps(group_tables.facts(Picture(view=moving, lags={"orders": lags(1, 2, 3, 4)}))))
+    picture = Picture(view=moving, lags={"orders": lags(1, 2, 3, 4)}, live=handing_over("a", 1, id_of("b")))
+    found = json.loads(json.dumps(group_tables.facts(picture)))
     assert found["state"] == "Stable"
     assert found["members"][1]["owned"] == {"orders": [1]}
     assert found["members"][0]["releasing"] == {"1": "b"}
@@ -143,7 +171,8 @@ def test_two_of_one_name_are_told_apart() -> None:
 
 def test_a_receiver_that_is_gone_is_named() -> None:
     view = classic_view("shop", described(ours("a", Assignment(release={0: "b-77"}))))
-    assert row_of(text_of(Picture(view=view)), "0")[1:4] == ["nobody", "", "a → b-77 (gone)"]
+    picture = Picture(view=view, live=handing_over("a", 0, "b-77"))
+    assert row_of(text_of(picture), "0")[1:4] == ["a", "", "a → b-77 (gone)"]
 
 
 def test_names_cannot_command_the_terminal() -> None:
@@ -249,6 +278,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Callable[[Cluster], Cluster]:
         monkeypatch.setattr(group, "GroupQuestions", lambda servers, security: cluster)
         monkeypatch.setattr(group, "StatusBoard", lambda servers, client_id, security, name: cluster)
         monkeypatch.setattr("streams.cli.cluster.TopicAdmin", lambda settings: cluster)
+        monkeypatch.setattr("streams.cli.cluster.await_listener", lambda servers, seconds: None)
         monkeypatch.setenv("KES_BOOTSTRAP_SERVERS", "127.0.0.1:1")
         monkeypatch.setenv("COLUMNS", "160")
         return cluster
@@ -257,11 +287,15 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Callable[[Cluster], Cluster]:
 
 
 def test_the_command_shows_a_group(
-    moving: GroupView, on: Callable[[Cluster], Cluster], capsys: pytest.CaptureFixture[str]
+    moving: GroupView,
+    on: Callable[[Cluster], Cluster],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = on(Cluster(moving))
+    monkeypatch.setenv("COLUMNS", "40")  # names are whole all the same
     assert main.main(["group", "shop"]) == 0
-    assert row_of(capsys.readouterr().out, "a")[6] == "1 to b"
+    assert row_of(capsys.readouterr().out, "a")[:6] == ["a", "5f4fb1a9", "10.0.0.7", ANY, "0, 2-3", "-"]
     assert main.main(["group", "shop", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["members"][0]["instance"] == "a"
     assert cluster.asked == ["shop", "shop"]
@@ -271,6 +305,7 @@ def test_the_command_shows_a_group(
     ("arguments", "code", "message"),
     [
         (["group", "nobody"], 1, "there is no group 'nobody'"),
+        (["group", "shop:source"], 1, "for an event source: kes group --source shop:source"),
         (["group"], 2, "either a group or --source"),
         (["group", "shop", "--source", "fleet:source"], 2, "either a group or --source"),
         (["group", "--source", "./fleet.py"], 2, "MODULE:SOURCE"),

@@ -11,32 +11,17 @@ import msgspec
 import pytest
 
 from streams.cli import group_tables
-from streams.cli.group_live import LiveMember, live_status, understood
+from streams.cli.group_live import live_status, understood
 from streams.cli.group_tables import Picture, partition_rows
 from streams.clients.group_view import GroupView, classic_view
 from streams.clients.status_board import LONGEST, Note
 from streams.errors import BrokerUnavailable
 from streams.group import Assigned, Assignment, Snapshot
-from streams.runtime.status import REBALANCES, MemberStatus, Status
+from streams.runtime.status import REBALANCES, Status
 from streams.statistics import CopyStatistics, MoveStatistics, RebalanceStatistics
-from tests.unit.cli_group_kit import BEGAN, Cluster, described, entry, id_of, moving, row_of, text_of
+from tests.unit.cli_group_kit import BEGAN, Cluster, described, entry, id_of, moving, row_of, status, text_of, told
 
 __all__ = ["moving"]  # the fixture
-
-
-def status(name: str, **fields: Any) -> MemberStatus:
-    known: dict[str, Any] = {
-        "at_ms": int(BEGAN * 1000), "member_id": id_of(name), "generation": 5, "partitions": 0, "copies": (),
-        "moves": (), "rebalances": (),
-    }  # fmt: skip
-    return MemberStatus(**{**known, **fields})
-
-
-def told(name: str, *copies: CopyStatistics, age: float = 0.5, **fields: Any) -> dict[str, LiveMember]:
-    numbers = tuple(copy.partition for copy in copies)
-    return {
-        id_of(name): LiveMember(status(name, copies=numbers, **fields), {copy.partition: copy for copy in copies}, age)
-    }
 
 
 def copy(partition: int, state: str, left: int, **fields: Any) -> CopyStatistics:

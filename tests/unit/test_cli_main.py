@@ -97,6 +97,27 @@ def test_a_missing_optional_package_is_named_with_its_extra(
     assert "pip install 'kafka-event-source[demo]'" in capsys.readouterr().err
 
 
+INTERRUPTED = """
+import os, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[2]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+from streams.__main__ import run
+run()
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "confluent_kafka", "rich.live"])
+def test_an_interrupt_while_the_command_is_imported_is_no_stack_trace(module: str) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, "lag", module]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "")
+
+
 @pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["--help"], 0), ([], 2), (["nothing"], 2)])
 def test_exit_codes_of_the_root(arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(arguments) == code
@@ -110,7 +131,7 @@ def test_help_lists_every_present_command_and_loads_none() -> None:
         "sys.exit(f'{code} {sorted(loaded)}')"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert ended.stderr.strip() == "0 ['streams.cli.failures', 'streams.cli.main']"
+    assert ended.stderr.strip() == "0 ['streams.cli.failures', 'streams.cli.interrupts', 'streams.cli.main']"
     assert "run " in ended.stdout
 
 

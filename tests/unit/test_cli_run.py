@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from streams.cli import worker
+from streams.cli.run import sentence
 from streams.cli.supervisor import RestartPolicy, Restarts
 from streams.errors import ConfigError
 from tests.unit.cli_run_kit import DEADLINE_SECONDS, ROOT, Kes, kes
@@ -80,6 +82,16 @@ def test_the_stack_trace_of_a_handler_is_shown(kes: Callable[..., Kes]) -> None:
     assert running.ended() == 70
     assert "RuntimeError: the handler's own fault" in running.complaints
     assert "dummy.py" in running.complaints
+
+
+def test_a_record_that_nobody_can_read_drains_all_and_is_no_reason_to_restart(kes: Callable[..., Kes]) -> None:
+    running = kes("dummy:bad", "--workers", "2")
+    assert running.ended() == 1
+    assert running.events("w-1") == ["started", "exited"]
+    assert running.events("w-0")[-2:] == ["drained", "exited"] or running.events("w-0") == ["started", "exited"]
+    exited = next(seen for seen in running.seen if seen["event"] == "exited" and seen["worker"] == "w-1")
+    assert (exited["code"], exited["reason"]) == (65, "a record that fails at every start, and in every worker")
+    assert "in[2]@7" not in running.complaints  # the engine has logged it
 
 
 @pytest.mark.parametrize(
@@ -175,11 +187,40 @@ def test_workers_drain_when_nobody_reads_the_status_any_more(tmp_path: Path, for
     assert sorted(path.name for path in tmp_path.glob("drained-*")) == ["drained-w-0", "drained-w-1"]
 
 
-def test_what_is_not_a_source_is_wrong_usage(kes: Callable[..., Kes]) -> None:
-    running = kes("./bank.py:source")
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("dummy.py", "did you mean dummy:source?"),
+        ("dummy.source", "did you mean dummy:source?"),
+        ("dummy.make", "did you mean dummy:make?"),
+        ("dummy.py:bad", "did you mean dummy:bad?"),
+        ("./dummy.py:bad", "did you mean dummy:bad?"),
+        ("shop/orders.py", "did you mean shop.orders:source?"),
+        ("a dummy", "as in bank:source"),
+    ],
+)
+def test_what_is_not_a_source_is_wrong_usage(kes: Callable[..., Kes], typed: str, meant: str) -> None:
+    running = kes(typed)
     assert running.ended() == 2
-    assert "MODULE:SOURCE" in running.complaints
+    assert meant in " ".join(running.complaints.replace("│", " ").split())
     assert running.seen == []
+
+
+def test_what_happens_to_workers_is_told_in_sentences() -> None:
+    told: list[tuple[dict[str, Any], str]] = [
+        ({"event": "started", "pid": 7, "starts": 1}, "started (process 7)"),
+        ({"event": "started", "pid": 8, "starts": 2}, "started (process 8, start 2)"),
+        ({"event": "joining", "member_id": "vm-0-5f4f"}, "the group knows it as vm-0-5f4f"),
+        ({"event": "exited", "pid": 7, "code": -9, "reason": "killed by SIGKILL"},
+         "ended: killed by SIGKILL (process 7)"),
+        ({"event": "restarting", "in_seconds": 0.5}, "restarting in 0.5 s"),
+        ({"event": "removed", "by": "vm-1", "after_seconds": 0.021}, "removed from the group by vm-1 after 0.02 s"),
+        ({"event": "gave up", "crashes": 6, "within_seconds": 60.0}, "gave up: 6 crashes within 60 s"),
+        ({"event": "stopping", "drain_seconds": 60.0}, "stopping; they have 60 s to drain"),
+        ({"event": "killed", "pid": 7, "reason": "it did not drain in time"},
+         "killed, because it did not drain in time (process 7)"),
+    ]  # fmt: skip
+    assert [sentence(status) for status, _ in told] == [words for _, words in told]
 
 
 # ------------------------------------------------------------------------------------------------- worker

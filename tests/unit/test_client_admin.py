@@ -1,12 +1,20 @@
 from __future__ import annotations
 
-from typing import Never
+import threading
+import time
+from collections.abc import Collection
+from types import SimpleNamespace
+from typing import Any, Never
 
+import anyio
 import pytest
 
+from streams import EventSourceConfig
 from streams.clients.admin import TopicAdmin, TopicDescription, _gather, differences
 from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable
+from streams.runtime import source_topics
+from streams.runtime.bridge import Worker
 from streams.topics import TopicSpec
 
 SPEC = TopicSpec(name="t", partitions=10, replication_factor=3, configs={"cleanup.policy": "compact"})
@@ -49,6 +57,59 @@ def test_nobody_at_the_address_is_said_in_time() -> None:
         admin.describe(["t"], timeout_seconds=0.5)
     assert "topic t" in str(caught.value)
     admin.close()
+
+
+def test_a_refusal_is_told_in_plain_words_and_long_before_the_time_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    admin = TopicAdmin(ClientSettings("127.0.0.1:1"))
+    words = "nothing listens at 127.0.0.1:1: is it running? (kes broker start)"
+    ended: list[str] = []
+
+    def ask() -> None:
+        with pytest.raises(BrokerUnavailable) as caught:
+            admin.describe(["t"], timeout_seconds=4.0)
+        ended.append(str(caught.value))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    told_by = time.monotonic() + 3.0
+    while words not in caplog.text:
+        assert time.monotonic() < told_by
+        time.sleep(0.01)
+    assert ended == []
+    asking.join()
+    assert ended == [f"describing topic t: {words}"]
+    admin.close()
+
+
+class Elections:
+    """A cluster that has taken the topics and is slow to elect leaders."""
+
+    def __init__(self, until: int) -> None:
+        self.looks = 0
+        self._until = until
+
+    def layouts(self, names: Collection[str], deadline: float) -> dict[str, Any]:
+        self.looks += 1
+        leader = SimpleNamespace(id=1) if self.looks > self._until else None
+        return {name: SimpleNamespace(partitions=[SimpleNamespace(leader=leader)]) for name in names}
+
+
+@pytest.mark.asyncio
+async def test_a_cluster_that_is_slow_to_make_topics_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    elections = Elections(until=20)
+    admin = TopicAdmin(ClientSettings("127.0.0.1:1"))
+    monkeypatch.setattr(admin, "_layouts", elections.layouts)
+    monkeypatch.setattr(admin, "differences", lambda specs: [])
+    monkeypatch.setattr(source_topics, "REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr(source_topics, "FIRST_PAUSE", 0.01)
+    connections: Any = SimpleNamespace(topics=lambda: admin, worker=Worker)
+    config = EventSourceConfig(group_id="g", topic="t", num_partitions=1)
+    with anyio.fail_after(30):
+        await source_topics.prepare(config, connections)
+    assert elections.looks > 20
+    assert "waiting for the broker: topic t at 127.0.0.1:1: waited in vain until it has a leader" in caplog.text
 
 
 def test_a_signal_within_the_c_client_is_the_signal() -> None:

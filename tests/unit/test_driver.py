@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from streams import ErrorPolicy, ErrorResponse, EventContext, EventSource, Record, SourceState, Table
+from streams import STOP, ErrorPolicy, ErrorResponse, EventContext, EventSource, Record, SourceState, Table
 from streams.errors import ConfigError, DecodeError, EventFailure, NotOwned, RegistrationError, Stopped
 from streams.sak.murmur2 import partition_of
 from streams.testing import TestDriver, Unsettled
@@ -266,6 +266,22 @@ def test_what_stops_the_source_is_raised_by_the_call(driver: Driver) -> None:
     assert driver.members == []
     with pytest.raises(EventFailure, match="it hurts"):
         driver.restart()  # meets it again
+
+
+@pytest.mark.parametrize(
+    ("header", "problem"),
+    [(b"driven.Fatal", r"not a Fatal: .*"), (b"driven.Nobody", r"nobody handles the event type 'driven\.Nobody'; .*")],
+)
+def test_a_record_that_cannot_be_read_is_named_once_with_the_ways_on(
+    header: bytes, problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ways_on = r"repair the event class and deploy it, or set decode_policy=DEAD_LETTER or decode_policy=SKIP"
+    with TestDriver(build(decode_policy=STOP)) as made:
+        with pytest.raises(EventFailure, match=rf"^added\[1\]@0: {problem}cannot be read.* {ways_on}$") as caught:
+            made.send_record(Record("added", b'{"text":7}', headers=[("__grt__", header)], partition=1))
+        assert str(caught.value).count("added[1]@0") == 1
+        assert isinstance(caught.value.__cause__, DecodeError)
+        assert caplog.text.count("added[1]@0") == 1
 
 
 def test_fatally_exit_ends_the_member_and_not_the_tests() -> None:
