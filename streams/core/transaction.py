@@ -235,7 +235,7 @@ class Transaction:
     def _part(self) -> Transaction:
         part = Transaction(self.serial, self.incarnation, self.opened_at)
         part.state, part.sealed_at, part.first_failure_at = self.state, self.sealed_at, self.first_failure_at
-        part.one_by_one, part.attempts = self.one_by_one, self.attempts
+        part.one_by_one = self.one_by_one
         return part
 
     def settle(self, error: BaseException | None) -> None:

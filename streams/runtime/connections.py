@@ -111,7 +111,7 @@ class KafkaConnections:
             self.consumer,
             max_poll_records=config.max_poll_records,
             room=ROOM_POLLS * config.max_poll_records,
-            room_bytes=min(config.max_queued_bytes, config.max_queued_bytes_total // 2),
+            room_bytes=min(config.max_queued_bytes, (config.max_queued_bytes_total + 1) // 2),
         )
 
     def reader(self) -> PartitionReader:

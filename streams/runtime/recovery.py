@@ -73,8 +73,7 @@ class Recovery:
         _log.log(level, "transaction %d (attempt %d) failed: %s; %s", head.serial, head.attempts, failure, step.value)
         if step is Remedy.STOP:
             raise self._final(head, failure)
-        # No answer, or given up by the broker: either may be for want of time, unless it was sent already.
-        too_slow = step is Remedy.RESEND and failure.kind in ("unknown", "fenced")
+        too_slow = step is Remedy.RESEND and failure.kind == "unknown"  # or there is nobody: cutting does no harm then
         if step is Remedy.DROP:
             pool.drop_everything(MembershipLost("the membership was lost while a transaction was under way"))
             self._dropped()

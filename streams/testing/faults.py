@@ -168,7 +168,7 @@ class FaultyConnections:
             lambda: _FaultyConsumer(self._real.consumer(), self._plan),
             max_poll_records=self._config.max_poll_records,
             room=ROOM_POLLS * self._config.max_poll_records,
-            room_bytes=min(self._config.max_queued_bytes, self._config.max_queued_bytes_total // 2),
+            room_bytes=min(self._config.max_queued_bytes, (self._config.max_queued_bytes_total + 1) // 2),
         )
 
     def reader(self) -> Reader:

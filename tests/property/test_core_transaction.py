@@ -152,7 +152,8 @@ def test_cut_anywhere_it_has_the_same_effects_in_the_same_order(script: list[Any
     state: dict[int, dict[bytes, tuple[bytes | None, int]]] = {}
     for part in parts:
         assert part.cuts or part is whole, "a part without an offset has no fence"
-        assert (part.state, part.first_failure_at, part.attempts) == (TransactionState.SENDABLE, 5.0, 2)
+        assert (part.state, part.first_failure_at) == (TransactionState.SENDABLE, 5.0)
+        assert part.attempts == (2 if part is whole else 0), "a smaller one was not sent yet"
         origins = {(output.origin_partition, output.origin) for output in part.outputs}
         for partition, (offset, changes_of) in contents(part).items():
             assert offset > reached.get(partition, -1), "prefixes stay prefixes"
