@@ -28,10 +28,13 @@ the garbage collector busy."""
 def headers_bytes(headers: ReceivedHeaders | None) -> int:
     """How many bytes they take, roughly (names count by letters). 0 for what are no headers: clients refuse those, and
     say why."""
+    size = 0
     try:
-        return sum([len(name) + len(value or b"") for name, value in headers or ()])
+        for name, value in headers or ():
+            size += len(name) + len(value or b"")
     except (TypeError, ValueError):
         return 0
+    return size
 
 
 class TopicPartition(NamedTuple):
