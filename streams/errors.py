@@ -87,7 +87,7 @@ class PlanError(RecordError):
 
 
 class RecordRefused(RecordError):
-    """The broker refuses an output or a change (too large, unknown topic, not authorised)."""
+    """The client or the broker refuses an output or a change for what it is (too large, an invalid topic name)."""
 
 
 class StoreError(StreamsError):
@@ -139,6 +139,9 @@ class TransactionFailed(StreamsError):
 
     ``"abortable"``
         the transaction can be aborted, the producer can be used for that; nothing of it is visible.
+    ``"blocked"``
+        the same, because a topic or a right is missing, or a clock is wrong (the reason names it): the same records
+        will be taken once that is repaired.
     ``"stale"``
         the same, because the group moved on to another generation: wait for the new snapshot, then send again.
     ``"lost"``

@@ -37,6 +37,20 @@ def headers_bytes(headers: ReceivedHeaders | None) -> int:
     return size
 
 
+RECORD_OVERHEAD: Final = 36
+"""What librdkafka adds to a record's key, value and headers when it compares its size with ``message.max.bytes``, and
+for each header (the largest that these lengths can become on the wire)."""
+HEADER_OVERHEAD: Final = 10
+
+
+def record_size(key: bytes | None, value: bytes | None, headers: ReceivedHeaders | None) -> int:
+    """The bytes of a record as librdkafka counts them before it takes one."""
+    size = RECORD_OVERHEAD + len(key or b"") + len(value or b"")
+    for name, content in headers or ():
+        size += HEADER_OVERHEAD + len(name.encode()) + len(content or b"")
+    return size
+
+
 class TopicPartition(NamedTuple):
     """One partition of one topic. Sorts by topic, then number."""
 

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from streams.clients.connection import ConnectionLog
 from streams.clients.settings import ClientSettings, build
-from streams.clients.translate import REFUSED, error_of
+from streams.clients.translate import BLOCKED, REFUSED, error_of
 from streams.errors import BrokerUnavailable, RecordRefused, Stopped, StreamsError
 from streams.records import Acknowledgement, Record
 
@@ -93,7 +93,7 @@ class PlainProducer:
 
     def _failure(self, topic: str, partition: int, error: KafkaError) -> StreamsError:
         where = topic if partition < 0 else f"{topic}[{partition}]"
-        if error.code() in REFUSED:
+        if error.code() in REFUSED or error.code() in BLOCKED:  # no transaction waits here: the item has its policy
             return RecordRefused(f"{where}: {error.name()}: {error.str()}")
         if error.fatal() or error.code() == KafkaError._FATAL:
             self.is_broken = True

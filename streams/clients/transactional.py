@@ -6,13 +6,14 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, NoReturn
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from streams.clients.connection import ConnectionLog
 from streams.clients.settings import ClientSettings, build
-from streams.clients.translate import FENCED, REFUSED, error_of, transaction_failed
+from streams.clients.translate import BLOCKED, FENCED, REFUSED, error_of, transaction_failed
 from streams.errors import RecordRefused, Stopped, TransactionFailed
 from streams.records import Output
 
@@ -26,18 +27,19 @@ _WHY_FENCED = (
 
 
 class RefusedDelivery(NamedTuple):
-    """A record that will not be taken, however often it is sent: it, or its topic, is at fault.
+    """A record that is not taken.
 
-    One exception: ``MSG_SIZE_TOO_LARGE`` is the broker's answer to a *batch*, and every record of the batch is named,
-    also those that would fit alone. If several are named, send them again with ``one_by_one`` to know.
+    The broker answers to a *batch*, and every record of the batch is refused, also those that would be taken alone. So
+    ``output`` names the record only where each travelled alone (``one_by_one``); else it is ``None``. ``is_own``: the
+    record itself is at fault (in a batch: perhaps), and not its topic, a right or a clock.
     """
 
     topic: str
     partition: int
-    key: bytes | None
-    value: bytes | None
     code: str
     reason: str
+    is_own: bool
+    output: Output | None
 
 
 class TransactionalProducer:
@@ -64,18 +66,19 @@ class TransactionalProducer:
     ) -> None:
         """Building takes some 1 to 60 ms and holds the GIL (longer with slow TLS): not for an event loop's thread.
 
-        ``one_by_one``: every record travels in a batch of its own. Slow, but the only way to know which record a topic
-        with a small ``max.message.bytes`` does not take: the broker refuses whole batches.
+        ``one_by_one``: every record travels in a batch of its own, and has a report of its own. Slow, but the only way
+        to know which record is refused: the broker refuses whole batches.
         """
+        self._alone = one_by_one
         self.transactional_id = transactional_id
         self.refused: list[RefusedDelivery] = []
-        """What was refused in this transaction, in the order of the answers; emptied by ``begin``. Complete after
-        ``flush``, ``commit`` or ``abort`` came back."""
+        """What the broker refused in this transaction, in the order of the answers; emptied by ``begin``. Complete
+        after ``flush``, ``commit`` or ``abort`` came back."""
         self._connection = ConnectionLog(settings.bootstrap_servers, transactional_id)
         self._failed: KafkaError | None = None
         config = settings.producer(transactional_id, transaction_timeout_ms, one_by_one=one_by_one)
         self._producer: Producer | None = build(
-            Producer, {**config, "on_delivery": self._on_failed_delivery}, self._connection
+            Producer, {**config, "on_delivery": partial(self._on_failed_delivery, None)}, self._connection
         )
         self._produce: Callable[..., None] = self._producer.produce
         self._poll: Callable[..., int] = self._producer.poll
@@ -114,10 +117,12 @@ class TransactionalProducer:
 
     def produce_many(self, outputs: Sequence[Output], start: int) -> int:
         """Queue those from position ``start`` on, up to the first that is not taken, whatever the reason; its position
-        is returned. Never blocks, never raises: ask ``produce`` for the reason.
+        is returned. Never blocks, never raises: ask ``produce`` for the reason. One by one, it takes none.
 
         The hot path, 0.8 us a record: one call of C each, all arguments by position, and no ``try`` inside.
         """
+        if self._alone:
+            return start
         produce, position = self._produce, start
         with contextlib.suppress(Exception):
             for position in range(start, len(outputs)):
@@ -140,16 +145,25 @@ class TransactionalProducer:
 
         ``False``: the local queue is full and the record was not taken; try again after ``poll``. Raises
         ``RecordRefused`` if the client itself will not take it (too large, no such partition), ``TransactionFailed``
-        if the producer takes no records any more (no transaction, fenced), and ``TypeError``, ``ValueError`` or
-        ``OverflowError`` where a part of the record is of a wrong type.
+        if it cannot be sent now (kind ``blocked``: no such topic; no transaction, fenced), and ``TypeError``,
+        ``ValueError`` or ``OverflowError`` where a part of the record is of a wrong type.
         """
-        topic, key, partition = output.topic, output.key, output.partition
+        report = partial(self._on_failed_delivery, output) if self._alone else None
         try:
-            self._produce(topic, output.value, key, partition, None, None, output.timestamp_ms, output.headers)
+            self._produce(
+                output.topic,
+                output.value,
+                output.key,
+                output.partition,
+                report,
+                None,
+                output.timestamp_ms,
+                output.headers,
+            )
         except BufferError:
             return False
         except KafkaException as exception:
-            raise self._refusal(topic, partition, key, exception) from None
+            raise self._refusal(output, error_of(exception)) from None
         return True
 
     def poll(self) -> None:
@@ -160,8 +174,8 @@ class TransactionalProducer:
     def flush(self, timeout_seconds: float) -> None:
         """Wait until every record is acknowledged. Blocks.
 
-        Raises if a record failed: kind ``abortable`` and ``refused`` filled if records are at fault, else what the
-        failure of the delivery says. Nothing is committed then.
+        Raises if a record failed. ``refused`` is filled if records (kind ``abortable``) or what they need (``blocked``)
+        are at fault; else the kind is what the failure of the delivery says. Nothing is committed then.
         """
         try:
             left = self._flush_until_failed(timeout_seconds)
@@ -246,31 +260,31 @@ class TransactionalProducer:
             except SystemError as error:
                 raise self._broken(call, error) from None
 
-    def _on_failed_delivery(self, error: KafkaError | None, message: Message) -> None:
+    def _on_failed_delivery(self, output: Output | None, error: KafkaError | None, message: Message) -> None:
         """Called by whoever polls, for failed deliveries only. Must not raise: a commit would pass it on."""
         if error is None:
             return
         code = error.code()
-        if code in REFUSED:
-            topic, partition = message.topic() or "", message.partition()
-            self.refused.append(
-                RefusedDelivery(
-                    topic,
-                    -1 if partition is None else partition,
-                    message.key(),
-                    message.value(),
-                    error.name(),
-                    error.str(),
-                )
-            )
-        if self._failed is None or (code in REFUSED and self._failed.code() not in REFUSED) or code in FENCED:
+        is_refusal = code in REFUSED or code in BLOCKED
+        if is_refusal:
+            partition = message.partition()
+            self._refuse(error, message.topic() or "", -1 if partition is None else partition, output)
+        if self._failed is None or code in FENCED or (is_refusal and self._failed.code() not in FENCED):
             self._failed = error
 
+    def _refuse(self, error: KafkaError, topic: str, partition: int, output: Output | None) -> None:
+        code = error.code()
+        # A time that the handler chose is the record's own, any other the clock's.
+        is_own = code in REFUSED or (code == KafkaError.INVALID_TIMESTAMP and (output is None or output.timestamp_ms))
+        where = topic if partition < 0 else f"{topic}[{partition}]"
+        reason = f"{where}: {error.str()}" + ("" if is_own else f": {BLOCKED[code]}")
+        self.refused.append(RefusedDelivery(topic, partition, error.name(), reason, bool(is_own), output))
+
     def _delivery_failure(self, error: KafkaError) -> TransactionFailed:
-        if error.code() in REFUSED and self.refused:
-            first = self.refused[0]
-            reason = f"{first.topic}[{first.partition}]: {first.reason}"
-            return TransactionFailed("flush", first.code, "abortable", self._named(reason))
+        if self.refused and error.code() not in FENCED:
+            first = next((refused for refused in self.refused if refused.is_own), self.refused[0])
+            kind = "abortable" if first.is_own else "blocked"
+            return TransactionFailed("flush", first.code, kind, self._named(first.reason))
         return self._failure("flush", KafkaException(error))
 
     def _failure(self, call: str, exception: KafkaException) -> TransactionFailed:
@@ -288,14 +302,14 @@ class TransactionalProducer:
         outcome."""
         return TransactionFailed(call, "FATAL", "unknown", self._named(str(error.__cause__ or error)))
 
-    def _refusal(
-        self, topic: str, partition: int, key: bytes | None, exception: KafkaException
-    ) -> RecordRefused | TransactionFailed:
-        error = error_of(exception)
+    def _refusal(self, output: Output, error: KafkaError) -> RecordRefused | TransactionFailed:
+        if error.code() in BLOCKED:
+            self._refuse(error, output.topic, output.partition, output)
+            return TransactionFailed("produce", error.name(), "blocked", self._named(self.refused[-1].reason))
         if error.code() not in REFUSED:
-            return self._failure("produce", exception)
-        where = topic if partition < 0 else f"{topic}[{partition}]"
-        return RecordRefused(f"{where}, key {_shown(key)}: {error.name()}: {error.str()}")
+            return self._failure("produce", KafkaException(error))
+        where = output.topic if output.partition < 0 else f"{output.topic}[{output.partition}]"
+        return RecordRefused(f"{where}, key {_shown(output.key)}: {error.name()}: {error.str()}")
 
     def _named(self, reason: str) -> str:
         return f"{self.transactional_id}: {reason}"

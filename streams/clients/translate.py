@@ -39,18 +39,25 @@ REFUSED: Final = frozenset(
         KafkaError.RECORD_LIST_TOO_LARGE,
         KafkaError.INVALID_MSG_SIZE,
         KafkaError.INVALID_RECORD,
-        KafkaError.INVALID_TIMESTAMP,
-        KafkaError.POLICY_VIOLATION,
-        KafkaError.TOPIC_EXCEPTION,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError.UNKNOWN_TOPIC_ID,
-        KafkaError._UNKNOWN_TOPIC,
+        KafkaError.TOPIC_EXCEPTION,  # its name is none
         KafkaError._UNKNOWN_PARTITION,
     }
 )
-"""A record (or its topic) is at fault: sending it again would fail again. All other failed deliveries are consequences
-of something else (purged by an abort, timed out in an outage, fenced) and say nothing about the record."""
+"""The record itself is at fault: sending it again would fail again."""
+
+BLOCKED: Final = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART: "create the topic",
+    KafkaError.UNKNOWN_TOPIC_ID: "create the topic",
+    KafkaError._UNKNOWN_TOPIC: "create the topic",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "grant the principal the right to write to the topic",
+    KafkaError.POLICY_VIOLATION: "change the cluster's policy, or the settings of the topic",
+    KafkaError.INVALID_TIMESTAMP: "compare the clocks of this machine and the broker's, and the topic's "
+    "message.timestamp.* settings",
+}
+"""The topic, a right or a clock is at fault, and what an operator can do; then the same record will be taken.
+
+All other failed deliveries are consequences of something else (purged by an abort, timed out in an outage, fenced) and
+say nothing about the record."""
 
 NO_SUCH_TOPIC: Final = frozenset(
     {
@@ -132,7 +139,7 @@ def _kind(error: KafkaError) -> str:
     if code in GROUP_KINDS:
         return GROUP_KINDS[code]
     if error.txn_requires_abort():
-        return "abortable"
+        return "blocked" if code in BLOCKED else "abortable"
     return "unknown"  # timeouts, retriable ones whose time is over, and whatever nobody has seen yet
 
 

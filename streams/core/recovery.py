@@ -30,7 +30,8 @@ class Remedy(enum.Enum):
 
 class Patience(msgspec.Struct, frozen=True):
     """How long the same transaction is tried: ``seconds`` since its first failure; ``attempts`` when the broker keeps
-    answering with a refusal (an outage is not a refusal: there only the time counts)."""
+    answering with a refusal. (An outage is not a refusal, and what is blocked waits for an operator: there only the
+    time counts.)"""
 
     seconds: float = 300.0
     attempts: int = 8

@@ -238,6 +238,12 @@ class Transaction:
         part.one_by_one = self.one_by_one
         return part
 
+    def replace(self, output: Output, other: Output) -> None:
+        """Send another record in this one's place (only while nothing of it can be committed any more)."""
+        for entry in self.admitted:
+            entry.outputs[:] = [other if known is output else known for known in entry.outputs]
+        self.outputs = [known for entry in self.admitted for known in entry.outputs]
+
     def settle(self, error: BaseException | None) -> None:
         """The outcome is known: committed (``None``), or given up for a reason. Tells those who wait, once."""
         self.to(TransactionState.DROPPED if error is not None else TransactionState.COMMITTED)

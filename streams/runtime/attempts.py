@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -61,8 +60,6 @@ class Attempts:
         """The same of timers, by their origin."""
         self.met_failures: dict[int, tuple[int, BaseException]] = {}
         """Known ones that were met, for the next restart; offsets, and origins of timers."""
-        self.dead_lettered: set[int] = set()
-        """Origins whose dead letters are not known to be committed."""
         self.alone_below = 0
         """Batch handlers get the events below this offset one by one: a batch of them has failed."""
         self._apart: dict[int, tuple[int, BaseException]] = {}
@@ -366,16 +363,7 @@ class Attempts:
             raise EventFailure(f"{text}; the source stops, and the next start meets it again{ways_on}") from error
         _log.log(logging.WARNING, "%s; %s", text, response.value, exc_info=error if route is not None else None)
         outputs: list[Output] = []
-        waiter: Waiter | None = None
         if response is ErrorResponse.DEAD_LETTER:
             letter = dead_letter(engine.config.dead_letters, record, error, attempts, engine.wall_ms(), timer)
-            if len(letter.value or b"") > engine.message_limit:
-                raise EventFailure(f"{text}; its dead letter is refused too, so the source stops") from error
-            self.dead_lettered.add(origin)
-            waiter = partial(self._letter_settled, origin)
-            outputs.append(letter)
-        await self._admit(watermark, origin, outputs, [], waiter, removed)
-
-    def _letter_settled(self, origin: int, error: BaseException | None) -> None:
-        if error is None:  # else it may be this letter that is refused
-            self.dead_lettered.discard(origin)
+            outputs.append(letter.within(engine.message_limit))
+        await self._admit(watermark, origin, outputs, [], timers=removed)

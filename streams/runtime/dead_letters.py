@@ -1,9 +1,15 @@
-"""What a dead letter looks like: the record as it came, and in its headers where it came from and why it failed."""
+"""What a dead letter looks like: the record as it came, and in its headers where it came from and why it failed.
+
+It always fits. What makes it too large is left out, and told: first the record's own headers, then its value, then its
+key. All of that is still in the source, at the place that the letter names.
+"""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from streams.core.timers import Timer
-from streams.records import Headers, IncomingRecord, Output
+from streams.records import RECORD_OVERHEAD, Headers, IncomingRecord, Output, record_size
 from streams.runtime.failures import reason_of, text_of
 
 PREFIX = "__kes_dlq_"
@@ -11,6 +17,65 @@ PREFIX = "__kes_dlq_"
 
 LONGEST_TEXT = 2_000
 """Characters of the error's text that travel with a dead letter."""
+
+LONGEST_KEY = 1_000
+"""Bytes of a key that is kept by a letter that goes by reference."""
+
+Part = Literal["headers", "value", "key"]
+PARTS: tuple[Part, ...] = "headers", "value", "key"
+"""What can be left out, in this order."""
+
+
+class DeadLetter(Output, gc=False):
+    """``facts``: how many of its headers, the last ones, are ours. ``is_copy``: the record is in the source, too. (A
+    timer's event is nowhere else, and is never left out.)"""
+
+    facts: int
+    is_copy: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes, as librdkafka counts them before it takes a record."""
+        return record_size(self.key, self.value, self.headers)
+
+    def within(self, limit: int) -> DeadLetter:
+        """The letter with as much of the record as fits into so many bytes."""
+        letter = self
+        for part in PARTS:
+            if letter.size > limit:
+                letter = letter._without(part)
+        return letter
+
+    @property
+    def by_reference(self) -> DeadLetter | None:
+        """The letter without what is in the source; ``None``: this is it."""
+        letter = self._without("headers")._without("value")
+        if len(letter.key or b"") > LONGEST_KEY:
+            letter = letter._without("key")
+        return letter if letter.size < self.size else None
+
+    def _without(self, part: Part) -> DeadLetter:
+        headers = self.headers or []
+        own, facts = headers[: -self.facts], headers[-self.facts :]
+        sizes = {"headers": record_size(None, None, own) - RECORD_OVERHEAD}
+        sizes |= {"value": len(self.value or b""), "key": len(self.key or b"")}
+        if not sizes[part] or not self.is_copy:
+            return self
+        fact = PREFIX + "left_out_" + part, str(sizes[part]).encode()
+        value, key = None if part == "value" else self.value, None if part == "key" else self.key
+        own = [] if part == "headers" else own
+        return DeadLetter(
+            self.topic,
+            value,
+            key,
+            [*own, *facts, fact],
+            self.partition,
+            self.timestamp_ms,
+            self.origin_partition,
+            self.origin,
+            self.facts + 1,
+            True,
+        )
 
 
 def dead_letter(
@@ -20,7 +85,7 @@ def dead_letter(
     attempts: int,
     now_ms: int,
     timer: Timer | None = None,
-) -> Output:
+) -> DeadLetter:
     """The record for the dead-letter topic: same key, value and headers, same partition number. That of a timer's event
     tells the timer's name and when it was due; its offset is -1."""
     cause = reason_of(error)
@@ -38,5 +103,5 @@ def dead_letter(
         facts |= {"timer": timer.name, "due_ms": str(timer.due_ms)}
     headers: Headers = list(record.headers or ())
     headers += [(PREFIX + name, text.encode(errors="replace")) for name, text in facts.items()]
-    origin = record.offset if timer is None else timer.origin
-    return Output(topic, record.value, record.key, headers, record.partition, 0, record.partition, origin)
+    origin, at = (record.offset if timer is None else timer.origin), record.partition
+    return DeadLetter(topic, record.value, record.key, headers, at, 0, at, origin, len(facts), timer is None)

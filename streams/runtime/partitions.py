@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+GATHER_SECONDS = 0.02
+"""For those that restart together to be ready for one take-over, with one round of questions."""
+
 _S = PartitionState
 Failures = dict[int, tuple[int, BaseException]]
 """Offset -> attempts so far, and the last error: events that are known to fail."""
@@ -44,6 +47,7 @@ class Partitions:
         self.changed = Broadcast()
         """Some partition is in another state now, or gone."""
         self._epoch = 0
+        self._fresh: list[PartitionWorker] = []  # of restarts that are about to take over
 
     @property
     def restoring(self) -> frozenset[int]:
@@ -225,10 +229,6 @@ class Partitions:
         if worker.state is _S.DRAINING:
             self._void(worker)  # what it may still complete would leave a gap; the next owner meets the event again
             return
-        if origin in worker.attempts.dead_lettered:
-            self._void(worker)  # or what comes next would be committed over the gap
-            engine.fail(EventFailure(f"{worker.topic_partition}@{origin}: its dead letter is refused: {error}"))
-            return
         known = worker.attempts.known()
         if origin >= TOGETHER:  # whose record it is comes out when they are handled one by one
             worker.attempts.apart(origin - TOGETHER, error)
@@ -276,7 +276,12 @@ class Partitions:
         fresh.started_at = worker.started_at
         fresh.is_restart = True
         fresh.inbox.inherit(worker.inbox)
-        await self._engine.takeovers.take_over([fresh])
+        self._fresh.append(fresh)
+        if len(self._fresh) > 1:
+            return  # the first one takes all of them over
+        await anyio.sleep(GATHER_SECONDS)
+        together, self._fresh = self._fresh, []
+        await self._engine.takeovers.take_over(together)
 
     def _callback(self, function: Callable[[int], None] | None, partition: int) -> None:
         if function is not None:

@@ -27,18 +27,16 @@ class Blocking(Protocol):
 
 
 class Refusal(Protocol):
-    """A delivery that the broker refused (``clients.transactional.RefusedDelivery``)."""
+    """A delivery that was refused (``clients.transactional.RefusedDelivery``, which documents the fields)."""
 
     @property
     def topic(self) -> str: ...
     @property
-    def partition(self) -> int: ...
-    @property
-    def key(self) -> bytes | None: ...
-    @property
-    def value(self) -> bytes | None: ...
-    @property
     def reason(self) -> str: ...
+    @property
+    def is_own(self) -> bool: ...
+    @property
+    def output(self) -> Output | None: ...
 
 
 class Producer(Protocol):

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 import anyio
 
@@ -18,9 +19,12 @@ from streams.config import EventSourceConfig
 from streams.core.recovery import Patience, Remedy, rebuild_all, remedy
 from streams.core.transaction import Transaction, TransactionState
 from streams.errors import MembershipLost, RecordRefused, TransactionFailed
-from streams.records import TopicPartition
+from streams.records import Output, TopicPartition
 from streams.runtime.batch_handlers import TOGETHER
+from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY
+from streams.runtime.dead_letters import DeadLetter
 from streams.runtime.failures import TakenBack
+from streams.runtime.ports import Refusal
 from streams.runtime.transaction_pool import Refused, TransactionPool
 
 _log = logging.getLogger(__name__)
@@ -31,6 +35,8 @@ heartbeat on average, 60 ms at most measured); should it not come, the same tran
 
 DELIVERY_SHARE = 0.8
 """Of the transaction's time, for its records to be acknowledged (``message.timeout.ms`` in ``clients.settings``)."""
+
+OWN_KEYS: Final = (OFFSET_KEY, RELEASE_KEY)
 
 
 class Recovery:
@@ -61,15 +67,21 @@ class Recovery:
         if not pool.unsettled:
             return
         head = pool.unsettled[0]
+        refused = self._refused_ones(head, failure)
+        for_a_letter = self._is_of_letters(head, refused)
+        waits = for_a_letter or failure.kind == "blocked"
+        if for_a_letter:  # it takes as long as it takes
+            head.first_failure_at = None
         step = remedy(
             failure.kind,
             ours=pool.snapshot().incarnation == head.incarnation,
             commit_requested=head.commit_requested,
-            attempts=head.attempts,
+            attempts=0 if for_a_letter else head.attempts,
             seconds=0.0 if head.first_failure_at is None else self._now() - head.first_failure_at,
             patience=self._patience,
         )
-        level = logging.INFO if step is Remedy.RESEND_AFTER_NEWS else logging.WARNING
+        is_news = step is not Remedy.RESEND_AFTER_NEWS and not (waits and head.attempts & (head.attempts - 1))
+        level = logging.WARNING if is_news else logging.INFO
         _log.log(level, "transaction %d (attempt %d) failed: %s; %s", head.serial, head.attempts, failure, step.value)
         if step is Remedy.STOP:
             raise self._final(head, failure)
@@ -78,7 +90,6 @@ class Recovery:
             pool.drop_everything(MembershipLost("the membership was lost while a transaction was under way"))
             self._dropped()
             return
-        refusals = self._refusals(head, failure)
         for younger in reversed(list(pool.unsettled)[1:]):
             await self._end(younger, abortable=not rebuild_all(failure.kind))
         committed = await self._settle(head, step, failure)
@@ -89,20 +100,17 @@ class Recovery:
         if committed:
             pool.committed(head)
             return
-        for partition, origin, error in refusals:
-            pool.drop_partition(partition, error if origin == -1 else _taken_back(error))
-            self._refused(partition, origin, error)
-            head.attempts = 0  # what is left of it is another transaction; each time it is less
-        if too_slow and not refusals:
+        self._part_with(head, refused)
+        if too_slow and not refused:
             self._pool.cut(head)
         if step is Remedy.RESEND_AFTER_NEWS:
             await self._news()
         elif head.attempts > 1:
-            await anyio.sleep(min(0.05 * 2**head.attempts, 1.0))
+            await anyio.sleep(min(0.05 * 2 ** min(head.attempts, 5), 1.0))
 
     async def _settle(self, head: Transaction, step: Remedy, failure: TransactionFailed) -> bool:
         if step is not Remedy.LOOK_UP:
-            await self._end(head, abortable=failure.kind in ("abortable", "stale"))
+            await self._end(head, abortable=failure.kind in ("abortable", "blocked", "stale"))
             return False
         slot = self._pool.release_slot(head)
         if slot is not None:
@@ -132,22 +140,46 @@ class Recovery:
                 await self._pool.slots.wait_replaced(slot, self._patience.seconds)
         self._pool.taken_back(txn)
 
-    def _refusals(self, head: Transaction, failure: TransactionFailed) -> list[tuple[int, int, RecordRefused]]:
-        """Whose records were refused: (partition, origin, error), one per event."""
+    def _refused_ones(self, head: Transaction, failure: TransactionFailed) -> list[tuple[Output, RecordRefused]]:
+        """The records that are refused for what they are: these very ones, and none that look like them."""
         if isinstance(failure, Refused):
-            return [(failure.partition, failure.origin, failure.refusal)]
-        slot = self._pool.slot_of(head)
-        if slot is not None and len(slot.refused) > 1 and not head.one_by_one:
+            return [(failure.output, failure.refusal)]
+        own = [refusal for refusal in self._refusals(head) if refusal.is_own]
+        if own and not head.one_by_one:
             head.one_by_one = True  # a batch is refused as a whole: find out whose fault it is before anybody is blamed
             return []
-        found: dict[tuple[int, int], RecordRefused] = {}
-        for refusal in slot.refused if slot is not None else ():
-            error = RecordRefused(
-                f"the broker refuses a record for {refusal.topic}[{refusal.partition}]: {refusal.reason}"
-            )
-            for event in _origins(head, refusal.topic, refusal.key, refusal.value, refusal.partition):
-                found.setdefault(event, error)
-        return [(partition, origin, error) for (partition, origin), error in found.items()]
+        return [
+            (refusal.output, RecordRefused(f"the broker refuses a record for {refusal.reason}"))
+            for refusal in own
+            if refusal.output is not None
+        ]
+
+    def _refusals(self, head: Transaction) -> Sequence[Refusal]:
+        slot = self._pool.slot_of(head)
+        return slot.refused if slot is not None else ()
+
+    def _is_of_letters(self, head: Transaction, refused: list[tuple[Output, RecordRefused]]) -> bool:
+        """Whether it failed for a dead letter that nobody could write now: who stops for it makes the next member meet
+        it, and stop, too."""
+        topics = {output.topic for output in head.outputs if isinstance(output, DeadLetter)}
+        if any(isinstance(output, DeadLetter) and output.by_reference is None for output, _ in refused):
+            return True
+        return any(refusal.topic in topics for refusal in self._refusals(head) if not refusal.is_own)
+
+    def _part_with(self, head: Transaction, refused: list[tuple[Output, RecordRefused]]) -> None:
+        """What is refused is not sent again: a dead letter goes by reference, an event gets its policy."""
+        events: dict[tuple[int, int], RecordRefused] = {}
+        for output, error in refused:
+            if isinstance(output, DeadLetter):
+                if output.by_reference is not None:
+                    _log.warning("%s; it is sent by reference", error)
+                    head.replace(output, output.by_reference)
+            elif output.key not in OWN_KEYS:  # whose place in the changelog no event can help
+                events.setdefault((output.origin_partition, output.origin), error)
+        for (partition, origin), error in events.items():
+            self._pool.drop_partition(partition, error if origin == -1 else _taken_back(error))
+            self._refused(partition, origin, error)
+            head.attempts = 0  # what is left of it is another transaction; each time it is less
 
     def _final(self, head: Transaction, failure: TransactionFailed) -> TransactionFailed:
         """Why the source stops. An event that was alone in the end may be too much for its time: then it says so."""
@@ -185,15 +217,3 @@ def _taken_back(error: RecordRefused) -> TakenBack:
     reason = TakenBack()
     reason.__cause__ = error
     return reason
-
-
-def _origins(
-    txn: Transaction, topic: str, key: bytes | None, value: bytes | None, partition: int
-) -> list[tuple[int, int]]:
-    """The event that a refused record came from: the first one whose record looks like it."""
-    for output in txn.outputs:
-        if output.topic == topic and output.key == key and output.value == value:
-            return [(output.origin_partition, output.origin)]
-    cut = txn.cuts.get(partition)
-    change = cut.changes.get(key) if cut is not None and key is not None else None
-    return [(partition, change.origin)] if change is not None else []

@@ -392,12 +392,11 @@ class TransactionPool:
 
 
 class Refused(TransactionFailed):
-    """A record that the client itself refused; ``partition`` and ``origin`` name its event."""
+    """A record that the client itself refused."""
 
-    def __init__(self, partition: int, origin: int, reason: RecordRefused) -> None:
+    def __init__(self, output: Output, reason: RecordRefused) -> None:
         super().__init__("produce", "REFUSED", "abortable", str(reason))
-        self.partition = partition
-        self.origin = origin
+        self.output = output
         self.refusal = reason
 
 
@@ -409,7 +408,7 @@ def _produce_one(slot: Slot, output: Output) -> bool:
     try:
         taken = slot.produce(output)
     except RecordRefused as refusal:
-        raise Refused(output.origin_partition, output.origin, refusal) from refusal
+        raise Refused(output, refusal) from refusal
     if not taken:
         slot.poll()
     return taken

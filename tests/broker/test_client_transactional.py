@@ -12,7 +12,7 @@ from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.clients.transactional import TransactionalProducer
 from streams.errors import RecordRefused, Stopped, TransactionFailed
-from streams.records import IncomingRecord
+from streams.records import IncomingRecord, Output
 from streams.testing.fixtures import BrokerAddress
 from streams.topics import TopicSpec
 from tests.broker.outputs_kit import output
@@ -195,11 +195,12 @@ class TestRefused:
         with pytest.raises(TransactionFailed, match=r"\.nope") as caught:
             producer.flush(20)
         assert time.monotonic() - began < 15  # the flush may take 20
-        assert (caught.value.kind, caught.value.code) == ("abortable", "UNKNOWN_TOPIC_OR_PART")
-        assert [(bad.topic, bad.key, bad.value) for bad in producer.refused] == [(topic + ".nope", b"k", b"bad")]
+        assert (caught.value.kind, caught.value.code) == ("blocked", "UNKNOWN_TOPIC_OR_PART")
+        assert "create the topic" in str(caught.value)
+        assert [(bad.topic, bad.is_own) for bad in producer.refused] == [(topic + ".nope", False)]
         with pytest.raises(TransactionFailed) as caught:  # also when nobody minds the flush
             producer.commit(20)
-        assert caught.value.kind == "abortable"
+        assert caught.value.kind in ("abortable", "blocked")
         producer.abort(20)
         assert len(producer.refused) == 1
         producer.begin()
@@ -220,7 +221,7 @@ class TestRefused:
         with pytest.raises(TransactionFailed) as caught:
             producer.flush(20)
         assert (caught.value.kind, caught.value.code) == ("abortable", "MSG_SIZE_TOO_LARGE")
-        assert [(bad.topic, bad.partition, bad.key) for bad in producer.refused] == [(small, 0, b"big")]
+        assert [(bad.topic, bad.partition, bad.is_own) for bad in producer.refused] == [(small, 0, True)]
         producer.abort(20)
 
     def test_a_batch_names_the_innocent_and_one_by_one_does_not(
@@ -228,20 +229,23 @@ class TestRefused:
     ) -> None:
         small = topic + ".small"
         admin.create([TopicSpec(name=small, partitions=1, replication_factor=1, configs={"max.message.bytes": "1000"})])
-        named = {}
+        named: dict[bool, list[Output | None]] = {}
+        twins = [output(small, b"x" * 5000, b"big", 0, None) for _ in range(2)]
         for one_by_one in (False, True):
             producer = make(f"slot-{one_by_one}", one_by_one=one_by_one)
             producer.warm_up([small], 10)
             producer.begin()
             for number in range(3):
                 producer.produce(output(small, b"x" * 400, b"fits%d" % number, 0, None))
-            producer.produce(output(small, b"x" * 5000, b"big", 0, None))
+            for twin in twins:
+                producer.produce(twin)
             with pytest.raises(TransactionFailed):
                 producer.flush(20)
-            named[one_by_one] = [bad.key for bad in producer.refused]
+            named[one_by_one] = [bad.output for bad in producer.refused]
             producer.abort(20)
-        assert b"big" in named[False]
-        assert named[True] == [b"big"]
+        assert set(named[False]) == {None}
+        assert named[True]
+        assert all(any(bad is twin for twin in twins) for bad in named[True])
 
     def test_larger_than_the_client_takes(
         self, make: Make, settings: ClientSettings, admin: TopicAdmin, topic: str

@@ -77,7 +77,7 @@ class Broker:
 
 
 class Producer:
-    """``ports.Producer``: refuses what goes to a topic that is missing, as the real one does."""
+    """``ports.Producer``: refuses what goes to ``MISSING``, as the real one does where a topic's name is none."""
 
     refused = ()
 
@@ -106,7 +106,7 @@ class Producer:
 
     def produce(self, output: Output) -> bool:
         if output.topic == MISSING:
-            raise RecordRefused(f"the topic {MISSING} does not exist")
+            raise RecordRefused(f"{MISSING}: invalid topic")
         self._pending.append((output.topic, max(output.partition, 0), output.key, output.value, output.headers))
         return True
 

@@ -5,6 +5,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from streams.clients.translate import (
     BAD_OFFSET,
+    BLOCKED,
     FENCED,
     GROUP_KINDS,
     NO_ANSWER,
@@ -37,7 +38,8 @@ E = KafkaError
         (E._INCONSISTENT, "abort", "abortable"),
         (E.TRANSACTION_ABORTABLE, "abort", "abortable"),
         (E.INVALID_PRODUCER_ID_MAPPING, "abort", "abortable"),
-        (E.TOPIC_AUTHORIZATION_FAILED, "abort", "abortable"),
+        (E.TOPIC_AUTHORIZATION_FAILED, "abort", "blocked"),
+        (E.TOPIC_AUTHORIZATION_FAILED, "", "unknown"),
         (E.OUT_OF_ORDER_SEQUENCE_NUMBER, "abort", "abortable"),
         (E.OUT_OF_ORDER_SEQUENCE_NUMBER, "fatal", "unknown"),
         (E.INVALID_TXN_STATE, "fatal", "unknown"),
@@ -77,7 +79,8 @@ def test_the_tables_do_not_contradict_each_other() -> None:
     assert not FENCED & REFUSED
     assert not GROUP_KINDS.keys() & REFUSED
     assert not NO_ANSWER & (REFUSED | FENCED | BAD_OFFSET | GROUP_KINDS.keys())
-    assert NO_SUCH_TOPIC <= REFUSED
+    assert not BLOCKED.keys() & (REFUSED | FENCED | GROUP_KINDS.keys() | NO_ANSWER)
+    assert REFUSED | BLOCKED.keys() >= NO_SUCH_TOPIC
     assert set(GROUP_KINDS.values()) == {"stale", "lost"}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, get_args
 
 import pytest
@@ -13,6 +13,7 @@ from streams.errors import ConfigError
 from streams.metrics import MembershipChanged, TransactionSettled
 from streams.testing import POINTS, Point, TestDriver
 from streams.testing.driven import RUN_STATE
+from streams.testing.simulation.faults import Strike
 
 from .driver_kit import OUT, Added, Slow, Total, build
 
@@ -368,3 +369,30 @@ def test_the_check_finds_what_is_broken(driver: Driver) -> None:
         damage()
         with pytest.raises(AssertionError, match=text):
             driver.check()
+
+
+# -- restarts ----------------------------------------------------------------------------------------------------------
+
+
+def test_partitions_that_restart_together_are_taken_over_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator forgets the member for a moment: all its partitions restart, with one round of questions."""
+    asked: list[list[int]] = []
+    with TestDriver(build(partitions=8)) as driver:
+        for partition in range(8):
+            driver.send(Added("ann"), partition=partition)
+        engine = driver._world.members[0].engine
+        assert engine is not None
+        stable_offsets = engine.takeover_client.stable_offsets
+
+        def counted(partitions: Collection[int], deadline: float) -> dict[int, int | None]:
+            asked.append(sorted(partitions))
+            return stable_offsets(partitions, deadline)
+
+        monkeypatch.setattr(engine.takeover_client, "stable_offsets", counted)
+        driver._strike("send_offsets", Strike.FORGOTTEN, None)
+        for partition in range(8):
+            driver.send(Added("ann"), partition=partition, wait=False)
+        driver.settle()
+        assert asked == [list(range(8))]
+        assert sorted(totals(driver)) == [1] * 8 + [2] * 8
+        driver.check()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from streams import DEAD_LETTER, EventContext, PoolConfig, Record
+from streams import EventContext, PoolConfig, Record
 from streams.core import batching
 from streams.core.transaction import Transaction
 from streams.errors import TransactionFailed
@@ -75,21 +75,6 @@ async def test_one_event_that_does_not_fit_names_itself_and_the_rate_that_it_nee
     with pytest.raises(TransactionFailed, match=r"the event in\[0\]@1 sends .* 50000 bytes.* at 12500 bytes/s"):
         await bench.run()
     assert bench.broker.reached() == 1, "what is before it is committed"
-
-
-@pytest.mark.asyncio
-async def test_dead_letters_that_are_committed_are_not_remembered(bench: Bench) -> None:
-    def handler(ctx: EventContext[Any], event: Named) -> None:
-        raise ValueError(event.name)
-
-    bench.broker.send(*"abcdefgh")
-    bench.make(handler, on_error=DEAD_LETTER)
-    bench.run()
-    await bench.until(lambda: bench.broker.reached() == 8, "all are dead letters")
-    await bench.until(lambda: not bench.source.statistics().unsettled_transactions, "it is settled")
-    engine = bench.source._engine
-    assert engine is not None
-    assert engine.workers[0].attempts.dead_lettered == set()
 
 
 H: Headers = [("name", b"12345"), ("none", None)]

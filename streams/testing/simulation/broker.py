@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from streams.records import Headers, IncomingRecord
+from streams.records import Headers, IncomingRecord, record_size
 from streams.runtime.changelog import RELEASE_KEY
 from streams.sak.murmur2 import partition_of
 from streams.testing.simulation.refusals import TOPIC_LIMIT, broker_refusal
@@ -136,6 +136,8 @@ class Broker:
         """Whether a record is too large for its topic, whatever its size."""
         self.limits: dict[str, int] = {}
         """``max.message.bytes`` of topics that have their own."""
+        self.blocked: dict[str, str] = {}
+        """Topics that nobody can write to now (missing, say, or forbidden), and the broker's word for it."""
         self.met: set[str] = set()
         """What was answered to anybody: errors, and what happened by itself."""
         self._numbers = itertools.count(1)
@@ -164,7 +166,8 @@ class Broker:
         if self.refuses(topic, entry):
             return "MSG_SIZE_TOO_LARGE"
         limit = self.limits.get(topic, TOPIC_LIMIT)
-        return broker_refusal(topic, partition, entry.key, entry.value, entry.timestamp_ms, self.wall_ms(), limit)
+        size = record_size(entry.key, entry.value, entry.headers)
+        return broker_refusal(topic, partition, size, entry.timestamp_ms, self.wall_ms(), limit)
 
     def partition_of(self, topic: str, key: bytes | None) -> int:
         """Where a record goes that names no partition: as Java's clients do it, and librdkafka as it is set here."""

@@ -24,10 +24,9 @@ class Refused:
     """``ports.Refusal``."""
 
     topic: str
-    partition: int
-    key: bytes | None
-    value: bytes | None
     reason: str
+    is_own: bool
+    output: Output | None
 
 
 class SimProducer:
@@ -38,7 +37,7 @@ class SimProducer:
         self._process, self._name, self._transaction_timeout = process, name, transaction_timeout
         self._broker, self._faults = process.broker, process.faults
         self._epoch = -1
-        self._queue: deque[tuple[str, int, Entry]] = deque()
+        self._queue: deque[tuple[str, int, Entry, Output]] = deque()
         self._sending = self._closed = self._begun = self._releases = False
         self._failed: TransactionFailed | None = None
         self._sent_any = False
@@ -99,7 +98,7 @@ class SimProducer:
         if partition == -1 and is_name(topic):
             partition = self._broker.partition_of(topic, entry.key)
         self._process.passes("produce.before")
-        self._queue.append((topic, partition, entry))
+        self._queue.append((topic, partition, entry, output))
         self._releases = self._releases or entry.key == RELEASE_KEY
         self._schedule()
         return True
@@ -125,11 +124,13 @@ class SimProducer:
             process.loop.call_later(wait + self._faults.one_way(), self._send)
             return
         for _ in range(min(len(self._queue), self._faults.rng.randint(1, 30))):
-            topic, partition, entry = self._queue[0]
-            reason = self._broker.refusal(topic, partition, entry)
+            topic, partition, entry, _ = self._queue[0]
+            reason = self._broker.blocked.get(topic) or self._broker.refusal(topic, partition, entry)
             if reason is not None:
-                self._refuse(topic, partition, reason)
-                self._failed = TransactionFailed("flush", reason, "abortable", "refused")
+                is_own = topic not in self._broker.blocked
+                self._refuse(topic, partition, reason, is_own)
+                kind = "abortable" if is_own else "blocked"
+                self._failed = TransactionFailed("flush", reason, kind, self.refused[0].reason)
                 self._queue.clear()
                 return
             try:
@@ -145,11 +146,15 @@ class SimProducer:
         if self._queue:
             self._schedule()
 
-    def _refuse(self, topic: str, partition: int, reason: str) -> None:
-        """The broker's answer is to a batch: whoever travels with the record that is too large is named too."""
-        batch = [queued for queued in self._queue if queued[:2] == (topic, partition)]
-        size = 1 if self._one_by_one else self._faults.rng.randint(1, 3)
-        self.refused += [Refused(topic, partition, entry.key, entry.value, reason) for _, _, entry in batch[:size]]
+    def _refuse(self, topic: str, partition: int, reason: str, is_own: bool) -> None:
+        """The broker's answer is to a batch: whoever travels with the record that is too large is refused too, and
+        only who travels alone can be named."""
+        batch = [queued[3] for queued in self._queue if queued[:2] == (topic, partition)]
+        text, size = f"{topic}[{partition}]: {reason}", self._faults.rng.randint(1, 3)
+        if self._one_by_one:
+            self.refused.append(Refused(topic, text, is_own, batch[0]))
+        else:
+            self.refused += [Refused(topic, text, is_own, None)] * len(batch[:size])
 
     def flush(self, timeout_seconds: float) -> None:
         self._process.at("flush.before")

@@ -6,13 +6,10 @@ import re
 from typing import Any, Final
 
 from streams.errors import RecordRefused
-from streams.records import Headers
+from streams.records import HEADER_OVERHEAD, RECORD_OVERHEAD, Headers
 
 TOPIC_LIMIT: Final = 1_048_588
 """``max.message.bytes`` of topics, by default."""
-_OVERHEAD: Final = 36
-"""What librdkafka adds to each record when it looks at its size, and for each header (a few bytes more or less)."""
-_HEADER_OVERHEAD: Final = 10
 _AHEAD_MS: Final = 3_600_000
 """``message.timestamp.after.max.ms``, by default."""
 _NAME: Final = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
@@ -27,7 +24,7 @@ def check_record(
     topic: str, partition: int, count: int, key: Any, value: Any, headers: Headers | None, limit: int
 ) -> None:
     """What a client itself refuses, of a topic with ``count`` partitions. Raises ``RecordRefused``, ``TypeError``."""
-    size = _OVERHEAD
+    size = RECORD_OVERHEAD
     for data in (value, key):
         if data is not None and not isinstance(data, (bytes, bytearray, memoryview, str)):
             raise TypeError(f"a bytes-like object is required, not '{type(data).__name__}'")
@@ -35,7 +32,7 @@ def check_record(
     for name, data in headers or ():
         if data is not None and not isinstance(data, (bytes, str)):
             raise TypeError(f"expected header value to be None, binary, or unicode string, not {type(data).__name__}")
-        size += _HEADER_OVERHEAD + len(name) + len(data or b"")
+        size += HEADER_OVERHEAD + len(name) + len(data or b"")
     if size > limit:
         raise _refusal(topic, partition, key, "MSG_SIZE_TOO_LARGE", "Broker: Message size too large")
     if partition >= count and is_name(topic):
@@ -48,15 +45,14 @@ def _refusal(topic: str, partition: int, key: bytes | None, name: str, text: str
     return RecordRefused(f"{where}, key {shown}: {name}: Unable to produce message: {text}")
 
 
-def broker_refusal(
-    topic: str, partition: int, key: bytes | None, value: bytes | None, timestamp_ms: int, now_ms: int, limit: int
-) -> str | None:
-    """Why a record is not written to a topic with this limit; ``None``: it is. ``timestamp_ms`` 0: now."""
+def broker_refusal(topic: str, partition: int, size: int, timestamp_ms: int, now_ms: int, limit: int) -> str | None:
+    """Why a record of so many bytes is not written to a topic with this limit; ``None``: it is. ``timestamp_ms`` 0:
+    now."""
     if not is_name(topic):
         return "Broker: Invalid topic"
     if partition < 0:
         return "Local: Unknown partition"
-    if len(key or b"") + len(value or b"") > limit:
+    if size > limit:
         return "Broker: Message size too large"
     if timestamp_ms > now_ms + _AHEAD_MS and now_ms > 0:
         return "Broker: Invalid timestamp"

@@ -1,0 +1,188 @@
+"""Whose record is refused, what waits for an operator instead, and dead letters, which always fit."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streams import DEAD_LETTER, SKIP, EventContext, EventSource, EventSourceConfig, Record, Table
+from streams.core.timers import Timer
+from streams.errors import TransactionFailed
+from streams.events import event_type
+from streams.records import Headers, IncomingRecord, record_size
+from streams.runtime.dead_letters import PARTS, DeadLetter, dead_letter
+from streams.testing import TestDriver
+
+OUT, LETTERS, CHANGELOG = "totals", "g.numbers.dead-letters", "g.numbers.changelog"
+
+
+@event_type("refused.Number")
+class Number(msgspec.Struct, frozen=True):
+    n: int
+    text: str = ""
+
+
+def driver_of(patience: float = 60.0, **settings: Any) -> TestDriver[Table[str, int]]:
+    """Sends the same record for each event, but for a header that tells the event; fails for an event below zero."""
+    config = EventSourceConfig(group_id="g", topic="numbers", num_partitions=1, **settings)
+    source = EventSource(config, Table.factory(key=str, value=int))
+
+    @source.register_event_type(Number, on_error=DEAD_LETTER)
+    def on_number(ctx: EventContext[Table[str, int]], event: Number) -> None:
+        ctx.store.put("last", event.n)
+        ctx.forward(Record(OUT, b"same", b"same", [("n", b"%d" % event.n)], partition=0))
+        if event.n < 0:
+            raise RuntimeError("below zero")
+
+    return TestDriver(source, members=1, patience=patience, topics={OUT: 1})
+
+
+def written(driver: TestDriver[Any]) -> list[int]:
+    return [int(record.header("n") or b"") for record in driver.outputs(OUT)]
+
+
+def fact(letter: IncomingRecord, name: str) -> bytes | None:
+    return letter.header(f"__kes_dlq_{name}")
+
+
+# -- blame -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_twin_of_a_refused_record_is_not_blamed() -> None:
+    with driver_of() as driver:
+        driver._world.broker.refuses = lambda topic, entry: topic == OUT and ("n", b"3") in (entry.headers or [])
+        for number in range(6):
+            driver.send(Number(number), wait=False)
+        driver.settle()
+        assert [fact(letter, "offset") for letter in driver.dead_letters()] == [b"3"]
+        assert written(driver) == [0, 1, 2, 4, 5]
+        driver.check()
+
+
+# -- what is nobody's fault --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("topic", [OUT, CHANGELOG])
+def test_what_is_not_the_records_fault_is_waited_for(topic: str, caplog: pytest.LogCaptureFixture) -> None:
+    with driver_of() as driver:
+        driver._world.broker.blocked[topic] = "Broker: Topic authorization failed"
+        driver.send(Number(1), wait=False)
+        driver.advance(100)
+        assert driver.members == [0]
+        assert f"{topic}[0]: Broker: Topic authorization failed" in caplog.text
+        assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) < 20
+        del driver._world.broker.blocked[topic]
+        driver.settle()
+        assert (driver.dead_letters(), written(driver)) == ([], [1])
+        driver.check()
+
+
+@pytest.mark.parametrize("topic", [OUT, CHANGELOG])
+def test_the_wait_is_bounded_and_the_error_names_the_topic(topic: str) -> None:
+    with driver_of(recovery_timeout_seconds=30.0) as driver:
+        driver._world.broker.blocked[topic] = "Broker: Unknown topic or partition"
+        driver.send(Number(1), wait=False)
+        with pytest.raises(TransactionFailed, match=topic + r"\[0\]: Broker: Unknown topic"):
+            driver.advance(60)
+        assert (driver.dead_letters(), driver.committed_offsets().get(0, 0)) == ([], 0)
+
+
+def test_offset_records_are_no_events_fault() -> None:
+    """A changelog that takes nothing stops the source by name: no event, and no interjection, gets a policy for it."""
+    with driver_of(error_policy=SKIP) as driver:
+        driver._world.broker.limits[CHANGELOG] = 60
+        driver.send(Number(1), wait=False)
+        with pytest.raises(TransactionFailed, match=CHANGELOG):
+            driver.advance(60)
+        assert driver.dead_letters() == []
+
+
+# -- dead letters ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [999_000, 999_950])
+def test_a_nearly_maximal_record_is_dead_lettered(size: int) -> None:
+    """It was accepted as input; with the facts of its failure it is larger than what the client takes."""
+    with driver_of() as driver:
+        sent = driver.send(Number(-1, "x" * size), headers=[("trace", b"y" * 800)])
+        driver.send(Number(2))
+        (letter,) = driver.dead_letters()
+        assert (letter.header("trace"), fact(letter, "offset")) == (None, b"0")
+        assert int(fact(letter, "left_out_headers") or b"") > 800
+        if size == 999_000:
+            assert letter.value == sent.value, "without its headers it fits"
+        else:
+            assert (letter.value, fact(letter, "left_out_value")) == (None, b"%d" % len(sent.value or b""))
+        assert written(driver) == [2]
+        driver.check()
+
+
+def test_a_letter_that_its_topic_does_not_take_goes_by_reference() -> None:
+    with driver_of() as driver:
+        driver._world.broker.limits[LETTERS] = 2_000
+        sent = driver.send(Number(-1, "x" * 5_000), key="k")
+        driver.send(Number(-2))
+        first, second = driver.dead_letters()
+        assert (first.key, first.value) == (b"k", None)
+        assert fact(first, "left_out_value") == b"%d" % len(sent.value or b"")
+        assert [fact(first, name) for name in ("topic", "partition", "offset")] == [b"numbers", b"0", b"0"]
+        assert fact(first, "message") == b"below zero"
+        assert fact(second, "left_out_value") is None
+        driver.check()
+
+
+@pytest.mark.parametrize("trouble", ["blocked", "limit"])
+def test_a_letter_that_cannot_be_written_at_all_is_waited_for(trouble: str, caplog: pytest.LogCaptureFixture) -> None:
+    """For as long as it takes: whoever stops makes the next member meet the same letter."""
+    with driver_of(recovery_timeout_seconds=30.0) as driver:
+        if trouble == "blocked":
+            driver._world.broker.blocked[LETTERS] = "Broker: Topic authorization failed"
+        else:
+            driver._world.broker.limits[LETTERS] = 100
+        driver.send(Number(-1), wait=False)
+        driver.send(Number(2), wait=False)
+        driver.advance(600)
+        assert (driver.members, written(driver)) == ([0], [])
+        assert f"{LETTERS}[0]: " in caplog.text
+        driver._world.broker.blocked.clear()
+        driver._world.broker.limits.clear()
+        driver.settle()
+        assert ([fact(letter, "offset") for letter in driver.dead_letters()], written(driver)) == ([b"0"], [2])
+        driver.check()
+
+
+BYTES = st.one_of(st.none(), st.integers(0, 3_000).map(bytes))
+HEADERS: st.SearchStrategy[Headers] = st.lists(st.tuples(st.text(max_size=20), BYTES), max_size=5)
+
+
+@given(key=BYTES, value=BYTES, headers=HEADERS, limit=st.integers(1_000, 12_000))
+def test_a_letter_fits_and_keeps_what_it_can(key: bytes, value: bytes, headers: Headers, limit: int) -> None:
+    record = IncomingRecord("t", 1, 7, key, value, headers)
+    whole = dead_letter("letters", record, RuntimeError("why"), 1, 0)
+    letter = whole.within(limit)
+    assert letter.size == record_size(letter.key, letter.value, letter.headers) <= limit
+    if whole.size <= limit:
+        assert letter is whole
+    names = [name for name, _ in letter.headers or ()][-letter.facts :]
+    left_out = [name.removeprefix("__kes_dlq_left_out_") for name in names if "left_out" in name]
+    assert left_out == [part for part in PARTS if part in left_out]
+    assert (letter.key, letter.value) == (
+        None if "key" in left_out else key,
+        None if "value" in left_out else value,
+    )
+    assert all(("__kes_dlq_" + name) in names for name in ("topic", "partition", "offset", "message"))
+    reference = letter.by_reference
+    assert reference is None or (reference.size < letter.size and reference.by_reference is None)
+
+
+def test_a_timers_letter_is_never_cut() -> None:
+    """Its event is nowhere else."""
+    record = IncomingRecord("t", 1, -1, b"k", b"v" * 5_000, [("__grt__", b"Ring")])
+    letter = dead_letter("letters", record, RuntimeError(), 1, 0, Timer("ring", 0, "Ring", b"v" * 5_000))
+    assert isinstance(letter, DeadLetter)
+    assert (letter.within(1_000), letter.by_reference) == (letter, None)
