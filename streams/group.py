@@ -16,6 +16,39 @@ import msgspec
 
 from streams.topics import TopicIdentity
 
+_MARK: Final = "kes~"
+"""Of our transactional ids: no id of another program looks like ours by chance."""
+
+
+def transactional_id(group_id: str, instance: str, slot: int) -> str:
+    """``<group>.<instance>.kes~<slot>``: stable over restarts, so that a successor can end what was left open.
+
+    The group comes first because rights are granted by prefix. The mark is in the slot, so that members of versions
+    before it do not take such an id for theirs, and do not fence it in a rolling upgrade.
+    """
+    return f"{group_id}.{instance}.{_MARK}{slot}"
+
+
+def instance_of(group_id: str, transactional_id: str) -> str | None:
+    """The instance a transactional id belongs to, or ``None`` when it is not one of this group."""
+    return _instance(group_id, transactional_id, _MARK)
+
+
+def instance_of_unmarked(group_id: str, transactional_id: str) -> str | None:
+    """The same for ``<group>.<instance>.<slot>``, the ids of versions before the mark. Ids of other programs may have
+    that form, too."""
+    return _instance(group_id, transactional_id, "")
+
+
+def _instance(group_id: str, transactional_id: str, mark: str) -> str | None:
+    # Read from the right, because a group id may contain dots and may begin with another group's id.
+    rest, dot, slot = transactional_id.rpartition(".")
+    group, dot_before, instance = rest.rpartition(".")
+    number = slot.removeprefix(mark)
+    if not (dot and dot_before and instance and slot.startswith(mark) and number.isascii() and number.isdecimal()):
+        return None
+    return instance if group == group_id else None
+
 
 class Snapshot(msgspec.Struct, frozen=True):
     """Membership at one moment: replaced as a whole, never changed; reading the attribute is safe from any thread.
@@ -189,6 +222,25 @@ class Membership(Protocol):
         ...
 
 
+class OpenTransaction(msgspec.Struct, frozen=True, kw_only=True):
+    """A transaction that is open in a partition, from ``start_offset`` on. ``transactional_id`` and ``state`` are those
+    of the coordinator that is going to end it; empty: none knows of it, it hangs."""
+
+    topic: str
+    partition: int
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    start_offset: int
+    transactional_id: str = ""
+    state: str = ""
+
+    @property
+    def is_hanging(self) -> bool:
+        """Whether nobody is going to end it."""
+        return not self.transactional_id
+
+
 class TakeOver(Protocol):
     """The questions to the broker that a take-over asks, in the order of its steps. All block: call them off the
     event loop.
@@ -197,8 +249,8 @@ class TakeOver(Protocol):
     """
 
     def fence_departed(self, members: Collection[str], deadline: float) -> list[str]:
-        """End open transactions of instances of this group that are not in ``members``; returns their transactional
-        ids."""
+        """End open transactions of instances of this group that are not in ``members``; returns the transactional ids
+        of those that are ended. What a broker that does not answer keeps may stay open: see ``stable_offsets``."""
         ...
 
     def stable_offsets(self, partitions: Collection[int], deadline: float) -> dict[int, int | None]:
@@ -213,6 +265,10 @@ class TakeOver(Protocol):
     def identity(self, topic: str, deadline: float) -> TopicIdentity:
         """The topic's id, another one after the topic was deleted and created again, and its number of partitions.
         ``TopicError``: it does not exist, and did not begin to until ``deadline``."""
+        ...
+
+    def open_transactions(self, topic: str, partitions: Collection[int], deadline: float) -> list[OpenTransaction]:
+        """What is open in these partitions, and which coordinator knows of it."""
         ...
 
     def remove_member(self, member_id: str, instance: str | None, deadline: float) -> bool:

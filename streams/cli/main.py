@@ -45,6 +45,7 @@ COMMANDS = {
     "offsets": Command("streams.cli.offsets", "Offsets of a group that are ahead of its changelog: accept."),
     "lag": Command("streams.cli.lag", "Committed offset, end and distance of every partition."),
     "group": Command("streams.cli.group", "The members of a group, who has what, and what is on its way."),
+    "transactions": Command("streams.cli.transactions", "Transactions that are open in topics: list, hanging, abort."),
     "verify": Command("streams.cli.verify", "Kill and freeze an event source, compare what it leaves.", "broker"),
     "state": Command("streams.cli.state", "Look into the stores of an event source: get, scan, dump."),
     "dlq": Command("streams.cli.dlq", "Dead letters: list, show, requeue."),

@@ -39,7 +39,9 @@ class GroupChecks:
         self._client = KafkaPythonClient(config.bootstrap_servers, "kes-checks", security)
         self._client.start()
         self._questions = GroupQuestions(config.bootstrap_servers, security)
-        self._group_log = KafkaPythonTakeOver(self._client, config.group_id, config.offsets_topic)
+        self._group_log = KafkaPythonTakeOver(
+            self._client, config.group_id, config.offsets_topic, changelog=config.changelog
+        )
         self._elsewhere = _source_log(config)
 
     def _deadline(self) -> float:
@@ -90,8 +92,9 @@ class GroupChecks:
         ended first."""
         config = self._config
         self.refuse_if_alive()
-        group = self._questions.look(config.group_id, self._seconds)
-        if committed := group.committed.get(config.offsets_topic):
+        # The barrier: what a missed fence left open must not be committed after we have looked.
+        stable = self.committed(list(range(config.num_partitions)))
+        if committed := {number: offset for number, offset in stable.items() if offset is not None}:
             number, offset = min(committed.items())
             raise OffsetError(
                 f"group {config.group_id} has a position already ({config.topic}[{number}] at offset {offset}): "

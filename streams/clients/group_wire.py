@@ -42,30 +42,13 @@ def protocol(strategy: str) -> str:
 def checked_name(setting: str, value: str, *, dots: bool = True) -> str:
     """``value``, if it can be part of group metadata: 1 to 200 printable ASCII characters. Else ``ConfigError``.
 
-    ``dots=False`` for instance names: a transactional id is ``<group>.<instance>.<slot>`` and is taken apart again.
+    ``dots=False`` for instance names: a transactional id is ``<group>.<instance>.kes~<slot>`` and is taken apart again.
     """
     if not 1 <= len(value) <= 200 or not (value.isascii() and value.isprintable()) or value != value.strip():
         raise ConfigError(f"{setting} must be 1 to 200 printable ASCII characters without outer spaces, not {value!r}")
     if not dots and "." in value:
         raise ConfigError(f"{setting} must not contain a dot (it is a part of transactional ids), got {value!r}")
     return value
-
-
-def transactional_id(group_id: str, instance: str, slot: int) -> str:
-    """``<group>.<instance>.<slot>``: stable over restarts, so that a successor can end what was left open."""
-    return f"{group_id}.{instance}.{slot}"
-
-
-def instance_of(group_id: str, transactional_id: str) -> str | None:
-    """The instance a transactional id belongs to, or ``None`` when it is not one of this group.
-
-    Read from the right, because a group id may contain dots and may begin with another group's id.
-    """
-    rest, dot, slot = transactional_id.rpartition(".")
-    group, dot_before, instance = rest.rpartition(".")
-    if not (dot and dot_before and instance and slot.isascii() and slot.isdecimal()):
-        return None
-    return instance if group == group_id else None
 
 
 def group_metadata(group_id: str, generation: int, member_id: str, group_instance_id: str | None) -> bytes:

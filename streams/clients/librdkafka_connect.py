@@ -77,6 +77,7 @@ def connect_librdkafka_group(
     static: bool = False,
     security: Mapping[str, Any] | None = None,
     alive: Callable[[], bool] = lambda: True,
+    changelog: str = "",
 ) -> tuple[LibrdkafkaMembership, RosterTakeOver]:
     """A membership by librdkafka and the take-over questions. ``membership.close`` closes both. No I/O yet.
 
@@ -112,7 +113,7 @@ def connect_librdkafka_group(
         }
         eager = strategies[0] in EAGER
     client = KafkaPythonClient(settings.bootstrap_servers, instance, security or {})
-    take_over = RosterTakeOver(client, group_id, topic)
+    take_over = RosterTakeOver(client, group_id, topic, instance=instance, changelog=changelog)
 
     def make_consumer(heard: ConnectionLog) -> Consumer:
         return build(Consumer, config, heard)

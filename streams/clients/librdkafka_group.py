@@ -15,9 +15,8 @@ from typing import Any, Final
 import msgspec
 from confluent_kafka import KafkaError
 
-from streams.clients import group_wire
 from streams.clients.kafka_python import DescribeConfigsRequest, DescribeGroupsRequest, errors
-from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, raise_for
+from streams.clients.kafka_python_client import GROUP, raise_for
 from streams.clients.takeover import KafkaPythonTakeOver
 from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal, StreamsError
 
@@ -59,40 +58,25 @@ class RosterTakeOver(KafkaPythonTakeOver):
     ``member_id``: gives this member's own id at the moment, empty when it is none.
     """
 
-    def __init__(self, client: KafkaPythonClient, group_id: str, topic: str) -> None:
-        super().__init__(client, group_id, topic)
-        self.member_id: Callable[[], str] = str
+    member_id: Callable[[], str] = str
 
-    def fence_departed(self, members: Collection[str], deadline: float) -> list[str]:
-        """As ``KafkaPythonTakeOver`` does it, but ``members`` is not believed: the coordinator is asked.
+    async def _present(self, members: Collection[str], deadline: float) -> frozenset[str]:
+        """``members`` is not believed: the coordinator is asked, after the open transactions were listed.
 
-        In this order, so that no live member is fenced: first the open transactions, then the members. Who had one
-        open when they were listed, and works here, was a member before, and is one still; if it left in between, it
-        has settled all it had; if it was evicted, its transaction is to be ended. Who joins in between is on neither
-        list, or on the second one only. The list counts as complete only if this member is on it itself: else
-        ``BrokerUnavailable``, nothing is fenced, and the take-over is tried again.
+        In this order, so that no live member is fenced. Who had one open when they were listed, and works here, was a
+        member before, and is one still; if it left in between, it has settled all it had; if it was evicted, its
+        transaction is to be ended. Who joins in between is on neither list, or on the second one only. The list counts
+        as complete only if this member is on it itself: else ``BrokerUnavailable``, nothing is fenced, and the
+        take-over is tried again.
         """
-
-        async def work() -> list[str]:
-            await self._client.connected(deadline)
-            found = await self._client.until(deadline, "listing transactions", lambda: self._open_ids(deadline))
-            owners = {name: group_wire.instance_of(self._group_id, name) for name in found}
-            if not any(owners.values()):
-                return []
-            roster = await self._roster(deadline)
-            own = self.member_id()
-            if own not in {member.member_id for member in roster.members}:
-                raise BrokerUnavailable(
-                    f"group {self._group_id}: the coordinator's list of members does not have this member "
-                    f"({own or 'none at the moment'}); nobody is fenced by it"
-                )
-            departed = sorted(name for name, owner in owners.items() if owner and owner not in roster.instances)
-            fencing = [self._client.manager.call_soon(self._fence, name, deadline) for name in departed]
-            for fenced in fencing:
-                await fenced
-            return departed
-
-        return self._client.call(work, deadline)
+        roster = await self._roster(deadline)
+        own = self.member_id()
+        if own not in {member.member_id for member in roster.members}:
+            raise BrokerUnavailable(
+                f"group {self._group_id}: the coordinator's list of members does not have this member "
+                f"({own or 'none at the moment'}); nobody is fenced by it"
+            )
+        return roster.instances
 
     def roster(self, deadline: float) -> Roster:
         """Who is in the group now. ``ConfigError`` without the right to describe it. Who asks has to tell of an outage:
@@ -131,7 +115,7 @@ class RosterTakeOver(KafkaPythonTakeOver):
 
     async def _roster(self, deadline: float) -> Roster:
         step = f"asking for the members of group {self._group_id}"
-        return await self._client.until(deadline, step, lambda: self._roster_once(deadline))
+        return await self._until(deadline, step, self._roster_once)
 
     async def _roster_once(self, deadline: float) -> Roster:
         """A group is of one kind at a time; the question for the other kind says that there is no such group."""

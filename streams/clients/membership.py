@@ -50,19 +50,19 @@ def connect_group(
     *,
     security: Mapping[str, Any] | None = None,
     alive: Callable[[], bool] = lambda: True,
-    **timing: Any,
+    **settings: Any,
 ) -> tuple[KafkaPythonMembership, KafkaPythonTakeOver]:
     """A membership and the take-over questions on one shared client. ``membership.close`` closes both. No I/O yet.
 
     ``assignors``: strategy name -> how it shares, the preferred one first. ``security`` are kafka-python settings
-    (``kafka_python_settings.translate``); ``timing`` are timeouts and ``static`` (``GroupSettings``). ``alive``: see
-    ``KafkaPythonMembership``. Raises ``ConfigError``.
+    (``kafka_python_settings.translate``); ``settings`` are ``changelog``, timeouts and ``static`` (``GroupSettings``).
+    ``alive``: see ``KafkaPythonMembership``. Raises ``ConfigError``.
     """
-    settings = GroupSettings(
-        group_id=group_id, topic=topic, partitions=partitions, instance=instance, assignors=assignors, **timing
-    )
+    names: dict[str, Any] = {"group_id": group_id, "topic": topic, "instance": instance}
+    changelog = settings.pop("changelog", "")
+    checked = GroupSettings(**names, partitions=partitions, assignors=assignors, **settings)
     client = KafkaPythonClient(bootstrap_servers, instance, security or {})
-    return KafkaPythonMembership(client, settings, alive), KafkaPythonTakeOver(client, group_id, topic)
+    return KafkaPythonMembership(client, checked, alive), KafkaPythonTakeOver(client, **names, changelog=changelog)
 
 
 class KafkaPythonMembership:

@@ -11,22 +11,24 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Collection
-from typing import Any
+import time
+from collections.abc import Awaitable, Collection
 
-from streams.clients import group_wire
 from streams.clients.group_coordinator import leave_group
 from streams.clients.kafka_python import (
     DescribeLogDirsRequest,
+    DescribeTransactionsRequest,
     InitProducerIdRequest,
     ListOffsetsRequest,
     ListTransactionsRequest,
-    MetadataRequest,
     OffsetFetchRequest,
 )
 from streams.clients.kafka_python import errors as kafka_errors
 from streams.clients.kafka_python_client import GROUP, TRANSACTION, KafkaPythonClient, raise_for
-from streams.errors import StreamsError, TopicError
+from streams.clients.open_transactions import OpenTransactions
+from streams.clients.questions import Questions
+from streams.errors import BrokerUnavailable, StreamsError
+from streams.group import OpenTransaction, instance_of, instance_of_unmarked
 from streams.topics import TopicIdentity
 
 log = logging.getLogger(__name__)
@@ -35,32 +37,55 @@ _OPEN = ["Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"]
 _EARLIEST, _LATEST = -2, -1
 _FENCE_TIMEOUT_MS = 5000  # of the throw-away producer, which never begins a transaction
 
+FENCE_SECONDS = 3.0
+"""For ending one open transaction: its coordinator may have to be found, and the markers to be written."""
 
-class KafkaPythonTakeOver:
+
+class KafkaPythonTakeOver(Questions):
     """Questions of one group about its source ``topic``, on a client that it shares and does not close."""
 
-    def __init__(self, client: KafkaPythonClient, group_id: str, topic: str) -> None:
-        self._client, self._group_id, self._topic = client, group_id, topic
+    def __init__(
+        self, client: KafkaPythonClient, group_id: str, topic: str, *, instance: str = "", changelog: str = ""
+    ) -> None:
+        super().__init__(client)
+        self._group_id, self._topic = group_id, topic
+        self._instance, self._changelog = instance, changelog
 
     def fence_departed(self, members: Collection[str], deadline: float) -> list[str]:
         """End open transactions of this group's instances that are not in ``members``; returns their transactional ids.
 
         Done by a throw-away InitProducerId: it aborts what is open, and fences the producer that held it. Raises
         ``ConfigError`` without the right to describe and write transactional ids.
+
+        Brokers are asked side by side. One that does not answer within ``BROKER_SECONDS``, or an abort that takes
+        longer than ``FENCE_SECONDS``, is left out with a warning: **a missed fence costs time, no record**. What a
+        departed member left open has either sent its offsets, then the barrier (``stable_offsets``) waits for its end;
+        or it has not, then the broker refuses them, because the generation is over, and without offsets nobody commits
+        it. Records of it below the high watermark keep a ``read_committed`` reader below, until they are settled. So
+        it holds up the partitions that it wrote to, and no others; a take-over that it holds up fences again.
         """
-        present = frozenset(members)
 
         async def work() -> list[str]:
             await self._client.connected(deadline)
-            found = await self._client.until(deadline, "listing transactions", lambda: self._open_ids(deadline))
-            owners = {name: group_wire.instance_of(self._group_id, name) for name in found}
-            departed = sorted(name for name, owner in owners.items() if owner and owner not in present)
-            fencing = [self._client.manager.call_soon(self._fence, name, deadline) for name in departed]
-            for fenced in fencing:
-                await fenced
-            return departed
+            found = await self._open_ids(deadline)
+            owners = {name: instance_of(self._group_id, name) for name in found}
+            unmarked = {name: instance_of_unmarked(self._group_id, name) for name in found if not owners[name]}
+            if not any((*owners.values(), *unmarked.values())):
+                return []
+            present = await self._present(members, deadline)
+            departed = [name for name, owner in owners.items() if owner and owner not in present]
+            # This process opens nothing under an unmarked id, so what is open there was left by one before an upgrade.
+            present -= {self._instance}
+            suspects = [name for name, owner in unmarked.items() if owner and owner not in present]
+            fences = {name: self._client.manager.call_soon(self._fence, name, deadline) for name in departed}
+            fences |= {name: self._client.manager.call_soon(self._fence_unmarked, name, deadline) for name in suspects}
+            return [name for name in sorted(fences) if await self._ended(name, fences[name])]
 
         return self._client.call(work, deadline)
+
+    async def _present(self, members: Collection[str], deadline: float) -> frozenset[str]:
+        """The instances that are alive, as the group's plan has them."""
+        return frozenset(members)
 
     def stable_offsets(self, partitions: Collection[int], deadline: float) -> dict[int, int | None]:
         """The group's committed offsets of the source topic, when no commit is pending any more. ``None``: none."""
@@ -68,7 +93,7 @@ class KafkaPythonTakeOver:
         async def work() -> dict[int, int | None]:
             await self._client.connected(deadline)
             step = f"reading the offsets of group {self._group_id}"
-            return await self._client.until(deadline, step, lambda: self._offsets(sorted(set(partitions)), deadline))
+            return await self._until(deadline, step, lambda limit: self._offsets(sorted(set(partitions)), limit))
 
         return self._client.call(work, deadline)
 
@@ -78,8 +103,8 @@ class KafkaPythonTakeOver:
         async def work() -> dict[int, tuple[int, int]]:
             await self._client.connected(deadline)
             numbers = sorted(set(partitions))
-            return await self._client.until(
-                deadline, f"reading the offsets of topic {topic}", lambda: self._range(topic, numbers, deadline)
+            return await self._until(
+                deadline, f"reading the offsets of topic {topic}", lambda limit: self._range(topic, numbers, limit)
             )
 
         return self._client.call(work, deadline)
@@ -87,14 +112,14 @@ class KafkaPythonTakeOver:
     def identity(self, topic: str, deadline: float) -> TopicIdentity:
         """The topic's id and number of partitions. ``TopicError`` when it did not exist until ``deadline``."""
 
-        async def attempt() -> TopicIdentity:
-            answer = await self._metadata(topic, deadline)
+        async def attempt(limit: float) -> TopicIdentity:
+            answer = await self._metadata(topic, limit)
             name = base64.urlsafe_b64encode(answer.topic_id.bytes).decode().rstrip("=")
             return TopicIdentity(name, len(answer.partitions))
 
         async def work() -> TopicIdentity:
             await self._client.connected(deadline)
-            return await self._client.until(deadline, f"asking for topic {topic}", attempt)
+            return await self._until(deadline, f"asking for topic {topic}", attempt)
 
         return self._client.call(work, deadline)
 
@@ -105,17 +130,21 @@ class KafkaPythonTakeOver:
         if not member_id:
             raise ValueError("remove_member needs a member id")
 
-        async def attempt() -> bool:
+        async def attempt(limit: float) -> bool:
             try:
-                return await leave_group(self._client, self._group_id, member_id, instance, deadline)
+                return await leave_group(self._client, self._group_id, member_id, instance, limit)
             except (kafka_errors.FencedInstanceIdError, kafka_errors.UnknownMemberIdError):
                 return False
 
         async def work() -> bool:
             await self._client.connected(deadline)
-            return await self._client.until(deadline, f"removing {member_id} from group {self._group_id}", attempt)
+            return await self._until(deadline, f"removing {member_id} from group {self._group_id}", attempt)
 
         return self._client.call(work, deadline)
+
+    def open_transactions(self, topic: str, partitions: Collection[int], deadline: float) -> list[OpenTransaction]:
+        """What is open in these partitions, and who knows of it; see ``OpenTransactions.find``."""
+        return OpenTransactions(self._client).find(topic, partitions, deadline)
 
     def log_sizes(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, int]:
         """Bytes on disk of each partition, as its leader has it; partitions that nobody tells of are not in it, up to
@@ -124,9 +153,8 @@ class KafkaPythonTakeOver:
         async def work() -> dict[int, int]:
             await self._client.connected(deadline)
             step = f"asking for the leaders of topic {topic}"
-            by_leader = await self._client.until(
-                deadline, step, lambda: self._by_leader(topic, sorted(set(partitions)), deadline)
-            )
+            numbers = sorted(set(partitions))
+            by_leader = await self._until(deadline, step, lambda limit: self._by_leader(topic, numbers, limit))
             asking = [
                 self._client.manager.call_soon(self._log_dirs, topic, numbers, leader, deadline)
                 for leader, numbers in by_leader.items()
@@ -148,24 +176,53 @@ class KafkaPythonTakeOver:
             log.debug("sizes of topic %s on disk: %s", topic, error)
             return {}
 
-    # ------------------------------------------------------------------ IO thread: one try each
+    # ------------------------------------------------------------------ IO thread
 
     async def _open_ids(self, deadline: float) -> list[str]:
         """Transactional ids with an open transaction, of all groups: each broker knows those that it coordinates."""
-        cluster = await self._client.send(_metadata_request([]), None, deadline)
-        found: list[str] = []
-        for broker in cluster.brokers:
-            request = ListTransactionsRequest(state_filters=_OPEN, producer_id_filters=[])
-            answer = await self._client.send(request, broker.node_id, deadline)
-            raise_for(answer.error_code)
-            found += [state.transactional_id for state in answer.transaction_states]
-        return found
+        lists, silent = await self._each_broker("listing transactions", deadline, self._open_ids_of)
+        for number, error in silent.items():
+            log.warning("broker %d is left out, what departed members left open there ends later: %s", number, error)
+        return [name for names in lists.values() for name in names]
 
-    async def _fence(self, transactional_id: str, deadline: float) -> None:
+    async def _open_ids_of(self, node: int, deadline: float) -> list[str]:
+        request = ListTransactionsRequest(state_filters=_OPEN, producer_id_filters=[], max_version=0)
+        answer = await self._client.send(request, node, deadline)
+        raise_for(answer.error_code)
+        return [state.transactional_id for state in answer.transaction_states]
+
+    async def _ended(self, name: str, fence: Awaitable[bool]) -> bool:
+        try:
+            return await fence
+        except BrokerUnavailable as error:
+            log.warning("the open transaction of %s is not ended yet: %s", name, error)
+            return False
+
+    async def _fence(self, transactional_id: str, deadline: float) -> bool:
         """CONCURRENT_TRANSACTIONS says that the abort is under way: asked again until it is through."""
-        await self._client.until(
-            deadline, f"fencing {transactional_id}", lambda: self._fence_once(transactional_id, deadline)
+        deadline = min(deadline, time.monotonic() + FENCE_SECONDS)
+        step = f"fencing {transactional_id}"
+        await self._until(deadline, step, lambda limit: self._fence_once(transactional_id, limit))
+        return True
+
+    async def _fence_unmarked(self, transactional_id: str, deadline: float) -> bool:
+        """An id without our mark is ours if its open transaction writes to our changelog: all of ours do, before they
+        send offsets."""
+        limit = min(deadline, time.monotonic() + FENCE_SECONDS)
+        topics = await self._until(
+            limit, f"describing {transactional_id}", lambda limit: self._topics_of(transactional_id, limit)
         )
+        return self._changelog in topics and await self._fence(transactional_id, deadline)
+
+    async def _topics_of(self, transactional_id: str, deadline: float) -> set[str]:
+        """The topics of an open transaction; none: it is over."""
+        node = await self._client.coordinator(TRANSACTION, transactional_id, deadline)
+        request = DescribeTransactionsRequest(transactional_ids=[transactional_id])
+        state = (await self._client.send(request, node, deadline)).transaction_states[0]
+        if state.error_code == kafka_errors.TransactionalIdNotFoundError.errno:
+            return set()
+        raise_for(state.error_code)
+        return {entry.topic for entry in state.topics}
 
     async def _fence_once(self, transactional_id: str, deadline: float) -> None:
         node = await self._client.coordinator(TRANSACTION, transactional_id, deadline)
@@ -204,25 +261,15 @@ class KafkaPythonTakeOver:
         by_leader = await self._by_leader(topic, partitions, deadline)
         if -1 in by_leader:
             raise kafka_errors.LeaderNotAvailableError()
-        ranges: dict[int, tuple[int, int]] = {}
-        for leader, numbers in by_leader.items():
-            first = await self._list_offsets(topic, numbers, leader, _EARLIEST, deadline)
-            last = await self._list_offsets(topic, numbers, leader, _LATEST, deadline)
-            ranges.update((number, (first[number], last[number])) for number in numbers)
-        return ranges
-
-    async def _by_leader(self, topic: str, partitions: list[int], deadline: float) -> dict[int, list[int]]:
-        """Broker -> those of the partitions that it leads; -1: nobody does for now."""
-        leaders = {
-            entry.partition_index: entry.leader_id for entry in (await self._metadata(topic, deadline)).partitions
-        }
-        missing = [number for number in partitions if number not in leaders]
-        if missing:
-            raise TopicError(f"topic {topic} has {len(leaders)} partitions, none with number {missing}")
-        by_leader: dict[int, list[int]] = {}
-        for number in partitions:
-            by_leader.setdefault(leaders[number], []).append(number)
-        return by_leader
+        asking = [
+            [
+                self._client.manager.call_soon(self._list_offsets, topic, numbers, leader, end, deadline)
+                for leader, numbers in by_leader.items()
+            ]
+            for end in (_EARLIEST, _LATEST)
+        ]
+        first, last = [{number: at for asked in each for number, at in (await asked).items()} for each in asking]
+        return {number: (first[number], last[number]) for number in partitions}
 
     async def _log_dirs(self, topic: str, partitions: list[int], leader: int, deadline: float) -> dict[int, int]:
         if leader < 0:
@@ -257,18 +304,3 @@ class KafkaPythonTakeOver:
             raise_for(entry.error_code)
             offsets[entry.partition_index] = entry.offset
         return offsets
-
-    async def _metadata(self, topic: str, deadline: float) -> Any:
-        answer = await self._client.send(_metadata_request([topic]), None, deadline)
-        raise_for(answer.topics[0].error_code)
-        return answer.topics[0]
-
-
-def _metadata_request(topics: list[str]) -> Any:
-    return MetadataRequest(
-        topics=[MetadataRequest.MetadataRequestTopic(name=name) for name in topics],
-        allow_auto_topic_creation=False,
-        include_cluster_authorized_operations=False,
-        include_topic_authorized_operations=False,
-        min_version=10,
-    )

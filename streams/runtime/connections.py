@@ -154,6 +154,7 @@ class KafkaConnections:
             "static": config.static_membership,
             "security": self._security,
             "alive": alive,
+            "changelog": config.changelog,
         }
         if config.membership != "streams":
             return connect_librdkafka_group(

@@ -1,8 +1,9 @@
 """State that is filled from the changelog and not worked on: being restored, kept warm, or about to be taken.
 
 One tail follows all of these partitions on a thread of its own and puts what it reads straight into the stores. Who
-may touch a store is a matter of membership in ``_copies``, decided under one lock: as long as a copy is in there it is
-the tail's; whoever takes it out owns it from then on. The lock is held for one batch of one partition at most.
+may touch a store is decided under one lock, which is never held while a store works: a copy is the tail's as long as it
+is in ``_copies``, and until the batch that it is being given (``busy``) is in its store. So a busy copy is not taken,
+and the store of one that is discarded meanwhile is let go afterwards.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ READY_WITHIN = 100_000
 """Records behind the end of the changelog at which a copy is not warm any more: fewer are read in about a second."""
 
 
+CLOSE_SECONDS = 5.0
+"""At the end, for stores that are being written to."""
+
+
 def make_store(factory: Callable[[TopicPartition], Any], where: TopicPartition) -> Any:
     """An empty store from the user's factory. Raises ``RegistrationError`` for what is none."""
     store = factory(where)
@@ -58,6 +63,8 @@ class StateCopy:
     ``marker``: the release marker, if that is the last record so far."""
 
     __slots__ = (
+        "awaited",
+        "busy",
         "caught_up",
         "end",
         "epoch",
@@ -87,6 +94,8 @@ class StateCopy:
         self.end = -1
         self.goal: int | None = None  # a take-over waits until the position has reached it
         self.caught_up = False  # once
+        self.busy = False  # the tail's thread is in its store
+        self.awaited = False  # somebody asked for it while it was
         self.warm = False  # it was ready when a take-over began
         self.last = -1  # offset of the last record
         self.offset_record: OffsetRecord | None = None
@@ -131,6 +140,16 @@ class StateCopy:
         self.records += len(records)
         self.size += size
 
+    def advance(self, position: int, end: int, *, more: bool) -> bool:
+        """Everything below ``position`` was read, of a log that ends at ``end`` as far as is known; ``more`` records
+        came. Returns whether that is news."""
+        before, self.position = self.position, max(self.position, position)
+        self.end = max(self.end, end, self.position)
+        first = not self.caught_up and (not more or position >= end >= 0)
+        self.caught_up = self.caught_up or first
+        reached = self.goal is not None and before < self.goal <= self.position
+        return first or reached or self.marker is not None
+
     def _receive_timer(self, record: IncomingRecord) -> None:
         name, timer = decode_timer(record)
         if timer is None:
@@ -145,8 +164,9 @@ class StateCopies:
     def __init__(self, engine: Engine, heard: Callable[[int], None]) -> None:
         self._engine = engine
         self._heard = heard
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()  # notified when a copy is not busy any more
         self._copies: dict[int, StateCopy] = {}
+        self._orphans: list[StateCopy] = []  # discarded while they were busy
         self._standing: frozenset[int] = frozenset()  # to be kept warm, as the plan has it
         self._held: set[int] = set()  # being taken over
         self._epoch = 0
@@ -161,10 +181,20 @@ class StateCopies:
         self._tail.start(self._received, self._failed)
 
     def close(self) -> None:
-        """Stop reading, let every store go."""
+        """Stop reading, let every store go. Waits up to ``CLOSE_SECONDS`` for stores that take what was read last."""
         self._tail.close()
         for partition in list(self._copies):
             self._discard(partition)
+        with self._lock:
+            self._lock.wait_for(lambda: not any(copy.busy for copy in self._orphans), CLOSE_SECONDS)
+        self._revoke_orphans()
+        for copy in self._orphans:
+            _log.error(
+                "%s[%d]: the store still takes a change after %g s; it is left behind without revoked()",
+                self._engine.config.changelog,
+                copy.partition,
+                CLOSE_SECONDS,
+            )
 
     # -- what is kept --------------------------------------------------------------------------------------------------
 
@@ -219,10 +249,11 @@ class StateCopies:
         self._follow(copy, position)
 
     def take(self, partition: int, when: Callable[[StateCopy], bool] = lambda _: True) -> StateCopy | None:
-        """Take a copy out, if there is one that fits: the store belongs to the caller."""
+        """Take a copy out, if there is one that fits: the store belongs to the caller. ``None`` also while the tail
+        puts records into it: ``changed`` tells when to ask again."""
         with self._lock:
             copy = self._copies.get(partition)
-            if copy is None or copy.failure is not None or not when(copy):
+            if copy is None or self._is_busy(copy) or copy.failure is not None or not when(copy):
                 return None
             del self._copies[partition]
         self._held.discard(partition)
@@ -238,7 +269,7 @@ class StateCopies:
             if copy.failure is not None:
                 raise copy.failure
             copy.goal = goal
-            return copy.position >= goal
+            return not self._is_busy(copy) and copy.position >= goal
 
     def failure(self, partition: int) -> Exception | None:
         """What ended the reading of a copy."""
@@ -321,7 +352,20 @@ class StateCopies:
             copy = self._copies.pop(partition, None)
         if copy is not None:
             self._tail.forget(partition)
-            self._engine.revoke_store(copy.store, partition)
+            self._orphans.append(copy)
+            self._revoke_orphans()
+
+    def _revoke_orphans(self) -> None:
+        """Let the stores go that nobody writes to any more: a copy that is not in ``_copies`` never gets busy again."""
+        done = [copy for copy in self._orphans if not copy.busy]
+        self._orphans = [copy for copy in self._orphans if copy not in done]
+        for copy in done:
+            self._engine.revoke_store(copy.store, copy.partition)
+
+    def _is_busy(self, copy: StateCopy) -> bool:
+        """Under the lock. Who is told so hears when it is over."""
+        copy.awaited = copy.busy
+        return copy.busy
 
     def _received(self, partition: int, epoch: int, records: list[IncomingRecord], position: int, end: int) -> None:
         """On the tail's thread."""
@@ -329,16 +373,25 @@ class StateCopies:
             copy = self._copies.get(partition)
             if copy is None or copy.epoch != epoch or copy.failure is not None:
                 return
+            copy.busy = True
+        failure = None
+        try:
             if records:
-                copy.receive(records)
-            before, copy.position = copy.position, max(copy.position, position)
-            copy.end = max(copy.end, end, copy.position)
-            first = not copy.caught_up and (not records or position >= end >= 0)
-            copy.caught_up = copy.caught_up or first
-            reached = copy.goal is not None and before < copy.goal <= copy.position
-            news = first or reached or copy.marker is not None
+                copy.receive(records)  # the user's code: without the lock, or a slow store would hold up the loop
+        except Exception as error:
+            failure = error
+        with self._lock:
+            copy.busy = False
+            news, copy.awaited = copy.awaited, False
+            if self._copies.get(partition) is not copy:
+                news = True  # an orphan: its store can be let go now
+            elif failure is None:
+                news = copy.advance(position, end, more=bool(records)) or news
+            self._lock.notify_all()
         if news:
             self._inlet.put(partition)
+        if failure is not None:
+            raise failure
 
     def _failed(self, partition: int, epoch: int, error: Exception) -> None:
         """On the tail's thread."""
@@ -357,6 +410,7 @@ class StateCopies:
         self._inlet.put(partition)
 
     def _news(self, partition: int) -> None:
+        self._revoke_orphans()
         copy = self._copies.get(partition)
         if copy is not None and copy.failure is not None:
             self._lost_copy(copy)

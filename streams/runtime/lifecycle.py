@@ -22,7 +22,7 @@ from streams.core.router import Route, Router
 from streams.core.schedule import Schedule
 from streams.core.transaction import Transaction
 from streams.errors import StreamsError, TopicReplaced
-from streams.group import Assigned, Fatal, GroupEvent, Lost, Revoked, TakeOver
+from streams.group import Assigned, Fatal, GroupEvent, Lost, Revoked, TakeOver, transactional_id
 from streams.metrics import Measurement, MembershipChanged
 from streams.runtime.asked import Asked
 from streams.runtime.bridge import Inlet
@@ -158,7 +158,7 @@ class Engine:
 
     def _connect(self) -> None:
         config, connections = self.config, self.connections
-        ids = [f"{config.group_id}.{config.instance_id}.{number}" for number in range(config.pool.pool_size)]
+        ids = [transactional_id(config.group_id, config.instance_id, number) for number in range(config.pool.pool_size)]
         slots = [Slot(name, connections, config.call_timeout_seconds, self.hung_calls) for name in ids]
         self.slots = Slots(slots, [config.changelog])
         self.input = connections.input()

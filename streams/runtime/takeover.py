@@ -26,6 +26,7 @@ from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, ReleaseMarker, T
 from streams.runtime.copies import FROM_START, StateCopy
 from streams.runtime.partition_worker import PartitionWorker
 from streams.runtime.ports import SourceLog
+from streams.runtime.stalls import Stalls
 from streams.runtime.topic_watch import refuse_replaced
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ STEP_SECONDS = 20.0
 sweep."""
 
 STALLED_SECONDS = 5.0
-"""Without any progress of a restore for so long everything is asked again, the fence included."""
+"""Without any progress of barrier or restore for so long everything is asked again, the fence included."""
 
 Range = tuple[int, int]
 Receive = Callable[[int, list[IncomingRecord]], None]
@@ -52,6 +53,7 @@ class TakeOvers:
         self._engine = engine
         self._config = engine.config
         self._source = engine.connections.worker("kes-source")
+        self._stalls = Stalls(engine)
 
     async def take_over(self, workers: Collection[PartitionWorker]) -> None:
         """Bring these partitions to work; keeps trying while the broker does not answer. Partitions that are taken away
@@ -89,7 +91,8 @@ class TakeOvers:
         )
         about_source.add_done_callback(lambda done: done.cancelled() or done.exception())  # also when the barrier fails
         try:
-            group_offsets = await ask(engine.takeover_client.stable_offsets, numbers, now() + STEP_SECONDS)
+            # A pending commit that does not end may be one whose fence was missed: no longer than a restore may stall.
+            group_offsets = await ask(engine.takeover_client.stable_offsets, numbers, now() + STALLED_SECONDS)
             changelog, changelog_id = await ask(
                 _identified_range, engine.takeover_client, config.changelog, numbers, now() + STEP_SECONDS
             )
@@ -118,8 +121,10 @@ class TakeOvers:
                             continue
                     if not alone or engine.copies.written_at(number) >= high or not engine.is_current:
                         raise BrokerUnavailable(f"somebody else works on {worker.topic_partition}; asking again")
-                    del waiting[number]
                     copy = self._start(worker, group_offsets.get(number), source[number], goal, ids)
+                    if copy is None:
+                        continue
+                    del waiting[number]
                     times = fenced_at - began, barrier_at - fenced_at, now() - barrier_at
                     engine.measure(TakeOverDone(number, worker.watermark, copy.records, *times, copy.warm))
             if not waiting:
@@ -128,6 +133,7 @@ class TakeOvers:
             if stand != last:
                 last, moved_at = stand, now()
             elif now() - moved_at > STALLED_SECONDS:  # who is gone may have begun a transaction after the fence
+                await self._stalls.look(dict(zip(waiting, stand, strict=True)), moved_at)
                 raise BrokerUnavailable(f"restoring makes no progress: {self._stand(waiting, changelog)}")
             await engine.copies.changed.wait(STALLED_SECONDS)
 
@@ -137,12 +143,12 @@ class TakeOvers:
 
     def _start(
         self, worker: PartitionWorker, group_offset: int | None, source: Range, changelog_end: int, ids: TopicIds
-    ) -> StateCopy:
-        """The copy is complete: work on it."""
+    ) -> StateCopy | None:
+        """The copy is complete: work on it. ``None``: it failed, began anew, or is given more just now."""
         engine, number = self._engine, worker.partition
         copy = engine.copies.take(number, lambda copy: copy.position >= changelog_end)
-        if copy is None:  # it failed, or began anew, while the broker was asked once more
-            raise BrokerUnavailable(f"the state of {worker.topic_partition} is not complete any more; asking again")
+        if copy is None:
+            return None
         worker.adopt(copy)
         offset = self._start_offset(worker, group_offset, source, ids)
         worker.ids = ids

@@ -17,6 +17,7 @@ from streams.config import EventSourceConfig
 from streams.core.router import Route, Router
 from streams.errors import StreamsError
 from streams.event_source import EventSource
+from streams.group import transactional_id
 from streams.metrics import Measurement
 from streams.records import TYPE_HEADER, Change, IncomingRecord, TopicPartition
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
@@ -83,7 +84,8 @@ class Member:
     def transactional_ids(self) -> list[str]:
         """Of its producers."""
         config = self.source.config
-        return [f"{config.group_id}.{config.instance_id}.{number}" for number in range(config.pool.pool_size)]
+        slots = range(config.pool.pool_size)
+        return [transactional_id(config.group_id, config.instance_id, number) for number in slots]
 
     def crash(self) -> None:
         """SIGKILL."""

@@ -17,6 +17,7 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from streams import EventSource, EventSourceConfig, IncomingRecord
 from streams.errors import NotOwned
+from streams.group import transactional_id
 from streams.records import Headers
 from streams.statistics import SourceState
 from streams.testing import Point
@@ -261,7 +262,7 @@ class RealBackEnd(BackEnd):
     def fence(self, member: int = 0) -> None:
         config: EventSourceConfig = self._members[member].source.config
         for number in range(config.pool.pool_size):
-            name = f"{config.group_id}.{config.instance_id}.{number}"
+            name = transactional_id(config.group_id, config.instance_id, number)
             Producer({"bootstrap.servers": self._bootstrap, "transactional.id": name}).init_transactions(PATIENCE)
 
     # -- what came of it -----------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def settled(*seats: AnySeat) -> None:
 
 
 def transactor(desk: Desk, instance: str = "tester") -> Transactor:
-    return Transactor(desk.servers, f"{desk.group}.{instance}.0", desk.topic)
+    return Transactor(desk.servers, f"{desk.group}.{instance}.kes~0", desk.topic)
 
 
 class Bare:
@@ -218,7 +218,7 @@ def test_open_transactions_of_the_departed_are_ended_and_nobody_elses(desk: Desk
     since = len(survivor.events)
     other.signal(signal.SIGKILL)
     survivor.owning(PARTITIONS, since)
-    assert survivor.take_over.fence_departed(("b",), soon()) == [f"{desk.group}.b.0"]
+    assert survivor.take_over.fence_departed(("b",), soon()) == [f"{desk.group}.b.kes~0"]
     offsets = survivor.take_over.stable_offsets(range(PARTITIONS), soon())
     assert len(offsets) == PARTITIONS
 

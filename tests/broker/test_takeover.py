@@ -57,7 +57,7 @@ def metadata(seat: Seat) -> bytes:
 
 
 def test_what_a_dead_instance_left_open_is_ended_at_once(table: Table, seat: Seat) -> None:
-    dead = Transactor(table.servers, f"{table.group}.dead.0", table.topic)
+    dead = Transactor(table.servers, f"{table.group}.dead.kes~0", table.topic)
     dead.open(metadata(seat), partition=3)
 
     def refused() -> bool:
@@ -67,7 +67,7 @@ def test_what_a_dead_instance_left_open_is_ended_at_once(table: Table, seat: Sea
 
     until(refused, "it is not said why")
     before = time.monotonic()
-    assert seat.take_over.fence_departed(["alive"], soon()) == [f"{table.group}.dead.0"]
+    assert seat.take_over.fence_departed(["alive"], soon()) == [f"{table.group}.dead.kes~0"]
     assert seat.take_over.stable_offsets([3], soon()) == {3: None}
     assert time.monotonic() - before < 30.0  # its transaction timeout is a minute
     with pytest.raises(KafkaException) as refused:
@@ -76,7 +76,7 @@ def test_what_a_dead_instance_left_open_is_ended_at_once(table: Table, seat: Sea
 
 
 def test_several_slots_and_instances_are_ended_together(table: Table, seat: Seat) -> None:
-    names = [f"{table.group}.dead-{instance}.{slot}" for instance in (1, 2) for slot in (0, 12)]
+    names = [f"{table.group}.dead-{instance}.kes~{slot}" for instance in (1, 2) for slot in (0, 12)]
     left_open = [Transactor(table.servers, name, table.topic) for name in names]
     for partition, dead in enumerate(left_open):
         dead.open(metadata(seat), partition)
@@ -86,12 +86,14 @@ def test_several_slots_and_instances_are_ended_together(table: Table, seat: Seat
 
 
 def test_the_living_and_other_groups_are_left_alone(table: Table, seat: Seat) -> None:
-    """Ids that look alike: a longer group id, a group id with a dot, a name that is not an instance and a slot."""
+    """Ids that look alike: a longer group id, a group id with a dot, a name that is not an instance and a slot, and
+    the form that ours had once, of a transaction that is not ours (none of it is in our changelog)."""
     names = [
-        f"{table.group}.alive.0",
-        f"{table.group}2.dead.0",
-        f"{table.group}.b.dead.0",
+        f"{table.group}.alive.kes~0",
+        f"{table.group}2.dead.kes~0",
+        f"{table.group}.b.dead.kes~0",
         f"{table.group}.dead",
+        f"{table.group}.dead.0",
         f"{table.group}.dead.x",
     ]
     untouched = [Transactor(table.servers, name, table.topic) for name in names]
@@ -100,7 +102,20 @@ def test_the_living_and_other_groups_are_left_alone(table: Table, seat: Seat) ->
     assert seat.take_over.fence_departed(["alive"], soon()) == []
     for producer in untouched:
         producer.producer.commit_transaction(PATIENCE)
-    assert seat.take_over.stable_offsets(range(5), soon()) == dict.fromkeys(range(5), 1)
+    assert seat.take_over.stable_offsets(range(6), soon()) == dict.fromkeys(range(6), 1)
+
+
+def test_what_a_version_before_the_mark_left_open_is_ended_if_it_is_ours(table: Table, topic_prefix: str) -> None:
+    changelog = make_topic(table.servers, f"{topic_prefix}changelog", 1)
+    seat = table.seat("upgraded", changelog=changelog)
+    seat.owning(PARTITIONS)
+    ids = [f"{table.group}.{instance}.0" for instance in ("dead", "present", "upgraded")]
+    for name in ids:
+        left_open = Transactor(table.servers, name, changelog)
+        left_open.producer.begin_transaction()
+        left_open.producer.produce(changelog, b"x")
+        assert left_open.producer.flush(PATIENCE) == 0
+    assert seat.take_over.fence_departed(["present", "upgraded"], soon()) == [ids[0], ids[2]]
 
 
 def test_offsets_are_those_of_the_group(table: Table, seat: Seat) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from streams.broker import KafkaCluster
+from streams.group import transactional_id
 from streams.topics import changelog_name
 from tests.broker import bank
 from tests.broker.battery_kit import Worker, seed_of, wait_until
@@ -122,7 +123,9 @@ class Soak:
         if role == "group coordinator":
             return self.cluster.group_coordinator(group)
         if role == "transaction coordinator":
-            return self.cluster.transaction_coordinator(f"{group}.member-{self.rng.randrange(MEMBERS)}.0")
+            return self.cluster.transaction_coordinator(
+                transactional_id(group, f"member-{self.rng.randrange(MEMBERS)}", 0)
+            )
         return self.cluster.controller()
 
     # -- members ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,15 @@ import pytest
 from streams.clients import group_wire
 from streams.clients.kafka_python import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from streams.errors import ConfigError
-from streams.group import Assignment, Copies, MemberReport, Order
+from streams.group import (
+    Assignment,
+    Copies,
+    MemberReport,
+    Order,
+    instance_of,
+    instance_of_unmarked,
+    transactional_id,
+)
 
 REPORT = MemberReport(
     instance="worker-1",
@@ -231,28 +239,38 @@ def test_a_strategy_is_a_protocol_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("transactional_id", "instance"),
+    ("name", "instance", "unmarked"),
     [
-        ("shop.eu.worker.0", "worker"),
-        ("shop.eu.worker.17", "worker"),
-        ("shop.worker.0", None),
-        ("shop.eu.x.worker.0", None),
-        ("shop.eu2.worker.0", None),
-        ("shop.eu.worker", None),
-        ("shop.eu.worker.", None),
-        ("shop.eu.worker.x", None),
-        ("shop.eu.worker.²", None),
-        ("shop.eu..0", None),
-        ("shop.eu", None),
-        ("", None),
+        ("shop.eu.worker.kes~0", "worker", None),
+        ("shop.eu.worker.kes~17", "worker", None),
+        ("shop.eu.worker.0", None, "worker"),
+        ("shop.eu.worker.17", None, "worker"),
+        ("shop.eu.worker.kes-0", None, None),
+        ("shop.eu.worker.kes~", None, None),
+        ("shop.eu.worker.kes~x", None, None),
+        ("shop.worker.kes~0", None, None),
+        ("shop.worker.0", None, None),
+        ("shop.eu.x.worker.kes~0", None, None),
+        ("shop.eu.x.worker.0", None, None),
+        ("shop.eu2.worker.kes~0", None, None),
+        ("shop.eu.worker", None, None),
+        ("shop.eu.worker.", None, None),
+        ("shop.eu.worker.x", None, None),
+        ("shop.eu.worker.²", None, None),
+        ("shop.eu..0", None, None),
+        ("shop.eu..kes~0", None, None),
+        ("shop.eu", None, None),
+        ("", None, None),
     ],
 )
-def test_a_transactional_id_belongs_to_one_group_only(transactional_id: str, instance: str | None) -> None:
-    assert group_wire.instance_of("shop.eu", transactional_id) == instance
+def test_a_transactional_id_belongs_to_one_group_only(name: str, instance: str | None, unmarked: str | None) -> None:
+    assert instance_of("shop.eu", name) == instance
+    assert instance_of_unmarked("shop.eu", name) == unmarked
 
 
 def test_transactional_ids_are_read_as_they_are_made() -> None:
-    assert group_wire.instance_of("a.b", group_wire.transactional_id("a.b", "c-d", 3)) == "c-d"
+    assert instance_of("a.b", transactional_id("a.b", "c-d", 3)) == "c-d"
+    assert instance_of_unmarked("a.b", transactional_id("a.b", "c-d", 3)) is None, "an older member would fence it"
 
 
 @pytest.mark.parametrize("name", ["", " a", "a\n", "ä", "a" * 201, "a\0b"])

@@ -11,6 +11,7 @@ from streams.config import EventSourceConfig
 from streams.core.incremental import PlanSettings
 from streams.core.strategies import assignor
 from streams.errors import BrokerUnavailable, Stopped
+from streams.group import OpenTransaction, instance_of
 from streams.records import IncomingRecord
 from streams.runtime.connections import DEFAULT_MESSAGE_LIMIT
 from streams.runtime.poller import size_of
@@ -251,7 +252,7 @@ class SimTakeOver:
     """``group.TakeOver``."""
 
     def __init__(self, process: Process, group_id: str) -> None:
-        self._process, self._prefix = process, group_id + "."
+        self._process, self._group_id = process, group_id
 
     def _ask(self, what: str, deadline: float, effect: Callable[[], T | None]) -> T:
         process = self._process
@@ -272,7 +273,7 @@ class SimTakeOver:
         departed = [
             name
             for name in self._ask("listing transactions", deadline, broker.open_ids)
-            if name.startswith(self._prefix) and name[len(self._prefix) :].rpartition(".")[0] not in members
+            if (instance_of(self._group_id, name) or "") not in {"", *members}
         ]
         for name in departed:
             self._ask(f"fencing {name}", deadline, partial(broker.init, name, 5.0))
@@ -284,6 +285,9 @@ class SimTakeOver:
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
         broker = self._process.broker
         return self._ask("range", deadline, lambda: {n: (0, broker.log(topic, n).end) for n in partitions})
+
+    def open_transactions(self, topic: str, partitions: Collection[int], deadline: float) -> list[OpenTransaction]:
+        return []
 
     def log_sizes(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, int]:
         broker = self._process.broker

@@ -1,0 +1,155 @@
+"""``kes transactions``: what is open in the topics of an event source, and the end of what nobody else ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from streams.cli.cluster import admin_of, brokers, named_source
+from streams.cli.console import emit, notices
+from streams.clients import kafka_python_settings
+from streams.clients.kafka_python_client import KafkaPythonClient
+from streams.clients.open_transactions import OpenTransactions
+from streams.config import EventSourceConfig
+from streams.errors import TopicError
+from streams.group import OpenTransaction
+
+app = typer.Typer(no_args_is_help=True, help="Transactions that are open in topics: list, hanging, abort.")
+
+_CLOSE_SECONDS: Final = 2.0
+
+_Source = Annotated[str, typer.Argument(metavar="MODULE:SOURCE", help="An EventSource, or a function making one.")]
+_Topics = Annotated[
+    list[str] | None,
+    typer.Option("--topic", help="A topic to look into, instead of the changelog and the dead letters. Repeatable."),
+]
+_Servers = Annotated[str, typer.Option(help="The brokers. Default: those of the source, else KES_BOOTSTRAP_SERVERS.")]
+_Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for the brokers.")]
+_Json = Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")]
+
+
+@app.command("list")
+def list_open(
+    source: _Source,
+    topic: _Topics = None,
+    bootstrap_servers: _Servers = "",
+    timeout: _Timeout = 15.0,
+    json: _Json = False,
+) -> None:
+    """Show all open transactions, and which transactional id has them. Changes nothing.
+
+    Exit codes: 0 shown, also when there are none; 1 no answer, or no such topic; 2 wrong usage.
+    """
+    _show(source, topic, bootstrap_servers, timeout, json=json, only_hanging=False)
+
+
+@app.command()
+def hanging(
+    source: _Source,
+    topic: _Topics = None,
+    bootstrap_servers: _Servers = "",
+    timeout: _Timeout = 15.0,
+    json: _Json = False,
+) -> None:
+    """Show the open transactions that no coordinator knows of, and the command that ends each. Changes nothing.
+
+    Exit codes: 0 shown, also when there are none; 1 no answer, or no such topic; 2 wrong usage.
+    """
+    _show(source, topic, bootstrap_servers, timeout, json=json, only_hanging=True)
+
+
+@app.command()
+def abort(
+    source: _Source,
+    topic: Annotated[str, typer.Option(help="The topic.")],
+    partition: Annotated[int, typer.Option(min=0, help="The partition.")],
+    start_offset: Annotated[int, typer.Option(min=0, help="Where the transaction begins, as `hanging` tells.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    bootstrap_servers: _Servers = "",
+    timeout: _Timeout = 15.0,
+    json: _Json = False,
+) -> None:
+    """End a hanging transaction: its records in this partition are aborted, and readers go on behind them.
+
+    Refused if a coordinator knows of the transaction: that one ends it. Needs the right ClusterAction.
+
+    Exit codes: 0 ended; 1 refused, not confirmed, or no answer; 2 wrong usage.
+    """
+    config = named_source(source).config
+    servers = brokers(bootstrap_servers, config)
+    if not yes:
+        typer.confirm(f"Abort the transaction at offset {start_offset} of {topic}[{partition}]?", abort=True, err=True)
+    with _questions(servers, config) as questions:
+        ended = questions.abort(topic, partition, start_offset, time.monotonic() + timeout)
+    emit(
+        {"bootstrap_servers": servers, "aborted": msgspec.structs.asdict(ended)},
+        json,
+        lambda: f"ended: {topic}\\[{partition}], the transaction of producer {ended.producer_id} at {start_offset}",
+    )
+
+
+def _show(name: str, topics: list[str] | None, option: str, timeout: float, *, json: bool, only_hanging: bool) -> None:
+    config = named_source(name).config
+    servers = brokers(option, config)
+    deadline = time.monotonic() + timeout
+    found: list[OpenTransaction] = []
+    with _questions(servers, config) as questions, admin_of(servers, config) as admin:
+        counts = admin.describe(topics or [config.changelog, config.dead_letters], timeout)
+        for topic, description in counts.items():
+            if description is None:
+                raise TopicError(f"topic {topic} does not exist at {servers}")
+            found += questions.find(topic, range(description.partitions), deadline)
+    shown = [txn for txn in found if txn.is_hanging or not only_hanging]
+    emit(
+        {"bootstrap_servers": servers, "transactions": [_facts(txn) for txn in shown]},
+        json,
+        lambda: _table(shown) if shown else "no open transactions" if not only_hanging else "no hanging transactions",
+    )
+    if not json:
+        for txn in shown:
+            if txn.is_hanging:
+                notices().print(_command(name, txn), soft_wrap=True, markup=False)
+
+
+@contextmanager
+def _questions(servers: str, config: EventSourceConfig) -> Iterator[OpenTransactions]:
+    security = kafka_python_settings.translate(kafka_python_settings.security_only(config.client_settings))
+    client = KafkaPythonClient(servers, "kes-cli", security)
+    client.start()
+    try:
+        yield OpenTransactions(client)
+    finally:
+        client.close(_CLOSE_SECONDS)
+
+
+def _facts(txn: OpenTransaction) -> dict[str, Any]:
+    return {**msgspec.structs.asdict(txn), "hanging": txn.is_hanging}
+
+
+def _command(source: str, txn: OpenTransaction) -> str:
+    return (
+        f"to end it: kes transactions abort {source} --topic {txn.topic} --partition {txn.partition} "
+        f"--start-offset {txn.start_offset}"
+    )
+
+
+def _table(found: list[OpenTransaction]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("topic", overflow="fold")
+    for name in ("partition", "from offset", "producer id", "epoch"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("transactional id", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    for txn in found:
+        numbers = (txn.partition, txn.start_offset, txn.producer_id, txn.producer_epoch)
+        owner, state = (txn.transactional_id, txn.state) if not txn.is_hanging else ("nobody's", "hanging")
+        style = "bold red" if txn.is_hanging else ""
+        table.add_row(txn.topic, *map(str, numbers), owner, state, style=style)
+    return table

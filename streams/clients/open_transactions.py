@@ -1,0 +1,165 @@
+"""Transactions that are open in a partition, and whether anybody is going to end them.
+
+A *hanging* transaction is open in the log, and no coordinator knows of it: a produce request that came after the end of
+its transaction began another one, which nobody commits, aborts or times out. Readers of committed records stop there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection
+
+import msgspec
+
+from streams.clients.kafka_python import (
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+    ListTransactionsRequest,
+    WriteTxnMarkersRequest,
+)
+from streams.clients.kafka_python import errors as kafka_errors
+from streams.clients.kafka_python_client import TRANSACTION, raise_for
+from streams.clients.questions import Questions
+from streams.errors import BrokerUnavailable, OffsetError
+from streams.group import OpenTransaction
+
+
+class OpenTransactions(Questions):
+    """All methods block, and may be called from any thread but the client's IO thread.
+
+    Each raises ``BrokerUnavailable`` when there is no answer before ``deadline`` (seconds on ``time.monotonic``),
+    ``TopicError`` for a partition that does not exist, and ``ConfigError`` without the rights to ask.
+    """
+
+    def find(self, topic: str, partitions: Collection[int], deadline: float) -> list[OpenTransaction]:
+        """What is open in these partitions, ordered by partition and offset. All brokers have to answer: a coordinator
+        that is silent may be the one that knows."""
+        numbers = sorted(set(partitions))
+
+        async def work() -> list[OpenTransaction]:
+            await self._client.connected(deadline)
+            return await self._find(topic, numbers, deadline)
+
+        return self._client.call(work, deadline)
+
+    def abort(self, topic: str, partition: int, start_offset: int, deadline: float) -> OpenTransaction:
+        """End the hanging transaction that began at this offset, by an abort marker in this partition; returns it.
+
+        ``OffsetError``: there is none, or a coordinator knows of it, so that it ends by itself. Needs the right to act
+        as the cluster (``ClusterAction``).
+        """
+
+        async def work() -> OpenTransaction:
+            await self._client.connected(deadline)
+            found = await self._find(topic, [partition], deadline)
+            hanging = _only(topic, partition, start_offset, found)
+            step = f"ending a transaction in {topic}[{partition}]"
+            await self._until(deadline, step, lambda limit: self._write_marker(hanging, limit))
+            return hanging
+
+        return self._client.call(work, deadline)
+
+    # ------------------------------------------------------------------ IO thread
+
+    async def _find(self, topic: str, partitions: list[int], deadline: float) -> list[OpenTransaction]:
+        step = f"asking for open transactions in topic {topic}"
+        found = await self._until(deadline, step, lambda limit: self._open(topic, partitions, limit))
+        if not found:
+            return []
+        known = await self._known(frozenset(txn.producer_id for txn in found), deadline)
+        # In this order: what was open before and after the coordinators were asked, was open when they were.
+        still = await self._until(deadline, step, lambda limit: self._open(topic, partitions, limit))
+        return [
+            msgspec.structs.replace(txn, transactional_id=owner, state=state)
+            for txn in still
+            if txn in found
+            for owner, state in [known.get((txn.producer_id, topic, txn.partition), ("", ""))]
+        ]
+
+    async def _open(self, topic: str, partitions: list[int], deadline: float) -> list[OpenTransaction]:
+        by_leader = await self._by_leader(topic, partitions, deadline)
+        if -1 in by_leader:
+            raise kafka_errors.LeaderNotAvailableError()
+        topic_of = DescribeProducersRequest.TopicRequest
+        found: list[OpenTransaction] = []
+        for leader, numbers in by_leader.items():
+            request = DescribeProducersRequest(topics=[topic_of(name=topic, partition_indexes=numbers)])
+            answer = await self._client.send(request, leader, deadline)
+            for entry in (entry for each in answer.topics for entry in each.partitions):
+                raise_for(entry.error_code)
+                found += [
+                    OpenTransaction(
+                        topic=topic,
+                        partition=entry.partition_index,
+                        producer_id=producer.producer_id,
+                        producer_epoch=producer.producer_epoch,
+                        coordinator_epoch=producer.coordinator_epoch,
+                        start_offset=producer.current_txn_start_offset,
+                    )
+                    for producer in entry.active_producers
+                    if producer.current_txn_start_offset >= 0
+                ]
+        return sorted(found, key=lambda txn: (txn.partition, txn.start_offset))
+
+    async def _known(self, producers: frozenset[int], deadline: float) -> dict[tuple[int, str, int], tuple[str, str]]:
+        """(producer id, topic, partition) -> (transactional id, state), of what coordinators are going to end."""
+
+        async def ids(node: int, limit: float) -> list[str]:
+            request = ListTransactionsRequest(state_filters=[], producer_id_filters=sorted(producers), max_version=0)
+            answer = await self._client.send(request, node, limit)
+            raise_for(answer.error_code)
+            return [entry.transactional_id for entry in answer.transaction_states]
+
+        lists, silent = await self._each_broker("listing transactions", deadline, ids)
+        for number, error in silent.items():
+            raise BrokerUnavailable(f"broker {number} does not tell whether it knows a transaction: {error}")
+        known: dict[tuple[int, str, int], tuple[str, str]] = {}
+        for name in (name for names in lists.values() for name in names):
+            step = f"describing the transaction of {name}"
+            known |= await self._until(deadline, step, functools.partial(self._describe, name))
+        return known
+
+    async def _describe(self, name: str, deadline: float) -> dict[tuple[int, str, int], tuple[str, str]]:
+        node = await self._client.coordinator(TRANSACTION, name, deadline)
+        request = DescribeTransactionsRequest(transactional_ids=[name])
+        state = (await self._client.send(request, node, deadline)).transaction_states[0]
+        if state.error_code == kafka_errors.TransactionalIdNotFoundError.errno:
+            return {}
+        raise_for(state.error_code)
+        return {
+            (state.producer_id, entry.topic, number): (name, state.transaction_state)
+            for entry in state.topics
+            for number in entry.partitions
+        }
+
+    async def _write_marker(self, txn: OpenTransaction, deadline: float) -> None:
+        marker_of = WriteTxnMarkersRequest.WritableTxnMarker
+        topic = marker_of.WritableTxnMarkerTopic(name=txn.topic, partition_indexes=[txn.partition])
+        marker = marker_of(
+            producer_id=txn.producer_id,
+            producer_epoch=txn.producer_epoch,
+            transaction_result=False,
+            topics=[topic],
+            coordinator_epoch=txn.coordinator_epoch,
+        )
+        [leader] = await self._by_leader(txn.topic, [txn.partition], deadline)
+        if leader < 0:
+            raise kafka_errors.LeaderNotAvailableError()
+        answer = await self._client.send(WriteTxnMarkersRequest(markers=[marker]), leader, deadline)
+        for entry in (entry for each in answer.markers for topic in each.topics for entry in topic.partitions):
+            raise_for(entry.error_code)
+
+
+def _only(topic: str, partition: int, start_offset: int, found: list[OpenTransaction]) -> OpenTransaction:
+    """The one that began there. ``OffsetError`` if it must not be ended by hand."""
+    where = f"{topic}[{partition}]"
+    txn = next((txn for txn in found if txn.start_offset == start_offset), None)
+    if txn is None:
+        begun = ", ".join(str(txn.start_offset) for txn in found) or "none"
+        raise OffsetError(f"{where}: no open transaction began at offset {start_offset} (open ones: {begun})")
+    if not txn.is_hanging:
+        raise OffsetError(
+            f"{where}: the transaction at offset {start_offset} is not hanging: {txn.transactional_id} has it "
+            f"({txn.state}), and its coordinator ends it, by its time-out at the latest"
+        )
+    return txn

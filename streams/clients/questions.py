@@ -1,0 +1,93 @@
+"""Questions to a cluster of which some brokers may not answer: no question waits for one of them for long."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from streams.clients.kafka_python import MetadataRequest
+from streams.clients.kafka_python_client import KafkaPythonClient, raise_for
+from streams.errors import BrokerUnavailable, TopicError
+
+T = TypeVar("T")
+
+BROKER_SECONDS = 2.0
+"""For one answer of one broker; a frozen one costs as much, not the time of the whole step."""
+
+
+class Questions:
+    """What all questions need, on a client that is shared and not closed. Coroutines run on the client's IO thread."""
+
+    def __init__(self, client: KafkaPythonClient) -> None:
+        self._client = client
+
+    async def _until(self, deadline: float, step: str, attempt: Callable[[float], Awaitable[T]]) -> T:
+        """As the client's ``until``; but no try waits longer for a broker than ``BROKER_SECONDS``: another one may lead
+        by then. A broker that is only slow is given more with each try that took too long."""
+        patience = BROKER_SECONDS
+
+        async def one_try() -> T:
+            nonlocal patience
+            limit = min(time.monotonic() + patience, deadline)
+            try:
+                return await attempt(limit)
+            finally:
+                if time.monotonic() >= limit:
+                    patience *= 1.5
+
+        return await self._client.until(deadline, step, one_try)
+
+    async def _each_broker(
+        self, step: str, deadline: float, question: Callable[[int, float], Awaitable[T]]
+    ) -> tuple[dict[int, T], dict[int, BrokerUnavailable]]:
+        """Ask all brokers side by side: the answers, and those that gave none within ``BROKER_SECONDS``. Raises
+        ``BrokerUnavailable`` when nobody answers."""
+        metadata = _metadata_request([])
+        cluster = await self._until(deadline, step, lambda limit: self._client.send(metadata, None, limit))
+        limit = time.monotonic() + BROKER_SECONDS
+        asking = {
+            number: self._client.manager.call_soon(
+                self._client.until, limit, step, functools.partial(question, number, limit)
+            )
+            for number in (broker.node_id for broker in cluster.brokers)
+        }
+        answers: dict[int, T] = {}
+        silent: dict[int, BrokerUnavailable] = {}
+        for number, asked in asking.items():
+            try:
+                answers[number] = await asked
+            except BrokerUnavailable as error:
+                silent[number] = error
+        if not answers:
+            raise BrokerUnavailable(f"{step} at {self._client.addresses}: no broker answers")
+        return answers, silent
+
+    async def _by_leader(self, topic: str, partitions: list[int], deadline: float) -> dict[int, list[int]]:
+        """Broker -> those of the partitions that it leads; -1: nobody does for now."""
+        leaders = {
+            entry.partition_index: entry.leader_id for entry in (await self._metadata(topic, deadline)).partitions
+        }
+        missing = [number for number in partitions if number not in leaders]
+        if missing:
+            raise TopicError(f"topic {topic} has {len(leaders)} partitions, none with number {missing}")
+        by_leader: dict[int, list[int]] = {}
+        for number in partitions:
+            by_leader.setdefault(leaders[number], []).append(number)
+        return by_leader
+
+    async def _metadata(self, topic: str, deadline: float) -> Any:
+        answer = await self._client.send(_metadata_request([topic]), None, deadline)
+        raise_for(answer.topics[0].error_code)
+        return answer.topics[0]
+
+
+def _metadata_request(topics: list[str]) -> Any:
+    return MetadataRequest(
+        topics=[MetadataRequest.MetadataRequestTopic(name=name) for name in topics],
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
+        min_version=10,
+    )

@@ -1,0 +1,48 @@
+"""One of three brokers stands still while a member dies: the take-over asks the other two."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from streams.broker import KafkaCluster
+from streams.group import transactional_id
+from tests.broker.battery_kit import wait_until
+from tests.soak.kit import Load, SoakBank, Watch
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(240)]
+
+MEMBER_SESSION, BROKER_SESSION = 6.0, 9.0  # Kafka's default: the take-over begins while the frozen one still counts
+RECOVERY = 90.0
+
+
+def test_a_frozen_broker_does_not_hold_up_a_take_over(tmp_path: Path) -> None:
+    """While it stands still, for longer than any time-out of a client, so that nothing here waits for its thaw."""
+    with KafkaCluster(3, properties={"broker.session.timeout.ms": f"{BROKER_SESSION * 1000:.0f}"}) as cluster:
+        group = SoakBank(cluster, "frozen", tmp_path)
+        watch, load = Watch(group), Load(group, 1, 100, 100)
+        dead, survivor = group.start("dead"), group.start("survivor")
+        wait_until(lambda: group.generations() >= 2 and watch.all_since(0.0), "both work")
+        coordinator = cluster.group_coordinator(group.group)
+        slots = [cluster.transaction_coordinator(transactional_id(group.group, "dead", slot)) for slot in range(3)]
+        # One that keeps transactions of the dead, if the group's own coordinator is not the only one that does.
+        frozen = next((number for number in slots if number != coordinator), coordinator % 3 + 1)
+        cluster.node(frozen).freeze()
+        try:
+            before = time.monotonic()
+            dead.kill()
+            wait_until(lambda: watch.all_since(before + 1.0), "every partition gives something again", RECOVERY)
+            silence = max(watch.largest_gaps(before, time.monotonic()).values())
+        finally:
+            cluster.node(frozen).thaw()
+        print(f"silence {silence:.1f} s; sessions: {MEMBER_SESSION:g} s of a member, {BROKER_SESSION:g} s of a broker")
+        cluster.wait_in_sync()
+        load.stop()
+        group.wait_handled(seconds=RECOVERY)
+        assert survivor.stop(60) == 0
+        watch.stop()
+        assert not group.check().differences
+        said = survivor.log.read_text(errors="replace")
+        assert silence < MEMBER_SESSION + BROKER_SESSION + 10.0, said

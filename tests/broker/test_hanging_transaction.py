@@ -1,0 +1,151 @@
+"""A transaction that nobody ends, in a changelog: it is named, ended by the command, and the restore goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streams import EventSource
+from streams.clients.kafka_python import InitProducerIdRequest
+from streams.clients.kafka_python_client import KafkaPythonClient, raise_for
+from streams.clients.open_transactions import OpenTransactions
+from streams.errors import OffsetError
+from streams.runtime import takeover
+from streams.testing.fixtures import OwnBroker
+from tests.broker.engine_kit import PATIENCE, Lab, Running, Totals, source_of, until
+from tests.broker.membership_kit import Transactor
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.asyncio, pytest.mark.timeout(120)]
+
+SOURCE = """
+from streams import EventSource, EventSourceConfig
+
+source = EventSource(
+    EventSourceConfig(group_id="{group}", topic="{topic}", num_partitions=1, bootstrap_servers="{servers}")
+)
+
+
+@source.register_default_handler
+def pass_by(ctx, value):
+    pass
+"""
+
+
+@pytest.fixture
+def lab(own_broker: OwnBroker) -> Lab:
+    """At a broker that takes records of a transaction without asking its coordinator, as all did before Kafka 3.6."""
+    broker = own_broker(properties={"transaction.partition.verification.enable": "false"})
+    return Lab(broker.bootstrap_servers, "hanging-")
+
+
+@pytest.fixture
+def client(lab: Lab) -> Iterator[KafkaPythonClient]:
+    client = KafkaPythonClient(lab.bootstrap, "test", {})
+    client.start()
+    yield client
+    client.close(2.0)
+
+
+def leave_hanging(client: KafkaPythonClient, topic: str) -> int:
+    """A produce request that comes late: of a transaction that no coordinator has heard of. Returns its offset."""
+    builder: Any = import_module("kafka.record").MemoryRecordsBuilder
+    produce: Any = import_module("kafka.protocol.producer").ProduceRequest
+    deadline = time.monotonic() + PATIENCE
+
+    async def work() -> int:
+        await client.connected(deadline)
+        request = InitProducerIdRequest(
+            transactional_id=None, transaction_timeout_ms=1000, producer_id=-1, producer_epoch=-1, max_version=4
+        )
+        producer = await client.send(request, None, deadline)
+        names = {"producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch, "base_sequence": 0}
+        records = builder(2, 0, 1 << 16, transactional=True, **names)
+        records.append(timestamp=int(time.time() * 1000), key=b"late", value=b"1", headers=[])
+        records.close()
+        data = produce.TopicProduceData(
+            name=topic,
+            partition_data=[produce.TopicProduceData.PartitionProduceData(index=0, records=records.buffer())],
+        )
+        late = produce(transactional_id="zombie", acks=-1, timeout_ms=5000, topic_data=[data], max_version=11)
+        [answer] = (await client.send(late, None, deadline)).responses[0].partition_responses
+        raise_for(answer.error_code)
+        offset: int = answer.base_offset
+        return offset
+
+    return client.call(work, deadline)
+
+
+async def kes(folder: Path, *arguments: str) -> dict[str, Any]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "streams", "transactions", *arguments, "--json"),
+        cwd=folder,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    out, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
+    assert process.returncode == 0
+    answer: dict[str, Any] = json.loads(out)
+    return answer
+
+
+async def test_a_restore_names_what_holds_it_up_and_the_command_ends_it(
+    lab: Lab,
+    client: KafkaPythonClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(takeover, "STALLED_SECONDS", 1.0)
+    quick = {"transaction_timeout_seconds": 1.5, "session_timeout_seconds": 6.0}
+    await lab.create()
+    first: EventSource[Totals] = source_of(lab, **quick)
+    changelog = first.config.changelog
+    async with Running(first):
+        await lab.add("a")
+        await until(lambda: first.statistics().committed_events == 1, "the first event is committed")
+    offset = await asyncio.to_thread(leave_hanging, client, changelog)
+    (tmp_path / "shop.py").write_text(SOURCE.format(group=lab.group, topic=lab.topic, servers=lab.bootstrap))
+    place = ("--topic", changelog, "--partition", "0", "--start-offset", str(offset))
+    second = source_of(lab, **quick)
+    with caplog.at_level(logging.WARNING, "streams"):
+        async with Running(second):
+            await lab.add("a")
+            await until(lambda: "hanging transaction" in caplog.text, "it is named")
+            assert f"kes transactions abort MODULE:SOURCE {' '.join(place)}" in caplog.text
+            assert second.statistics().committed_events == 0
+            [found] = (await kes(tmp_path, "hanging", "shop:source"))["transactions"]
+            assert (found["topic"], found["partition"], found["start_offset"]) == (changelog, 0, offset)
+            assert (await kes(tmp_path, "abort", "shop:source", *place, "--yes"))["aborted"]["start_offset"] == offset
+            await until(lambda: second.statistics().committed_events == 1, "the restore goes on")
+            assert (await kes(tmp_path, "list", "shop:source"))["transactions"] == []
+
+
+async def test_what_a_coordinator_knows_is_not_ended_by_hand(lab: Lab, client: KafkaPythonClient) -> None:
+    await lab.create()
+    open_ = Transactor(lab.bootstrap, "alive", lab.output)
+    open_.producer.begin_transaction()
+    open_.producer.produce(lab.output, b"x", partition=0)
+    assert open_.producer.flush(PATIENCE) == 0
+    questions, deadline = OpenTransactions(client), time.monotonic() + PATIENCE
+
+    def look() -> None:
+        [found] = questions.find(lab.output, [0], deadline)
+        assert (found.transactional_id, found.state, found.is_hanging) == ("alive", "Ongoing", False)
+        with pytest.raises(OffsetError, match="is not hanging: alive has it"):
+            questions.abort(lab.output, 0, found.start_offset, deadline)
+        with pytest.raises(OffsetError, match=r"began at offset 77 \(open ones: 0\)"):
+            questions.abort(lab.output, 0, 77, deadline)
+
+    await asyncio.to_thread(look)
+    open_.producer.commit_transaction(PATIENCE)
+    assert await asyncio.to_thread(questions.find, lab.output, [0], deadline) == []

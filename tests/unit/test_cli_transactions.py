@@ -1,0 +1,128 @@
+"""``kes transactions`` without a broker: what is shown, what is asked first, and what is said without an answer."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streams.cli import transactions
+from streams.cli.main import main
+from streams.errors import OffsetError
+from streams.group import OpenTransaction
+
+SOURCE = """
+from streams import EventSource, EventSourceConfig
+
+config = EventSourceConfig(group_id="shop", topic="orders", num_partitions=2, bootstrap_servers="127.0.0.1:1")
+source = EventSource(config)
+"""
+HANGING = OpenTransaction(
+    topic="shop.orders.changelog", partition=1, producer_id=7, producer_epoch=3, coordinator_epoch=0, start_offset=40
+)
+KNOWN = OpenTransaction(
+    topic="shop.orders.changelog",
+    partition=0,
+    producer_id=8,
+    producer_epoch=0,
+    coordinator_epoch=0,
+    start_offset=5,
+    transactional_id="shop.a.kes~0",
+    state="Ongoing",
+)
+PLACE = ("--topic", HANGING.topic, "--partition", "1", "--start-offset", "40")
+
+
+class Questions:
+    def __init__(self) -> None:
+        self.aborted: list[tuple[str, int, int]] = []
+        self.refusal: Exception | None = None
+
+    def find(self, topic: str, partitions: Collection[int], deadline: float) -> list[OpenTransaction]:
+        return [txn for txn in (KNOWN, HANGING) if txn.topic == topic and txn.partition in partitions]
+
+    def abort(self, topic: str, partition: int, start_offset: int, deadline: float) -> OpenTransaction:
+        if self.refusal is not None:
+            raise self.refusal
+        self.aborted.append((topic, partition, start_offset))
+        return HANGING
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Questions:
+    (tmp_path / "shop_of_transactions.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    made = Questions()
+
+    @contextmanager
+    def questions(servers: str, config: Any) -> Iterator[Questions]:
+        yield made
+
+    @contextmanager
+    def admin(servers: str, config: Any) -> Iterator[Any]:
+        known = SimpleNamespace(partitions=2)
+        yield SimpleNamespace(describe=lambda names, _: {name: None if name == "nowhere" else known for name in names})
+
+    monkeypatch.setattr(transactions, "_questions", questions)
+    monkeypatch.setattr(transactions, "admin_of", admin)
+    return made
+
+
+def kes(*arguments: str) -> int:
+    command, *options = arguments
+    return main(["transactions", command, "shop_of_transactions:source", *options])
+
+
+def test_what_is_open_and_what_hangs(asked: Questions, capsys: pytest.CaptureFixture[str]) -> None:
+    assert kes("list", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["transactions"]
+    assert [(entry["partition"], entry["hanging"]) for entry in found] == [(0, False), (1, True)]
+    assert kes("hanging") == 0
+    told = capsys.readouterr()
+    assert "nobody's" in told.out
+    assert "kes~0" not in told.out
+    assert f"kes transactions abort shop_of_transactions:source {' '.join(PLACE)}" in told.err
+    assert kes("hanging", "--topic", "other") == 0
+    assert "no hanging transactions" in capsys.readouterr().out
+
+
+def test_nothing_is_ended_unasked(
+    asked: Questions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for answer in ("", "n\n"):  # nobody is there to answer, or says no
+        monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+        assert kes("abort", *PLACE) == 1
+    assert asked.aborted == []
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    assert kes("abort", *PLACE) == 0
+    asked.aborted.clear()
+    assert kes("abort", *PLACE, "--yes") == 0
+    assert asked.aborted == [(HANGING.topic, 1, 40)]
+    assert "ended: shop.orders.changelog[1]" in capsys.readouterr().out
+    assert kes("abort", *PLACE, "--yes", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["aborted"]["producer_id"] == 7
+
+
+def test_problems_are_one_line(asked: Questions, capsys: pytest.CaptureFixture[str]) -> None:
+    asked.refusal = OffsetError("shop.orders.changelog[1]: the transaction at offset 40 is not hanging")
+    assert kes("abort", *PLACE, "--yes") == 1
+    assert "kes: offset error: shop.orders.changelog[1]" in capsys.readouterr().err
+    assert kes("list", "--topic", "nowhere") == 1
+    assert "topic nowhere does not exist" in capsys.readouterr().err
+    assert kes("abort", "--topic", "t") == 2
+
+
+def test_no_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "shop_of_transactions.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    assert kes("abort", *PLACE, "--yes", "--timeout", "0.3") == 1
+    told = capsys.readouterr().err
+    assert "kes: broker unavailable" in told
+    assert "127.0.0.1:1" in told
+    assert "Traceback" not in told

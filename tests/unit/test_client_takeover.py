@@ -1,0 +1,180 @@
+"""The questions of a take-over to a cluster in which a broker stands still."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streams.clients import questions, takeover
+from streams.clients.kafka_python import errors
+from streams.clients.kafka_python_client import KafkaPythonClient
+from streams.clients.takeover import KafkaPythonTakeOver
+from streams.errors import BrokerUnavailable, ConfigError
+
+pytestmark = pytest.mark.timeout(30)
+
+_Future: Any = import_module("kafka.future").Future  # after its package was imported without its warnings
+BROKER_SECONDS = 0.2
+CHANGELOG = "shop.changelog"
+
+
+class Cluster:
+    """Brokers 1 to 3, each leader of the partition of its number. ``asked``: (question, broker), as they came.
+    ``timed_out``: how many questions had been asked at the first that nobody answered."""
+
+    def __init__(self, client: KafkaPythonClient) -> None:
+        self.client = client
+        self.frozen: set[int] = set()
+        self.answered_still = ""
+        self.open: dict[str, tuple[int, str]] = {}
+        self.refused: dict[int, int] = {}
+        self.asked: list[tuple[str, int | None]] = []
+        self.ended: list[str] = []
+        self.timed_out = 0
+
+    async def connected(self, deadline: float) -> None: ...
+
+    async def coordinator(self, kind: int, key: str, deadline: float) -> int:
+        return self.open[key][0] if kind == 1 else 1
+
+    async def send(self, request: Any, node: int | None, deadline: float) -> Any:
+        kind = type(request).__name__.removesuffix("Request")
+        self.asked.append((kind, node))
+        if node in self.frozen and kind != self.answered_still:
+            try:
+                await self.client.manager.wait_for(_Future(), max(deadline - time.monotonic(), 0.0) * 1000)
+            finally:
+                self.timed_out = self.timed_out or len(self.asked)
+        return getattr(self, re.sub("(?<=[a-z])(?=[A-Z])", "_", kind).lower())(request, node)
+
+    def metadata(self, request: Any, _: int) -> Any:
+        leaders = [SimpleNamespace(partition_index=number, leader_id=number) for number in (1, 2, 3)]
+        return SimpleNamespace(
+            brokers=[SimpleNamespace(node_id=number) for number in (1, 2, 3)],
+            topics=[SimpleNamespace(error_code=0, partitions=leaders)],
+        )
+
+    def list_transactions(self, request: Any, node: int) -> Any:
+        found = [SimpleNamespace(transactional_id=name) for name, (at, _) in self.open.items() if at == node]
+        code = self.refused.get(node, 0)
+        self.refused.pop(node, None)
+        return SimpleNamespace(error_code=code, transaction_states=[] if code else found)
+
+    def describe_transactions(self, request: Any, node: int) -> Any:
+        topics = [SimpleNamespace(topic=self.open[request.transactional_ids[0]][1])]
+        return SimpleNamespace(transaction_states=[SimpleNamespace(error_code=0, topics=topics)])
+
+    def init_producer_id(self, request: Any, node: int) -> Any:
+        self.ended.append(request.transactional_id)
+        return SimpleNamespace(error_code=0)
+
+    def list_offsets(self, request: Any, node: int) -> Any:
+        [topic] = request.topics
+        asked = [
+            SimpleNamespace(partition_index=each.partition_index, error_code=0, offset=node)
+            for each in topic.partitions
+        ]
+        return SimpleNamespace(topics=[SimpleNamespace(partitions=asked)])
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setattr(questions, "BROKER_SECONDS", BROKER_SECONDS)
+    monkeypatch.setattr(takeover, "FENCE_SECONDS", 2 * BROKER_SECONDS)
+    client = KafkaPythonClient("127.0.0.1:1", "test", {})
+    made = Cluster(client)
+    for name in ("connected", "coordinator", "send"):
+        monkeypatch.setattr(client, name, getattr(made, name))
+    client.start()
+    yield made
+    client.close(1.0)
+
+
+def asking(cluster: Cluster) -> KafkaPythonTakeOver:
+    return KafkaPythonTakeOver(cluster.client, "shop", "orders", instance="me", changelog=CHANGELOG)
+
+
+def soon() -> float:
+    return time.monotonic() + 10.0
+
+
+def test_a_frozen_broker_is_left_out_and_the_others_are_asked_beside_it(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.frozen = {1}
+    cluster.open = {f"shop.gone.kes~{number}": (number, CHANGELOG) for number in (1, 2, 3)}
+    assert asking(cluster).fence_departed(["me"], soon()) == ["shop.gone.kes~2", "shop.gone.kes~3"]
+    listed = [at for at, (kind, _) in enumerate(cluster.asked) if kind == "ListTransactions"]
+    assert [cluster.asked[at][1] for at in listed] == [1, 2, 3]
+    assert max(listed) < cluster.timed_out, "somebody was asked after the frozen one had its time"
+    assert "broker 1 is left out" in caplog.text
+
+
+def test_a_coordinator_that_freezes_after_its_list_holds_up_its_own_fence_only(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.open = {f"shop.gone.kes~{number}": (number, CHANGELOG) for number in (1, 2, 3)}
+    cluster.frozen, cluster.answered_still = {2}, "ListTransactions"
+    assert asking(cluster).fence_departed(["me"], soon()) == cluster.ended == ["shop.gone.kes~1", "shop.gone.kes~3"]
+    assert "shop.gone.kes~2 is not ended yet" in caplog.text
+
+
+def test_a_coordinator_that_is_still_loading_is_waited_for(cluster: Cluster) -> None:
+    """The new one after a fail-over says so for a moment, and knows more than anybody else then."""
+    cluster.refused = {2: errors.CoordinatorLoadInProgressError.errno}
+    cluster.open = {"shop.gone.kes~0": (2, CHANGELOG)}
+    assert asking(cluster).fence_departed(["me"], soon()) == ["shop.gone.kes~0"]
+
+
+def test_that_nobody_answers_and_that_we_may_not_ask_are_errors(cluster: Cluster) -> None:
+    cluster.frozen = {1, 2, 3}
+    with pytest.raises(BrokerUnavailable, match="no broker answers"):
+        asking(cluster).fence_departed(["me"], soon())
+    cluster.frozen, cluster.refused = set(), {3: errors.TransactionalIdAuthorizationFailedError.errno}
+    with pytest.raises(ConfigError, match="not authorised"):
+        asking(cluster).fence_departed(["me"], soon())
+
+
+@pytest.mark.parametrize(
+    ("name", "topic", "ended"),
+    [
+        ("shop.gone.kes~0", "other", True),
+        ("shop.here.kes~0", CHANGELOG, False),
+        ("shop.me.kes~0", CHANGELOG, False),
+        ("shop.gone.0", CHANGELOG, True),
+        ("shop.gone.0", "other", False),
+        ("shop.here.0", CHANGELOG, False),
+        ("shop.me.0", CHANGELOG, True),
+        ("shop.billing.eu.0", CHANGELOG, False),
+    ],
+)
+def test_ids_without_our_mark_are_ours_only_with_our_changelog(
+    cluster: Cluster, name: str, topic: str, ended: bool
+) -> None:
+    cluster.open = {name: (2, topic)}
+    assert asking(cluster).fence_departed(["here", "me"], soon()) == [name] * ended
+    assert cluster.ended == [name] * ended
+
+
+def test_a_leader_that_freezes_is_asked_for_again_soon(cluster: Cluster) -> None:
+    """By then another one leads: a try takes as long as one broker may, not as long as the step."""
+    cluster.frozen = {2}
+    seen = cluster.metadata
+
+    def moved(request: Any, node: int) -> Any:
+        if cluster.timed_out:
+            cluster.frozen = set()
+        return seen(request, node)
+
+    cluster.metadata = moved  # type: ignore[method-assign]
+    before = time.monotonic()
+    assert asking(cluster).log_range("orders", [1, 2, 3], before + 60.0) == {n: (n, n) for n in (1, 2, 3)}
+    first_try = cluster.asked[: cluster.timed_out]
+    assert [node for kind, node in first_try if kind == "ListOffsets"] == [1, 2, 3, 1, 2, 3], "one after the other"
+    assert time.monotonic() - before < 30.0
