@@ -118,7 +118,7 @@ async def test_a_restore_names_what_holds_it_up_and_the_command_ends_it(
     place = ("--topic", changelog, "--partition", "0", "--start-offset", str(offset))
     second = source_of(lab, **quick)
     with caplog.at_level(logging.WARNING, "streams"):
-        async with Running(second):
+        async with Running(second, active=0):
             await lab.add("a")
             await until(lambda: "hanging transaction" in caplog.text, "it is named")
             assert f"kes transactions abort MODULE:SOURCE {' '.join(place)}" in caplog.text
