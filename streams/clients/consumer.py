@@ -7,9 +7,12 @@ import logging
 import re
 import time
 from collections.abc import Collection
-from typing import Any, Final
+from concurrent.futures import Future
+from importlib import import_module
+from typing import Any, Final, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from streams.clients.connection import ConnectionLog, find_leaders
 from streams.clients.received import received
@@ -22,11 +25,21 @@ logger = logging.getLogger(__name__)
 
 SILENCE_SECONDS: Final = 10.0
 LONGEST_SILENCE_SECONDS: Final = 300.0
-_END_SECONDS: Final = 0.5
+END_SECONDS: Final = 5.0
+"""Until the question for the end of a silent partition is given up. Nobody waits for it."""
 FETCH_WAIT_MS: Final = 40
 """How long the broker may hold a fetch that brings nothing: so often an idle consumer asks, and so long a partition may
 wait that is added while all others are silent. A record ends the fetch of its partition at once."""
+_LATEST: Final[Any] = import_module("confluent_kafka.admin").OffsetSpec.latest()  # its types leave it out
 _PARTITION: Final = re.compile(r" \[(\d+)\]")
+
+
+class _Question(NamedTuple):
+    """For the end of a partition; ``in_outage``: it was asked while nobody answered."""
+
+    partition: int
+    in_outage: bool
+    answer: Future[Any]
 
 
 class InputConsumer:
@@ -49,6 +62,9 @@ class InputConsumer:
         self._heard_at: dict[int, tuple[float, float]] = {}
         """When a partition last said something, and how long it may be silent until its end is asked for."""
         self._look_at = 0.0
+        self._settings = settings
+        self._admin: AdminClient | None = None
+        self._question: _Question | None = None
         self._answered = False
         """A question was answered in an outage, since the last poll. What was heard before is told by that poll, so the
         answer counts after it: else "answers again" would be followed by the failures of before."""
@@ -111,6 +127,7 @@ class InputConsumer:
         """Free everything. Does not raise; repeating is harmless."""
         self._expected.clear()
         self._paused.clear()
+        self._admin = None
         with contextlib.suppress(KafkaException, RuntimeError):
             self._consumer.close()
 
@@ -121,6 +138,11 @@ class InputConsumer:
         now = time.monotonic()
         for partition in batch:
             self._heard_at[partition] = (now, SILENCE_SECONDS)
+        if self._question is not None:
+            if self._question.answer.done():
+                self._heed(self._question)
+                self._question = None
+            return
         if now < self._look_at:
             return
         self._look_at = now + 1.0
@@ -131,13 +153,27 @@ class InputConsumer:
             return
         pause = waits[silent][1] if self._connection.down else min(waits[silent][1] * 2, LONGEST_SILENCE_SECONDS)
         self._heard_at[silent] = (now, pause)
+        # By another client, which does not block: the consumer's own question would hold up all partitions for as long
+        # as a frozen broker is silent, and asked from another thread it would wait until this one does not poll.
+        if self._admin is None:
+            quiet: Any = {"log_level": 0, "error_cb": lambda _: None}  # of an outage the consumer tells
+            self._admin = AdminClient(self._settings.admin() | quiet)
+        place = TopicPartition(self.topic, silent)
+        asked = self._admin.list_offsets(
+            {place: _LATEST}, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=END_SECONDS
+        )
+        self._question = _Question(silent, self._connection.down, asked[place])
+
+    def _heed(self, question: _Question) -> None:
+        """The end of a silent partition is known: is there more than what came?"""
+        silent = question.partition
         try:
-            _, end = self._consumer.get_watermark_offsets(TopicPartition(self.topic, silent), _END_SECONDS)
+            end = question.answer.result().offset
         except KafkaException as exception:
             logger.debug("%s[%d]: silent, and its end cannot be asked for: %s", self.topic, silent, exception)
             return
-        self._answered = self._connection.down
-        if end > self._expected[silent]:
+        self._answered = question.in_outage and self._connection.down
+        if end > self._expected.get(silent, end):
             logger.debug("%s[%d]: silent at %d of %d: fetched anew", self.topic, silent, self._expected[silent], end)
             position = TopicPartition(self.topic, silent, self._expected[silent])
             self._consumer.incremental_unassign([TopicPartition(self.topic, silent)])

@@ -3,10 +3,13 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from streams.clients.consumer import SILENCE_SECONDS, InputConsumer
 from streams.clients.settings import ClientSettings
@@ -15,16 +18,23 @@ from tests.unit.scripted_consumer import ScriptedConsumer
 
 
 class Scripted(ScriptedConsumer):
-    """Can be asked for the ends of logs."""
+    """Can be asked for the ends of logs. ``frozen``: no answer comes, and no failure."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ends: dict[int, int] = {}
+        self.frozen = False
+        self.questions: list[Future[Any]] = []
 
-    def get_watermark_offsets(self, partition: TopicPartition, _timeout: float) -> tuple[int, int]:
-        if not self.answers:
-            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
-        return 0, self.ends.get(partition.partition, 0)
+    def list_offsets(self, asked: dict[TopicPartition, OffsetSpec], **_: Any) -> dict[TopicPartition, Future[Any]]:
+        [place] = asked
+        answer: Future[Any] = Future()
+        self.questions.append(answer)
+        if not self.frozen and self.answers:
+            answer.set_result(SimpleNamespace(offset=self.ends.get(place.partition, 0)))
+        elif not self.frozen:
+            answer.set_exception(KafkaException(KafkaError(KafkaError._TRANSPORT)))
+        return {place: answer}
 
 
 @pytest.fixture
@@ -35,6 +45,7 @@ def script() -> Scripted:
 @pytest.fixture
 def consumer(script: Scripted, monkeypatch: pytest.MonkeyPatch) -> InputConsumer:
     monkeypatch.setattr("streams.clients.consumer.build", lambda *_: script)  # a real one tells of its own troubles
+    monkeypatch.setattr("streams.clients.consumer.AdminClient", lambda _: script)
     return InputConsumer(ClientSettings("127.0.0.1:1"), "t")
 
 
@@ -90,6 +101,42 @@ def test_a_partition_that_is_silent_although_there_is_more_is_fetched_anew(
     assert (script.assigned[2:], script.unassigned) == ([(1, 21)], [1])
     script.messages = [record(1, 21)]
     assert offsets(consumer.poll_batch(0)) == {1: [21]}
+
+
+def test_a_broker_that_does_not_tell_the_end_holds_nobody_up(
+    consumer: InputConsumer, script: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The question is not waited for: others are read meanwhile, and the answer counts when it comes."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    consumer.add(0, 10)
+    consumer.add(1, 20)
+    script.frozen = True
+    for offset in range(30):
+        now += 1
+        script.messages = [record(1, 20 + offset)]
+        assert offsets(consumer.poll_batch(0)) == {1: [20 + offset]}
+    [question] = script.questions  # one at a time
+    assert script.assigned == [(0, 10), (1, 20)]
+    question.set_result(SimpleNamespace(offset=11))
+    consumer.poll_batch(0)
+    assert (script.assigned[2:], script.unassigned) == ([(0, 10)], [0])
+
+
+def test_the_end_of_a_partition_that_was_given_up_meanwhile_is_passed_over(
+    consumer: InputConsumer, script: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    consumer.add(0, 10)
+    script.frozen = True
+    for _ in range(int(SILENCE_SECONDS) + 2):
+        consumer.poll_batch(0)
+        now += 1
+    consumer.remove([0])
+    script.questions[0].set_result(SimpleNamespace(offset=11))
+    consumer.poll_batch(0)
+    assert script.assigned == [(0, 10)]
 
 
 def test_records_have_their_own_headers_and_share_what_is_the_same(consumer: InputConsumer, script: Scripted) -> None:
@@ -151,7 +198,8 @@ def test_failures_of_before_the_answer_are_not_told_as_another_outage(
     consumer.add(0, 10)
     consumer.poll_batch(0)
     now += SILENCE_SECONDS + 1
-    consumer.poll_batch(0)
+    consumer.poll_batch(0)  # asks
+    consumer.poll_batch(0)  # hears the answer
     queued += [KafkaError(KafkaError._ALL_BROKERS_DOWN)] * 2
     consumer.poll_batch(0)
     assert not consumer._connection.down
@@ -167,7 +215,7 @@ def test_an_answer_before_an_outage_is_no_answer_in_it(
     consumer.add(0, 10)
     consumer.poll_batch(0)
     now += SILENCE_SECONDS + 1
-    consumer.poll_batch(0)  # its end is asked for, and told
+    consumer.poll_batch(0)  # its end is asked for, and told while all is well
     lost = KafkaError(KafkaError._ALL_BROKERS_DOWN)
     monkeypatch.setattr(script, "poll", lambda _timeout: consumer._connection.on_error(lost))
     consumer.poll_batch(0)
