@@ -12,7 +12,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from streams.cli.cluster import admin_of, brokers, named_source
+from streams.cli.cluster import admin_of, await_listener, brokers, named_source
 from streams.cli.console import emit, notices
 from streams.clients import kafka_python_settings
 from streams.clients.kafka_python_client import KafkaPythonClient
@@ -86,6 +86,7 @@ def abort(
     servers = brokers(bootstrap_servers, config)
     if not yes:
         typer.confirm(f"Abort the transaction at offset {start_offset} of {topic}[{partition}]?", abort=True, err=True)
+    await_listener(servers, timeout)
     with _questions(servers, config) as questions:
         ended = questions.abort(topic, partition, start_offset, time.monotonic() + timeout)
     emit(
@@ -100,7 +101,7 @@ def _show(name: str, topics: list[str] | None, option: str, timeout: float, *, j
     servers = brokers(option, config)
     deadline = time.monotonic() + timeout
     found: list[OpenTransaction] = []
-    with _questions(servers, config) as questions, admin_of(servers, config) as admin:
+    with admin_of(servers, config, timeout) as admin, _questions(servers, config) as questions:
         counts = admin.describe(topics or [config.changelog, config.dead_letters], timeout)
         for topic, description in counts.items():
             if description is None:

@@ -65,12 +65,13 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Questions:
         yield made
 
     @contextmanager
-    def admin(servers: str, config: Any) -> Iterator[Any]:
+    def admin(servers: str, config: Any, timeout: float) -> Iterator[Any]:
         known = SimpleNamespace(partitions=2)
         yield SimpleNamespace(describe=lambda names, _: {name: None if name == "nowhere" else known for name in names})
 
     monkeypatch.setattr(transactions, "_questions", questions)
     monkeypatch.setattr(transactions, "admin_of", admin)
+    monkeypatch.setattr(transactions, "await_listener", lambda servers, timeout: None)
     return made
 
 
