@@ -7,10 +7,8 @@ Rules that hold for all of them:
 * Byte order is big-endian, always. Nothing is imported, looked up or executed by what is in the data.
 * What a codec cannot give back it refuses to write, as far as that can be known from the value alone.
 
-Where the formats leave a choice (``docs/reference/events.md`` has the table): JSON refuses NaN and infinities on both
-sides (msgspec would write them as ``null``, and the reader would trip over it); integers of any size up to Python's
-limit of 4,300 digits pass exactly, msgpack stops at 64 bits; lone surrogates, byte order marks, text after the value
-and nesting beyond the interpreter's recursion limit are refused; of duplicate keys the last one wins.
+JSON refuses NaN and infinities on both sides; integers of up to 4,300 digits (Python's limit) pass exactly, msgpack
+stops at 64 bits. ``docs/reference/events.md`` has the table of all that the formats leave to choice.
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ import msgspec
 
 from streams.errors import ConfigError, DecodeError, EncodeError
 from streams.protocols import Codec
+from streams.sak import plain_json
 
 T = TypeVar("T")
 
@@ -294,7 +293,8 @@ class JsonCodec(_TypedCodec[T]):
     def __init__(self, type_: type[T]) -> None:
         super().__init__(type_)
         self._null_is_suspect = _examine(type_)
-        self._encode = self._encode_plain = msgspec.json.Encoder().encode
+        self._encode = plain_json.encode if plain_json.is_plain_dict(type_) else msgspec.json.Encoder().encode
+        self._encode_plain = plain_json.encode
         self._decode = msgspec.json.Decoder(type_).decode
         self._decode_plain = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -330,7 +330,7 @@ class PydanticCodec(_TypedCodec[T]):
         self._encode = partial(adapter.dump_json, by_alias=True, warnings="error")
         self._decode = adapter.validate_json
         self._to_plain = adapter.dump_python
-        self._encode_plain = msgspec.json.Encoder().encode
+        self._encode_plain = plain_json.encode
         self._decode_plain = msgspec.json.Decoder(dict[str, Any]).decode
 
 

@@ -15,7 +15,7 @@
     │     ├── ``PlanError``          what its planner answered is not what a job or a batch takes
     │     └── ``RecordRefused``      the broker will not take an output or a change of its event
     ├── ``StoreError``               the caller: a store was used in a way that cannot be kept exactly-once
-    ├── ``StateDiskError``           the operator: the disk under a durable store failed (path in the message)
+    ├── ``StagingError``             the operator: the staged rows of a Spark write cannot be kept or read
     ├── ``MembershipLost``           the engine: what the member owned is void, it joins again
     ├── ``MembershipFatal``          the operator: the group will not have this member at all
     ├── ``TransactionFailed``        the engine first, then the operator: a transactional call failed (`call` names it)
@@ -94,8 +94,8 @@ class StoreError(StreamsError):
     """A store was used outside of an event, with a null key, with a reserved key, or after it was revoked."""
 
 
-class StateDiskError(StreamsError):
-    """The disk under a durable store failed. The message names the path."""
+class StagingError(StreamsError):
+    """Rows that a write on Spark has staged cannot be written, kept or read. The message names the path."""
 
 
 class MembershipLost(StreamsError):

@@ -4,7 +4,7 @@ Threads: all methods here are called on the event loop's thread, one at a time p
 otherwise (``receive_change`` does). An object belongs to one partition; nothing needs a lock.
 
 Exceptions: anything raised by a store while an event runs fails that event (its error policy decides); anything raised
-while a store is restored, committed or revoked stops the event source, because the state can not be trusted any more.
+while a store is restored or revoked stops the event source, because the state can not be trusted any more.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 
 import msgspec
+import orjson
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -53,7 +54,7 @@ def show(report: Report, *, json: bool, console: Console) -> None:
         if check.wrong > len(check.differences):
             console.print(Text(f"{check.name}: and {check.wrong - len(check.differences):,} more", style="red"))
     if json:
-        sys.stdout.write(msgspec.json.encode(summary(report)).decode() + "\n")
+        sys.stdout.write(orjson.dumps(summary(report), msgspec.to_builtins, orjson.OPT_APPEND_NEWLINE).decode())
         sys.stdout.flush()
         return
     answers = Console(highlight=False)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import msgspec
+import orjson
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
@@ -43,13 +44,19 @@ def emit(data: Any, json: bool, table: Callable[[], RenderableType]) -> None:
     A table that is wider than the terminal gets longer lines: names that were cut or folded could not be copied.
     """
     if json:
-        sys.stdout.write(msgspec.json.encode(data, enc_hook=str).decode() + "\n")
+        sys.stdout.write(as_json(data))
         sys.stdout.flush()
     else:
         shown, console = table(), answers()
         widest = Measurement.get(console, console.options.update(max_width=_WIDEST), shown).maximum
         console.width = max(console.width, widest)
         console.print(shown)
+
+
+def as_json(data: Any) -> str:
+    """One line of JSON, with its end. What JSON has no form for becomes its text."""
+    plain = msgspec.to_builtins(data, str_keys=True, enc_hook=str)
+    return orjson.dumps(plain, option=orjson.OPT_APPEND_NEWLINE).decode()
 
 
 def complain(message: str, hint: str = "") -> None:

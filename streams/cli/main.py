@@ -15,7 +15,6 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from typing import Annotated, NamedTuple, NoReturn
 
 import typer
@@ -47,9 +46,6 @@ COMMANDS = {
     "group": Command("streams.cli.group", "The members of a group, who has what, and what is on its way."),
     "transactions": Command("streams.cli.transactions", "Transactions that are open in topics: list, hanging, abort."),
     "verify": Command("streams.cli.verify", "Kill and freeze an event source, compare what it leaves.", "broker"),
-    "state": Command("streams.cli.state", "Look into the stores of an event source: get, scan, dump."),
-    "dlq": Command("streams.cli.dlq", "Dead letters: list, show, requeue."),
-    "doctor": Command("streams.cli.doctor", "Check this machine and the broker for known problems."),
 }
 
 
@@ -81,8 +77,6 @@ def build(argv: Sequence[str]) -> typer.Typer:
     root.callback()(_root)
     called = next((argument for argument in argv if not argument.startswith("-")), None)
     for name, command in COMMANDS.items():
-        if find_spec(command.module) is None:
-            continue
         if name == called:
             _add(root, name, command, _load(name, command))
         else:

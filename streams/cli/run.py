@@ -6,11 +6,10 @@ import os
 import sys
 from typing import Annotated, TextIO
 
-import msgspec
 import typer
 from rich.text import Text
 
-from streams.cli.console import notices
+from streams.cli.console import as_json, notices
 from streams.cli.source_name import checked_name
 from streams.cli.supervisor import RestartPolicy, Status, Supervisor, worker_command
 from streams.cli.worker import GC_THRESHOLD
@@ -64,7 +63,7 @@ def run(
 
 
 def _status_json(status: Status) -> None:
-    _write(sys.stdout, msgspec.json.encode(status).decode() + "\n")
+    _write(sys.stdout, as_json(status))
 
 
 class _StatusLines:

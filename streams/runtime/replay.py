@@ -12,6 +12,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import msgspec
@@ -36,7 +37,9 @@ from streams.runtime.partition_worker import PartitionWorker
 from streams.runtime.processes import in_process
 from streams.runtime.stages import Stages
 
-_workers_log = logging.getLogger("streams.runtime.attempts")
+_replaying: ContextVar[bool] = ContextVar("_replaying", default=False)
+# Every failure of a replay is in its results, and not in the log. Other sources of the process go on logging theirs.
+logging.getLogger("streams.runtime.attempts").addFilter(lambda record: not _replaying.get())
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -149,8 +152,7 @@ class PartitionReplay:
             worker = self._at_work()
             worker.inbox.add(records, 0)  # they are here already, and bound nothing
             batch = worker.inbox.take()
-            level = _workers_log.level
-            _workers_log.setLevel(logging.CRITICAL)  # every failure is in the results
+            outside = _replaying.set(True)
             try:
                 await worker.handle(batch)
                 await worker.settle_line()
@@ -159,7 +161,7 @@ class PartitionReplay:
             except EventFailure as failure:
                 self.stopped = failure
             finally:
-                _workers_log.setLevel(level)
+                _replaying.reset(outside)
                 worker.drop_line()
             self._watermark = worker.watermark
             left = [record for record in records if record.offset >= self._watermark]

@@ -21,7 +21,7 @@ from typing import IO, Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from streams.errors import ConfigError, StateDiskError
+from streams.errors import ConfigError, StagingError
 from streams.spark.columns import SINK_COLUMNS
 
 _LARGEST_MESSAGE: Final = 256 << 20
@@ -82,7 +82,7 @@ def stage(iterator: Iterable[Any], *, threshold: int, folder: Path | None) -> St
 
 
 def staged_batches(messages: Iterable[Staged]) -> Iterator[Any]:
-    """The rows again, task after task, as ``pyarrow.RecordBatch``es; raises ``StateDiskError`` if some are missing."""
+    """The rows again, task after task, as ``pyarrow.RecordBatch``es; raises ``StagingError`` if some are missing."""
     for message in messages:
         if not message.rows:
             continue
@@ -93,13 +93,13 @@ def staged_batches(messages: Iterable[Staged]) -> Iterator[Any]:
                 found += batch.num_rows
                 yield batch
         except OSError as error:
-            raise StateDiskError(
+            raise StagingError(
                 f"staged rows in {message.path} cannot be read: the option stagingDir must be a folder that driver "
                 f"and executors share ({error})"
             ) from error
         if found != message.rows:
             place = message.path or "a commit message"
-            raise StateDiskError(f"staged rows in {place}: {message.rows} written, {found} found")
+            raise StagingError(f"staged rows in {place}: {message.rows} written, {found} found")
 
 
 def remove(folder: Path, *, up_to: Path) -> None:
@@ -154,7 +154,7 @@ class _Stage(io.RawIOBase):
             self._path, self._target = _new_file(self._folder)
             self._target.write(memory.getbuffer())
         except OSError as error:
-            raise StateDiskError(
+            raise StagingError(
                 f"cannot stage rows under {self._folder} (option stagingDir): {error.strerror}"
             ) from error
 
@@ -166,7 +166,7 @@ class _Stage(io.RawIOBase):
         try:
             self._target.close()
         except OSError as error:
-            raise StateDiskError(f"cannot stage rows in {self._path} (option stagingDir): {error.strerror}") from error
+            raise StagingError(f"cannot stage rows in {self._path} (option stagingDir): {error.strerror}") from error
         return None, str(self._path)
 
     def discard(self) -> None:
@@ -184,7 +184,7 @@ def _check_own(folder: Path) -> None:
         if place.name == f"kes-spark-{os.getuid()}" and place.parent == Path(tempfile.gettempdir()):
             found = place.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-                raise StateDiskError(
+                raise StagingError(
                     f"{place} is not this user's: remove it, or give the option stagingDir (a folder of your own)"
                 )
             if found.st_mode & 0o077:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streams.errors import ConfigError, StateDiskError
+from streams.errors import ConfigError, StagingError
 from streams.spark import staging
 from streams.spark.staging import remove, remove_files, stage, staged_batches, staging_folder
 
@@ -47,10 +47,10 @@ def test_what_failed_leaves_no_file(tmp_path: Path) -> None:
 def test_rows_that_are_gone_or_cut_are_an_error(tmp_path: Path) -> None:
     message = stage(iter(ROWS), threshold=0, folder=tmp_path)
     message.rows += 1
-    with pytest.raises(StateDiskError, match="4 written, 3 found"):
+    with pytest.raises(StagingError, match="4 written, 3 found"):
         values(message)
     remove_files([message])
-    with pytest.raises(StateDiskError, match="a folder that driver and executors share"):
+    with pytest.raises(StagingError, match="a folder that driver and executors share"):
         values(message)
 
 
@@ -98,5 +98,5 @@ def test_somebody_elses_folder_in_the_temporary_folder_is_not_used(
     remove(folder, up_to=tmp_path)
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     folder.parent.symlink_to(tmp_path / "elsewhere")  # as one that another user has made: not to be followed
-    with pytest.raises(StateDiskError, match="not this user's"):
+    with pytest.raises(StagingError, match="not this user's"):
         stage(iter(ROWS), threshold=0, folder=folder)

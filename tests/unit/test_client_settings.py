@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer
@@ -8,6 +9,7 @@ from confluent_kafka.admin import AdminClient
 
 from streams.clients.connection import ConnectionLog
 from streams.clients.settings import RESERVED, ClientSettings, build
+from streams.config import EventSourceConfig
 from streams.errors import ConfigError
 
 NOBODY = "127.0.0.1:1"
@@ -19,6 +21,12 @@ def test_a_reserved_key_is_refused_with_its_name_and_the_reason(key: str) -> Non
         ClientSettings(NOBODY, {key: "x"})
     assert repr(key) in str(caught.value)
     assert RESERVED[key] in str(caught.value)
+
+
+def test_the_settings_that_are_named_are_settings() -> None:
+    named = re.findall(r"\b(\w+) setting\b", " ".join(RESERVED.values()))
+    assert len(named) > 5
+    assert {name for name in named if name not in EventSourceConfig.__struct_fields__} == set()
 
 
 def test_overrides_win_everywhere_and_only_where_they_may() -> None:

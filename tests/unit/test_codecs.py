@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import reduce
 from typing import Any, NewType
 
 import msgspec
@@ -47,6 +48,23 @@ class Plain:
 
 class Model(pydantic.BaseModel):
     x: float = pydantic.Field(default=0.0, alias="ex")
+
+
+@pytest.mark.parametrize("type_", [dict, dict[str, Any]])
+def test_plain_dicts_are_written_by_orjson_and_read_as_before(type_: Any) -> None:
+    codec: Codec[Any] = codec_for(type_)
+    values: list[Any] = [
+        {"account": "adä", "cents": 2**64 - 1, "late": 1.5, "tags": ["x", None, True], "more": {"deep": []}},
+        {"long": 10**40, "large": 1e300},  # more than 64 bits: msgspec writes them
+        {"deep": reduce(lambda inner, _: [inner], range(400), 0)},  # more than orjson nests
+    ]
+    for value in values:
+        assert codec.decode(codec.encode(value)) == value == codec.decode(msgspec.json.encode(value))
+    assert codec.encode({"large": 1e300}) == b'{"large":1e+300}'  # orjson's way to write it
+    assert codec.encode({"when": datetime(2026, 1, 2)}) == b'{"when":"2026-01-02T00:00:00"}'  # msgspec's
+    for wrong in ({"x": float("nan")}, {"x": "\ud800"}, {"x": object()}):
+        with pytest.raises(EncodeError):
+            codec.encode(wrong)
 
 
 def test_bytes_on_the_wire_are_fixed() -> None:

@@ -69,12 +69,10 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert missing == []
 
 
-def test_every_command_that_there_is_is_in_the_reference() -> None:
+def test_every_command_is_there_and_in_the_reference() -> None:
     page = (DOCS / "reference/command-line.md").read_text()
-    there = [name for name, command in COMMANDS.items() if importlib.util.find_spec(command.module) is not None]
-    assert [name for name in there if f"kes {name}" not in page] == []
-    unbuilt = [name for name in COMMANDS if name not in there]
-    assert [name for name in unbuilt if re.search(rf"^kes {name}", page, re.M)] == []
+    assert [name for name, command in COMMANDS.items() if importlib.util.find_spec(command.module) is None] == []
+    assert [name for name in COMMANDS if f"kes {name}" not in page] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -109,6 +110,22 @@ async def test_the_last_word_of_each_policy(response: ErrorResponse) -> None:
     if stops:
         assert (await replay.handle(records(Counted("a"), start=3))).outputs == []
         assert replay.watermark == 1
+
+
+async def test_its_failures_are_in_the_results_and_other_sources_go_on_logging_theirs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    others = logging.getLogger("streams.runtime.attempts")
+
+    def fail(ctx: EventContext[Totals], event: Counted) -> None:
+        elsewhere = threading.Thread(target=others.warning, args=("another source's event failed",))
+        elsewhere.start()
+        elsewhere.join()
+        raise ValueError(event.name)
+
+    await PartitionReplay(program(fail, on_error=DEAD_LETTER), 2, wall_ms=NOW).handle(records(Counted("a")))
+    others.warning("after it")
+    assert [record.getMessage() for record in caplog.records] == ["another source's event failed", "after it"]
 
 
 async def test_a_dead_letter_is_the_engines() -> None:

