@@ -143,10 +143,10 @@ def figures(done: int, total: int, rate: float, unit: str) -> str:
     amount = f"{_amount(done, unit)} of {_amount(total, unit)}" if total else _amount(done, unit)
     counted = f" {unit}" if unit and unit != "bytes" else ""
     words = [amount + counted + (f" ({done * 100 // total} %)" if total else "")]
-    if rate > 0:
+    if rate >= 1:
         words.append(f"{_amount(int(rate), unit)}/s")
-        if total > done:
-            words.append(f"{duration((total - done) / rate)} left")
+    if rate > 0 and total > done:
+        words.append(f"{duration((total - done) / rate)} left")
     return ", ".join(words)
 
 

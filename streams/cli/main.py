@@ -65,8 +65,8 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:
-        if isinstance(error, SystemError) and isinstance(error.__cause__, KeyboardInterrupt):
-            return EXIT_INTERRUPTED  # Ctrl-C within a call of a C client
+        if isinstance(error, SystemError) and isinstance(error.__cause__, KeyboardInterrupt | SystemExit):
+            return EXIT_INTERRUPTED  # Ctrl-C, or SIGTERM where a command takes it, within a call of a C client
         return report(innermost(error))
     return 0
 

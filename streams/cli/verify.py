@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import signal
+import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from itertools import islice
-from typing import Annotated, Any
+from types import FrameType
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import typer
@@ -57,9 +60,11 @@ def verify(
     The input (by default a copy of the source topic's beginning) goes to two throw-away brokers on this machine. On one
     of them a single worker handles it in peace; on the other one several do, under attack. Outputs per key and the
     state have to be the same. Nothing is written to your cluster. Handlers must be deterministic, and what they do
-    outside of Kafka is done again.
+    outside of Kafka is done again. Time is real: timers that are not due when the input is handled do not fire, and
+    the answer says how many.
 
-    Exit codes: 0 the same; 1 differences, or the trial could not be done; 2 wrong usage.
+    Exit codes: 0 the same; 1 differences, or the trial could not be done (the workers' logs are kept then, the answer
+    says where); 2 wrong usage; 130, 143: ended by SIGINT, SIGTERM.
     """
     found = named_source(source)
     config = found.config
@@ -69,12 +74,17 @@ def verify(
         raise ConfigError("there is no input to verify with: the topic is empty, or the function yields nothing")
     attack = Attack(workers=workers, kills=kills, freezes=freezes, seed=drawn, patience_seconds=patience)
     notices().print(Text(f"{len(records):,} records, {kills} kills, {freezes} freezes, seed {drawn}"), soft_wrap=True)
+    signal.signal(signal.SIGTERM, _terminated)  # what was started is ended, and what was written removed
     with progress() as say:
         trial = Trial(source, config, records, outputs=_outputs(output or []), any_order=any_order, say=say)
         verdict = trial.run(attack)
     emit(msgspec.to_builtins(verdict), json, lambda: _text(verdict))
     if verdict.differences:
         raise typer.Exit(1)
+
+
+def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def _outputs(texts: Iterable[str]) -> dict[str, int]:
@@ -151,7 +161,10 @@ def _text(verdict: Verdict) -> Text:
         f"{verdict.records:,} records, {verdict.kills} kills, {verdict.freezes} freezes in {verdict.seconds:.0f} s: "
         f"{verdict.outputs:,} outputs and {verdict.keys:,} keys of state compared"
     )
+    seed = f" (seed {verdict.seed})"
+    if verdict.timers:
+        seed += f"\n{verdict.timers:,} timers were not due: they did not fire, and what they lead to was not compared"
     if not verdict.differences:
-        return Text.assemble(facts, ", ", ("all equal", "bold green"), f" (seed {verdict.seed})", no_wrap=True)
-    lines = "".join(f"\n  - {text}" for text in verdict.differences)
-    return Text.assemble(facts, ", ", ("not the same", "bold red"), f" (seed {verdict.seed})", lines, no_wrap=True)
+        return Text.assemble(facts, ", ", ("all equal", "bold green"), seed, no_wrap=True)
+    lines = "".join(f"\n  - {text}" for text in verdict.differences) + f"\nlogs of the workers: {verdict.logs}"
+    return Text.assemble(facts, ", ", ("not the same", "bold red"), seed, lines, no_wrap=True)

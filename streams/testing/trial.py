@@ -34,6 +34,7 @@ from streams.codecs import RESERVED_KEY_PREFIX
 from streams.config import EventSourceConfig
 from streams.errors import BrokerUnavailable, StreamsError
 from streams.records import IncomingRecord, Record
+from streams.runtime.changelog import TIMER_PREFIX
 from streams.topics import TopicSpec
 
 _log = logging.getLogger(__name__)
@@ -63,7 +64,9 @@ class Attack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it. No ``differences``: exactly once, whatever happened."""
+    """What came of it. No ``differences``: exactly once, whatever happened. ``timers``: so many were not due when the
+    input was handled, so what they lead to was not compared. ``logs``: the folder with the workers' logs, kept when
+    something differs."""
 
     records: int
     outputs: int
@@ -73,6 +76,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     seconds: float
     differences: tuple[str, ...]
+    timers: int = 0
+    logs: str = ""
 
 
 class Left(msgspec.Struct):
@@ -81,6 +86,8 @@ class Left(msgspec.Struct):
     outputs: Sequences
     letters: dict[tuple[bytes | None, bytes | None], int]
     state: dict[tuple[int, bytes], bytes]
+    timers: int = 0
+    """Set and not fired."""
 
 
 class Worker:
@@ -168,19 +175,35 @@ class Trial:
         *,
         outputs: Mapping[str, int] | None = None,
         any_order: bool = False,
-        folder: Path | None = None,
         say: Say = lambda *_: None,
     ) -> None:
         self._source, self._config, self._records = source, config, records
         self._outputs, self._any_order, self._say = outputs or {}, any_order, say
-        self._folder = folder or Path(tempfile.mkdtemp(prefix="kes-verify-"))
+        self._folder = Path()
 
     def run(self, attack: Attack) -> Verdict:
-        """The whole trial. Raises ``TrialFailed`` when it does not come to its end, ``EmbeddedBrokerError``."""
+        """The whole trial. Raises ``TrialFailed`` when it does not come to its end, ``EmbeddedBrokerError``.
+
+        The workers' logs stay when something differs or the trial fails, and go after success and after an interrupt.
+        """
+        self._folder = Path(tempfile.mkdtemp(prefix="kes-verify-"))
+        keep = False
+        try:
+            verdict = self._compared(attack)
+            keep = bool(verdict.differences)
+            return verdict
+        except TrialFailed:
+            keep = True
+            raise
+        finally:
+            if not keep:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _compared(self, attack: Attack) -> Verdict:
         began = time.monotonic()
         expected = self._undisturbed(attack)
         seen, kills, freezes = self._attacked(attack)
-        shutil.rmtree(self._folder, ignore_errors=True)  # logs are for those who have to find out why
+        found = differences(expected, seen, any_order=self._any_order)
         return Verdict(
             records=len(self._records),
             outputs=sum(map(len, seen.outputs.values())),
@@ -189,7 +212,9 @@ class Trial:
             freezes=freezes,
             seed=attack.seed,
             seconds=time.monotonic() - began,
-            differences=tuple(differences(expected, seen, any_order=self._any_order)[:SHOWN]),
+            differences=tuple(found[:SHOWN]),
+            timers=max(expected.timers, seen.timers),
+            logs=str(self._folder) if found else "",
         )
 
     def _undisturbed(self, attack: Attack) -> Left:
@@ -199,7 +224,7 @@ class Trial:
             site.produce(self._records, 0.0)
             worker = Worker(self._source, broker.bootstrap_servers, "undisturbed", self._folder)
             try:
-                self._wait(site, [worker], "undisturbed", attack.patience_seconds)
+                self._wait(site, [worker], "records handled, undisturbed", attack.patience_seconds)
                 worker.stop(_STOP_SECONDS)
             finally:
                 worker.kill()
@@ -223,11 +248,11 @@ class Trial:
             try:
                 self._wait_begun(site, workers, attack.patience_seconds, feeding)
                 for number, deed in enumerate(deeds):
-                    self._say("attack", number, len(deeds))
+                    self._say("kills and freezes", number, len(deeds))
                     self._strike(rng, deed, workers, session)
-                self._say("attack", len(deeds), len(deeds))
+                self._say("kills and freezes", len(deeds), len(deeds))
                 feeding.join()
-                self._wait(site, workers, "attacked", attack.patience_seconds)
+                self._wait(site, workers, "records handled, under attack", attack.patience_seconds)
                 for worker in workers:
                     worker.stop(_STOP_SECONDS)
             finally:
@@ -342,15 +367,11 @@ class Site:
         letters: dict[tuple[bytes | None, bytes | None], int] = defaultdict(int)
         for record in self._read(config.dead_letters):
             letters[record.key, record.value] += 1
-        state: dict[tuple[int, bytes], bytes] = {}
-        for record in self._read(config.changelog):
-            if record.key is not None and not record.key.startswith(RESERVED_KEY_PREFIX):
-                place = record.partition, record.key
-                if record.value is None:
-                    state.pop(place, None)
-                else:
-                    state[place] = record.value
-        return Left(dict(outputs), dict(letters), state)
+        last = {(record.partition, record.key): record.value for record in self._read(config.changelog)}
+        there = {(place, key): value for (place, key), value in last.items() if key is not None and value is not None}
+        state = {place: value for place, value in there.items() if not place[1].startswith(RESERVED_KEY_PREFIX)}
+        timers = sum(key.startswith(TIMER_PREFIX) for _, key in there)
+        return Left(dict(outputs), dict(letters), state, timers)
 
     def _read(self, topic: str) -> list[IncomingRecord]:
         admin, reader = TopicAdmin(self._settings), PartitionReader(self._settings)

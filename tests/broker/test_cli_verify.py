@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def sold(ctx, event):
     count = ctx.store.get(event.item, 0) + event.count
     ctx.store.put(event.item, count)
     ctx.forward("stock", Sold(event.item, count), key=event.item)
+    ctx.schedule_in(3600.0, Sold(event.item, 0), name=event.item)
 
 
 @beside.register_event_type(Sold)
@@ -62,16 +64,23 @@ def sales():
 """
 
 
-def verify(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
+def command(folder: Path, *arguments: str) -> list[str]:
     (folder / "shop.py").write_text(SHOP)
-    ended = subprocess.run(
-        [sys.executable, "-m", "streams", "verify", *arguments, "--json"],
-        cwd=folder,
-        env={**os.environ, "COLUMNS": "160"},
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
+    (folder / "tmp").mkdir(exist_ok=True)
+    return [sys.executable, "-m", "streams", "verify", *arguments, "--json"]
+
+
+def surroundings(folder: Path) -> dict[str, Any]:
+    environment = {**os.environ, "COLUMNS": "160", "TMPDIR": str(folder / "tmp")}
+    return {"cwd": folder, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+
+
+def left_by(folder: Path) -> list[Path]:
+    return list((folder / "tmp").glob("kes-verify-*"))
+
+
+def verify(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
+    ended = subprocess.run(command(folder, *arguments), timeout=250, **surroundings(folder))
     print(ended.stderr)
     return ended.returncode, json.loads(ended.stdout) if ended.stdout else {}, ended.stderr
 
@@ -80,12 +89,28 @@ def test_kept_under_kills_and_a_freeze(tmp_path: Path) -> None:
     code, verdict, _ = verify(tmp_path, "shop:source", "--events", "shop:sales", "--kills", "2", "--freezes", "1")
     assert verdict["differences"] == []
     assert (code, verdict["records"], verdict["outputs"], verdict["keys"]) == (0, 6000, 6000, 40)
+    assert verdict["timers"] == 40
+    assert left_by(tmp_path) == []
 
 
 def test_outputs_beside_the_transaction_are_caught(tmp_path: Path) -> None:
     code, verdict, _ = verify(tmp_path, "shop:beside", "--events", "shop:sales", "--kills", "3", "--freezes", "0")
     assert code == 1
     assert any("stock, key" in text for text in verdict["differences"])
+    assert [str(folder) for folder in left_by(tmp_path)] == [verdict["logs"]]
+    assert {log.name for log in left_by(tmp_path)[0].iterdir()} >= {"undisturbed.log", "worker-0.log"}
+
+
+def test_sigterm_leaves_nothing_behind(tmp_path: Path) -> None:
+    trial = subprocess.Popen(command(tmp_path, "shop:source", "--events", "shop:sales"), **surroundings(tmp_path))
+    deadline = time.monotonic() + 60
+    while not any(folder.glob("undisturbed.log") for folder in left_by(tmp_path)):
+        assert time.monotonic() < deadline
+        assert trial.poll() is None
+        time.sleep(0.05)
+    trial.terminate()
+    out, said = trial.communicate(timeout=60)
+    assert (trial.returncode, out, left_by(tmp_path)) == (143, "", []), said
 
 
 def test_no_input_is_told(kafka_broker: BrokerAddress, tmp_path: Path) -> None:

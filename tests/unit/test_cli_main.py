@@ -162,6 +162,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then() -> None:
         (1234567, 0, 1000.0, "events", "1,234,567 events, 1,000/s"),
         (45_000_000, 90_000_000, 1_500_000.0, "bytes", "45.0 MB of 90.0 MB (50 %), 1.5 MB/s, 30 s left"),
         (999, 0, 0.0, "bytes", "999 B"),
+        (2, 3, 0.1, "", "2 of 3 (66 %), 10 s left"),
         (1, 7201, 1.0, "rows", "1 of 7,201 rows (0 %), 1/s, 2 h 00 min left"),
     ],
 )

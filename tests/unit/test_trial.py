@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from streams.testing.trial import Left, differences
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from streams.cli.verify import _text
+from streams.config import EventSourceConfig
+from streams.testing.trial import Attack, Left, Trial, TrialFailed, differences
 
 OUT = ("balances", b"k")
 
@@ -44,3 +52,36 @@ def test_state_and_dead_letters_are_compared() -> None:
     assert differences(left(state={(3, b"k"): b"1"}), left()) == [
         "state of partition 3, key b'k': nothing, undisturbed b'1'"
     ]
+
+
+@pytest.mark.parametrize(
+    ("end", "kept"),
+    [(b"a", False), (b"b", True), (KeyboardInterrupt(), False), (SystemExit(143), False), (TrialFailed("x"), True)],
+    ids=["the same", "differs", "SIGINT", "SIGTERM", "failed"],
+)
+def test_logs_stay_when_somebody_has_to_read_them(
+    end: bytes | BaseException, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    class Scripted(Trial):
+        def _undisturbed(self, attack: Attack) -> Left:
+            (self._folder / "undisturbed.log").write_text("what happened")
+            return left(b"a")
+
+        def _attacked(self, attack: Attack) -> tuple[Left, int, int]:
+            if isinstance(end, BaseException):
+                raise end
+            return Left({OUT: [(end, ())]}, {}, {}, timers=3), 1, 0
+
+    trial = Scripted("shop:source", EventSourceConfig(group_id="g", topic="t", num_partitions=1), [])
+    if isinstance(end, BaseException):
+        with pytest.raises(type(end)):
+            trial.run(Attack())
+    else:
+        verdict = trial.run(Attack())
+        text = _text(verdict).plain
+        assert "3 timers were not due: they did not fire" in text
+        assert (f"logs of the workers: {verdict.logs}" in text) == kept == bool(verdict.logs)
+        assert not kept or (Path(verdict.logs) / "undisturbed.log").read_text() == "what happened"
+    assert bool(os.listdir(tmp_path)) == kept
