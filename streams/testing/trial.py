@@ -187,17 +187,16 @@ class Trial:
         The workers' logs stay when something differs or the trial fails, and go after success and after an interrupt.
         """
         self._folder = Path(tempfile.mkdtemp(prefix="kes-verify-"))
-        keep = False
         try:
             verdict = self._compared(attack)
-            keep = bool(verdict.differences)
-            return verdict
         except TrialFailed:
-            keep = True
             raise
-        finally:
-            if not keep:
-                shutil.rmtree(self._folder, ignore_errors=True)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        if not verdict.differences:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        return verdict
 
     def _compared(self, attack: Attack) -> Verdict:
         began = time.monotonic()
