@@ -258,6 +258,11 @@ class TakeOver(Protocol):
         none."""
         ...
 
+    def is_member(self, member_id: str, generation: int, deadline: float) -> bool:
+        """Whether the group has this member in this generation, and has not begun another one: nobody else owns now
+        what it owns. ``False`` also when the group does not say; never about an older moment than the call."""
+        ...
+
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
         """(log start, high watermark) of each partition. The latter counts open and aborted records too."""
         ...

@@ -40,6 +40,7 @@ with warnings.catch_warnings():
     DescribeTransactionsRequest: Any = _from("protocol.admin.transactions", "DescribeTransactionsRequest")
     DescribeGroupsRequest: Any = _from("protocol.admin.groups", "DescribeGroupsRequest")
     FindCoordinatorRequest: Any = _from("protocol.metadata", "FindCoordinatorRequest")
+    HeartbeatRequest: Any = _from("protocol.consumer", "HeartbeatRequest")
     InitProducerIdRequest: Any = _from("protocol.producer.transaction", "InitProducerIdRequest")
     LeaveGroupRequest: Any = _from("protocol.consumer", "LeaveGroupRequest")
     ListOffsetsRequest: Any = _from("protocol.consumer", "ListOffsetsRequest")

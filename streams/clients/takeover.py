@@ -18,6 +18,7 @@ from streams.clients.group_coordinator import leave_group
 from streams.clients.kafka_python import (
     DescribeLogDirsRequest,
     DescribeTransactionsRequest,
+    HeartbeatRequest,
     InitProducerIdRequest,
     ListOffsetsRequest,
     ListTransactionsRequest,
@@ -94,6 +95,26 @@ class KafkaPythonTakeOver(Questions):
             await self._client.connected(deadline)
             step = f"reading the offsets of group {self._group_id}"
             return await self._until(deadline, step, lambda limit: self._offsets(sorted(set(partitions)), limit))
+
+        return self._client.call(work, deadline)
+
+    def is_member(self, member_id: str, generation: int, deadline: float) -> bool:
+        """Whether the group has this member in this generation, and no newer one: by a heartbeat.
+
+        ``False``: it has not, or says so by no heartbeat (KIP-848). A static member needs no instance here: who takes
+        its place gets another id, and this one is unknown from then on.
+        """
+        request = HeartbeatRequest(group_id=self._group_id, generation_id=generation, member_id=member_id)
+
+        async def attempt() -> bool:
+            node = await self._client.coordinator(GROUP, self._group_id, deadline)
+            error = kafka_errors.for_code((await self._client.send(request, node, deadline)).error_code)
+            # A rebalance that is being prepared has taken nothing from anybody yet.
+            return error in (kafka_errors.NoError, kafka_errors.RebalanceInProgressError)
+
+        async def work() -> bool:
+            await self._client.connected(deadline)
+            return await self._client.until(deadline, f"asking group {self._group_id} for {member_id}", attempt)
 
         return self._client.call(work, deadline)
 

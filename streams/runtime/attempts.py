@@ -238,7 +238,8 @@ class Attempts:
             worker.store.end()
         waiter = None if interjection is None else interjection.waiter
         if interjection is not None and not outputs and not journal and not ctx.timer_changes:
-            self._nothing_to_commit(waiter)
+            if waiter is not None:
+                engine.looked(worker, waiter)
         else:
             await self._admit(watermark, ctx.origin, outputs, journal, waiter, ctx.timer_changes)
         return None
@@ -316,15 +317,6 @@ class Attempts:
             pool.pump()
         elif waiter is not None:
             waiter(self.given_up())
-
-    def _nothing_to_commit(self, waiter: Waiter | None) -> None:
-        """An interjection that changed nothing is committed when everything before it is."""
-        if waiter is not None:
-            last = self._engine.pool.last_with(self._worker.partition)
-            if last is None:
-                waiter(None)
-            else:
-                last.wait(self._worker.partition, waiter)
 
     def is_known(self, origin: int) -> tuple[int, BaseException] | None:
         """(attempts, the last error) of an event, or a timer, that is known to fail; now it is met."""

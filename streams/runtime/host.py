@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from streams.config import EventSourceConfig
 from streams.core.router import Route, Router
@@ -15,6 +15,9 @@ from streams.records import Change, Output
 from streams.runtime.handler_threads import HandlerThreads
 from streams.runtime.ports import Connections, Input
 from streams.runtime.stages import Stages
+
+if TYPE_CHECKING:
+    from streams.runtime.partition_worker import PartitionWorker
 
 
 class Admission(Protocol):
@@ -69,6 +72,10 @@ class Host(Protocol):
     def stages(self) -> Stages: ...
     @property
     def fires_timers(self) -> bool: ...
+
+    def looked(self, worker: PartitionWorker, waiter: Waiter) -> None:
+        """An interjection changed nothing; ``waiter`` is told when it is known that what it saw was the truth."""
+        ...
 
     async def in_process(self, function: Callable[..., Any], *args: Any) -> Any: ...
     def measure(self, measurement: Measurement) -> None: ...

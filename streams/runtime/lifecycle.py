@@ -20,7 +20,7 @@ from anyio.abc import TaskGroup
 from streams.config import EventSourceConfig
 from streams.core.router import Route, Router
 from streams.core.schedule import Schedule
-from streams.core.transaction import Transaction
+from streams.core.transaction import Transaction, Waiter
 from streams.errors import StreamsError, TopicReplaced
 from streams.group import Assigned, Fatal, GroupEvent, Lost, Revoked, TakeOver, transactional_id
 from streams.metrics import Measurement, MembershipChanged
@@ -29,6 +29,7 @@ from streams.runtime.bridge import Inlet
 from streams.runtime.environment import MACHINE, Environment
 from streams.runtime.handler_threads import HandlerThreads
 from streams.runtime.hung_calls import HungCalls
+from streams.runtime.looks import Looks
 from streams.runtime.moves import Moves
 from streams.runtime.partition_worker import PartitionWorker
 from streams.runtime.partitions import Partitions
@@ -179,6 +180,7 @@ class Engine:
         self.takeovers = TakeOvers(self)
         self.moves = Moves(self)
         self.copies = self.moves.copies
+        self.looks = Looks(self)
         self.status = Status(self)
         self.topic_watch = TopicWatch(self)
 
@@ -194,6 +196,7 @@ class Engine:
         self.spawn(self.moves.run)
         self.spawn(self.status.run)
         self.spawn(self.topic_watch.run, drain=False)
+        self.spawn(self.looks.run)
         self.input.start(partitions.deliver, self._reading_failed)
         self.copies.start()
         inlet = Inlet(self._said)
@@ -260,6 +263,7 @@ class Engine:
         self.partitions.drop_stores()
         self.asked.close()
         self.moves.close()
+        self.looks.close()
         self.takeovers.close()
         self.status.close()
         self.topic_watch.close()
@@ -340,6 +344,10 @@ class Engine:
                 self.config.metrics_handler(measurement)
             except Exception:
                 _log.exception("the metrics handler failed")
+
+    def looked(self, worker: PartitionWorker, waiter: Waiter) -> None:
+        """An interjection changed nothing; its waiter is told when it is known that what it saw was the truth."""
+        self.looks.answer(worker, waiter)
 
     async def in_process(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run a job in a process of its own."""

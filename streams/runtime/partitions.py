@@ -197,13 +197,14 @@ class Partitions:
         self.changed.notify()
 
     async def _finish(self, worker: PartitionWorker) -> None:
-        """Wait for the running event; cancel it when it takes too long."""
+        """Wait for the running event, and for the proofs of what looked; cancel the event when it takes too long."""
         with anyio.move_on_after(self._engine.config.drain_timeout_seconds):
             await worker.finished.wait()
         if not worker.finished.is_set():
             _log.warning("%s: the running event is cancelled, it took too long", worker.topic_partition)
             worker.scope.cancel()
             await worker.finished.wait()
+        await self._engine.looks.wait_answered(worker)
 
     def _void(self, worker: PartitionWorker) -> None:
         self._close_intake(worker, _S.VOID)

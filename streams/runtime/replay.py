@@ -129,6 +129,10 @@ class PartitionReplay:
         for key, value in self._state.items():
             yield Change(key, value, None, self._types.get(key, ""))
 
+    def looked(self, worker: PartitionWorker, waiter: Waiter) -> None:
+        """Nobody else works on it."""
+        waiter(None)
+
     def close(self) -> None:
         """Let store and threads go."""
         self.stages.close()

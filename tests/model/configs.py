@@ -41,6 +41,12 @@ DEEP = (
     Config("stale memory", pool=1, records=1, faults=2, moves=0, restarts=0, kinds=_kinds("STALE_MEMORY", "EVICT")),
     Config("stale memory, looked up", pool=1, records=1, faults=2, moves=0, restarts=0, look_again=True,
            kinds=_kinds("STALE_MEMORY", "EVICT")),
+    Config("stale memory, fenced is lost", pool=1, records=1, faults=2, moves=0, restarts=0, fenced_is_lost=True,
+           kinds=_kinds("STALE_MEMORY", "EVICT")),
+    Config("stale memory, idle ids fenced", pool=1, records=1, faults=2, moves=0, restarts=0, fence_idle=True,
+           kinds=_kinds("STALE_MEMORY", "EVICT")),
+    Config("stale memory, both", pool=1, records=1, faults=2, moves=0, restarts=0, fenced_is_lost=True,
+           fence_idle=True, kinds=_kinds("STALE_MEMORY", "EVICT")),
 )  # fmt: skip
 """Too large to finish in a test run; ``run.py`` explores as much of each as it is told to."""
 
@@ -120,8 +126,6 @@ MISSED_LATE: dict[Rule, Config] = {
 
 NOT_MISSED = frozenset(
     {
-        Rule.R5_FENCED_IS_LOST,
-        Rule.S7_FENCE_IDLE_IDS_TOO,
         Rule.S8_INCOMING_NEWEST,
         Rule.S8_MARKER_IS_LAST,
         Rule.S8_MARKER_OF_GENERATION,

@@ -293,10 +293,10 @@ def _processes(member: Member) -> bool:
 def _look_up(world: World, model: Model, instance: int, member: Member, txn: Txn, steps: Steps) -> None:
     """R3: the changelog up to its high watermark says which way the unclear transaction went."""
     tid = tid_of(model, instance, txn.slot)
-    if member.slots[txn.slot] == FENCED:
-        steps.append((("look_up", instance, txn.slot, "fenced"), fenced(world, model, instance)))
+    if member.slots[txn.slot] == FENCED and model.config.fenced_is_lost:
+        steps.append((("look_up", instance, txn.slot, "fenced"), lose(world, model, instance)))
         return
-    if member.slots[txn.slot] != READY or status_of(world, tid) != EMPTY:
+    if member.slots[txn.slot] == INIT or status_of(world, tid) != EMPTY:  # fenced or not: reading needs no producer
         return
     if Rule.R3_NOT_GUESSED_COMMITTED in model.out:
         steps.append((("guess", instance, txn.slot, "committed"), settle_committed(world, instance, 0)))
@@ -316,13 +316,16 @@ def _look_up(world: World, model: Model, instance: int, member: Member, txn: Txn
 
 
 def fenced(world: World, model: Model, instance: int) -> World:
-    """Somebody initialised one of our ids: we looked dead to him."""
-    if Rule.R5_FENCED_IS_LOST not in model.out:
+    """Another member initialised one of our ids: we looked dead to it. A new producer, and the work is sent again; but
+    a commit that was asked for is looked up first (R3)."""
+    if model.config.fenced_is_lost:
         return lose(world, model, instance)
     for index, txn in enumerate(world.members[instance].pipe):
         if world.members[instance].slots[txn.slot] == FENCED:
+            if txn.phase in (UNCLEAR, FOUND):
+                continue  # being looked up, for which it needs no producer
             if txn.phase != FILLED:
-                return fail(world, model, instance, index, ABORTING)
+                return fail(world, model, instance, index, UNCLEAR if txn.phase == ENDING else ABORTING)
             member = world.members[instance]
             member = member._replace(
                 slots=put(member.slots, txn.slot, INIT),

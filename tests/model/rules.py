@@ -24,12 +24,10 @@ class Rule(Enum):
     R4_WAIT_FOR_SNAPSHOT = ("R4, 8a", "after a refused generation the work is dropped instead of sent again")
     R5_LOST_IS_NOT_REVOKED = ("R5", "a store outlives the loss of the membership and is used again")
     R5_LOST_SETTLES_ITS_SLOTS = ("R5", "open transactions of a lost membership are left to the broker's timeout")
-    R5_FENCED_IS_LOST = ("10", "a fenced producer is rebuilt and the work sent again, without giving up the membership")
     R7_DEADLINE = ("R7", "a call that hangs is waited for, whatever the time")
     INCARNATION = ("8a", "a transaction of a lost membership is sent with the metadata of the new one")
     S6_OFFSET_IN_CHANGELOG = ("6", "processing starts at the group's offset, on the changelog's state")
     S7_FENCE = ("7.1", "transactions that departed members left open are not ended")
-    S7_FENCE_IDLE_IDS_TOO = ("7.1", "only transactional ids with an open transaction are fenced")
     S7_FENCE_WHILE_WAITING = ("7.1", "a departed member that opens a transaction after the fence is not fenced again")
     S7_STABLE_OFFSET = ("7.2", "the group's offset is read although transactional offsets are pending")
     S7_BARRIER_BEFORE_RESTORE = ("7.2", "the high watermark to restore up to was read before the take-over began")
@@ -91,6 +89,10 @@ class Config(NamedTuple):
     """The engine hears what the membership tells it later than the group does (its event loop is busy)."""
     look_again: bool = False
     """A remedy that is not in the protocol: look into the changelog before anything is sent again."""
+    fenced_is_lost: bool = False
+    """Not in the protocol: a member whose producer was fenced gives its membership up. (It builds a new producer.)"""
+    fence_idle: bool = False
+    """Not in the protocol: departed members' transactional ids are fenced also when they have nothing open."""
     together: bool = False
     """All members are in the group from the start (else the others join)."""
 

@@ -74,7 +74,7 @@ def _fence(world: World, model: Model, instance: int, part: int, role: Role, ste
         return
     if world.tids[tid][0] not in (0, ONGOING):
         return  # CONCURRENT_TRANSACTIONS: its markers are being written
-    if world.tids[tid][0] == 0 and Rule.S7_FENCE_IDLE_IDS_TOO in model.out:
+    if world.tids[tid][0] == 0 and not model.config.fence_idle:
         steps.append(
             (("fence", instance, tid, "idle, left alone"), _role(world, instance, part, _phase(role, FENCING, tid + 1)))
         )

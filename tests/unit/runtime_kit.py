@@ -202,6 +202,7 @@ class Group:
         self.asked = threading.Event()
         self.answer = threading.Event()
         self.answer.set()
+        self.heartbeats, self.knows_us = 0, True
 
     def start(self, deliver: Callable[[GroupEvent], None]) -> None:
         self._deliver = deliver
@@ -238,6 +239,10 @@ class Group:
 
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
         return {number: (0, len(self._broker.logs[topic, number])) for number in partitions}
+
+    def is_member(self, member_id: str, generation: int, deadline: float) -> bool:
+        self.heartbeats += 1
+        return self.knows_us
 
     def identity(self, topic: str, deadline: float) -> TopicIdentity:
         return TopicIdentity(self._broker.topic_ids[topic], len(self._all))

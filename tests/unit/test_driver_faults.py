@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, get_args
@@ -9,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from streams import Table
-from streams.errors import ConfigError
+from streams.errors import ConfigError, MembershipLost, NotOwned
 from streams.metrics import MembershipChanged, TransactionSettled
 from streams.testing import POINTS, Point, TestDriver
 from streams.testing.driven import RUN_STATE
@@ -240,6 +241,30 @@ def test_a_frozen_member_is_overtaken_and_harmless_when_it_thaws() -> None:
         made.send(Added("ann"), partition=0)
         assert totals(made) == [1, 2]
         made.check()
+
+
+@pytest.mark.parametrize("asked", ["frozen", "thawed"])
+def test_a_look_at_a_member_that_was_overtaken_is_not_answered_from_old_state(asked: str) -> None:
+    """Its loop works on, and it does not know yet: what it commits is refused, and so is what it sees."""
+    with TestDriver(build(partitions=2), members=2) as made:
+        made.send(Added("ann"), partition=0)
+        owner = made.owner(0)
+        assert owner is not None
+        source = made._world.members[owner].source
+        made.freeze(owner)
+        made.send(Added("ann"), partition=0)
+        assert totals(made) == [1, 2], "the other one's doing"
+
+        async def look() -> int:
+            if asked == "thawed":
+                made.thaw(owner)
+            task = asyncio.ensure_future(source.interject(0, lambda ctx: ctx.store.get("ann")))
+            await asyncio.wait([task], timeout=1.0)
+            made.thaw(owner)
+            return await asyncio.wait_for(task, 100.0)
+
+        with pytest.raises((NotOwned, MembershipLost)):
+            made._run(look())
 
 
 def test_a_member_that_is_frozen_for_a_moment_goes_on(driver: Driver) -> None:

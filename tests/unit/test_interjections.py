@@ -13,7 +13,7 @@ import pytest_asyncio
 from streams import EventContext, EventSource, MissedRuns
 from streams.errors import MembershipLost, NotOwned, RegistrationError, Stopped, WouldDeadlock
 from streams.outcomes import SKIP
-from tests.unit.runtime_kit import MISSING, OUT, PATIENCE, TABLE, Bench, Named, Unforgiving, count
+from tests.unit.runtime_kit import MISSING, OUT, PATIENCE, TABLE, Bench, Named, Producer, Unforgiving, count
 
 pytestmark = pytest.mark.asyncio
 
@@ -88,8 +88,48 @@ async def test_one_that_runs_when_its_partition_restarts_begins_anew(bench: Benc
     late = asyncio.create_task(source.interject(0, look))
     await bench.until(lambda: gated.begun == 2, "it runs again")
     gated.gate.set()
-    assert await asyncio.wait_for(running, PATIENCE) == 2
+    assert await asyncio.wait_for(running, PATIENCE) >= 2, "and once more if a restart came before its proof"
     assert await asyncio.wait_for(late, PATIENCE) == "seen", "asked for during the restart"
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+async def test_a_look_is_answered_with_a_proof(bench: Bench, known: bool) -> None:
+    """The group's answer to a heartbeat, one for all that wait; else an empty transaction, which the group fences."""
+    source = bench.make(lambda ctx, event: None, partitions=2)
+    bench.run()
+    await bench.until_active()
+    group = bench.connections.membership
+    group.knows_us = known
+    assert await asyncio.gather(*(source.interject(0, look) for _ in range(50))) == ["seen"] * 50
+    assert 1 <= group.heartbeats <= 10
+    assert bench.broker.offsets == ({} if known else {0: 0})
+    assert (bench.broker.reached(0), bench.broker.reached(1)) == (None if known else 0, None)
+
+
+async def test_a_look_between_offsets_and_commit_is_no_part_of_them(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group has let the transaction pass before the look: that proves nothing about the look."""
+    source = bench.make(lambda ctx, event: None)
+    bench.run()
+    await bench.until_active()
+    committing, go_on = threading.Event(), threading.Event()
+
+    really = Producer.commit
+
+    def commit(producer: Producer, timeout_seconds: float) -> None:
+        committing.set()
+        assert go_on.wait(PATIENCE)
+        really(producer, timeout_seconds)
+
+    monkeypatch.setattr(Producer, "commit", commit)
+    changing = asyncio.create_task(source.interject(0, lambda ctx: count(ctx, "n")))
+    await asyncio.to_thread(committing.wait, PATIENCE)
+    looking = asyncio.create_task(source.interject(0, look))
+    await bench.until(lambda: bench.connections.membership.heartbeats == 1, "a proof of its own")
+    assert not looking.done(), "what it saw is not committed yet"
+    go_on.set()
+    assert (await changing, await asyncio.wait_for(looking, PATIENCE)) == (1, "seen")
 
 
 @pytest.mark.parametrize("how", ["stop", "halt", "lost", "cancel"])

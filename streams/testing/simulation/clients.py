@@ -16,6 +16,7 @@ from streams.records import IncomingRecord
 from streams.runtime.connections import DEFAULT_MESSAGE_LIMIT
 from streams.runtime.poller import size_of
 from streams.runtime.ports import Batch
+from streams.testing.simulation.group import Illegal, Unknown
 from streams.testing.simulation.membership import SimMembership
 from streams.testing.simulation.plain_producer import SimPlainProducer
 from streams.testing.simulation.process import Process, SimWorker, wait_for
@@ -292,6 +293,20 @@ class SimTakeOver:
     def log_sizes(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, int]:
         broker = self._process.broker
         return self._ask("sizes", deadline, lambda: {n: 100 * broker.log(topic, n).end for n in partitions})
+
+    def is_member(self, member_id: str, generation: int, deadline: float) -> bool:
+        group = self._process.group
+
+        def beats() -> bool:
+            try:
+                group.heartbeat(member_id, generation)
+            except Unknown:
+                return False
+            except Illegal:  # another generation, or this one ends
+                return generation == group.generation
+            return True
+
+        return self._ask("heartbeat", deadline, beats)
 
     def remove_member(self, member_id: str, instance: str | None, deadline: float) -> bool:
         group = self._process.group
