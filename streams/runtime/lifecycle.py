@@ -296,6 +296,7 @@ class Engine:
 
     def _on_assigned(self, event: Assigned) -> None:
         self.incarnation = self.pool.incarnation = event.incarnation
+        self.slots.name_is_ours(True)
         came, went = _differences(self.members, event.assignment.members)
         self.members = event.assignment.members
         cause = self.status.rebalanced(event, came, went)
@@ -308,6 +309,7 @@ class Engine:
     def _on_lost(self, event: Lost) -> None:
         _log.warning("the membership is lost (%s): everything owned is void, joining again", event.reason)
         self.measure(MembershipChanged(-1, 0, 0, lost=True, cause=event.reason))
+        self.slots.name_is_ours(False)
         self.moves.lost()
         self.partitions.void_all(event.reason)
         self.incarnation = event.incarnation

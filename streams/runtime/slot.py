@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
+
+import anyio
 
 from streams.errors import RecordRefused, TransactionFailed
 from streams.group import Snapshot
@@ -42,19 +44,25 @@ class Slot:
         self._producer: Producer | None = None
         self._worker: Blocking | None = None
 
-    async def reopen(self, topics: Collection[str], *, one_by_one: bool = False) -> None:
+    async def reopen(
+        self, topics: Collection[str], *, one_by_one: bool = False, may_open: anyio.Event | None = None
+    ) -> None:
         """A new producer with this id, ready to begin. What the one before left open is settled when this returns.
 
         ``one_by_one``: each record travels in a batch of its own, so that a refusal names its record and no other.
+        ``may_open``: it is built and connected at once, but fences whoever has the id only when this is set.
 
         Raises ``TransactionFailed`` if that did not work in time; call it again.
         """
         self.abandon()
         worker = self._worker = self._connections.worker(f"kes-{self.transactional_id}")
         try:
-            self._producer = await self._call(
-                self._connect, worker, tuple(topics), one_by_one, name="init_transactions", patience=2.0
+            producer = self._producer = await self._call(
+                self._connect, worker, tuple(topics), one_by_one, name="list_topics"
             )
+            if may_open is not None:
+                await may_open.wait()
+            await self._call(self._init, worker, producer, name="init_transactions")
             self.one_by_one = one_by_one
         except BaseException:
             if self._worker is worker:
@@ -150,15 +158,23 @@ class Slot:
 
     def _connect(self, worker: Blocking, topics: tuple[str, ...], one_by_one: bool) -> Producer:
         producer = self._connections.producer(self.transactional_id, one_by_one=one_by_one)
-        try:
-            producer.init(self._timeout)
+        with self._closed_if_late(worker, producer):
             producer.warm_up(topics, self._timeout)
+        return producer
+
+    def _init(self, worker: Blocking, producer: Producer) -> None:
+        with self._closed_if_late(worker, producer):
+            producer.init(self._timeout)
+
+    @contextlib.contextmanager
+    def _closed_if_late(self, worker: Blocking, producer: Producer) -> Iterator[None]:
+        try:
+            yield
             if self._worker is not worker:  # too late: nobody takes it, and its end must not hold up the loop's thread
                 raise TransactionFailed("init_transactions", "ABANDONED", "unknown", "the deadline passed before it")
         except BaseException:
             producer.close()
             raise
-        return producer
 
     def _alive(self, call: str) -> Producer:
         if self._producer is None:

@@ -6,6 +6,7 @@ whoever needs the slot waits for its readiness and may be cancelled without harm
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -41,10 +42,11 @@ class Slots:
         self._replacing: set[Slot] = set()
         self._changed = Signal()
         self._tasks: TaskGroup | None = None
+        self._ours = anyio.Event()
 
     async def run(self) -> None:
-        """Open all slots, and keep replacing those that ask for it, until cancelled. Raises ``MembershipFatal`` if the
-        broker will not have them at all."""
+        """Open all slots once the name is ours, and keep replacing those that ask for it, until cancelled. Raises
+        ``MembershipFatal`` if the broker will not have them at all."""
         try:
             async with anyio.create_task_group() as self._tasks:
                 for slot in self._all:
@@ -54,6 +56,14 @@ class Slots:
             self._tasks = None
             for slot in self._all:
                 slot.abandon()
+
+    def name_is_ours(self, ours: bool) -> None:
+        """Whether the group has let this instance in: until then, and after a loss, another process may live by its
+        name and its transactional ids, and would be fenced. No producer is opened then."""
+        if ours:
+            self._ours.set()
+        elif self._ours.is_set():
+            self._ours = anyio.Event()
 
     def take(self) -> Slot | None:
         """The slot that was free for longest, or ``None``."""
@@ -113,9 +123,12 @@ class Slots:
 
     async def _reopen(self, slot: Slot) -> None:
         pause, failures = 0.1, 0
+        if not self._ours.is_set():  # after a loss: nobody waits for what is open, and nobody is fenced
+            with contextlib.suppress(TransactionFailed):
+                await slot.abort()
         while True:
             try:
-                await slot.reopen(self._topics)
+                await slot.reopen(self._topics, may_open=self._ours)
                 break
             except TransactionFailed as failure:
                 failures += 1

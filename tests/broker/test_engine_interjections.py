@@ -10,8 +10,9 @@ from datetime import timedelta
 import pytest
 
 from streams import SKIP, STOP, EventContext, EventSource, ExecutionState, PoolConfig, SourceState
-from streams.errors import NotOwned, RegistrationError, Stopped
+from streams.errors import MembershipLost, NotOwned, RegistrationError, Stopped
 from streams.metrics import EventFailed
+from streams.testing.faults import KafkaProxy
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.engine_kit import PATIENCE, Added, Lab, Running, Total, Totals, raised_by, start_failure, until
 
@@ -132,6 +133,27 @@ async def test_errors_go_to_the_caller(lab: Lab, kind: str) -> None:
             await source.interject_all(bad)
     assert await lab.counts() == {"a": 1}
     assert await lab.records() == []
+
+
+@pytest.mark.parametrize("membership", ["streams", "librdkafka"])
+async def test_a_look_at_an_evicted_member_is_never_answered_from_old_state(lab: Lab, membership: str) -> None:
+    """Cut off for longer than its session while another one takes over: it knows of nothing, and its loop goes on."""
+    await lab.create()
+    quick = {"session_timeout_seconds": 2.0, "transaction_timeout_seconds": 1.6}
+    quick |= {"membership": membership, "strategy": "sticky" if membership == "streams" else "range"}
+    with KafkaProxy(lab.bootstrap) as proxy:
+        first, second = source_of(lab, bootstrap_servers=proxy.bootstrap_servers, **quick), source_of(lab, **quick)
+        async with Running(first):
+            await first.interject(0, lambda ctx: ctx.store.put("balance", 1))
+            assert await first.interject(0, lambda ctx: ctx.store.get("balance")) == 1
+            proxy.cut_off()
+            async with Running(second):
+                await second.interject(0, lambda ctx: ctx.store.put("balance", 100))
+                asked = asyncio.create_task(first.interject(0, lambda ctx: ctx.store.get("balance")))
+                await asyncio.wait([asked], timeout=0.5)
+                proxy.clear()
+                (answer,) = await asyncio.wait_for(asyncio.gather(asked, return_exceptions=True), PATIENCE)
+                assert isinstance(answer, NotOwned | MembershipLost) or answer == 100, answer
 
 
 async def test_not_owned_and_stopped(lab: Lab) -> None:

@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 
 from streams import SKIP, EventContext, SourceState
 from streams.errors import OffsetError, RegistrationError, TopicError
-from streams.metrics import OffsetMismatch
+from streams.metrics import Measurement, OffsetMismatch, TransactionSettled
 from streams.runtime.changelog import OFFSET_KEY
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.engine_kit import (
@@ -288,3 +288,32 @@ async def test_group_offset_gone_or_moved(lab: Lab) -> None:
 
 
 # -- no broker, and stopping -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("membership", ["streams", "librdkafka"])
+async def test_a_second_process_of_one_name_does_not_disturb_the_first(
+    lab: Lab, membership: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It opens no producer before the group has let it in: the first one's would be fenced."""
+    await lab.create()
+    measured: list[Measurement] = []
+    settings = {
+        "instance_id": "shop",
+        "membership": membership,
+        "strategy": "incremental" if membership == "streams" else "range",
+    }
+    first = source_of(lab, metrics_handler=measured.append, **settings)
+    async with Running(first) as run:
+        await lab.add("a")
+        await run.until_handled(1)
+        second = source_of(lab, **settings)
+        task = asyncio.create_task(second.consume_events())
+        await run.until(lambda: "waiting for it to go" in caplog.text, "the second one finds the first")
+        for number in range(2, 8):  # each of its producers has its turn
+            await lab.add("a")
+            await run.until_handled(number)
+        second.stop_now()
+        await asyncio.wait_for(task, PATIENCE)
+    settled = [measurement for measurement in measured if isinstance(measurement, TransactionSettled)]
+    assert len(settled) >= 7
+    assert all(it.committed and it.attempts == 1 for it in settled), settled

@@ -23,6 +23,7 @@ ACTIONS: dict[str, str] = {
     "end_transaction": "{0}.{1} sends EndTxn(commit)",
     "end_arrives": "EndTxn of {0}.{1} (p{2} records {3}..<{4}) reaches the transaction coordinator",
     "init_producer": "{0}.{1}: InitProducerId by a new producer of the same id",
+    "abort": "{0}.{1}, out of the group, aborts what it has open",
     "look_up": "{0}.{1} reads the changelog for the outcome of the unclear transaction",
     "guess": "{0}.{1} guesses the outcome of the unclear transaction",
     # the broker (broker.py)

@@ -263,7 +263,8 @@ def _later_goes_on(model: Model, phase: int) -> bool:
 
 
 def slot_steps(world: World, model: Model, instance: int, steps: Steps) -> None:
-    """InitProducerId on the slots that need it; done, the work that was aborted is ready to be sent again (R4)."""
+    """InitProducerId on the slots that need it; done, the work that was aborted is ready to be sent again (R4). Not
+    between a loss and the next plan: another process of our name may have come, and would be fenced."""
     member = world.members[instance]
     for slot, state in enumerate(member.slots):
         if state != INIT:
@@ -273,6 +274,10 @@ def slot_steps(world: World, model: Model, instance: int, steps: Steps) -> None:
             continue
         if Rule.R5_LOST_SETTLES_ITS_SLOTS in model.out and not member.pipe and not _processes(member):
             continue  # when a slot is needed again, not before
+        if member.applied < 0:  # the name is not known to be ours: aborted under the old epoch, no new producer yet
+            if status_of(world, tid) == ONGOING:
+                steps.append((("abort", instance, slot), end(world, tid, commit=False)))
+            continue
         after, settled = initialise(world, tid)
         if settled:
             now = after.members[instance]
@@ -379,7 +384,9 @@ def engine_lost(world: World, model: Model, instance: int) -> World:
     member = world.members[instance]
     for txn in member.pipe:
         world = _in_flight(world, model, instance, txn)
-    slots = (INIT,) * len(member.slots)  # idle ones too: a fence that was meant for the old incarnation hit them
+    slots = list(member.slots)  # idle ones stay as they are: one that was fenced is found out when it is used
+    for txn in member.pipe:
+        slots[txn.slot] = INIT
     kept = Rule.R5_LOST_IS_NOT_REVOKED in model.out
     roles = tuple(role._replace(kind=KEPT) if kept and role.kind == ACTIVE else Role(NONE) for role in member.roles)
-    return remember(world, instance, member._replace(engine_id=0, roles=roles, pipe=(), slots=slots))
+    return remember(world, instance, member._replace(engine_id=0, roles=roles, pipe=(), slots=tuple(slots)))

@@ -13,7 +13,8 @@ import pytest_asyncio
 
 from streams import SKIP, EventContext
 from streams.errors import TransactionFailed
-from tests.unit.runtime_kit import MISSING, OUT, PATIENCE, TABLE, Bench, Named, Producer, Unforgiving, count
+from streams.group import Lost, Snapshot
+from tests.unit.runtime_kit import MISSING, OUT, PATIENCE, TABLE, Bench, Group, Named, Producer, Unforgiving, count
 
 
 @pytest_asyncio.fixture
@@ -240,3 +241,35 @@ async def test_nobody_waits_behind_a_blocking_handler_that_hangs(bench: Bench) -
     await asyncio.wait_for(bench.source.stop(), PATIENCE)
     await bench.until_all_threads_ended()
     assert bench.broker.outputs() == ["hang", "a", "b"], "what the one that hung did in the end does not count"
+
+
+@pytest.mark.asyncio
+async def test_no_producer_is_opened_while_the_name_may_be_anothers(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the group has let this process in, at the start and after a loss: it would fence another's of its name."""
+    built: list[Producer] = []
+    opened: list[Producer] = []
+    monkeypatch.setattr(Producer, "warm_up", lambda producer, *_: built.append(producer))
+    monkeypatch.setattr(Producer, "init", lambda producer, *_: opened.append(producer))
+    monkeypatch.setattr(Group, "start", lambda group, deliver: setattr(group, "_deliver", deliver))
+    source = bench.make(forward)
+    bench.run()
+    await bench.until(lambda: len(built) == 3, "all slots are built")
+    group = bench.connections.membership
+    assert not opened
+    group._assign()
+    await bench.until_active()
+    assert len(opened) == 3
+    engine = source._engine
+    assert engine is not None
+    group.snapshot = Snapshot(1, 2, "n", b"metadata")
+    group._deliver(Lost(1, "test"))
+    await bench.until(lambda: not engine.workers, "it is lost")
+    slot = engine.slots.take()
+    assert slot is not None
+    engine.slots.replace(slot)
+    await bench.until(lambda: len(built) == 4, "another one is built")
+    assert len(opened) == 3
+    group._assign()
+    await bench.until(lambda: len(opened) == 4, "it is opened, now that the name is ours")
