@@ -63,22 +63,7 @@ _MOVE_EVICT = Config("move, eviction", pool=1, records=1, faults=1, moves=1, res
 _THERE_AND_BACK = Config(
     "there and back", pool=1, records=1, faults=0, moves=5, restless=True, restarts=0, together=True
 )
-_MIXED_EVICT = Config(
-    "mixed, eviction",
-    pool=1,
-    records=1,
-    faults=1,
-    moves=2,
-    restless=True,
-    restarts=0,
-    cold=True,
-    kinds=_kinds("EVICT"),
-    together=True,
-)
 _REVOKE = Config("revoke", pool=1, records=1, faults=0, moves=1, restarts=0, warm=False, cold=True)
-_THREE = Config(
-    "three members", pool=1, records=1, faults=1, moves=2, restarts=0, kinds=_kinds("EVICT"), members=3, together=True
-)
 _AMNESIA = Config("amnesia", pool=1, records=1, faults=1, moves=0, restarts=0, kinds=_kinds("AMNESIA"))
 _AMNESIA_MOVE = Config("move, amnesia", pool=1, records=1, faults=1, moves=2, restarts=0, kinds=_kinds("AMNESIA"))
 
@@ -119,7 +104,6 @@ MISSED_IN: dict[Rule, Config] = {
 
 MISSED_LATE: dict[Rule, Config] = {
     Rule.S8_ONE_STEP: _THERE_AND_BACK,
-    Rule.S8_TAKEN_AWAY_REJOINS: _MIXED_EVICT,
 }
 """The same, where the counterexample is too far away for a test run (300,000 states and more): for ``run.py``."""
 
@@ -131,6 +115,7 @@ NOT_MISSED = frozenset(
         Rule.S8_NEW_ORDER_IS_OWNED,
         Rule.S8_NOTES_OF_INCARNATION,
         Rule.S8_START_IS_ASKED,
+        Rule.S8_TAKEN_AWAY_REJOINS,
     }
 )
 """Out one by one, nothing was found to break: the others cover for them, or the search did not go far enough (the page
