@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
@@ -10,7 +9,7 @@ import time
 from confluent_kafka import Producer
 
 from examples.conversion import RATES, Rate
-from examples.topics import create_topics
+from examples.topics import create_topics, kafka_log
 from streams.codecs import codec_for
 from streams.events import event_type_of
 
@@ -26,7 +25,7 @@ def write(servers: str, rates: list[Rate]) -> None:
     """Returns when the broker has them."""
     producer = Producer(
         {"bootstrap.servers": servers, "partitioner": "murmur2_random", "enable.idempotence": True},
-        logger=logging.getLogger("kafka"),
+        logger=kafka_log,
     )
     kind = event_type_of(Rate)
     for rate in rates:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 
@@ -10,10 +11,15 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 SECONDS = 30.0
 
+kafka_log = logging.getLogger("kafka")
+"""Takes what Kafka's client would print on stderr itself (that a broker which has just started is still loading, say).
+It is seen where logging is configured."""
+kafka_log.addHandler(logging.NullHandler())
+
 
 def create_topics(servers: str, partitions: Mapping[str, int], config: Mapping[str, str] | None = None) -> None:
     """Make topics of one replica each, and wait until they can be used. Those that exist stay as they are."""
-    client = AdminClient({"bootstrap.servers": servers})
+    client = AdminClient({"bootstrap.servers": servers}, logger=kafka_log)
     wanted = [NewTopic(name, number, 1, config=dict(config or {})) for name, number in partitions.items()]
     for made in client.create_topics(wanted).values():
         error = made.exception(SECONDS)

@@ -34,7 +34,7 @@ CHANGELOGS = {group: f"{group}.{topic}.changelog" for group, topic in SOURCES.it
 
 
 class Reach(msgspec.Struct, frozen=True):
-    """How far a group is in its topic. Offsets count markers of transactions too, so the lag is rounded up a little."""
+    """How far a group is in its topic, by offsets, which count the markers of transactions, too."""
 
     committed: dict[int, int]
     stable: dict[int, int]
@@ -50,6 +50,13 @@ class Reach(msgspec.Struct, frozen=True):
     @property
     def lag(self) -> int:
         return sum(max(0, end - self.committed.get(partition, 0)) for partition, end in self.stable.items())
+
+    def up_to(self, last: Mapping[int, int]) -> Reach:
+        """The same without the markers behind the last records. Where all was written in one transaction, and no marker
+        is before them, that counts records."""
+        ends = {partition: offset + 1 for partition, offset in last.items()}
+        committed = {number: min(offset, ends.get(number, 0)) for number, offset in self.committed.items()}
+        return Reach(committed=committed, stable=ends)
 
 
 class Cluster:

@@ -21,6 +21,7 @@ from typing import IO, TypeVar
 import filelock
 import msgspec
 from confluent_kafka import KafkaException
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from rich.console import Console
 
@@ -100,7 +101,7 @@ def _demo(options: Options, out: Path, view: View, stack: contextlib.ExitStack) 
     stack.callback(csv.unlink, missing_ok=True)
     flights = ingest.unpack(csv, options.events)
     began = time.monotonic()
-    with _watched_write(cluster, view):
+    with _watched(spark, view, "Spark turns the file into events, and produces them in one transaction", cluster):
         written = ingest.produce(spark, csv, servers, f"nycflights13-{flights}")
     spark_seconds = time.monotonic() - began
     view.note(
@@ -115,10 +116,10 @@ def _demo(options: Options, out: Path, view: View, stack: contextlib.ExitStack) 
     fleet.fold(kill_at=0.5 if options.kill else None)
     fold_seconds = time.monotonic() - began
 
-    truth = _waited(wanted, view, "Spark computes from the file what the numbers must be")
+    truth = _waited(wanted, view, spark)
     checks, boards = _check(cluster, fleet, truth, view)
-    view.phase("Spark reads the departures back for the picture")
-    hours = ingest.delays_by_hour(spark, servers)
+    with _watched(spark, view, "Spark reads the departures back for the picture"):
+        hours = ingest.delays_by_hour(spark, servers)
     checks.append(verify.check_hours(hours, truth))
     picture = out / "delays.png"
     plot.draw(hours, names, picture)
@@ -138,25 +139,39 @@ def _demo(options: Options, out: Path, view: View, stack: contextlib.ExitStack) 
     )
 
 
+def _tasks(spark: SparkSession) -> list[Row]:
+    """What Spark is at, with its tasks."""
+    tracker = spark.sparkContext.statusTracker()
+    found = [tracker.getStageInfo(number) for number in sorted(tracker.getActiveStageIds())]
+    return [
+        Row(f"Spark's stage {stage.stageId}, tasks", stage.numCompletedTasks, stage.numTasks)
+        for stage in found
+        if stage is not None
+    ]
+
+
 @contextlib.contextmanager
-def _watched_write(cluster: Cluster, view: View) -> Iterator[None]:
-    """Show the flights topic growing meanwhile (uncommitted records included: nobody else sees them yet).
+def _watched(spark: SparkSession, view: View, phase: str, filled: Cluster | None = None) -> Iterator[None]:
+    """Show Spark's tasks meanwhile, and how the flights topic of ``filled`` grows (uncommitted records included: nobody
+    else sees them yet).
 
     Spark knows the session's data sources on the thread that made the session, so it is the watching that moves to a
     thread of its own.
     """
-    view.phase("Spark turns the file into events, and produces them in one transaction")
+    view.phase(phase)
     done = threading.Event()
 
     def watch() -> None:
         meter = Meter()
         while not done.wait(POLL_SECONDS):
-            with contextlib.suppress(StreamsError, KafkaException):  # it is for show: the write itself will tell
-                count = sum(cluster.ends(FLIGHTS_TOPIC, committed_only=False).values())
+            with contextlib.suppress(StreamsError, KafkaException, Py4JError):  # for show: the work itself will tell
+                rows = _tasks(spark)
+                count = 0 if filled is None else sum(filled.ends(FLIGHTS_TOPIC, committed_only=False).values())
                 if count:  # before that, tasks stage their rows
-                    view.rows([Row("produced", count, count, meter.rate(time.monotonic(), count))])
+                    rows.append(Row("events produced", count, rate=meter.rate(time.monotonic(), count)))
+                view.rows(rows)
 
-    watcher = threading.Thread(target=watch, name="watch-write", daemon=True)
+    watcher = threading.Thread(target=watch, name="watch-spark", daemon=True)
     watcher.start()
     try:
         yield
@@ -165,11 +180,11 @@ def _watched_write(cluster: Cluster, view: View) -> Iterator[None]:
         watcher.join()
 
 
-def _waited(future: Future[T], view: View, what: str) -> T:
+def _waited(future: Future[T], view: View, spark: SparkSession) -> T:
     if not future.done():
-        view.phase(what)
-        while not future.done():  # not result(): Ctrl-C is to be heard on every system
-            time.sleep(POLL_SECONDS)
+        with _watched(spark, view, "Spark computes from the file what the numbers must be"):
+            while not future.done():  # not result(): Ctrl-C is to be heard on every system
+                time.sleep(POLL_SECONDS)
     return future.result()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,31 +13,43 @@ from matplotlib.figure import Figure
 
 FEWEST_FLIGHTS = 20
 """Cells with fewer flights say nothing and stay empty."""
+FEWEST_CELLS = 3
+"""Airlines with fewer cells are left out."""
+EARLIEST, LATEST = -5, 45
+"""Minutes at both ends of the colours."""
 
 
 def draw(hours: Mapping[tuple[str, int], tuple[int, int]], names: Mapping[str, str], target: Path) -> None:
     """Write a PNG of mean delays. ``hours``: (airline, hour) to (flights, minutes of delay), early ones negative."""
-    airlines = sorted({airline for airline, _ in hours}, key=lambda each: -_mean(hours, each))
+    filled = Counter(airline for (airline, _), (flights, _) in hours.items() if flights >= FEWEST_FLIGHTS)
+    airlines = sorted((each for each in filled if filled[each] >= FEWEST_CELLS), key=lambda each: -_mean(hours, each))
     columns = sorted({hour for _, hour in hours})
     cells = np.full((len(airlines), len(columns)), np.nan)
     for (airline, hour), (flights, minutes) in hours.items():
-        if flights >= FEWEST_FLIGHTS:
+        if flights >= FEWEST_FLIGHTS and airline in airlines:
             cells[airlines.index(airline), columns.index(hour)] = minutes / flights
     # A figure of its own, without pyplot: no window, no state, no display needed.
     figure = Figure(figsize=(11, 1.8 + 0.36 * len(airlines)), layout="constrained")
     axes = figure.add_subplot()
-    colours = mpl.colormaps["RdYlGn_r"].copy()
+    colours = mpl.colormaps["cividis"].copy()  # the same to colour-blind eyes, and in grey
     colours.set_bad("0.94")
-    image = axes.imshow(np.ma.masked_invalid(cells), aspect="auto", cmap=colours, vmin=-5, vmax=45)
+    image = axes.imshow(np.ma.masked_invalid(cells), aspect="auto", cmap=colours, vmin=EARLIEST, vmax=LATEST)
     axes.set_xticks(range(len(columns)), [f"{hour:02d}" for hour in columns])
-    axes.set_yticks(range(len(airlines)), [names.get(airline, airline) for airline in airlines])
+    axes.set_yticks(range(len(airlines)), [short(names.get(airline, airline)) for airline in airlines])
     axes.set_xlabel("scheduled hour of departure (New York)")
     axes.set_title("Minutes late at departure, by hour and airline (New York, 2013)")
     for row, column in np.argwhere(~np.isnan(cells)):
-        axes.text(column, row, f"{round(cells[row, column])}", ha="center", va="center", fontsize=7)
-    figure.colorbar(image, ax=axes, label="mean delay, minutes", extend="both")
+        ink = "white" if cells[row, column] < (EARLIEST + LATEST) / 2 else "black"
+        axes.text(column, row, f"{round(cells[row, column])}", ha="center", va="center", fontsize=7, color=ink)
+    label = f"mean of actual minus scheduled departure, minutes (grey: fewer than {FEWEST_FLIGHTS} flights)"
+    figure.colorbar(image, ax=axes, label=label, extend="both")
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=120, format="png")
+
+
+def short(name: str) -> str:
+    """An airline's name without the form of the company: ``Delta Air Lines Inc.`` is ``Delta Air Lines``."""
+    return re.sub(r",? (Inc|Co|Corp|Corporation)\.?$", "", name)
 
 
 def _mean(hours: Mapping[tuple[str, int], tuple[int, int]], airline: str) -> float:

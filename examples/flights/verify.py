@@ -100,8 +100,9 @@ def check_flights(records: Iterable[Read], expected: Expected) -> Check:
             check.off(f"{name} of {event.flight_id} comes after a later event of {key.decode()}")
         latest[key] = at
     for name, wanted in expected.events.items():
-        check.equal(f"number of {name}", counts[name], wanted)
-    check.compared += len(seen)
+        if counts[name] != wanted:
+            check.off(f"number of {name}: Kafka says {counts[name]}, the file says {wanted}")
+    check.compared = len(seen)
     return check
 
 

@@ -25,12 +25,12 @@ NOTES = 8
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One line of the table: a topic being filled, or a group at work. ``None`` where a column means nothing."""
+    """One line of the table: a topic being filled, a group or Spark at work. ``None`` where a column means nothing."""
 
     name: str
     done: int
-    total: int
-    rate: float
+    total: int | None = None
+    rate: float | None = None
     lag: int | None = None
     commits: int | None = None
     workers: str = ""
@@ -100,14 +100,16 @@ class View:
         """The state of things. Call it as often as there is something new."""
         self._rows = rows
         now = time.monotonic()
-        if self._live is None and now - self._said >= LINE_EVERY_SECONDS:
+        if rows and self._live is None and now - self._said >= LINE_EVERY_SECONDS:
             self._said = now
             self._say("; ".join(line(row) for row in rows))
 
     def downloading(self, what: str, done: int, total: int) -> None:
         """Progress of a download, as the embedded broker reports it."""
-        of = f" of {total / 1e6:.1f}" if total else ""
-        self._phase = f"{what}: {done / 1e6:.1f}{of} MB"
+        if 0 < total <= done:  # what follows has no figures: a finished bar would seem to hang
+            self._phase = f"{what} is there; starting it"
+        else:
+            self._phase = f"{what}: {done / 1e6:.1f}" + (f" of {total / 1e6:.1f} MB" if total else " MB")
         now = time.monotonic()
         if self._live is None and now - self._said >= LINE_EVERY_SECONDS:
             self._said = now
@@ -130,7 +132,9 @@ class View:
 
 def line(row: Row) -> str:
     """A row as words."""
-    words = [f"{row.name} {row.done:,} of {row.total:,}", f"{row.rate:,.0f}/s"]
+    words = [f"{row.name} {row.done:,}" + ("" if row.total is None else f" of {row.total:,}")]
+    if row.rate:
+        words.append(f"{row.rate:,.0f}/s")
     if row.lag is not None:
         words.append(f"lag {row.lag:,}")
     if row.commits is not None:
@@ -150,10 +154,10 @@ def table(rows: Sequence[Row]) -> Table:
     for row in rows:
         grid.add_row(
             row.name,
-            ProgressBar(total=max(1, row.total), completed=row.done, width=24),
+            ProgressBar(total=row.total or None, completed=row.done, width=24, pulse=not row.total),
             f"{row.done:,}",
-            f"{row.total:,}",
-            f"{row.rate:,.0f}",
+            "" if row.total is None else f"{row.total:,}",
+            "" if row.rate is None else f"{row.rate:,.0f}",
             "" if row.lag is None else f"{row.lag:,}",
             "" if row.commits is None else f"{row.commits:,}",
             row.workers,

@@ -17,10 +17,11 @@ from streams.clients.translate import NO_SUCH_TOPIC, NOT_AUTHORIZED, plain
 logger = logging.getLogger(__name__)
 
 _CHATTER: Final = frozenset(
-    {"FAIL", "ERROR", "CONNFAIL", "DISCONN", "RESOLVE", "BROKERDOWN", "REQTMOUT", "CONFWARN", "TERMINATE"}
+    {"FAIL", "ERROR", "CONNFAIL", "DISCONN", "RESOLVE", "BROKERDOWN", "REQTMOUT", "CONFWARN", "TERMINATE", "GETPID"}
 )
 """Facilities of librdkafka's log that repeat what the error callback says, or warn of a setting that only other
-kinds of clients use (one set of overrides serves producers, consumers and admin clients)."""
+kinds of clients use (one set of overrides serves producers, consumers and admin clients), or tell that a coordinator
+is still loading (``GETPID``: the call that waits for it has its own error)."""
 
 _LEADERS_SECONDS: Final = 1.0
 _DOWN: Final = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION, KafkaError._SSL})

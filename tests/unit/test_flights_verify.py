@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
-from examples.flights import results, verify
+from examples.flights import results, verify, view
 from examples.flights.aircraft import Aircraft
 from examples.flights.cluster import Reach
 from examples.flights.events import BoardPublished, FlightArrived, FlightCancelled, FlightDeparted, Turnaround
@@ -101,7 +103,7 @@ STATE = Aircraft(
 
 def test_flights_that_are_right() -> None:
     check = verify.check_flights(FLIGHTS, TRUTH)
-    assert (check.wrong, check.records) == (0, 3)
+    assert (check.wrong, check.records, check.compared) == (0, 3, 3)  # one number: that of the events
 
 
 @pytest.mark.parametrize(
@@ -187,6 +189,23 @@ def test_passed_needs_every_partition() -> None:
     assert not passed(Reach(committed={0: 9, 1: 5}, stable={0: 12, 1: 6}), last)
     assert not passed(Reach(committed={0: 10}, stable={0: 12, 1: 6}), last)
     assert Reach(committed={0: 10}, stable={0: 12, 1: 6}).lag == 8
+
+
+def test_what_is_shown_of_the_flights_is_events_and_not_the_marker_behind_them() -> None:
+    reach = Reach(committed={0: 11, 1: 3}, stable={0: 11, 1: 6, 2: 0}).up_to({0: 9, 1: 4})
+    assert (reach.done, reach.total, reach.lag) == (13, 15, 2)
+
+
+def test_no_row_claims_what_is_not_known_and_no_finished_download_stands_still() -> None:
+    assert view.line(view.Row("events produced", 70_000)) == "events produced 70,000"
+    assert view.line(view.Row("events produced", 70_000, rate=0.0)) == "events produced 70,000"
+    assert view.line(view.Row("aircraft", 5, 10, 2.0)) == "aircraft 5 of 10, 2/s"
+    said = io.StringIO()
+    shown = view.View(Console(file=said))
+    shown.downloading("Kafka", 20_000_000, 45_000_000)
+    assert shown._phase == "Kafka: 20.0 of 45.0 MB"
+    shown.downloading("Kafka", 45_000_000, 45_000_000)
+    assert shown._phase == "Kafka is there; starting it"
 
 
 def test_one_wrong_check_makes_the_report_wrong(tmp_path: Path) -> None:
