@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 FEWEST_FLIGHTS = 20
 """Cells with fewer flights say nothing and stay empty."""
 FEWEST_CELLS = 3
-"""Airlines with fewer cells are left out."""
+"""Airlines with fewer cells are left out (unless all have fewer: a very small run)."""
 EARLIEST, LATEST = -5, 45
 """Minutes at both ends of the colours."""
 
@@ -22,7 +22,8 @@ EARLIEST, LATEST = -5, 45
 def draw(hours: Mapping[tuple[str, int], tuple[int, int]], names: Mapping[str, str], target: Path) -> None:
     """Write a PNG of mean delays. ``hours``: (airline, hour) to (flights, minutes of delay), early ones negative."""
     filled = Counter(airline for (airline, _), (flights, _) in hours.items() if flights >= FEWEST_FLIGHTS)
-    airlines = sorted((each for each in filled if filled[each] >= FEWEST_CELLS), key=lambda each: -_mean(hours, each))
+    shown = {airline for airline in filled if filled[airline] >= FEWEST_CELLS} or {airline for airline, _ in hours}
+    airlines = sorted(shown, key=lambda each: -_mean(hours, each))
     columns = sorted({hour for _, hour in hours})
     cells = np.full((len(airlines), len(columns)), np.nan)
     for (airline, hour), (flights, minutes) in hours.items():
@@ -41,7 +42,7 @@ def draw(hours: Mapping[tuple[str, int], tuple[int, int]], names: Mapping[str, s
     for row, column in np.argwhere(~np.isnan(cells)):
         ink = "white" if cells[row, column] < (EARLIEST + LATEST) / 2 else "black"
         axes.text(column, row, f"{round(cells[row, column])}", ha="center", va="center", fontsize=7, color=ink)
-    label = f"mean of actual minus scheduled departure, minutes (grey: fewer than {FEWEST_FLIGHTS} flights)"
+    label = f"mean of actual minus scheduled departure, minutes (light grey: fewer than {FEWEST_FLIGHTS} flights)"
     figure.colorbar(image, ax=axes, label=label, extend="both")
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=120, format="png")
