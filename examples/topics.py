@@ -27,9 +27,9 @@ def create_topics(servers: str, partitions: Mapping[str, int], config: Mapping[s
         if error is not None and not exists:
             raise error
     deadline = time.monotonic() + SECONDS
-    while missing := [name for name in partitions if not _led(client, name)]:
+    while missing := [name for name in partitions if not _serves(client, name)]:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"Kafka at {servers}: no leader for topic {', '.join(missing)} within {SECONDS:.0f} s")
+            raise TimeoutError(f"Kafka at {servers}: topic {', '.join(missing)} cannot be used after {SECONDS:.0f} s")
         time.sleep(0.05)
 
 
@@ -42,6 +42,9 @@ def ends(client: AdminClient, topic: str, *, committed_only: bool = True) -> dic
     return {place.partition: found.result(SECONDS).offset for place, found in asked.items()}
 
 
-def _led(client: AdminClient, topic: str) -> bool:
-    known = client.list_topics(timeout=SECONDS).topics.get(topic)
-    return known is not None and bool(known.partitions) and all(each.leader >= 0 for each in known.partitions.values())
+def _serves(client: AdminClient, topic: str) -> bool:
+    """Whether every partition answers: a leader that was just elected may not know it yet."""
+    try:
+        return bool(ends(client, topic))
+    except (KafkaException, KeyError):
+        return False
