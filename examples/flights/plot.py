@@ -37,13 +37,12 @@ def draw(hours: Mapping[tuple[str, int], tuple[int, int]], names: Mapping[str, s
     image = axes.imshow(np.ma.masked_invalid(cells), aspect="auto", cmap=colours, vmin=EARLIEST, vmax=LATEST)
     axes.set_xticks(range(len(columns)), [f"{hour:02d}" for hour in columns])
     axes.set_yticks(range(len(airlines)), [short(names.get(airline, airline)) for airline in airlines])
-    axes.set_xlabel("scheduled hour of departure (New York)")
+    axes.set_xlabel(f"scheduled hour of departure (New York); light grey: fewer than {FEWEST_FLIGHTS} flights")
     axes.set_title("Minutes late at departure, by hour and airline (New York, 2013)")
     for row, column in np.argwhere(~np.isnan(cells)):
         ink = "white" if cells[row, column] < (EARLIEST + LATEST) / 2 else "black"
         axes.text(column, row, f"{round(cells[row, column])}", ha="center", va="center", fontsize=7, color=ink)
-    label = f"mean of actual minus scheduled departure, minutes (light grey: fewer than {FEWEST_FLIGHTS} flights)"
-    figure.colorbar(image, ax=axes, label=label, extend="both")
+    figure.colorbar(image, ax=axes, label="mean of actual minus scheduled, minutes", extend="both")
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=120, format="png")
 
