@@ -40,7 +40,7 @@ def planned(options: ReadOptions) -> list[Range]:
     start = view.resolve(options.starting, logs).at
     end = view.resolve(options.ending, logs).at
     return [
-        Range(place.topic, place.partition, begin, stop)
+        Range(place.topic, place.partition, begin, stop, logs[place.topic].id)
         for place, begin, stop in split(
             {place: (start[place], end[place]) for place in sorted(start)},
             min_partitions=options.min_partitions,

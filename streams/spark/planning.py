@@ -70,7 +70,10 @@ def advance(start: Positions, logs: Logs) -> Advance:
         known = start.ids.get(topic)
         made_again = bool(known) and known != log.id
         if made_again:
-            found.losses.append(f"{topic} was deleted and made again: {_stood(start, topic)}, which is gone")
+            found.losses.append(
+                f"{topic} was deleted and made again (id {known} then, {log.id} now): {_stood(start, topic)}; what it "
+                "held after that is gone"
+            )
         for partition, bounds in sorted(log.partitions.items()):
             place = TopicPartition(topic, partition)
             at = 0 if made_again else start.at.get(place, 0)
@@ -118,7 +121,8 @@ def still_there(planned: Advance, ids: Mapping[str, str], logs: Logs) -> Advance
             found.losses.append(f"{place} was deleted before offsets {begin} to {end - 1} were read")
         elif ids.get(place.topic, log.id) != log.id:
             found.losses.append(
-                f"{place.topic} was deleted and made again before offsets {begin} to {end - 1} of {place} were read"
+                f"{place.topic} was deleted and made again (id {ids[place.topic]} then, {log.id} now) before offsets "
+                f"{begin} to {end - 1} of {place} were read"
             )
         else:
             found.begin[place] = min(max(begin, bounds.first), end)

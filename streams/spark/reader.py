@@ -3,6 +3,9 @@
 Where a range ends is a *position*. "The record before the end" may not exist: transaction markers, aborted records
 and compacted ones take offsets too. So the end is reached by a record at or past it, or by the broker's word that the
 partition (as a reader of committed records sees it) ends at or past it.
+
+Offsets mean nothing without the topic that they were planned for: one that was deleted and made again has the same
+name, and other records under the same offsets. So a range names the topic's id, and the reader asks for it again.
 """
 
 from __future__ import annotations
@@ -17,22 +20,21 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from pyspark.sql.datasource import InputPartition
 
+from streams.clients.translate import BAD_OFFSET, NO_SUCH_TOPIC
 from streams.errors import BrokerUnavailable, OffsetError, StreamsError
 from streams.spark.kafka import client, translated
 from streams.spark.read_options import ReadOptions
 from streams.spark.record_batches import batch_of, collector_off
+from streams.spark.topic_logs import LogView
 
 _CHUNK: Final = 5000
 _POLL_SECONDS: Final = 0.5
 _ASK_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 3.0
 
-_OUT_OF_RANGE: Final = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
-_NO_SUCH_TOPIC: Final = (
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError._UNKNOWN_TOPIC,
-    KafkaError._UNKNOWN_PARTITION,
-)
+_BELIEVE_SECONDS: Final = 3.0
+_AGAIN_SECONDS: Final = 0.3
+
 _FINAL: Final = (
     KafkaError._AUTHENTICATION,
     KafkaError.SASL_AUTHENTICATION_FAILED,
@@ -44,42 +46,56 @@ _FINAL: Final = (
     KafkaError._NOT_IMPLEMENTED,
 )
 
+_WAYS_ON: Final = "Load the DataFrame again, or start the query again; failOnDataLoss=false goes on with what is there"
+
 _log = logging.getLogger(__name__)
+_kept: list[tuple[ReadOptions, LogView]] = []  # the last one: a worker's next range asks over the same connection
 
 
 class Range(InputPartition):
-    """Records of one partition from offset ``start`` up to, without, ``end``."""
+    """Records of one partition from offset ``start`` up to, without, ``end``, of the topic with the id ``topic_id``."""
 
-    def __init__(self, topic: str, partition: int, start: int, end: int) -> None:
+    def __init__(self, topic: str, partition: int, start: int, end: int, topic_id: str) -> None:
         self.topic = topic
         self.partition = partition
         self.start = start
         self.end = end
+        self.topic_id = topic_id
 
 
 def batches(span: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """The range as ``pyarrow.RecordBatch``es in offset order, with an own consumer that is closed at the end.
 
-    Raises ``OffsetError`` when records of the range are gone (with ``failOnDataLoss``; otherwise goes on with the next
-    ones there are, and logs), ``BrokerUnavailable`` when nothing comes for ``stallSeconds``.
+    Raises ``OffsetError`` when records of the range are gone, or the topic is another one than was planned (with
+    ``failOnDataLoss``; otherwise goes on with the next ones there are, and logs), ``BrokerUnavailable`` when nothing
+    comes for ``stallSeconds``.
     """
     with contextlib.closing(_RangeReader(span, options)) as reader:
+        begun = False
         while True:
             with collector_off():
                 messages = reader.next()
                 batch = batch_of(messages, span.topic, span.partition, options) if messages else None
                 del messages
+            # Always after records have come, never before: an id does not come back, so a topic that has it still was
+            # the same one all the time before. Asked before they are read, the topic could be made again in between.
+            asked = reader.ended or (batch is not None and not begun)
+            if asked and not reader.is_planned_topic():
+                return
             if batch is not None:
+                begun, reader.unproven = True, not asked
                 yield batch
             if reader.ended:
                 return
 
 
 class _RangeReader:
-    """One consumer at one range. ``next`` gives what has come, in pieces; ``ended`` says that there is no more."""
+    """One consumer at one range. ``next`` gives what has come, in pieces; ``ended`` says that there is no more;
+    ``unproven``, that records were handed on since the topic's id was compared."""
 
     def __init__(self, span: Range, options: ReadOptions) -> None:
         self.ended = False
+        self.unproven = False
         self._span = span
         self._options = options
         self._last_error = ""
@@ -98,8 +114,8 @@ class _RangeReader:
         self._consumer: Consumer = client(Consumer, settings)
         self._begin_at(span.start)
         self._progress = time.monotonic()
-        self._looked = 0.0  # when it was last asked whether the topic is still there
-        self._missing = 0  # how many times in a row it was not
+        self._looked = 0.0  # when it was last asked whether the topic is still there, while nothing came
+        self._gone = False  # the topic that was planned
 
     def close(self) -> None:
         self._consumer.close()
@@ -147,17 +163,19 @@ class _RangeReader:
     def _take_error(self, error: KafkaError) -> None:
         """Raises what does not pass by itself. The rest is told when nothing comes any more."""
         span, code = self._span, error.code()
-        if code in _OUT_OF_RANGE:
+        if code in BAD_OFFSET:
             self._skip_what_is_gone()
-        elif code in _NO_SUCH_TOPIC:
-            self._lost(f"{span.topic}[{span.partition}] was deleted before it was read up to {span.end}")
-            self.ended = True
+        elif code in NO_SUCH_TOPIC:
+            self.ended = not self.is_planned_topic()
         elif code in _FINAL or error.fatal():
             raise translated(KafkaException(error), f"reading {span.topic}[{span.partition}]", self._options.kafka)
         self._last_error = error.str()
 
     def _skip_what_is_gone(self) -> None:
         span = self._span
+        if not self.is_planned_topic():
+            self.ended = True
+            return
         place = TopicPartition(span.topic, span.partition)
         try:
             first, end = self._consumer.get_watermark_offsets(place, timeout=_ASK_SECONDS, cached=False)
@@ -166,8 +184,8 @@ class _RangeReader:
         (at,) = self._consumer.position([place])
         stood = at.offset if at.offset >= 0 else span.start
         self._lost(
-            f"{span.topic}[{span.partition}]: records from offset {stood} are gone (retention, or the topic was made "
-            f"again) since the read was planned, which is up to {span.end}; the log has {first} to {end} now"
+            f"{span.topic}[{span.partition}]: records from offset {stood} are gone (retention, or the log was "
+            f"truncated) since the read was planned, which is up to {span.end}; the log has {first} to {end} now"
         )
         if stood < first < span.end:
             self._begin_at(first)
@@ -176,7 +194,7 @@ class _RangeReader:
 
     def _lost(self, told: str) -> None:
         if self._options.fail_on_data_loss:
-            raise OffsetError(f"{told}. Run it again; failOnDataLoss=false goes on with what is there")
+            raise OffsetError(f"{told}. {_WAYS_ON}")
         _log.warning("failOnDataLoss=false: goes on although records are gone: %s", told)
 
     def _check_stall(self) -> None:
@@ -188,18 +206,38 @@ class _RangeReader:
             self._look_for_topic()
 
     def _look_for_topic(self) -> None:
-        """A consumer of a topic that is deleted hears nothing of it for a long time."""
-        span = self._span
+        """A consumer of a topic that is deleted, or was made again, hears nothing of it for a long time."""
         try:
-            topic = self._consumer.list_topics(span.topic, timeout=_ASK_SECONDS).topics.get(span.topic)
+            now = _view_for(self._options).topic_id(self._span.topic)
         except KafkaException as error:
             self._last_error = error.args[0].str()
             return
-        missing = topic is not None and topic.error is not None and topic.error.code() in _NO_SUCH_TOPIC
-        self._missing = self._missing + 1 if missing else 0
-        if self._missing > 1:  # once may be a broker that has not heard of the topic yet
-            self._lost(f"{span.topic}[{span.partition}] was deleted before it was read up to {span.end}")
-            self.ended = True
+        self.ended = now != self._span.topic_id and not self.is_planned_topic()
+
+    def is_planned_topic(self) -> bool:
+        """Whether the topic is still the one that was planned. Otherwise raises ``OffsetError``, or logs the loss."""
+        view, deadline = _view_for(self._options), time.monotonic() + _BELIEVE_SECONDS
+        while not self._gone and (now := view.topic_id_patiently(self._span.topic)) != self._span.topic_id:
+            if time.monotonic() > deadline:  # so it is not just a broker that has not heard of the topic yet
+                self._tell_gone(now)
+            else:
+                time.sleep(_AGAIN_SECONDS)
+        return not self._gone
+
+    def _tell_gone(self, now: str | None) -> None:
+        """The topic that was planned is not there; one with the id ``now`` may be."""
+        self._gone = True
+        span = self._span
+        place = f"{span.topic}[{span.partition}]"
+        what = f"{place} was deleted before it was read up to {span.end} (its id was {span.topic_id})"
+        if now is not None:
+            what = (
+                f"{span.topic} was deleted and made again (id {span.topic_id} then, {now} now) before offsets "
+                f"{span.start} to {span.end - 1} of {place} were read"
+            )
+        if self.unproven:  # rows that are out cannot be taken back: the task fails, and its next attempt gives none
+            raise OffsetError(f"{what}; what this task has read may be of either topic and must not count. {_WAYS_ON}")
+        self._lost(what)
 
     def _stalled(self) -> StreamsError:
         span, seconds = self._span, f"{self._options.stall_seconds:g} s (option stallSeconds)"
@@ -213,6 +251,13 @@ class _RangeReader:
             f"reading {span.topic}[{span.partition}] up to {span.end}: nothing from "
             f"{self._options.kafka['bootstrap.servers']} for {seconds}{because}"
         )
+
+
+def _view_for(options: ReadOptions) -> LogView:
+    """Who asks for topic ids in this process."""
+    if not _kept or _kept[0][0] != options:
+        _kept[:] = [(options, LogView(options))]
+    return _kept[0][1]
 
 
 def _offset(message: Message) -> int:

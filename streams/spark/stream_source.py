@@ -111,13 +111,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begun, ended = from_json(start), from_json(end)
-        spans = between(begun, ended)
+        spans, ids = between(begun, ended), ended.ids
         if self._planned != (begun, ended):  # a batch of an earlier run is done again
             planned = spans
-            _, spans = self._look(lambda logs: still_there(planned, ended.ids, logs))
+            logs, spans = self._look(lambda logs: still_there(planned, ended.ids, logs))
             self._check(spans)
+            ids = {topic: log.id for topic, log in logs.items()}  # the connector's checkpoints have none
         return [
-            Range(place.topic, place.partition, begin, stop)
+            Range(place.topic, place.partition, begin, stop, ids[place.topic])
             for place, begin, stop in split(
                 {place: (begin, spans.end[place]) for place, begin in spans.begin.items()},
                 min_partitions=self._options.min_partitions,
@@ -168,8 +169,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         told = "; ".join(found.losses)
         if self._options.fail_on_data_loss:
             raise OffsetError(
-                f"records that this query has not read are gone: {told}. Nothing was skipped. Set failOnDataLoss=false "
-                "to go on with what is there (the gap is then logged), or begin anew with another checkpointLocation"
+                f"records that this query has not read are gone: {told}. The query stops where its checkpoint stands. "
+                "Set failOnDataLoss=false to go on with what is there (the gap is then logged; a topic made again is "
+                "read from its beginning), or begin anew with another checkpointLocation"
             )
         _log.warning("failOnDataLoss=false: goes on although records are gone: %s", told)
 

@@ -23,6 +23,7 @@ from confluent_kafka import TopicPartition as _TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin import OffsetSpec as _OffsetSpec  # type: ignore[attr-defined]
 
+from streams.clients.translate import NO_SUCH_TOPIC
 from streams.errors import BrokerUnavailable, ConfigError, OffsetError, TopicError
 from streams.records import TopicPartition
 from streams.spark.kafka import ASK_SECONDS, GRACE_SECONDS, answers, client, translated
@@ -81,6 +82,22 @@ class LogView:
     def logs(self) -> Logs:
         """The topics chosen by the options, those of them that exist. Raises ``BrokerUnavailable``, ``ConfigError``."""
         return self._patiently(self._logs, "asking for topics and offsets")
+
+    def topic_id(self, topic: str) -> str | None:
+        """The id that the topic has now; ``None`` when there is none of this name. Asks once.
+
+        Raises ``KafkaException``.
+        """
+        try:
+            found = self._described([topic]).get(topic)
+        except KafkaException:
+            self._admin = None
+            raise
+        return None if found is None else str(found.topic_id)
+
+    def topic_id_patiently(self, topic: str) -> str | None:
+        """The same, asked again as ``logs`` does. Raises what ``logs`` raises."""
+        return self._patiently(lambda: self.topic_id(topic), f"asking for the id of topic {topic!r}")
 
     def resolve(self, edge: Edge, logs: Logs) -> Positions:
         """Where a read begins or ends, in numbers.
@@ -177,15 +194,7 @@ class LogView:
 
     def _logs(self) -> Logs:
         partitions: dict[str, tuple[str, list[int]]] = {}
-        names = self._names()
-        asked = (
-            self._client().describe_topics(TopicCollection(names), request_timeout=self._ask_seconds) if names else {}
-        )
-        for name, topic in answers(asked, self._ask_seconds + GRACE_SECONDS).items():
-            if isinstance(topic, KafkaException):
-                if topic.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    continue
-                raise topic
+        for name, topic in self._described(self._names()).items():
             if self._options.topics.pattern is not None and topic.is_internal:
                 continue
             partitions[name] = str(topic.topic_id), self._chosen(name, [found.id for found in topic.partitions])
@@ -194,6 +203,19 @@ class LogView:
             name: TopicLog(topic_id, {p: bounds[TopicPartition(name, p)] for p in ids})
             for name, (topic_id, ids) in partitions.items()
         }
+
+    def _described(self, names: list[str]) -> dict[str, Any]:
+        """The topics of these names that exist."""
+        asked = (
+            self._client().describe_topics(TopicCollection(names), request_timeout=self._ask_seconds) if names else {}
+        )
+        found = {}
+        for name, topic in answers(asked, self._ask_seconds + GRACE_SECONDS).items():
+            if not isinstance(topic, KafkaException):
+                found[name] = topic
+            elif topic.args[0].code() not in NO_SUCH_TOPIC:
+                raise topic
+        return found
 
     def _names(self) -> list[str]:
         topics = self._options.topics

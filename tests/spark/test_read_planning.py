@@ -100,7 +100,12 @@ def test_what_is_new_is_read_from_its_beginning() -> None:
     [
         (logs((7, 9)), 7, 9, r"t\[0\]: offsets 5 to 6 are gone \(retention\)"),
         (logs((0, 3)), 3, 3, r"t\[0\]: the log ends at 3, but had been read up to 5"),
-        (logs((0, 9), topic_id="z"), 0, 9, r"t was deleted and made again: it had been read up to t\[0\] offset 5"),
+        (
+            logs((0, 9), topic_id="z"),
+            0,
+            9,
+            r"t was deleted and made again \(id x then, z now\): it had been read up to t\[0\] offset 5",
+        ),
         (logs((2, 9), topic_id="z"), 2, 9, "t was deleted and made again"),
         ({}, None, None, r"t was deleted: it had been read up to t\[0\] offset 5"),
         ({"t": TopicLog("x", {})}, None, None, r"t\[0\] is not there any more, or not chosen: .* up to 5"),

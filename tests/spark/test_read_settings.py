@@ -42,7 +42,7 @@ def test_settings_of_the_user_are_not_passed_over(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(reader, "client", made)
     monkeypatch.setattr(topic_logs, "client", made)
-    for ask in (lambda: reader._RangeReader(Range("t", 0, 0, 5), mine), lambda: LogView(mine)._client()):
+    for ask in (lambda: reader._RangeReader(Range("t", 0, 0, 5, "id"), mine), lambda: LogView(mine)._client()):
         with pytest.raises(Told) as told:
             ask()
         settings = told.value.args[0]
