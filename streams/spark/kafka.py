@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
+from streams.clients.translate import NO_SUCH_TOPIC
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError, TransactionFailed
 
 TIMEOUT_SECONDS = 30.0
@@ -23,7 +24,7 @@ GRACE_SECONDS = 2.0
 
 K = TypeVar("K")
 
-_UNREACHABLE = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT, KafkaError._RESOLVE)
+_UNREACHABLE = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE)
 _DENIED = (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED)
 
 _log = logging.getLogger(__name__)
@@ -53,7 +54,12 @@ def translated(error: KafkaException, doing: str, kafka: dict[str, str]) -> Stre
         return BrokerUnavailable(
             f"{doing}: no answer from {servers} ({reason.name()}): is the broker up, the address right?"
         )
-    if reason.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION):
+    if reason.code() == KafkaError._TIMED_OUT:
+        return BrokerUnavailable(
+            f"{doing}: not finished in time at {servers} ({reason.name()}: {reason.str()}): the broker is away or "
+            "busy, the line too slow for what was asked, or this process stood still; try again"
+        )
+    if reason.code() in NO_SUCH_TOPIC:
         return TopicError(f"{doing}: the topic or partition does not exist")
     return TransactionFailed(doing, reason.name(), "unknown", reason.str())
 

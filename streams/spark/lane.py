@@ -26,7 +26,7 @@ from typing import Any, Final, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from streams.errors import ConfigError, RecordRefused, StreamsError, TransactionFailed
+from streams.errors import BrokerUnavailable, ConfigError, RecordRefused, StreamsError, TransactionFailed
 from streams.spark.kafka import TIMEOUT_SECONDS, client, partition_count, translated
 from streams.spark.marker_log import MarkerLog
 from streams.spark.markers import Request, Stored, Written
@@ -138,9 +138,10 @@ def _fenced_producer(lane: Lane, group: Consumer, doing: object, size: int) -> I
     # An open transaction hides everything behind it from readers of committed records, until its timeout when nobody
     # comes back for it. So: as short as the rows allow (a minute, and a second more for each MiB), a quarter hour at
     # most.
-    timeout_ms = min(60_000 + 1000 * (size >> 20), 900_000)
+    timeout_ms = lane.kafka.get("transaction.timeout.ms", min(60_000 + 1000 * (size >> 20), 900_000))
     settings: dict[str, Any] = {
         "transaction.timeout.ms": timeout_ms,
+        "message.timeout.ms": timeout_ms,  # rows that wait behind others on a slow line are not late before it is
         "linger.ms": 20,
         "reconnect.backoff.ms": 5,
         "compression.type": "lz4",
@@ -184,7 +185,7 @@ def _transaction(
         raise StreamsError(f"{request}: {request.rows} rows were staged, {sent} were found; nothing was written")
     _put_marker(producer, group, lane, request, marker)
     last_step(producer)
-    producer.commit_transaction(max(TIMEOUT_SECONDS, 60.0))
+    producer.commit_transaction()  # it waits for the rows, for as long as the transaction may last
 
 
 class Held:
@@ -294,6 +295,12 @@ def _translated(error: KafkaException, lane: Lane, doing: object) -> StreamsErro
             f"{doing}: another run under this name took over, or the transaction outlived "
             "kafka.transaction.timeout.ms; run it again",
         )  # fmt: skip
+    if reason.code() == KafkaError._TIMED_OUT:
+        return BrokerUnavailable(
+            f"{doing}: not committed in time ({reason.str()}): the broker is away, the line too slow for a batch of "
+            "this size, or this process stood still. Run it again. On a slow line: smaller batches (maxOffsetsPerTrigger), "
+            "or a longer kafka.transaction.timeout.ms"
+        )
     if reason.code() in _REFUSED:
         return RecordRefused(
             f"{doing}: the broker refuses a record ({reason.name()}: {reason.str()}); nothing was written"

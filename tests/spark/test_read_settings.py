@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, KafkaError, KafkaException
 
 import streams.spark as kes_spark
-from streams.errors import ConfigError
+from streams.errors import BrokerUnavailable, ConfigError, OffsetError
 from streams.events import event_type
 from streams.records import TopicPartition
-from streams.spark import lanes, reader, topic_logs
-from streams.spark.kafka import client
+from streams.spark import lane, lanes, reader, topic_logs
+from streams.spark.kafka import client, translated
+from streams.spark.markers import WriteRequest
 from streams.spark.planning import Bounds, TopicLog
 from streams.spark.read_options import ReadOptions, read_options
 from streams.spark.reader import Range
@@ -30,6 +32,74 @@ def options(**more: str) -> ReadOptions:
 
 class Told(Exception):
     """Ends a call that has said enough."""
+
+
+class Client:
+    """A client of any kind, which the broker does not contradict. Its commit tells what it was asked for."""
+
+    def __init__(self, kind: Any, kafka: dict[str, Any], settings: dict[str, Any] | None = None) -> None:
+        self.settings = {**kafka, **(settings or {})}
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given, **named: None
+
+    def committed(self, places: list[Any], timeout: float) -> list[Any]:
+        return [SimpleNamespace(offset=-1001, error=None)]
+
+    def position(self, places: list[Any]) -> list[Any]:
+        return [SimpleNamespace(offset=50)]
+
+    def get_watermark_offsets(self, *given: Any, **named: Any) -> tuple[int, int]:
+        return 60, 100
+
+    def commit_transaction(self, *seconds: float) -> None:
+        raise Told(self.settings, seconds)
+
+
+@pytest.mark.parametrize(
+    ("given", "size", "expected"),
+    [
+        ({}, 0, 60_000),
+        ({}, 100 << 20, 160_000),
+        ({}, 1 << 40, 900_000),
+        ({"transaction.timeout.ms": "7000"}, 0, "7000"),
+    ],
+)
+def test_a_commit_waits_for_its_rows_as_long_as_its_transaction_lasts(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], size: int, expected: int | str
+) -> None:
+    monkeypatch.setattr(lane, "client", Client)
+    monkeypatch.setattr(lane, "partition_count", lambda *asked: 1)
+    where = lane.Lane(identity="l", marker_topic="t", topic="t", kafka={"bootstrap.servers": "b:1", **given})
+    request = WriteRequest(write_id="w", run="r", rows=0)
+    with pytest.raises(Told) as told:
+        lane.write_lane(where, request, list, size=size)
+    settings, seconds = told.value.args
+    assert settings["transaction.timeout.ms"] == settings["message.timeout.ms"] == expected
+    assert seconds == (), "the client's own limit is that of the transaction"
+
+
+@pytest.mark.parametrize(
+    "settled", [lane._translated, lambda error, where, doing: translated(error, doing, where.kafka)]
+)
+def test_what_is_late_is_not_always_the_brokers_fault(settled: Any) -> None:
+    late = KafkaException(KafkaError(KafkaError._TIMED_OUT, "3 messages timed out"))
+    told = settled(late, lane.Lane(identity="l", marker_topic="t", topic="t", kafka={"bootstrap.servers": "b:1"}), "w")
+    assert isinstance(told, BrokerUnavailable)
+    assert "in time" in str(told)
+    assert "3 messages timed out" in str(told)
+    assert "the line too slow for" in str(told)
+
+
+@pytest.mark.parametrize(
+    "code", [KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION]
+)
+def test_offsets_that_the_log_does_not_hold(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    monkeypatch.setattr(reader, "client", Client)
+    monkeypatch.setattr(LogView, "topic_id", lambda view, topic: "id")
+    reading = reader._RangeReader(Range("t", 0, 5, 80, "id"), options())
+    with pytest.raises(OffsetError, match=r"records from offset 50 are gone .* the log has 60 to 100 now"):
+        reading._take_error(KafkaError(code))
 
 
 def test_settings_of_the_user_are_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
