@@ -298,8 +298,8 @@ def _translated(error: KafkaException, lane: Lane, doing: object) -> StreamsErro
     if reason.code() == KafkaError._TIMED_OUT:
         return BrokerUnavailable(
             f"{doing}: not committed in time ({reason.str()}): the broker is away, the line too slow for a batch of "
-            "this size, or this process stood still. Run it again. On a slow line: smaller batches (maxOffsetsPerTrigger), "
-            "or a longer kafka.transaction.timeout.ms"
+            "this size, or this process stood still. Run it again. On a slow line: smaller batches "
+            "(maxOffsetsPerTrigger), or a longer kafka.transaction.timeout.ms"
         )
     if reason.code() in _REFUSED:
         return RecordRefused(
