@@ -18,6 +18,7 @@ few milliseconds later; ``settle`` waits for that.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +30,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from streams.errors import BrokerUnavailable, ConfigError, RecordRefused, StreamsError, TransactionFailed
 from streams.spark.kafka import TIMEOUT_SECONDS, client, partition_count, translated
 from streams.spark.marker_log import MarkerLog
-from streams.spark.markers import Request, Stored, Written
+from streams.spark.markers import Request, Stored, Written, inherited, left_behind
 from streams.spark.sending import Sender
 from streams.spark.write_options import SinkOptions
 
@@ -71,17 +72,24 @@ class Lane:
     kafka: dict[str, str] = field(repr=False)
     marker_log: str | None = None
     """A compacted topic that keeps the marker, too."""
+    former: str | None = None
+    """The identity that versions before this one gave the lane, whose marker is taken over."""
 
     @classmethod
-    def of(cls, identity: str, options: SinkOptions) -> Self:
+    def of(cls, identity: str, options: SinkOptions, *, former: str | None = None) -> Self:
         """The lane of this identity, where the options of a write say."""
         return cls(
             identity=identity,
+            former=former,
             marker_topic=options.marker_topic,
             topic=options.topic,
             kafka=options.kafka,
             marker_log=options.marker_log,
         )
+
+    def as_former(self) -> Lane | None:
+        """The same lane as versions before this one know it."""
+        return None if self.former is None else dataclasses.replace(self, identity=self.former, former=None)
 
 
 def write_lane(
@@ -105,6 +113,12 @@ def write_lane(
     for attempt in range(_ROUNDS + 1):
         with _group_of(lane) as group, _fenced_producer(lane, group, request, size) as producer:
             stored = _marker(group, lane, request)
+            if stored is None:
+                with contextlib.ExitStack() as stack:
+                    former = _Former(stack, lane, request)
+                    stored = former.marker
+                    if request.written(stored) is None:
+                        former.leave()
             if (found := request.written(stored)) is not None:
                 return found, attempt > 0
             if attempt == _ROUNDS:
@@ -188,21 +202,53 @@ def _transaction(
     producer.commit_transaction()  # it waits for the rows, for as long as the transaction may last
 
 
+class _Former:
+    """The marker under the lane's former name, behind a fence of its own, which lasts as long as ``stack``.
+
+    Whoever still writes under that name is not fenced by this lane's transactional id. So the marker is not just read:
+    ``leave``, before the first transaction under the new name, puts one in its place that every query is refused by
+    (``markers.left_behind``). Until then nothing has changed. After it, and until that transaction is committed,
+    ``marker`` still gives what was there.
+    """
+
+    def __init__(self, stack: contextlib.ExitStack, lane: Lane, doing: object) -> None:
+        former = lane.as_former()
+        self._identity = lane.identity
+        self._held = None if former is None else stack.enter_context(hold(former, doing))
+        self._found = None if self._held is None else self._held.marker()
+        self.marker = None if self._found is None else inherited(self._found, lane.identity)
+
+    def leave(self) -> None:
+        """Raises ``TransactionFailed`` when somebody has taken the former name over since."""
+        if self._held is not None and self._found is not None:
+            self._held.put(left_behind(self._found, self._identity))
+
+
 class Held:
     """A lane behind a fence of one's own: its marker, read and put without rows. Made by ``hold``."""
 
-    def __init__(self, lane: Lane, doing: object, producer: Producer, group: Consumer) -> None:
+    def __init__(
+        self, lane: Lane, doing: object, producer: Producer, group: Consumer, stack: contextlib.ExitStack
+    ) -> None:
+        self._stack = stack
+        self._former: _Former | None = None
         self._lane = lane
         self._doing = doing
         self._producer = producer
         self._group = group
 
     def marker(self) -> Stored | None:
-        """What was committed before the fence."""
-        return _marker(self._group, self._lane, self._doing)
+        """What was committed before the fence, under the lane's former name if need be."""
+        stored = _marker(self._group, self._lane, self._doing)
+        if stored is None:
+            self._former = _Former(self._stack, self._lane, self._doing)
+            return self._former.marker
+        return stored
 
     def put(self, marker: Stored) -> None:
         """Commit a marker, alone. Once. Raises ``TransactionFailed`` when somebody has fenced this one since."""
+        if self._former is not None:
+            self._former.leave()
         try:
             self._producer.begin_transaction()
             _put_marker(self._producer, self._group, self._lane, self._doing, marker)
@@ -214,15 +260,22 @@ class Held:
 @contextlib.contextmanager
 def hold(lane: Lane, doing: object) -> Iterator[Held]:
     """Fence whoever writes into the lane, before the block begins."""
-    with _group_of(lane) as group, _fenced_producer(lane, group, doing, 0) as producer:
-        yield Held(lane, doing, producer, group)
+    with (
+        _group_of(lane) as group,
+        _fenced_producer(lane, group, doing, 0) as producer,
+        contextlib.ExitStack() as stack,
+    ):
+        yield Held(lane, doing, producer, group, stack)
 
 
 def look(lane: Lane, doing: object) -> Stored | None:
     """The marker as it is now. Only a look, which disturbs nobody: a run that is about to commit may not show yet, and
     a killed run's open transaction is passed over (it would be undecided until its timeout)."""
     with _group_of(lane, isolation="read_uncommitted") as group:
-        return _read_offset(group, lane, doing)
+        stored = _read_offset(group, lane, doing)
+    former = lane.as_former() if stored is None else None
+    before = None if former is None else look(former, doing)
+    return stored if before is None else inherited(before, lane.identity)
 
 
 @contextlib.contextmanager
@@ -292,8 +345,8 @@ def _translated(error: KafkaException, lane: Lane, doing: object) -> StreamsErro
     if reason.code() in _FENCED:
         return TransactionFailed(
             "commit_transaction", reason.name(), "fenced",
-            f"{doing}: another run under this name took over, or the transaction outlived "
-            "kafka.transaction.timeout.ms; run it again",
+            f"{doing}: another run under this name took over (one of the two is too many: stop it), or the transaction "
+            "outlived kafka.transaction.timeout.ms (run it again)",
         )  # fmt: skip
     if reason.code() == KafkaError._TIMED_OUT:
         return BrokerUnavailable(

@@ -104,8 +104,9 @@ def write_lanes(
 
 
 def lane_of(options: StreamWriteOptions, number: int) -> Lane:
-    """Transactional id and marker group of one lane."""
-    return Lane.of(f"kes.spark.lanes.{options.sink}.{number}", options)
+    """Transactional id and marker group of one lane. The topic of the marker is in it, as in a stream's."""
+    identity = f"kes.spark.lanes/{options.marker_topic}/{options.sink}.{number}"
+    return Lane.of(identity, options, former=f"kes.spark.lanes.{options.sink}.{number}")
 
 
 def _query_of(df: DataFrame) -> str:

@@ -21,7 +21,7 @@ was replaced is refused for ever: the markers after it remember it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -206,6 +206,36 @@ class BatchRequest:
             replaced = last.replaced if last.query == self.query else (*last.replaced, last.query)
         metadata = _BatchMetadata(self.query, self.batch, self.rows, at_ms, replaced)
         return Stored(self.batch + 1, msgspec.json.encode(metadata).decode())
+
+
+def left_behind(stored: Stored, successor: str) -> Stored:
+    """What to put in place of a marker whose lane goes on under the name ``successor``.
+
+    To versions that know only the lane's former name it says that another query has replaced the one that was there,
+    and to a task that another run has taken over: nothing is written there again. ``inherited`` is the way back.
+    """
+    fields = _fields(stored)
+    if fields.get("query") != successor:
+        fields |= {"query": successor, "replaced": [*fields.get("replaced", ()), fields.get("query", "")]}
+    if "token" in fields:
+        fields["token"] = successor
+    return Stored(stored.offset, msgspec.json.encode(fields).decode())
+
+
+def inherited(stored: Stored, successor: str) -> Stored:
+    """The marker that was there before ``left_behind``, if that is what is there."""
+    fields = _fields(stored)
+    if fields.get("query") != successor:
+        return stored
+    *replaced, query = fields["replaced"]
+    return Stored(stored.offset, msgspec.json.encode(fields | {"query": query, "replaced": replaced}).decode())
+
+
+def _fields(stored: Stored) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(stored.metadata, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return {}  # refused where it is asked what it says
 
 
 def read_metadata(stored: Stored, kind: type[_M]) -> _M:

@@ -2,7 +2,7 @@
 
 Tasks stage (see ``sink.py`` for why they must not send), and the driver's ``commit`` is one lane write for each batch,
 in the order of the tasks. The lane belongs to the *sink's name*, not to the query: whoever writes under the name finds
-the marker of whoever did before, and fences it.
+the marker of whoever did before into the same topic, and fences it.
 """
 
 from __future__ import annotations
@@ -92,8 +92,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def lane_of(options: StreamWriteOptions) -> Lane:
-    """Transactional id and marker group of a sink."""
-    return Lane.of(f"kes.spark.stream.{options.sink}", options)
+    """Transactional id and marker group of a sink. The topic of the marker is in it: one name over two topics is two
+    sinks, which leave each other alone."""
+    # A topic's name has no "/", and the form without a topic goes on with a ".": no two sinks have one identity.
+    identity = f"kes.spark.stream/{options.marker_topic}/{options.sink}"
+    return Lane.of(identity, options, former=f"kes.spark.stream.{options.sink}")
 
 
 def _task_of_query() -> tuple[str, int]:

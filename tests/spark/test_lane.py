@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -18,10 +19,20 @@ from streams.sak.murmur2 import partition_of
 from streams.spark import lane as lane_module
 from streams.spark.lane import Lane, look, settle, write_lane
 from streams.spark.markers import BatchRequest
+from streams.spark.stream_sink import lane_of
+from streams.spark.write_options import stream_write_options
 from streams.testing.fixtures import BrokerAddress
 from tests.spark.conftest import MakeTopic
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(120)]
+
+
+class Told(Exception):
+    """Ends an attempt in the middle of its transaction."""
+
+
+def dies(producer: Producer) -> None:
+    raise Told
 
 
 class Topic:
@@ -252,6 +263,68 @@ def test_the_marker_is_read_behind_the_fence(topic: Topic, monkeypatch: pytest.M
     monkeypatch.setattr(lane_module, "Producer", Late)
     assert not topic.write(0, {"value": [b"a"]})
     assert values(topic.records()) == [b"a"]
+
+
+def of_sink(topic: Topic, name: str) -> Topic:
+    """The topic, and the lane into it of the streaming sink of this name."""
+    topic.lane = lane_of(stream_write_options({"bootstrap.servers": topic.servers, "topic": topic.name, "sink": name}))
+    return topic
+
+
+def in_commit(act: Callable[[], object]) -> type[Producer]:
+    """A producer that stands still in its first commit while ``act`` is done; those after it do not."""
+    acts = [act]
+
+    class Standing(Producer):
+        def commit_transaction(self, *args: Any) -> None:
+            self.flush(30)
+            if acts:
+                acts.pop()()
+            super().commit_transaction(*args)
+
+    return Standing
+
+
+def test_one_name_over_two_topics_is_two_sinks(
+    topic: Topic, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither fences the other in the middle of its transaction."""
+    first, second = of_sink(topic, topic.name), of_sink(Topic(topic.servers, make_topic("other")), topic.name)
+    for batch in range(2):
+        other = partial(second.write, batch, {"value": [b"b"]}, query="other")
+        monkeypatch.setattr(lane_module, "Producer", in_commit(other))
+        assert first.write(batch, {"value": [b"a"]})
+    assert (values(first.records()), values(second.records())) == ([b"a", b"a"], [b"b", b"b"])
+
+
+def test_a_sink_of_the_version_before_goes_on_under_its_new_name(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver of that version is in the middle of batch 1. It is fenced, and finds no way back."""
+    now = of_sink(topic, topic.name)
+    before = Topic(topic.servers, topic.name)
+    former = now.lane.as_former()
+    assert former is not None
+    before.lane = former
+    assert before.write(0, {"value": [b"0"]})
+    assert not now.write(0, {"value": [b"0"]}), "it is in Kafka"
+    with pytest.raises(ConfigError, match="query q has written to this sink before"):
+        now.write(0, {"value": [b"x"]}, query="other")
+
+    def upgraded() -> None:
+        with pytest.raises(Told):  # it dies between the two markers
+            write_lane(now.lane, now.ask(1, 0), list, size=0, last_step=dies)
+        assert now.write(1, {"value": [b"1"]})
+
+    monkeypatch.setattr(lane_module, "Producer", in_commit(upgraded))
+    with pytest.raises(TransactionFailed) as fenced:
+        before.write(1, {"value": [b"1"]})
+    assert fenced.value.kind == "fenced"
+    for batch in (0, 1, 2):
+        with pytest.raises(StreamsError, match="has replaced this one"):
+            before.write(batch, {"value": [b"old"]})
+    with pytest.raises(ConfigError, match="has written to this sink before"):
+        before.write(0, {"value": [b"old"]}, query="new")
+    assert now.write(2, {"value": [b"2"]})
+    assert values(now.records()) == [b"0", b"1", b"2"]
 
 
 def test_what_a_dead_run_left_open_is_aborted(topic: Topic) -> None:

@@ -16,7 +16,7 @@ from streams.spark import lanes as lanes_module
 from streams.spark.lane import settle, write_lane
 from streams.spark.lane_markers import NOTHING, LaneMetadata, LaneRequest, Plan
 from streams.spark.lanes import lane_of, write_lanes
-from streams.spark.markers import Stored
+from streams.spark.markers import Stored, inherited, left_behind
 from streams.spark.write_options import stream_write_options
 from streams.testing.fixtures import BrokerAddress
 from tests.spark.conftest import MakeTopic, Read
@@ -106,6 +106,20 @@ def test_a_task_writes_only_with_the_token_of_its_own_run() -> None:
     assert request.written(there) is not None
     after = _fields(request.marker(behind, 9))
     assert (after["batch"], after["lanes"], after["token"], after["most"]) == (5, 2, "mine", 2)
+
+
+def test_lanes_that_were_left_behind_let_no_run_write() -> None:
+    """Neither a driver of the version before nor a task that it had started."""
+    pinned = plan().pins([marker(4), marker(4)], 7)
+    left = [left_behind(each, f"kes.spark.lanes/t/s.{number}") for number, each in enumerate(pinned)]
+    for number in range(2):
+        with pytest.raises(StreamsError, match="another run has taken the lanes over"):
+            LaneRequest(plan=plan(), lane=number).written(left[number])
+    for wanted in (plan(), plan(0), plan(0, query="new"), plan(0, query="new", replaces="q")):
+        with pytest.raises(StreamsError, match="Nothing was written"):
+            wanted.pins(left, 7)
+    back = [inherited(each, f"kes.spark.lanes/t/s.{number}") for number, each in enumerate(left)]
+    assert plan().pins(back, 7) == pinned
 
 
 def rows_of(spark: SparkSession, rows: int = ROWS) -> DataFrame:

@@ -59,7 +59,7 @@ def test_a_marker_that_is_gone_stops_the_query(kafka_broker: BrokerAddress, topi
         strike = Strike("commit.after", 1)
         trial.start(strike, spec=spec).must_be_killed()
         admin = AdminClient({"bootstrap.servers": kafka_broker.bootstrap_servers})
-        for future in admin.delete_consumer_groups([f"kes.spark.stream.{spec.sink}"]).values():
+        for future in admin.delete_consumer_groups([f"kes.spark.stream/{spec.target}/{spec.sink}"]).values():
             future.result()
         stopped = trial.start(spec=spec)
         assert stopped.wait() == 1
