@@ -112,13 +112,7 @@ def write_lane(
     failure: StreamsError | None = None
     for attempt in range(_ROUNDS + 1):
         with _group_of(lane) as group, _fenced_producer(lane, group, request, size) as producer:
-            stored = _marker(group, lane, request)
-            if stored is None:
-                with contextlib.ExitStack() as stack:
-                    former = _Former(stack, lane, request)
-                    stored = former.marker
-                    if request.written(stored) is None:
-                        former.leave()
+            stored = _marker(group, lane, request) or _taken_over(lane, request)
             if (found := request.written(stored)) is not None:
                 return found, attempt > 0
             if attempt == _ROUNDS:
@@ -222,6 +216,16 @@ class _Former:
         """Raises ``TransactionFailed`` when somebody has taken the former name over since."""
         if self._held is not None and self._found is not None:
             self._held.put(left_behind(self._found, self._identity))
+
+
+def _taken_over(lane: Lane, request: Request) -> Stored | None:
+    """The marker under the lane's former name, which nobody can write by any more. Raises what ``request`` refuses
+    with: then nothing has changed."""
+    with contextlib.ExitStack() as stack:
+        former = _Former(stack, lane, request)
+        if former.marker is not None and request.written(former.marker) is None:
+            former.leave()
+        return former.marker
 
 
 class Held:
