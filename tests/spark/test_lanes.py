@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -120,6 +121,26 @@ def test_lanes_that_were_left_behind_let_no_run_write() -> None:
             wanted.pins(left, 7)
     back = [inherited(each, f"kes.spark.lanes/t/s.{number}") for number, each in enumerate(left)]
     assert plan().pins(back, 7) == pinned
+
+
+def test_lanes_of_the_version_before_go_on_under_their_new_names(
+    kafka_broker: BrokerAddress, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its driver has pinned both lanes, and one of its tasks has written."""
+    settings = stream_write_options(
+        {"bootstrap.servers": kafka_broker.bootstrap_servers, "topic": make_topic(), "sink": "s"}
+    )
+    now = [lane_of(settings, number) for number in range(2)]
+    before = [lane for lane in (each.as_former() for each in now) if lane is not None]
+    old, new = plan(0), dataclasses.replace(plan(0), token="new")
+    with monkeypatch.context() as version:
+        version.setattr(lanes_module, "lane_of", lambda options, number: before[number])
+        lanes_module._pin(settings, old)
+    assert write_lane(before[0], LaneRequest(plan=old, lane=0), list, size=0)[1]
+    lanes_module._pin(settings, new)
+    assert [write_lane(now[n], LaneRequest(plan=new, lane=n), list, size=0)[1] for n in range(2)] == [False, True]
+    with pytest.raises(StreamsError, match="another run has taken the lanes over"):
+        write_lane(before[1], LaneRequest(plan=old, lane=1), list, size=0)
 
 
 def rows_of(spark: SparkSession, rows: int = ROWS) -> DataFrame:
