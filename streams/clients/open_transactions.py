@@ -37,7 +37,7 @@ class OpenTransactions(Questions):
         numbers = sorted(set(partitions))
 
         async def work() -> list[OpenTransaction]:
-            await self._client.connected(deadline)
+            await self._connected(deadline)
             return await self._find(topic, numbers, deadline)
 
         return self._client.call(work, deadline)
@@ -50,7 +50,7 @@ class OpenTransactions(Questions):
         """
 
         async def work() -> OpenTransaction:
-            await self._client.connected(deadline)
+            await self._connected(deadline)
             found = await self._find(topic, [partition], deadline)
             hanging = _only(topic, partition, start_offset, found)
             step = f"ending a transaction in {topic}[{partition}]"

@@ -23,6 +23,12 @@ class Questions:
     def __init__(self, client: KafkaPythonClient) -> None:
         self._client = client
 
+    async def _connected(self, deadline: float) -> None:
+        """Until a broker has answered, for the first time. From then on the cluster's own list is asked: the client's
+        ``connected`` begins at one of the configured addresses again, by chance at the frozen one (18 s were seen)."""
+        if not self._client.manager.cluster.brokers():
+            await self._client.connected(deadline)
+
     async def _until(self, deadline: float, step: str, attempt: Callable[[float], Awaitable[T]]) -> T:
         """As the client's ``until``; but no try waits longer for a broker than ``BROKER_SECONDS``: another one may lead
         by then. A broker that is only slow is given more with each try that took too long."""

@@ -67,7 +67,7 @@ class KafkaPythonTakeOver(Questions):
         """
 
         async def work() -> list[str]:
-            await self._client.connected(deadline)
+            await self._connected(deadline)
             found = await self._open_ids(deadline)
             owners = {name: instance_of(self._group_id, name) for name in found}
             unmarked = {name: instance_of_unmarked(self._group_id, name) for name in found if not owners[name]}
@@ -92,7 +92,7 @@ class KafkaPythonTakeOver(Questions):
         """The group's committed offsets of the source topic, when no commit is pending any more. ``None``: none."""
 
         async def work() -> dict[int, int | None]:
-            await self._client.connected(deadline)
+            await self._connected(deadline)
             step = f"reading the offsets of group {self._group_id}"
             return await self._until(deadline, step, lambda limit: self._offsets(sorted(set(partitions)), limit))
 
@@ -122,7 +122,7 @@ class KafkaPythonTakeOver(Questions):
         """(log start, high watermark) of each partition. ``TopicError`` when one does not exist."""
 
         async def work() -> dict[int, tuple[int, int]]:
-            await self._client.connected(deadline)
+            await self._connected(deadline)
             numbers = sorted(set(partitions))
             return await self._until(
                 deadline, f"reading the offsets of topic {topic}", lambda limit: self._range(topic, numbers, limit)
@@ -139,7 +139,7 @@ class KafkaPythonTakeOver(Questions):
             return TopicIdentity(name, len(answer.partitions))
 
         async def work() -> TopicIdentity:
-            await self._client.connected(deadline)
+            await self._connected(deadline)
             return await self._until(deadline, f"asking for topic {topic}", attempt)
 
         return self._client.call(work, deadline)
@@ -158,7 +158,7 @@ class KafkaPythonTakeOver(Questions):
                 return False
 
         async def work() -> bool:
-            await self._client.connected(deadline)
+            await self._connected(deadline)
             return await self._until(deadline, f"removing {member_id} from group {self._group_id}", attempt)
 
         return self._client.call(work, deadline)
@@ -172,7 +172,7 @@ class KafkaPythonTakeOver(Questions):
         none at all: this is a question that may be refused (it takes the right to describe the cluster)."""
 
         async def work() -> dict[int, int]:
-            await self._client.connected(deadline)
+            await self._connected(deadline)
             step = f"asking for the leaders of topic {topic}"
             numbers = sorted(set(partitions))
             by_leader = await self._until(deadline, step, lambda limit: self._by_leader(topic, numbers, limit))

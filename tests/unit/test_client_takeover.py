@@ -162,6 +162,22 @@ def test_ids_without_our_mark_are_ours_only_with_our_changelog(
     assert cluster.ended == [name] * ended
 
 
+def test_only_the_first_question_looks_for_a_broker_by_the_configured_addresses(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them may be frozen by now, and is asked by chance."""
+    looked: list[float] = []
+
+    async def connected(deadline: float) -> None:
+        looked.append(deadline)
+        monkeypatch.setattr(cluster.client.manager.cluster, "brokers", lambda: ["known"])
+
+    monkeypatch.setattr(cluster.client, "connected", connected)
+    for _ in range(3):
+        assert asking(cluster).log_range("orders", [1], soon()) == {1: (1, 1)}
+    assert len(looked) == 1
+
+
 def test_a_leader_that_freezes_is_asked_for_again_soon(cluster: Cluster) -> None:
     """By then another one leads: a try takes as long as one broker may, not as long as the step."""
     cluster.frozen = {2}
