@@ -70,6 +70,10 @@ class TakeOvers:
                     _log.warning("take-over of %s waits for the broker: %s", _names(waiting), error)
                     await anyio.sleep(pause)
                     pause = min(pause * 2, 1.0)
+        except OffsetError:
+            # If the topic was replaced, that is the error: nothing of the other partitions is drained into it then.
+            await self._engine.topic_watch.look()
+            raise
         finally:
             for partition in held:
                 if self._engine.workers.get(partition) is None:

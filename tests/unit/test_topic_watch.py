@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +16,10 @@ from streams.errors import BrokerUnavailable, OffsetError, StreamsError, TopicEr
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds, decode_offset
 from streams.runtime.copies import StateCopies, StateCopy
 from streams.runtime.environment import Environment
-from streams.testing import TestDriver
+from streams.testing import TestDriver, driven
 from streams.topics import TopicIdentity
 
-from .driver_kit import OUT, Added, Total, build, config
+from .driver_kit import OUT, Added, Slow, Total, build, config
 from .runtime_kit import CHANGELOG, TOPIC, Bench, count
 
 Driver = TestDriver[Table[str, int]]
@@ -67,14 +68,24 @@ def test_a_topic_that_is_created_again_stops_a_running_member_by_name(topic: str
         assert totals(driver) == before
 
 
-def test_nothing_is_drained_into_a_changelog_that_was_created_again() -> None:
-    with TestDriver(build(partitions=1)) as driver:
-        driver.send(Added("ann"))
+@pytest.mark.parametrize("found_by", ["a look", "a take-over"])
+def test_nothing_is_drained_into_a_changelog_that_was_created_again(
+    found_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if found_by == "a take-over":
+        monkeypatch.setattr(driven, "Environment", partial(Environment, topic_look_seconds=1e6))
+    with TestDriver(build(partitions=2), members=2) as driver:
+        for partition in (0, 1):
+            driver.send(Added("ann"), partition=partition)
+        before = totals(driver)
         driver._world.broker.recreate(LOG)
-        driver.at("commit.before", lambda member: driver.freeze(member, seconds=11.0))  # over the next look
+        driver.advance(8.0)
+        driver.send(Slow("ann", seconds=10.0), partition=0, wait=False)
+        if found_by == "a take-over":
+            driver.crash(driver.owner(1))
         with pytest.raises(TopicReplaced):
-            driver.send(Added("ann"))
-        assert totals(driver) == [1]
+            driver.advance(20.0)
+        assert totals(driver) == before
         assert offset_records(driver) == []
 
 
@@ -113,6 +124,7 @@ def test_a_changelog_that_lost_records_stops_a_running_member() -> None:
             OffsetError, match=rf"{LOG}\[0\]: the log ended at offset {end} before, and ends at {end - 2}"
         ):
             driver.advance(A_LOOK)
+        assert totals(driver) == [1, 2, 3], "nothing is drained"
         with pytest.raises(OffsetError, match=r"has committed offset 3, but the state in .* goes on at offset 2"):
             driver.restart(0)
 
@@ -197,6 +209,21 @@ async def test_a_source_elsewhere_is_looked_at_on_its_own_cluster(
     assert decode_offset(bench.broker.logs[CHANGELOG, 0][-1]).ids == ("elsewhere-1", "id")
     found[0] = "elsewhere-2"
     with pytest.raises(TopicReplaced, match=r"elsewhere-1, .* elsewhere-2 now"):
+        await task
+
+
+@pytest.mark.asyncio
+async def test_a_source_that_cannot_be_read_because_it_was_created_again_is_told_as_that(bench: Bench) -> None:
+    bench.make(ignore)
+    task = bench.run()
+    await bench.until_active()
+
+    def beyond_the_end(timeout_seconds: float, limit: int) -> None:
+        raise OffsetError("in[0]: offset 7 is not in the log")
+
+    bench.broker.topic_ids[TOPIC] = "another"
+    bench.connections.consumer.poll_batch = beyond_the_end  # type: ignore[method-assign]
+    with pytest.raises(TopicReplaced, match="another now"):
         await task
 
 
