@@ -148,10 +148,12 @@ class TakeOvers:
     def _start(
         self, worker: PartitionWorker, group_offset: int | None, source: Range, changelog_end: int, ids: TopicIds
     ) -> StateCopy | None:
-        """The copy is complete: work on it. ``None``: it failed, began anew, or is given more just now."""
+        """The copy is complete: work on it. ``None``: it began anew, or is given more just now."""
         engine, number = self._engine, worker.partition
         copy = engine.copies.take(number, lambda copy: copy.position >= changelog_end)
         if copy is None:
+            if engine.copies.failure(number) is not None:
+                raise BrokerUnavailable(f"the state of {worker.topic_partition} cannot be read on; asking again")
             return None
         worker.adopt(copy)
         offset = self._start_offset(worker, group_offset, source, ids)

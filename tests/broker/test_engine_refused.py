@@ -5,6 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from streams import (
     DEAD_LETTER,
@@ -20,7 +29,7 @@ from streams import (
 )
 from streams.errors import RecordRefused
 from streams.records import TopicPartition
-from streams.testing.fixtures import BrokerAddress
+from streams.testing.fixtures import BrokerAddress, OwnBroker
 from tests.broker.engine_kit import Added, Lab, Running, Total, Totals, added, raised_by, start_failure
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(90)]
@@ -235,7 +244,7 @@ async def test_a_topic_that_is_missing_is_waited_for(lab: Lab, caplog: pytest.Lo
     await produce(lab, 10, {5: "unknown topic"})
     source = source_of(lab, DEAD_LETTER)
     async with Running(source) as run:
-        await run.until(lambda: f"{missing}[" in caplog.text, "the topic is named")
+        await run.until(lambda: f"{missing}: " in caplog.text, "the topic is named")
         await lab.create(missing)
         await run.until_handled(10)
     outputs, counts = expected(10, set())
@@ -244,6 +253,29 @@ async def test_a_topic_that_is_missing_is_waited_for(lab: Lab, caplog: pytest.Lo
     assert len(await lab.records(missing)) == 1
     assert await lab.counts() == counts
     await lab.check_settled()
+
+
+async def test_a_missing_right_is_waited_for(
+    own_broker: OwnBroker, topic_prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No event is to blame for it, whatever its policy is; the right is given, and the source goes on."""
+    authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+    broker = own_broker(properties={"authorizer.class.name": authorizer, "allow.everyone.if.no.acl.found": "true"})
+    lab = Lab(broker.bootstrap_servers, topic_prefix)
+    await lab.create()
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    names = ResourceType.TOPIC, lab.output, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*"
+    no_writing = *names, AclOperation.WRITE, AclPermissionType.DENY
+    admin.create_acls([AclBinding(*no_writing)])[AclBinding(*no_writing)].result(30)
+    await produce(lab, 3, {})
+    async with Running(source_of(lab, DEAD_LETTER)) as run:
+        await run.until(lambda: "TOPIC_AUTHORIZATION_FAILED" in caplog.text, "it is told")
+        assert lab.output in caplog.text
+        (deleted,) = admin.delete_acls([AclBindingFilter(*no_writing)]).values()
+        deleted.result(30)
+        await run.until_handled(3)
+    outputs, _ = expected(3, set())
+    assert (await lab.dead_letters(), await lab.totals()) == ([], outputs)
 
 
 async def test_a_dead_letter_that_is_refused(lab: Lab) -> None:
