@@ -108,6 +108,15 @@ class CallAbandoned(msgspec.Struct, frozen=True):
     hung: int
 
 
+class PartitionsAdded(msgspec.Struct, frozen=True):
+    """The source topic has more ``partitions`` than the ``known`` ones of the settings; nobody reads the others. Told
+    by each member at each look at the topic, about once a minute."""
+
+    topic: str
+    known: int
+    partitions: int
+
+
 Measurement = (
     TransactionSettled
     | TakeOverDone
@@ -118,6 +127,7 @@ Measurement = (
     | BatchFailed
     | JobEnded
     | CallAbandoned
+    | PartitionsAdded
 )
 MetricsHandler = Callable[[Measurement], None]
 

@@ -21,6 +21,8 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int
     replication_factor: int
     configs: dict[str, str] = {}
+    may_have_more: bool = False
+    """More partitions than these are no difference."""
 
 
 class TopicIdentity(NamedTuple):
@@ -34,6 +36,15 @@ class TopicIdentity(NamedTuple):
 def missing(name: str) -> str:
     """How it is said that a topic is not there."""
     return f"topic {name} does not exist"
+
+
+def unread(name: str, known: int, partitions: int) -> str:
+    """What is said of a source topic that has more partitions than the settings of its event source."""
+    return (
+        f"topic {name} has {partitions} partitions, settings say {known}: nobody reads the records in the partitions "
+        f"{known} to {partitions - 1}. Stop all members, run `kes topics grow MODULE:SOURCE`, set "
+        f"num_partitions={partitions}, and start again; keys move to partitions that do not have their state"
+    )
 
 
 def changelog_name(group_id: str, topic: str) -> str:

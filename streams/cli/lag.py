@@ -20,6 +20,7 @@ from streams.cli.cluster import admin_of, brokers, named_source, source_admin_of
 from streams.cli.console import answers, complain, duration, emit
 from streams.clients.admin import PartitionLag, standing
 from streams.errors import BrokerUnavailable, TopicError
+from streams.topics import unread
 
 app = typer.Typer()
 
@@ -98,6 +99,7 @@ def lag(
         raise typer.BadParameter("name MODULE:SOURCE, or both --group and --topic", param_hint="MODULE:SOURCE")
     config = named_source(source).config if source else None
     group, topic = (config.group_id, config.topic) if config else (group, topic)
+    known = config.num_partitions if config else None
     with (
         admin_of(brokers(bootstrap_servers, config), config, timeout) as admin,
         source_admin_of(config, admin, timeout) as source_admin,
@@ -111,7 +113,7 @@ def lag(
             return standing(committed, source_admin.watermarks(topic, None, timeout))
 
         if watch:
-            with _shown(group, topic, json) as show:
+            with _shown(group, topic, known, json) as show:
                 _watch(ask, show, interval, time.monotonic, time.sleep)
         else:
             partitions = ask()
@@ -120,7 +122,9 @@ def lag(
                     f"the group {group!r} has no committed offset in topic {topic}: there is no such group, it has not "
                     "committed yet, or its offsets have expired (kes lag --watch waits for it)"
                 )
-            emit(facts(group, topic, partitions), json, lambda: table(group, topic, partitions))
+            emit(facts(group, topic, known, partitions), json, lambda: table(group, topic, known, partitions))
+            if known is not None and len(partitions) > known:
+                complain(unread(topic, known, len(partitions)))
 
 
 Show = Callable[[list[PartitionLag], Speed, str], None]
@@ -150,16 +154,17 @@ def _watch(ask: Ask, show: Show, interval: float, now: Callable[[], float], slee
 
 
 @contextmanager
-def _shown(group: str, topic: str, json: bool) -> Iterator[Show]:
-    """A live table on a terminal; elsewhere, or as JSON, a line each time."""
+def _shown(group: str, topic: str, known: int | None, json: bool) -> Iterator[Show]:
+    """A live table on a terminal; elsewhere, or as JSON, a line each time. ``known``: how many partitions the settings
+    of the event source say, if one is named."""
     console = answers()
     if json or not console.is_terminal or console.is_dumb_terminal:
-        yield lambda partitions, speed, problem: _line(group, topic, partitions, speed, problem, json)
+        yield lambda partitions, speed, problem: _line(group, topic, known, partitions, speed, problem, json)
         return
     with Live(Text(f"asking for group {group} ..."), console=console, auto_refresh=False) as live:
 
         def show(partitions: list[PartitionLag], speed: Speed, problem: str) -> None:
-            parts: list[RenderableType] = [table(group, topic, partitions), Text(summary(partitions, speed))]
+            parts: list[RenderableType] = [table(group, topic, known, partitions), Text(summary(partitions, speed))]
             if problem:
                 parts.append(Text(problem, style="bold red"))
             live.update(Group(*parts), refresh=True)
@@ -167,24 +172,38 @@ def _shown(group: str, topic: str, json: bool) -> Iterator[Show]:
         yield show
 
 
-def _line(group: str, topic: str, partitions: list[PartitionLag], speed: Speed, problem: str, json: bool) -> None:
+def _line(
+    group: str,
+    topic: str,
+    known: int | None,
+    partitions: list[PartitionLag],
+    speed: Speed,
+    problem: str,
+    json: bool,
+) -> None:
     if problem:
         complain(problem)
     elif json:
-        emit({**facts(group, topic, partitions), **_per_second(speed)}, True, Text)
+        emit({**facts(group, topic, known, partitions), **_per_second(speed)}, True, Text)
     else:
         sys.stdout.write(f"{time.strftime('%H:%M:%S')} {group} in {topic}: {summary(partitions, speed)}\n")
         sys.stdout.flush()
 
 
-def facts(group: str, topic: str, partitions: list[PartitionLag]) -> dict[str, Any]:
-    """The answer as data; ``committed`` is ``None`` where the group has no offset."""
+def facts(group: str, topic: str, known: int | None, partitions: list[PartitionLag]) -> dict[str, Any]:
+    """The answer as data; ``committed`` is ``None`` where the group has no offset. ``unread_partitions``: the settings
+    do not know them, so nobody reads them."""
     return {
         "group": group,
         "topic": topic,
         "lag": sum(entry.lag for entry in partitions),
         "partitions": [msgspec.structs.asdict(entry) for entry in partitions],
+        "unread_partitions": [entry.partition for entry in partitions if _is_unread(entry, known)],
     }
+
+
+def _is_unread(entry: PartitionLag, known: int | None) -> bool:
+    return known is not None and entry.partition >= known
 
 
 def _per_second(speed: Speed) -> dict[str, Any]:
@@ -209,7 +228,7 @@ def summary(partitions: list[PartitionLag], speed: Speed) -> str:
     return ", ".join(words)
 
 
-def table(group: str, topic: str, partitions: list[PartitionLag]) -> Table:
+def table(group: str, topic: str, known: int | None, partitions: list[PartitionLag]) -> Table:
     """The answer for people: a row per partition, and the sum."""
     title = f"{group} in {topic}"
     grid = Table(title=title, title_justify="left", show_footer=True, min_width=len(title))
@@ -218,10 +237,10 @@ def table(group: str, topic: str, partitions: list[PartitionLag]) -> Table:
         grid.add_column(name, justify="right", overflow="fold")
     for entry in partitions:
         committed = "-" if entry.committed is None else f"{entry.committed:,}"
-        style = "" if entry.committed is not None else "yellow"
-        grid.add_row(
-            str(entry.partition), committed, f"{entry.stable:,}", f"{entry.end:,}", f"{entry.lag:,}", style=style
-        )
+        is_unread = _is_unread(entry, known)
+        style = "red" if is_unread else "" if entry.committed is not None else "yellow"
+        name = f"{entry.partition} (nobody reads it)" if is_unread else str(entry.partition)
+        grid.add_row(name, committed, f"{entry.stable:,}", f"{entry.end:,}", f"{entry.lag:,}", style=style)
     grid.columns[0].footer = "all"
     for number, total in enumerate(
         (

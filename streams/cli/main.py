@@ -40,7 +40,7 @@ COMMANDS = {
     "demo": Command("streams.cli.demo", "Real flights through Spark, Kafka and exactly-once handlers.", "demo"),
     "run": Command("streams.cli.run", "Run an event source in worker processes that are kept alive."),
     "broker": Command("streams.cli.broker", "An embedded real Kafka: start, stop, status.", "broker"),
-    "topics": Command("streams.cli.topics", "Topics as the settings want them: plan, apply."),
+    "topics": Command("streams.cli.topics", "Topics as the settings want them: plan, apply, grow."),
     "offsets": Command("streams.cli.offsets", "Offsets of a group that are ahead of its changelog: accept."),
     "lag": Command("streams.cli.lag", "Committed offset, end and distance of every partition."),
     "group": Command("streams.cli.group", "The members of a group, who has what, and what is on its way."),

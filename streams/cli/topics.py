@@ -1,4 +1,4 @@
-"""``kes topics``: the topics of an event source, as they must be and as they are. What exists is never changed."""
+"""``kes topics``: the topics of an event source, as they must be and as they are. Only ``grow`` changes what exists."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import msgspec
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from streams.cli.cluster import admin_of, brokers, named_source, source_admin_of
-from streams.cli.console import complain, emit
+from streams.cli.console import complain, emit, notices
+from streams.cli.growing import KEYS_MOVE, growth_table, planned, refuse_members
 from streams.clients.admin import TopicAdmin, differences
 from streams.errors import ConfigError
 from streams.event_source import EventSource
 from streams.topics import TopicSpec
 
-app = typer.Typer(no_args_is_help=True, help="Topics as the settings want them: plan, apply.")
+app = typer.Typer(no_args_is_help=True, help="Topics as the settings want them: plan, apply, grow.")
 
 AS_WANTED: Final = "as wanted"
 SOURCE: Final = "source"
@@ -81,6 +83,44 @@ def apply(
     _run(source, output or [], bootstrap_servers, timeout, json=json, create=True)
 
 
+@app.command()
+def grow(
+    source: _Source,
+    partitions: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many all of them shall have. Default: as many as the source topic has."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    bootstrap_servers: _Servers = "",
+    timeout: _Timeout = 30.0,
+    json: _Json = False,
+) -> None:
+    """Add partitions to the topics of an event source that nobody runs, until all have equally many.
+
+    Keys move: most of the records that are written from now on go to other partitions than the state of their keys.
+    That is right for a source without state, or whose keys are new every day; for others begin anew in new topics.
+
+    Exit codes: 0 all have as many; 1 members are running, a topic is missing or has more, you said no; 2 wrong usage.
+    """
+    if json and not yes:
+        raise typer.BadParameter("--json cannot ask: say --yes", param_hint="--yes")
+    found = named_source(source)
+    config = found.config
+    addresses = brokers(bootstrap_servers, config)
+    with admin_of(addresses, config, timeout) as admin, source_admin_of(config, admin, timeout) as source_admin:
+        refuse_members(addresses, config, timeout)
+        by_topic = {spec.name: source_admin if spec.name == config.topic else admin for spec in found.specs()}
+        growth = planned(by_topic, config, partitions or 0, timeout)
+        if growth.steps and not yes:
+            notices().print(growth_table(growth), Text(KEYS_MOVE))
+            typer.confirm("Add the partitions?", abort=True, err=True)
+        for name, before in growth.steps.items():
+            by_topic[name].grow(name, growth.partitions, timeout)
+            notices().print(Text(f"{name}: {before} -> {growth.partitions} partitions"), soft_wrap=True)
+    next_step = f"set num_partitions={growth.partitions} in the settings of {source} before it is started again"
+    emit({**msgspec.structs.asdict(growth), "next": next_step}, json, lambda: Text(next_step))
+
+
 def wanted_topics(source: EventSource[Any], outputs: list[str]) -> list[Wanted]:
     """Source, changelog and dead letters, then the outputs. ``ConfigError``: an output that makes no sense."""
     config = source.config
@@ -142,6 +182,7 @@ def _run(name: str, outputs: list[str], servers: str, timeout: float, *, json: b
 
 def _facts(verdict: Verdict) -> dict[str, Any]:
     spec = msgspec.structs.asdict(verdict.wanted.spec)
+    del spec["may_have_more"]
     return {**spec, "purpose": verdict.wanted.purpose, "state": verdict.state, "differences": verdict.differences}
 
 

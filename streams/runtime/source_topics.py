@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import anyio
+import msgspec
 
 from streams.config import EventSourceConfig
 from streams.errors import BrokerUnavailable, TopicError
 from streams.runtime.ports import Connections, Topics
 from streams.topics import TopicSpec, missing
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -58,11 +61,24 @@ async def prepare(config: EventSourceConfig, connections: Connections) -> None:
 
 
 async def create_and_verify(config: EventSourceConfig, connections: Connections) -> list[str]:
-    """Names of the topics that were created. Raises ``TopicError`` for differences, ``BrokerUnavailable``."""
+    """Names of the topics that were created. Raises ``TopicError`` for differences, ``BrokerUnavailable``.
 
-    wanted = specs(config)
+    When there is a changelog, the source topic may have more partitions than the settings say: members go on with those
+    that they know, and warn. Without a changelog it is refused, before anything is made: which partitions keys belong
+    to is decided once, at the first start.
+    """
+    source, changelog, *others = specs(config)
+
+    def is_missing(topics: Topics) -> bool:
+        return missing(changelog.name) in topics.differences([changelog])
+
+    is_new = await _with(connections.topics, connections, is_missing)
+    wanted = [msgspec.structs.replace(source, may_have_more=not is_new), changelog, *others]
 
     def work(topics: Topics, wanted: Sequence[TopicSpec]) -> list[str]:
+        absent = {missing(spec.name) for spec in wanted}
+        if refused := [sentence for sentence in topics.differences(wanted) if sentence not in absent]:
+            raise TopicError("; ".join(refused))
         created = topics.create(wanted, REQUEST_SECONDS)
         differences = topics.differences(wanted)
         unheard_of = {missing(spec.name) for spec in wanted}.intersection(differences)
@@ -89,12 +105,10 @@ async def delete(config: EventSourceConfig, connections: Connections) -> list[st
     return await _with(connections.topics, connections, work)
 
 
-async def _with(
-    connect: Callable[[], Topics], connections: Connections, work: Callable[[Topics], list[str]]
-) -> list[str]:
+async def _with(connect: Callable[[], Topics], connections: Connections, work: Callable[[Topics], T]) -> T:
     worker = connections.worker("kes-topics")
 
-    def on_thread() -> list[str]:
+    def on_thread() -> T:
         topics = connect()
         try:
             return work(topics)

@@ -7,6 +7,7 @@ and state of the old one say nothing about it, so nothing may be read from it, o
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -15,10 +16,11 @@ import anyio
 from streams.config import EventSourceConfig
 from streams.errors import BrokerUnavailable, ConfigError, OffsetError, TopicError, TopicReplaced
 from streams.group import TakeOver
+from streams.metrics import PartitionsAdded
 from streams.runtime.changelog import TopicIds
 from streams.runtime.partition_worker import PartitionWorker
 from streams.runtime.ports import SourceLog
-from streams.topics import TopicIdentity
+from streams.topics import TopicIdentity, unread
 
 if TYPE_CHECKING:
     from streams.runtime.lifecycle import Engine
@@ -29,6 +31,9 @@ Questions = TakeOver | SourceLog
 
 ASK_SECONDS: Final = 10.0
 """For one question. A topic that does not exist for so long is gone: a broker that has just started may not know it."""
+
+REMINDER_LOOKS: Final = 10
+"""Partitions that nobody reads are warned of at every tenth look, beginning with the first."""
 
 CONFIRM_SECONDS: Final = 3.0
 """Until a log that seems to have lost records is asked again: a leader that stood still, and is none any more, answers
@@ -63,6 +68,8 @@ class TopicWatch:
         self._thread = engine.connections.worker("kes-topic-watch")
         self._ends: dict[PartitionWorker, int] = {}
         """The highest end of the changelog that was seen while a partition was here."""
+        self._unread: Counter[int] = Counter()
+        """Number of the source's partitions, if it is more than the settings say -> how often it was seen."""
 
     async def run(self) -> None:
         """Look until cancelled. Raises ``TopicReplaced``, ``TopicError`` for a topic that is gone, and ``OffsetError``
@@ -90,12 +97,23 @@ class TopicWatch:
         known = {**engine.copies.ids(), **{number: worker.ids for number, worker in workers.items()}}
         source = await self._identity(engine.source_log, config.topic)
         changelog = await self._identity(engine.takeover_client, config.changelog)
+        self._tell_unread(source.partitions)
         now = TopicIds(source.topic_id, changelog.topic_id)
         for number, ids in sorted(known.items()):
             refuse_replaced(config, number, ids, now)
         for number, worker in workers.items():  # a donor of an older version did not say them
             if worker.ids == known[number]:
                 worker.ids = TopicIds(worker.ids.source or now.source, worker.ids.changelog or now.changelog)
+
+    def _tell_unread(self, partitions: int) -> None:
+        """Partitions that were added to the source since the settings were made: nobody has them."""
+        config = self._engine.config
+        if partitions <= config.num_partitions:
+            return
+        self._engine.measure(PartitionsAdded(config.topic, config.num_partitions, partitions))
+        if self._unread[partitions] % REMINDER_LOOKS == 0:
+            _log.warning("%s", unread(config.topic, config.num_partitions, partitions))
+        self._unread[partitions] += 1
 
     async def _identity(self, questions: Questions, topic: str) -> TopicIdentity:
         try:

@@ -10,10 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
+from streams.clients.admin import TopicAdmin
+from streams.clients.settings import ClientSettings
 from streams.testing.fixtures import BrokerAddress
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
@@ -22,7 +25,7 @@ RECORDS = 200
 SOURCE = """
 from streams import EventSource, EventSourceConfig
 
-source = EventSource(EventSourceConfig(group_id="{prefix}group", topic="{prefix}in", num_partitions=2))
+source = EventSource(EventSourceConfig(group_id="{prefix}group", topic="{prefix}in", num_partitions={partitions}))
 
 
 @source.register_default_handler
@@ -67,7 +70,7 @@ class Kes:
 
 @pytest.fixture
 def kes(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> Kes:
-    (tmp_path / "copier.py").write_text(SOURCE.format(prefix=topic_prefix))
+    (tmp_path / "copier.py").write_text(SOURCE.format(prefix=topic_prefix, partitions=2))
     return Kes(kafka_broker.bootstrap_servers, tmp_path)
 
 
@@ -127,6 +130,59 @@ def test_from_a_plan_to_no_lag(
     ] * 2
     source.send_signal(signal.SIGTERM)
     assert source.wait(30) == 0
+
+
+def lag_of(kes: Kes, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    deadline = time.monotonic() + 60
+    while True:
+        code, out, err = kes("lag", "copier:source", "--json")
+        assert code == 0, err
+        if wanted(found := json.loads(out)):
+            return dict(found)
+        assert time.monotonic() < deadline, found
+
+
+def test_partitions_that_are_added_to_the_source(
+    kes: Kes, running: Callable[..., subprocess.Popen[str]], topic_prefix: str, kafka_broker: BrokerAddress
+) -> None:
+    """They are named, a worker that is killed goes on all the same, and ``kes topics grow`` makes them ours."""
+    assert kes("topics", "apply", "copier:source")[0] == 0
+    topic = f"{topic_prefix}in"
+    admin = TopicAdmin(ClientSettings(kafka_broker.bootstrap_servers, {}, client_id="test"))
+
+    def produce(*partitions: int) -> None:  # by a producer of its own, which knows the partitions that there are
+        producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers, "log_level": 0})
+        for number in partitions:
+            producer.produce(topic, b"x", partition=number)
+        assert producer.flush(30) == 0
+
+    source = running("run", "copier:source", "--instance-prefix", "copier", "--json")
+    assert source.stdout is not None
+    worker = json.loads(source.stdout.readline())["pid"]
+    produce(0, 1)
+    lag_of(kes, lambda found: found["lag"] == 0)
+    admin.grow(topic, 3)
+    os.kill(worker, signal.SIGKILL)
+    produce(0, 1, 2)
+    found = lag_of(kes, lambda found: [entry["lag"] for entry in found["partitions"]] == [0, 0, 1])
+    assert found["unread_partitions"] == [2]
+    code, _, err = kes("topics", "grow", "copier:source", "--yes")
+    assert code == 1
+    assert "has members (copier-0): stop all of them first" in err
+    source.send_signal(signal.SIGTERM)
+    assert source.wait(30) == 0
+
+    code, out, err = kes("topics", "grow", "copier:source", "--yes", "--json")
+    assert code == 0, err
+    assert json.loads(out)["steps"] == {
+        f"{topic_prefix}group.{topic}.{name}": 2 for name in ("changelog", "dead-letters")
+    }
+    (kes.folder / "copier.py").write_text(SOURCE.format(prefix=topic_prefix, partitions=3))
+    source = running("run", "copier:source", "--instance-prefix", "copier")
+    assert lag_of(kes, lambda found: found["lag"] == 0)["unread_partitions"] == []
+    source.send_signal(signal.SIGTERM)
+    assert source.wait(30) == 0
+    admin.close()
 
 
 def test_a_record_that_cannot_be_read_ends_the_run_at_once(

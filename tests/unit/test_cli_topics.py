@@ -260,6 +260,18 @@ def test_a_source_without_events_is_no_error(
     assert ["all", "0", "0", "0", "0"] in rows
 
 
+def test_partitions_that_the_settings_do_not_know_are_named(
+    admin: FakeAdmin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    admin.lags = [[partition(number, None if number > 3 else 7, 7) for number in range(6)]] * 2
+    assert kes("lag", "fleet:source", "--bootstrap-servers", "x:1") == 0
+    captured = capsys.readouterr()
+    assert [line.split()[1] for line in captured.out.splitlines() if "(nobody reads it)" in line] == ["4", "5"]
+    assert "topic flights has 6 partitions, settings say 4: nobody reads" in captured.err
+    assert kes("lag", "fleet:source", "--bootstrap-servers", "x:1", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["unread_partitions"] == [4, 5]
+
+
 def test_a_group_without_offsets_is_an_error(admin: FakeAdmin, capsys: pytest.CaptureFixture[str]) -> None:
     admin.lags = [[partition(0, None, 3)]]
     assert kes("lag", "-g", "typo", "-t", "t", "--bootstrap-servers", "x:1") == 1

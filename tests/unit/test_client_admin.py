@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from types import SimpleNamespace
 from typing import Any, Never
 
@@ -12,7 +12,7 @@ import pytest
 from streams import EventSourceConfig
 from streams.clients.admin import TopicAdmin, TopicDescription, _gather, differences
 from streams.clients.settings import ClientSettings
-from streams.errors import BrokerUnavailable
+from streams.errors import BrokerUnavailable, TopicError
 from streams.runtime import source_topics
 from streams.runtime.bridge import Worker
 from streams.topics import TopicSpec
@@ -57,6 +57,53 @@ def test_nobody_at_the_address_is_said_in_time() -> None:
         admin.describe(["t"], timeout_seconds=0.5)
     assert "topic t" in str(caught.value)
     admin.close()
+
+
+class Cluster:
+    """``ports.Topics`` over the partitions of each topic; ``cleanup.policy`` and the rest are as they must be."""
+
+    def __init__(self, **there: int) -> None:
+        self.there = {name.replace("_", "."): count for name, count in there.items()}
+
+    def create(self, specs: Sequence[TopicSpec], timeout_seconds: float) -> list[str]:
+        created = [spec.name for spec in specs if spec.name not in self.there]
+        self.there |= {spec.name: spec.partitions for spec in specs if spec.name in created}
+        return created
+
+    def differences(self, specs: Sequence[TopicSpec]) -> list[str]:
+        return [sentence for spec in specs for sentence in differences(spec, self._found(spec))]
+
+    def _found(self, spec: TopicSpec) -> TopicDescription | None:
+        if spec.name not in self.there:
+            return None
+        return found(partitions=self.there[spec.name], replication_factor=spec.replication_factor, configs=spec.configs)
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("there", "refused"),
+    [
+        ({"t": 10, "g_t_changelog": 8}, ""),  # a member that starts again goes on with what it knows
+        ({"t": 10}, "topic t has 10 partitions, settings say 8"),  # the first start
+        ({"t": 6, "g_t_changelog": 8}, "topic t has 6 partitions, settings say 8"),
+        ({"t": 10, "g_t_changelog": 10}, "topic g.t.changelog has 10 partitions, settings say 8"),
+        ({}, ""),
+    ],
+)
+async def test_a_source_may_have_grown_after_the_first_start(there: dict[str, int], refused: str) -> None:
+    cluster = Cluster(**there)
+    before = dict(cluster.there)
+    connections: Any = SimpleNamespace(topics=lambda: cluster, worker=Worker)
+    config = EventSourceConfig(group_id="g", topic="t", num_partitions=8)
+    if not refused:
+        await source_topics.create_and_verify(config, connections)
+        assert cluster.there.keys() == {"t", "g.t.changelog", "g.t.dead-letters"}
+        return
+    with pytest.raises(TopicError, match=refused):
+        await source_topics.create_and_verify(config, connections)
+    assert cluster.there == before, "or the next start would not be the first one"
 
 
 def test_a_refusal_is_told_in_plain_words_and_long_before_the_time_is_over(caplog: pytest.LogCaptureFixture) -> None:

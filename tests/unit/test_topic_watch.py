@@ -13,6 +13,7 @@ import pytest
 
 from streams import Table
 from streams.errors import BrokerUnavailable, OffsetError, StreamsError, TopicError, TopicReplaced
+from streams.metrics import Measurement, PartitionsAdded
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds, decode_offset
 from streams.runtime.copies import StateCopies, StateCopy
 from streams.runtime.environment import Environment
@@ -44,6 +45,26 @@ def offset_records(driver: Driver) -> list[OffsetRecord]:
     logs = [log for (topic, _), log in driver._world.broker.logs.items() if topic == LOG]
     records = [record for log in logs for record in log.committed(0, log.end)]
     return [decode_offset(record) for record in records if record.key == OFFSET_KEY and record.value]
+
+
+def test_partitions_that_are_added_are_told_of_and_do_no_harm(caplog: pytest.LogCaptureFixture) -> None:
+    logging.disable(logging.NOTSET)
+    measured: list[Measurement] = []
+    with TestDriver(build(partitions=2, metrics_handler=measured.append)) as driver:
+        driver.send(Added("ann"), partition=1)
+        driver.advance(A_LOOK)
+        assert PartitionsAdded(SOURCE, 2, 3) not in measured
+        driver._world.broker.topics[SOURCE] = 3
+        driver.advance(A_LOOK)
+        assert PartitionsAdded(SOURCE, 2, 3) in measured
+        said = f"topic {SOURCE} has 3 partitions, settings say 2: nobody reads the records in the partitions 2 to 2"
+        assert caplog.text.count(said) == 1
+        driver.advance(10 * A_LOOK)
+        assert 2 <= caplog.text.count(said) <= measured.count(PartitionsAdded(SOURCE, 2, 3)) // 5
+        driver.crash()
+        driver.restart()
+        driver.send(Added("ann"), partition=1)
+        assert totals(driver) == [1, 2]
 
 
 @pytest.mark.parametrize("topic", [SOURCE, LOG])
