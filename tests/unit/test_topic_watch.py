@@ -141,6 +141,7 @@ def test_a_changelog_that_lost_records_stops_a_running_member() -> None:
         log = driver._world.broker.log(LOG, 0)
         end = log.end
         del log.entries[-2:]
+        driver.send(Slow("ann", seconds=11.0), wait=False)
         with pytest.raises(
             OffsetError, match=rf"{LOG}\[0\]: the log ended at offset {end} before, and ends at {end - 2}"
         ):
