@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
@@ -14,7 +15,7 @@ from streams.cli.cluster import brokers, named_source
 from streams.cli.console import complain, emit, notices
 from streams.clients.group_checks import GroupChecks
 from streams.config import EventSourceConfig
-from streams.runtime.changelog import OFFSET_KEY, decode_offset
+from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds, decode_offset
 
 app = typer.Typer(no_args_is_help=True, help="Offsets of a group that contradict its changelog: accept.")
 
@@ -66,12 +67,16 @@ def accept(
         str, typer.Option(help="The brokers. Default: those of the source, else KES_BOOTSTRAP_SERVERS.")
     ] = "",
     timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for the brokers.")] = 30.0,
+    restored: Annotated[
+        bool, typer.Option("--restored", help="Source or changelog was restored, or copied, with the same offsets.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")] = False,
 ) -> None:
     """Set offsets of the group that are ahead of the changelog back to it, so that the source starts again.
 
-    The records in between are handled again: their outputs appear a second time. All members must be stopped.
+    The records in between are handled again: their outputs appear a second time. With --restored, the topics that are
+    there now are also taken for those that the state belongs to. All members must be stopped.
 
     Exit codes: 0 no offset is ahead (any more); 1 not confirmed, a member is running, a partition has lost its state
     altogether, or no broker answers; 2 wrong usage.
@@ -81,16 +86,29 @@ def accept(
     numbers = _numbers(config, partition)
     with GroupChecks(config, seconds=timeout) as checks:
         checks.refuse_if_alive()
-        standings = _standings(config, checks, numbers)
+        records = checks.last_records(config.changelog, numbers, OFFSET_KEY)
+        written = {number: decode_offset(record) for number, record in records.items()}
+        standings = _standings(checks, numbers, written)
         ahead = [standing for standing in standings if standing.state == AHEAD]
-        if ahead and not yes:
+        adopted = _adopted(written, TopicIds(*checks.topic_ids())) if restored else {}
+        if (ahead or adopted) and not yes:
             notices().print(_table(standings))
             for standing in ahead:
                 notices().print(Text(_warning(config, standing)), soft_wrap=True)
-            typer.confirm(f"Set the offsets of the group {config.group_id} back?", abort=True, err=True)
+            if adopted:
+                notices().print(Text(_adopting(config, list(adopted))), soft_wrap=True)
+            typer.confirm(f"Change the offsets of the group {config.group_id} so?", abort=True, err=True)
+        # The group's offset first: a death in between leaves a start that is refused, and this command to run again.
         checks.set_offsets({standing.partition: standing.changelog_offset or 0 for standing in ahead})
+        encoded = {number: msgspec.json.encode(record) for number, record in adopted.items()}
+        checks.write(config.changelog, OFFSET_KEY, encoded)
     emit(
-        {"group": config.group_id, "topic": config.topic, "partitions": [_facts(entry) for entry in standings]},
+        {
+            "group": config.group_id,
+            "topic": config.topic,
+            "partitions": [_facts(entry) for entry in standings],
+            "restored": sorted(adopted),
+        },
         json,
         lambda: _table(standings, accepted=True),
     )
@@ -114,11 +132,27 @@ def _numbers(config: EventSourceConfig, wanted: list[int] | None) -> list[int]:
     return sorted(set(wanted or range(config.num_partitions)))
 
 
-def _standings(config: EventSourceConfig, checks: GroupChecks, numbers: list[int]) -> list[Standing]:
+def _standings(checks: GroupChecks, numbers: list[int], written: Mapping[int, OffsetRecord]) -> list[Standing]:
     committed = checks.committed(numbers)
-    records = checks.last_records(config.changelog, numbers, OFFSET_KEY)
-    written = {number: decode_offset(record).offset for number, record in records.items()}
-    return [Standing(number, committed[number], written.get(number)) for number in numbers]
+    offsets = {number: record.offset for number, record in written.items()}
+    return [Standing(number, committed[number], offsets.get(number)) for number in numbers]
+
+
+def _adopted(written: Mapping[int, OffsetRecord], now: TopicIds) -> dict[int, OffsetRecord]:
+    """The offset records that name other topics than those that are there now, with the ids of now."""
+    return {
+        number: msgspec.structs.replace(record, source_id=now.source, changelog_id=now.changelog)
+        for number, record in written.items()
+        if any(known not in ("", there) for known, there in zip(record.ids, now, strict=True))
+    }
+
+
+def _adopting(config: EventSourceConfig, partitions: list[int]) -> str:
+    return (
+        f"the state of the partitions {partitions} belongs to other topics named {config.topic} and {config.changelog} "
+        "than those that are there now. It is taken for theirs: right only if they hold the same records at the same "
+        "offsets"
+    )
 
 
 def _warning(config: EventSourceConfig, standing: Standing) -> str:

@@ -14,17 +14,19 @@ from streams.clients.group_view import GroupQuestions
 from streams.clients.kafka_python import OffsetCommitRequest
 from streams.clients.kafka_python import errors as kafka_errors
 from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, raise_for
+from streams.clients.plain_producer import PlainProducer
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.clients.source_log import SourceLog
 from streams.clients.takeover import KafkaPythonTakeOver
 from streams.config import EventSourceConfig
 from streams.errors import OffsetError, Stopped, TopicError
-from streams.records import IncomingRecord
+from streams.records import IncomingRecord, Record
 from streams.topics import TopicSpec
 
 _SECONDS: Final = 30.0
 _STRETCH: Final = 10_000
+_POLL_SECONDS: Final = 0.1
 _CLOSE_SECONDS: Final = 2.0
 _AT_REST: Final = ("Empty", "Dead", "")
 
@@ -160,6 +162,30 @@ class GroupChecks:
         finally:
             reader.close()
         return found
+
+    def topic_ids(self) -> tuple[str, str]:
+        """The ids of the source topic and of the changelog."""
+        config, deadline = self._config, self._deadline()
+        source: Any = self._elsewhere or self._group_log
+        asked = ((source, config.topic), (self._group_log, config.changelog))
+        first, second = (log.identity(topic, deadline).topic_id for log, topic in asked)
+        return first, second
+
+    def write(self, topic: str, key: bytes, values: Mapping[int, bytes]) -> None:
+        """Write one record with this key into each of these partitions. On return all in-sync replicas have them.
+        Raises what the first failed one met."""
+        producer = PlainProducer(self._settings, delivery_timeout_ms=int(self._seconds * 1000))
+        try:
+            for number, value in values.items():
+                producer.produce(Record(topic, value, key, partition=number), number)
+            left = set(values)
+            while left:
+                for report in producer.poll(_POLL_SECONDS):
+                    if report.error is not None:
+                        raise report.error
+                    left.discard(report.token)
+        finally:
+            producer.close()
 
     def refuse_unless_empty(self, topic: str) -> None:
         """Raises ``OffsetError`` when a changelog holds anything committed: state, or a position."""

@@ -45,7 +45,8 @@ def refuse_replaced(config: EventSourceConfig, partition: int, known: TopicIds, 
     that is not known is no difference: older versions did not write one."""
     begin_anew = (
         f"Stop all members, then delete the changelog {config.changelog} and the offsets of the group "
-        f"{config.group_id} to begin anew, or use another group_id"
+        f"{config.group_id} to begin anew, or use another group_id. If it was restored or copied with the same "
+        "offsets, run `kes offsets accept MODULE:SOURCE --restored` instead"
     )
     if _differ(known.source, now.source):
         raise TopicReplaced(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from streams import EventSource
 from streams.cli import console, main
@@ -70,22 +71,57 @@ async def test_a_topic_created_again_stops_a_running_member_by_name(lab: Lab, ki
     assert f"{lab.topic}[" in str(refused)
 
 
-async def test_a_group_offset_that_is_ahead_is_accepted_on_purpose(
+@pytest.fixture
+def kes(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def kes(*arguments: str) -> tuple[int, str, str]:
+) -> Callable[..., tuple[int, str, str]]:
+    """``kes offsets accept`` with these arguments: exit code, output, messages."""
+    module = ModuleType("shop")
+    vars(module).update(source=source_of(lab))
+    monkeypatch.setitem(sys.modules, "shop", module)
+    monkeypatch.setattr(console, "configure_logging", lambda verbosity: None)
+
+    def accept(*arguments: str) -> tuple[int, str, str]:
         code = main.main(["offsets", "accept", "shop:source", *arguments])
         return code, *capsys.readouterr()
 
+    return accept
+
+
+async def test_a_changelog_that_was_restored_is_accepted_on_purpose(
+    lab: Lab, kes: Callable[..., tuple[int, str, str]]
+) -> None:
+    await lab.create()
+    await lab.add("a", "a", "a")
+    async with Running(source_of(lab)) as run:
+        await run.until_handled(3, 0)
+    backup = await lab.records(lab.changelog)
+    await lab.delete(lab.changelog)
+    await lab.create(lab.changelog, cleanup_policy="compact")
+    producer = Producer({"bootstrap.servers": lab.bootstrap, "enable.idempotence": True})
+    for record in backup:
+        headers = [(name, content) for name, content in record.headers or ()]
+        producer.produce(lab.changelog, record.value, record.key, record.partition, headers=headers)
+    assert await asyncio.to_thread(producer.flush, 20) == 0
+    refused = await start_failure(source_of(lab))
+    assert isinstance(refused, TopicReplaced), repr(refused)
+    assert "kes offsets accept MODULE:SOURCE --restored" in str(refused)
+    code, out, err = await asyncio.to_thread(kes, "--restored", "--yes", "--json")
+    assert (code, json.loads(out)["restored"]) == (0, [0]), err
+    await lab.add("a")
+    async with Running(source_of(lab)) as run:
+        await run.until_handled(4, 0)
+    assert await lab.counts() == {"a": 4}
+
+
+async def test_a_group_offset_that_is_ahead_is_accepted_on_purpose(
+    lab: Lab, kes: Callable[..., tuple[int, str, str]]
+) -> None:
     def commit() -> None:
         consumer = Consumer({"bootstrap.servers": lab.bootstrap, "group.id": lab.group})
         consumer.commit(offsets=[TopicPartition(lab.topic, 0, 5)], asynchronous=False)
         consumer.close()
 
-    module = ModuleType("shop")
-    vars(module).update(source=source_of(lab))
-    monkeypatch.setitem(sys.modules, "shop", module)
-    monkeypatch.setattr(console, "configure_logging", lambda verbosity: None)
     await lab.create()
     await lab.add("a", "a", "a")
     async with Running(source_of(lab)) as run:

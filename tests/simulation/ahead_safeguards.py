@@ -54,6 +54,6 @@ AHEAD_SAFEGUARDS: dict[str, Safeguard] = {
     for made in (
         Safeguard("section 3", whoever_is_done_is_next, ("ahead",)),
         Safeguard("section 3", plain_handlers_do_not_wait_for_jobs, ("ahead",)),
-        Safeguard("section 3", jobs_are_done_when_they_have_begun, ("ahead",)),
+        Safeguard("section 3", jobs_are_done_when_they_have_begun, ("ahead",), 1),
     )
 }

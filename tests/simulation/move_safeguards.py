@@ -12,7 +12,7 @@ from streams.core.transaction import Cut
 from streams.group import Order
 from streams.records import Output
 from streams.runtime.changelog import RELEASE_KEY, OffsetRecord, ReleaseMarker
-from streams.runtime.copies import StateCopies, StateCopy
+from streams.runtime.copies import FROM_START, StateCopies, StateCopy
 from streams.runtime.lifecycle import Engine
 from streams.runtime.moves import Moves
 from streams.runtime.partition_worker import PartitionWorker
@@ -127,7 +127,13 @@ def standbys_are_promoted_as_they_are(patch: Patch) -> None:
         copy = self._copies.get(partition)
         return copy is not None and (copy.caught_up or copy.position >= goal)
 
+    start = TakeOvers._start
+
+    def at_once(self: TakeOvers, worker: Any, offset: Any, source: Any, changelog_end: int, ids: Any) -> Any:
+        return start(self, worker, offset, source, FROM_START, ids)
+
     patch.setattr(StateCopies, "reaches", reaches)
+    patch.setattr(TakeOvers, "_start", at_once)
 
 
 def the_tails_epoch_is_not_looked_at(patch: Patch) -> None:
@@ -214,21 +220,21 @@ def copies_that_others_write_to_are_judged(patch: Patch) -> None:
 MOVE_SAFEGUARDS: Mapping[str, Safeguard] = {
     made.out.__name__: made
     for made in (
-        Safeguard("marker: to", markers_are_for_everybody, ("struck_moves", "moves")),
-        Safeguard("marker: a member id", markers_are_for_the_instance, ("struck_moves", "evictions"), 17),
-        Safeguard("marker: generation", old_markers_count_too, ("pendulum",), 50),
-        Safeguard("transit", plans_forget_who_expects_what, ("overtaken",), 27),
-        Safeguard("withdrawn", withdrawn_orders_count_when_carried_out, ("evictions", "unclear_moves"), 7),
+        Safeguard("marker: to", markers_are_for_everybody, ("struck_moves", "moves"), 25),
+        Safeguard("marker: a member id", markers_are_for_the_instance, ("struck_moves", "evictions"), 8),
+        Safeguard("marker: generation", old_markers_count_too, ("pendulum",), 190),
+        Safeguard("transit", plans_forget_who_expects_what, ("overtaken",), 102),
+        Safeguard("withdrawn", withdrawn_orders_count_when_carried_out, ("evictions", "unclear_moves"), 10),
         Safeguard("donor", donors_go_on_after_the_marker, ("moves", "unclear_moves"), 1),
-        Safeguard("donor", markers_are_not_part_of_the_transaction, ("unclear_moves",), 18),
+        Safeguard("donor", markers_are_not_part_of_the_transaction, ("unclear_moves",), 3),
         Safeguard("donor", handed_over_before_it_is_committed, ("struck_moves", "unclear_moves"), 8),
-        Safeguard("donor", foreign_records_answer_a_look_up, ("overtaken",), 9),
+        Safeguard("donor", foreign_records_answer_a_look_up, ("overtaken",), 12),
         Safeguard("section 8", late_answers_end_other_barriers, ("laggards",), 2),
-        Safeguard("copies", standbys_are_promoted_as_they_are, ("slow_restores", "evictions"), 27),
-        Safeguard("copies", the_tails_epoch_is_not_looked_at, ("refused_under_way", "pendulum"), 143),
+        Safeguard("copies", standbys_are_promoted_as_they_are, ("slow_restores", "evictions"), 2),
+        Safeguard("copies", the_tails_epoch_is_not_looked_at, ("refused_under_way", "pendulum"), 248),
         Safeguard("copies", lost_stores_are_kept_as_copies, ("forgets", "evictions")),
         Safeguard("copies", cancelled_events_leave_their_traces_in_copies, ("moves", "struck_moves"), 2),
         Safeguard("copies", spare_copies_begin_where_the_receiver_is, ("standbys", "moves", "rolling"), 18),
-        Safeguard("take-over", copies_that_others_write_to_are_judged, ("evictions", "struck_moves", "forgets"), 3),
+        Safeguard("take-over", copies_that_others_write_to_are_judged, ("evictions", "struck_moves", "forgets"), 29),
     )
 }

@@ -73,8 +73,12 @@ class Watch:
             self.slowest = max(self.slowest, measurement.open_seconds + measurement.commit_seconds)
         elif isinstance(measurement, BatchFailed):
             self.counts["lists that failed"] += 1
-        elif isinstance(measurement, OffsetMismatch) and not self._world.forgot:
+        elif isinstance(measurement, OffsetMismatch) and self._is_member(name) and not self._world.forgot:
+            # One that was evicted, and has not heard of it, may ask while its successor commits: it starts in vain.
             self._say(f"{name} sees a mismatch, but nobody lost his memory: {measurement}")
+
+    def _is_member(self, name: str) -> bool:
+        return any(known.report.instance == name for known in self._world.group.members.values())
 
     def struck(self, name: str) -> None:
         """Something happens to a member: is it in the middle of a move?"""

@@ -24,6 +24,7 @@ class FakeChecks:
     """``GroupChecks`` of one group; ``done`` is what was committed for it."""
 
     done: dict[int, int] | None = None
+    written: dict[int, bytes] | None = None
     alive = False
 
     def __init__(self, config: EventSourceConfig, *, seconds: float) -> None: ...
@@ -41,15 +42,21 @@ class FakeChecks:
 
     def last_records(self, topic: str, partitions: list[int], key: bytes) -> dict[int, IncomingRecord]:
         rows = {number: ROWS[number][1] for number in partitions}
-        value = b'{"offset":%d,"writer":"w","serial":1,"generation":1}'
+        value = b'{"offset":%d,"writer":"w","serial":1,"generation":1,"source_id":"s","changelog_id":"c"}'
         return {
             number: IncomingRecord(topic, number, 0, key, value % offset, None)
             for number, offset in rows.items()
             if offset is not None and key == OFFSET_KEY
         }
 
+    def topic_ids(self) -> tuple[str, str]:
+        return "s", "new"
+
     def set_offsets(self, offsets: Mapping[int, int]) -> None:
         FakeChecks.done = dict(offsets)
+
+    def write(self, topic: str, key: bytes, values: Mapping[int, bytes]) -> None:
+        FakeChecks.written = dict(values)
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +85,15 @@ def test_only_what_is_ahead_is_set_back(capsys: pytest.CaptureFixture[str]) -> N
     assert "partitions [3]" in err
     assert "shop.orders.changelog" in err
     assert accept("--yes", "-p", "0", "-p", "4") == 0
+    assert FakeChecks.written == {}, "no topic is accepted that nobody asked for"
+
+
+def test_topics_that_were_restored_are_taken_for_those_of_the_state(capsys: pytest.CaptureFixture[str]) -> None:
+    assert accept("--restored", "--yes", "--json", "-p", "1", "-p", "4") == 0
+    assert json.loads(capsys.readouterr().out)["restored"] == [1]
+    assert FakeChecks.written == {
+        1: b'{"offset":4,"writer":"w","serial":1,"generation":1,"source_id":"s","changelog_id":"new"}'
+    }
 
 
 @pytest.mark.parametrize(("answer", "code", "done"), [("y\n", 0, {0: 3}), ("n\n", 1, None), ("", 1, None)])
