@@ -25,6 +25,10 @@ BOOTSTRAP_VARIABLE = "KES_BOOTSTRAP_SERVERS"
 INSTANCE_VARIABLE = "KES_INSTANCE_ID"
 """Environment variable with this process's stable name, used when the settings name none (``kes run`` sets it)."""
 
+DELIVERY_SHARE = 0.8
+"""Of a transaction's time, for its records to be acknowledged: they must have failed before the broker gives the
+transaction up, so that the reason is known."""
+
 STRATEGIES = ("incremental", "cooperative-sticky", "range", "roundrobin")
 """How partitions can be shared among the members (``core/strategies.py``)."""
 MEMBERSHIPS = ("streams", "librdkafka", "broker")

@@ -110,7 +110,7 @@ class CallAbandoned(msgspec.Struct, frozen=True):
 
 class PartitionsAdded(msgspec.Struct, frozen=True):
     """The source topic has more ``partitions`` than the ``known`` ones of the settings; nobody reads the others. Told
-    by each member at each look at the topic, about once a minute."""
+    by each member at each look at the topic, every ten seconds."""
 
     topic: str
     known: int

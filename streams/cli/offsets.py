@@ -11,10 +11,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from streams.cli.cluster import brokers, named_source
+from streams.cli.cluster import await_listener, brokers, named_source
 from streams.cli.console import complain, emit, notices
 from streams.clients.group_checks import GroupChecks
 from streams.config import EventSourceConfig
+from streams.errors import OffsetError
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds, decode_offset
 
 app = typer.Typer(no_args_is_help=True, help="Offsets of a group that contradict its changelog: accept.")
@@ -84,20 +85,19 @@ def accept(
     found = named_source(source).config
     config = msgspec.structs.replace(found, bootstrap_servers=brokers(bootstrap_servers, found)).resolved()
     numbers = _numbers(config, partition)
+    await_listener(config.bootstrap_servers, timeout)
     with GroupChecks(config, seconds=timeout) as checks:
-        checks.refuse_if_alive()
-        records = checks.last_records(config.changelog, numbers, OFFSET_KEY)
-        written = {number: decode_offset(record) for number, record in records.items()}
-        standings = _standings(checks, numbers, written)
+        standings, adopted = look = _look(config, checks, numbers, restored=restored)
         ahead = [standing for standing in standings if standing.state == AHEAD]
-        adopted = _adopted(written, TopicIds(*checks.topic_ids())) if restored else {}
         if (ahead or adopted) and not yes:
             notices().print(_table(standings))
             for standing in ahead:
                 notices().print(Text(_warning(config, standing)), soft_wrap=True)
             if adopted:
                 notices().print(Text(_adopting(config, list(adopted))), soft_wrap=True)
-            typer.confirm(f"Change the offsets of the group {config.group_id} so?", abort=True, err=True)
+            typer.confirm(f"Change the group {config.group_id} and its changelog so?", abort=True, err=True)
+            if _look(config, checks, numbers, restored=restored) != look:  # somebody worked on while the question stood
+                raise OffsetError(f"the offsets of the group {config.group_id} have changed meanwhile; run this again")
         # The group's offset first: a death in between leaves a start that is refused, and this command to run again.
         checks.set_offsets({standing.partition: standing.changelog_offset or 0 for standing in ahead})
         encoded = {number: msgspec.json.encode(record) for number, record in adopted.items()}
@@ -132,10 +132,19 @@ def _numbers(config: EventSourceConfig, wanted: list[int] | None) -> list[int]:
     return sorted(set(wanted or range(config.num_partitions)))
 
 
-def _standings(checks: GroupChecks, numbers: list[int], written: Mapping[int, OffsetRecord]) -> list[Standing]:
+def _look(
+    config: EventSourceConfig, checks: GroupChecks, numbers: list[int], *, restored: bool
+) -> tuple[list[Standing], dict[int, OffsetRecord]]:
+    """How the offsets stand, and the offset records to be written for topics that were restored."""
+    checks.refuse_if_alive()
     committed = checks.committed(numbers)
+    records = checks.last_records(config.changelog, numbers, OFFSET_KEY)
+    written = {number: decode_offset(record) for number, record in records.items()}
     offsets = {number: record.offset for number, record in written.items()}
-    return [Standing(number, committed[number], offsets.get(number)) for number in numbers]
+    standings = [Standing(number, committed[number], offsets.get(number)) for number in numbers]
+    if not restored:
+        return standings, {}
+    return standings, _adopted(written, TopicIds(checks.source_id(), checks.changelog_id()))
 
 
 def _adopted(written: Mapping[int, OffsetRecord], now: TopicIds) -> dict[int, OffsetRecord]:

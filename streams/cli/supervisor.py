@@ -32,7 +32,7 @@ from streams.cli.worker import EXIT_PROBLEM as WORKER_PROBLEM
 EXIT_DONE = 0
 EXIT_PROBLEM = 1
 EXIT_GAVE_UP = 70
-NOT_FOR_RESTART = {
+DRAINS_ALL = {
     WORKER_PROBLEM: "a problem that a restart does not solve",
     EXIT_BAD_RECORD: "a record that fails at every start, and in every worker",
 }
@@ -191,8 +191,8 @@ class Supervisor:
             if self._stopping:
                 # SIGTERM itself ends a worker only before it has begun: there was nothing to drain.
                 if code not in (0, -signal.SIGTERM) and self._exit_code == EXIT_DONE:
-                    self._exit_code = EXIT_PROBLEM if code in NOT_FOR_RESTART else EXIT_GAVE_UP
-            elif code in NOT_FOR_RESTART:
+                    self._exit_code = EXIT_PROBLEM if code in DRAINS_ALL else EXIT_GAVE_UP
+            elif code in DRAINS_ALL:
                 self._stop_all(EXIT_PROBLEM)
             elif code != 0:
                 self._crashed(worker, now)
@@ -305,7 +305,7 @@ def worker_command(source: str, verbosity: int, gc_threshold: int) -> list[str]:
 
 def _reason(code: int) -> str:
     if code >= 0:
-        return {0: "drained", **NOT_FOR_RESTART}.get(code, f"failed with exit code {code}")
+        return {0: "drained", **DRAINS_ALL}.get(code, f"failed with exit code {code}")
     try:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:

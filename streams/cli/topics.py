@@ -114,6 +114,7 @@ def grow(
         if growth.steps and not yes:
             notices().print(growth_table(growth), Text(KEYS_MOVE))
             typer.confirm("Add the partitions?", abort=True, err=True)
+            refuse_members(addresses, config, timeout)  # one may have started while the question stood
         for name, before in growth.steps.items():
             by_topic[name].grow(name, growth.partitions, timeout)
             notices().print(Text(f"{name}: {before} -> {growth.partitions} partitions"), soft_wrap=True)

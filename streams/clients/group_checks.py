@@ -44,10 +44,14 @@ class GroupChecks:
         self._group_log = KafkaPythonTakeOver(
             self._client, config.group_id, config.offsets_topic, changelog=config.changelog
         )
-        self._elsewhere = _source_log(config)
+        self._elsewhere = _elsewhere(config)
 
     def _deadline(self) -> float:
         return time.monotonic() + self._seconds
+
+    @property
+    def _source_log(self) -> KafkaPythonTakeOver | SourceLog:
+        return self._elsewhere or self._group_log
 
     def __enter__(self) -> Self:
         return self
@@ -63,11 +67,16 @@ class GroupChecks:
     def source(self) -> tuple[dict[int, tuple[int, int]], str]:
         """(log start, high watermark) of each partition of the source topic, and the topic's id. Raises
         ``TopicError``."""
-        log: Any = self._elsewhere or self._group_log
         topic, deadline = self._config.topic, self._deadline()
-        return log.log_range(topic, range(self._config.num_partitions), deadline), log.identity(
-            topic, deadline
-        ).topic_id
+        return self._source_log.log_range(topic, range(self._config.num_partitions), deadline), self.source_id()
+
+    def source_id(self) -> str:
+        """The id of the source topic."""
+        return self._source_log.identity(self._config.topic, self._deadline()).topic_id
+
+    def changelog_id(self) -> str:
+        """The id of the changelog."""
+        return self._group_log.identity(self._config.changelog, self._deadline()).topic_id
 
     def create(self, specs: list[TopicSpec]) -> None:
         """Create topics that are missing; ``TopicError`` for those that are not as they must be."""
@@ -163,14 +172,6 @@ class GroupChecks:
             reader.close()
         return found
 
-    def topic_ids(self) -> tuple[str, str]:
-        """The ids of the source topic and of the changelog."""
-        config, deadline = self._config, self._deadline()
-        source: Any = self._elsewhere or self._group_log
-        asked = ((source, config.topic), (self._group_log, config.changelog))
-        first, second = (log.identity(topic, deadline).topic_id for log, topic in asked)
-        return first, second
-
     def write(self, topic: str, key: bytes, values: Mapping[int, bytes]) -> None:
         """Write one record with this key into each of these partitions. On return all in-sync replicas have them.
         Raises what the first failed one met."""
@@ -211,7 +212,7 @@ class GroupChecks:
             )
 
 
-def _source_log(config: EventSourceConfig) -> SourceLog | None:
+def _elsewhere(config: EventSourceConfig) -> SourceLog | None:
     if not config.source_is_elsewhere:
         return None
     security: Mapping[str, Any] = kafka_python_settings.security_only(config.source_client_settings)

@@ -9,6 +9,7 @@ from confluent_kafka import KafkaException
 
 from streams.clients.connection import ConnectionLog
 from streams.clients.translate import error_of
+from streams.config import DELIVERY_SHARE
 from streams.errors import ConfigError
 
 C = TypeVar("C")
@@ -144,8 +145,7 @@ class ClientSettings:
             **config,
             "transactional.id": transactional_id,
             "transaction.timeout.ms": transaction_timeout_ms,
-            # Records must have failed before the broker gives the transaction up, so that the reason is known.
-            "message.timeout.ms": max(transaction_timeout_ms * 4 // 5, 1),
+            "message.timeout.ms": max(int(transaction_timeout_ms * DELIVERY_SHARE), 1),
             "enable.idempotence": True,
             "partitioner": "murmur2_random",
             "delivery.report.only.error": True,

@@ -153,7 +153,8 @@ def nothing_listens(addresses: str) -> str:
 
 def plain(reason: str, addresses: str) -> str:
     """What was heard last of the connections, in plain words where nobody is there at all."""
-    refused = "Connection refused" in reason and "," not in addresses  # of several brokers another one may be there
+    # Of several brokers another one may be there, and a broker may advertise an address that refuses.
+    refused = "Connection refused" in reason and "," not in addresses and f"{addresses.strip()}/" in reason
     return nothing_listens(addresses) if refused else reason
 
 

@@ -31,8 +31,9 @@ def check_callable(what: str, function: object, *arguments: str) -> None:
     if not arguments:
         return
     try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some functions written in C have none
+        # Not that of what a decorator wraps: the wrapper may well take other arguments.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except Exception:  # some functions written in C have none, and reading annotations may run anything
         return
     try:
         signature.bind(*arguments)

@@ -15,7 +15,7 @@ from typing import Final
 
 import anyio
 
-from streams.config import EventSourceConfig
+from streams.config import DELIVERY_SHARE, EventSourceConfig
 from streams.core.recovery import Patience, Remedy, rebuild_all, remedy
 from streams.core.transaction import Transaction, TransactionState
 from streams.errors import MembershipLost, RecordRefused, TransactionFailed
@@ -32,9 +32,6 @@ _log = logging.getLogger(__name__)
 NEWS_SECONDS = 3.0
 """How long to wait for the snapshot that replaces a refused one. It comes with our JoinGroup response (0.4 of a
 heartbeat on average, 60 ms at most measured); should it not come, the same transaction is simply refused again."""
-
-DELIVERY_SHARE = 0.8
-"""Of the transaction's time, for its records to be acknowledged (``message.timeout.ms`` in ``clients.settings``)."""
 
 OWN_KEYS: Final = (OFFSET_KEY, RELEASE_KEY)
 

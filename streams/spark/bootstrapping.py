@@ -37,7 +37,7 @@ from streams.errors import ConfigError, OffsetError, StreamsError
 from streams.event_source import EventSource
 from streams.records import Change
 from streams.records import TopicPartition as Partition
-from streams.runtime.changelog import OFFSET_KEY, OffsetRecord
+from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds
 from streams.runtime.copies import make_store
 from streams.runtime.replay import Program
 from streams.spark.kafka import TIMEOUT_SECONDS, client
@@ -112,10 +112,11 @@ def _bootstrap(
         checks.create(source.specs()[1 if config.source_is_elsewhere else 0 :])
         checks.refuse_unless_at_rest()
         checks.refuse_unless_empty(config.changelog)
+        ids = TopicIds(source_id, checks.changelog_id())
         found, written = write_lane(
             lane,
             request,
-            lambda: _batches(stores, offsets, source_id),
+            lambda: _batches(stores, offsets, ids),
             size=_LONGEST,
             last_step=_group_offsets(config, lane.kafka, offsets, checks),
         )
@@ -179,12 +180,12 @@ def _check_contents(program: Program, stores: DataFrame) -> None:
             store.revoked()
 
 
-def _batches(stores: DataFrame, offsets: Mapping[int, int], source_id: str) -> Iterator[Any]:
+def _batches(stores: DataFrame, offsets: Mapping[int, int], ids: TopicIds) -> Iterator[Any]:
     """The changelog's records: for each partition its state, and then its position."""
     for number, offset in offsets.items():
         table = stores.where(f.col("partition") == number).select("partition", "key", "value", "type").toArrow()
         yield from table.cast(_SCHEMA).to_batches(_ROWS)
-        record = msgspec.json.encode(OffsetRecord(offset, _WRITER, 0, 0, source_id))
+        record = msgspec.json.encode(OffsetRecord(offset, _WRITER, 0, 0, *ids))
         yield pa.RecordBatch.from_pylist(
             [{"partition": number, "key": OFFSET_KEY, "value": record, "type": None}], schema=_SCHEMA
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streams.core.keyed_batches import KeyedBatches, Queued
@@ -136,6 +136,9 @@ class Model:
 @seeded
 @settings(max_examples=400, deadline=None)
 @given(limits, actions)
+@example(
+    (5, 5.0, 1, 12), [("event", 0, [0, 0, 1]), ("withdraw", 0, []), ("withdraw", 2, [])]
+)  # a first, and an only one
 def test_the_machine_does_as_the_model(limits: tuple[int, float, int, int], actions: list[Any]) -> None:
     model = Model(*limits)
     for action, number, keys in actions:

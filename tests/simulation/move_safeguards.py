@@ -229,7 +229,7 @@ MOVE_SAFEGUARDS: Mapping[str, Safeguard] = {
         Safeguard("donor", markers_are_not_part_of_the_transaction, ("unclear_moves",), 3),
         Safeguard("donor", handed_over_before_it_is_committed, ("struck_moves", "unclear_moves"), 8),
         Safeguard("donor", foreign_records_answer_a_look_up, ("overtaken",), 12),
-        Safeguard("section 8", late_answers_end_other_barriers, ("laggards",), 2),
+        Safeguard("section 8", late_answers_end_other_barriers, ("laggards",), 2105),
         Safeguard("copies", standbys_are_promoted_as_they_are, ("slow_restores", "evictions"), 2),
         Safeguard("copies", the_tails_epoch_is_not_looked_at, ("refused_under_way", "pendulum"), 248),
         Safeguard("copies", lost_stores_are_kept_as_copies, ("forgets", "evictions")),

@@ -65,6 +65,11 @@ class Stage:
                 found[record.partition] = decode_offset(record).offset
         return found
 
+    def changelog_ids(self) -> set[frozenset[str]]:
+        """The topics that the positions belong to, by their ids."""
+        records = [record for record in self.lab._records(self.changelog, None) if record.key == OFFSET_KEY]
+        return {frozenset(decode_offset(record).ids) - {""} for record in records}
+
     def committed(self) -> dict[int, int]:
         return self.lab.admin.committed(self.config.group_id, self.topic)
 
@@ -87,6 +92,7 @@ def test_a_source_goes_on_from_a_replay_of_its_history(stage: Stage, read: Read)
         begun = stage.bootstrap(replayed)
         assert (begun.written, dict(begun.offsets), begun.keys) == (True, replayed.offsets, replayed.stores.count())
         assert stage.changelog_offsets() == stage.committed() == replayed.offsets
+        assert {len(ids) for ids in stage.changelog_ids()} == {2}, "each position names source and changelog"
         for partition in range(PARTITIONS):
             assert state_of(stage.lab, stage.changelog, partition) == stores_of(replayed.stores, partition)
         stage.produce(300, seed=2)

@@ -23,7 +23,15 @@ def logging_as_it_was() -> Iterator[None]:
 NOBODY = "nothing listens at 127.0.0.1:1: is it running? (kes broker start)"
 
 
-@pytest.mark.parametrize("command", ["topics plan examples.bank:source", "lag examples.bank:source", "group demo"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "topics plan examples.bank:source",
+        "lag examples.bank:source",
+        "offsets accept examples.bank:source",
+        "group demo",
+    ],
+)
 def test_nobody_at_the_address_is_said_in_time(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Port 1 refuses, and the wait is bounded."""
     assert main([*command.split(), "--bootstrap-servers", "127.0.0.1:1", "--timeout", "0.5"]) == 1

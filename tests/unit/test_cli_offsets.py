@@ -49,8 +49,11 @@ class FakeChecks:
             if offset is not None and key == OFFSET_KEY
         }
 
-    def topic_ids(self) -> tuple[str, str]:
-        return "s", "new"
+    def source_id(self) -> str:
+        return "s"
+
+    def changelog_id(self) -> str:
+        return "new"
 
     def set_offsets(self, offsets: Mapping[int, int]) -> None:
         FakeChecks.done = dict(offsets)
@@ -67,6 +70,7 @@ def shop(monkeypatch: pytest.MonkeyPatch) -> None:
     vars(module).update(source=EventSource(config))
     monkeypatch.setitem(sys.modules, "shop", module)
     monkeypatch.setattr(offsets, "GroupChecks", FakeChecks)
+    monkeypatch.setattr(offsets, "await_listener", lambda servers, timeout: None)
     monkeypatch.setattr(FakeChecks, "done", None)
     monkeypatch.setattr(console, "configure_logging", lambda verbosity: None)
     monkeypatch.setenv("COLUMNS", "120")
@@ -111,6 +115,18 @@ def test_it_says_what_will_happen_and_asks(
     assert "orders[0]: records 3 to 4 are handled again" in said
     assert "appear a second time" in said
     assert "Traceback" not in said
+
+
+def test_what_changed_while_the_question_stood_is_not_set(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def confirm(*_: object, **__: object) -> None:
+        monkeypatch.setitem(ROWS, 0, (9, 8))
+
+    monkeypatch.setattr(offsets.typer, "confirm", confirm)
+    assert accept("--partition", "0") == 1
+    assert FakeChecks.done is None
+    assert "have changed meanwhile" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -103,3 +103,15 @@ def test_a_request_fails_for_want_of_an_answer_of_permission_or_of_sense() -> No
 def test_a_cause_is_told_once() -> None:
     text = str(broker_unavailable("x", "a:1", KafkaError(E._TRANSPORT, "refused"), "_TRANSPORT: refused"))
     assert text.count("refused") == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "there"),
+    [
+        ("a:1/bootstrap: Connect to ipv4#10.0.0.1:1 failed: Connection refused", False),
+        ("b:2/1: Connect to ipv4#10.0.0.5:2 failed: Connection refused", True),  # the address that broker 1 advertises
+    ],
+)
+def test_a_broker_that_advertises_a_wrong_address_is_not_called_down(reason: str, there: bool) -> None:
+    text = str(broker_unavailable("x", "a:1", None, reason))
+    assert ("b:2/1" in text, "nothing listens at a:1" in text) == (there, not there)

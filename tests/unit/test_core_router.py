@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from dataclasses import dataclass
 from typing import Any
@@ -163,6 +164,19 @@ def test_a_function_whose_parameters_nobody_knows_is_taken() -> None:
     check_callable("the handler of a", min, "ctx", "event")  # a built-in without a signature
     Source().register_event_type(First, lambda *anything: None)
     Source(SimpleStore.factory(First, key=lambda first: first.text))
+
+
+def test_a_decorator_may_change_the_arguments() -> None:
+    """The wrapper is called, and not what it wraps."""
+
+    def with_database(handler: Any) -> Any:
+        @functools.wraps(handler)
+        def wrapper(ctx: Any, event: Any) -> Any:
+            return handler(ctx, event, "database")
+
+        return wrapper
+
+    Source().register_event_type(First, with_database(lambda ctx, event, database: None))
 
 
 def test_the_store_that_was_forgotten() -> None:
