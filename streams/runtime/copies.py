@@ -287,8 +287,9 @@ class StateCopies:
         return copy is not None and copy.offset_record is None
 
     def ids(self) -> dict[int, TopicIds]:
-        """The topics that the state in each copy belongs to, as its last offset record names them."""
-        records = {partition: copy.offset_record for partition, copy in self._copies.items()}
+        """The topics that the state in each copy belongs to, as its last offset record names them: of copies that were
+        read up to the end, because an older record may name what a restored topic was before."""
+        records = {partition: copy.offset_record for partition, copy in self._copies.items() if copy.caught_up}
         return {partition: record.ids for partition, record in records.items() if record is not None}
 
     def position(self, partition: int) -> int:
@@ -387,6 +388,8 @@ class StateCopies:
                 news = True  # an orphan: its store can be let go now
             elif failure is None:
                 news = copy.advance(position, end, more=bool(records)) or news
+            else:
+                copy.failure = failure  # at once: half of the records are in its store, so it must not be taken
             self._lock.notify_all()
         if news:
             self._inlet.put(partition)

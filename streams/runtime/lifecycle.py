@@ -197,7 +197,7 @@ class Engine:
         self.spawn(self.status.run)
         self.spawn(self.topic_watch.run, drain=False)
         self.spawn(self.looks.run)
-        self.input.start(partitions.deliver, self._reading_failed)
+        self.input.start(partitions.deliver, self.reading_failed)
         self.copies.start()
         inlet = Inlet(self._said)
         self.membership.start(inlet.put)
@@ -328,8 +328,9 @@ class Engine:
             self.membership.released(event.partitions, event.incarnation, event.generation)
             self.moves.look_again(event.partitions)
 
-    def _reading_failed(self, error: Exception) -> None:
-        """The source cannot be read any more. A topic that was replaced is told as that."""
+    def reading_failed(self, error: Exception) -> None:
+        """The source, or a copy that is waited for, cannot be read any more. A topic that was replaced is named as the
+        cause."""
 
         async def tell() -> None:
             await self.topic_watch.look()

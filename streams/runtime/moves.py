@@ -58,6 +58,7 @@ class Moves:
         self._ask_again = Insistence()
         self._told = Copies()
         self._nudge_at = 0.0
+        self._nudges = 0  # without a marker since
         self._sizes: dict[int, int] = {}
         self._is_incremental = "incremental" in engine.config.strategies
         self._quit = False
@@ -69,7 +70,10 @@ class Moves:
         plan = event.assignment
         self.owned = event.owned
         self._incoming = event.incoming
-        self._nudge_at = self._engine.now() + self._engine.config.drain_timeout_seconds + MARKER_SECONDS
+        self._nudges = self._nudges if event.incoming else 0
+        # Twice as long each time: a donor that waits for a topic, say, has no marker until that is there.
+        pause = (self._engine.config.drain_timeout_seconds + MARKER_SECONDS) * 2 ** min(self._nudges, 5)
+        self._nudge_at = self._engine.now() + pause
         self._began = {partition: self._began.get(partition, self._engine.now()) for partition in event.incoming}
         self._known = {number: _standing(number, event.copies) for number in plan.preparing}
         self._ask_again.plan(self._engine.now(), waiting="ready" in self._known.values())
@@ -177,7 +181,7 @@ class Moves:
         if since is None or partition in engine.partitions.workers or not engine.accepting:
             return
         if failure is not None:  # somebody else has to take it
-            engine.fail(failure)
+            engine.reading_failed(failure)
             return
         member_id = engine.membership.snapshot.member_id
 
@@ -194,6 +198,7 @@ class Moves:
         if copy is None:
             return
         self._incoming = {number: told for number, told in self._incoming.items() if number != partition}
+        self._nudges = 0
         self.owned |= {partition}
         assert copy.offset_record is not None
         engine.partitions.start_from(copy)
@@ -232,6 +237,7 @@ class Moves:
         if nudges:
             _log.warning("the markers of %s do not come: joining again", sorted(self._incoming))
             self._nudge_at = math.inf  # the next plan knows who has what
+            self._nudges += 1
         if nudges or self._ask_again.is_due(now):
             report, announce = msgspec.structs.replace(report, asked=report.asked + 1), True
         if announce or report != self._told:

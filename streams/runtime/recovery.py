@@ -82,7 +82,8 @@ class Recovery:
         _log.log(level, "transaction %d (attempt %d) failed: %s; %s", head.serial, head.attempts, failure, step.value)
         if step is Remedy.STOP:
             raise self._final(head, failure)
-        too_slow = step is Remedy.RESEND and failure.kind == "unknown"  # or there is nobody: cutting does no harm then
+        # Or there is nobody: cutting does no harm then.
+        too_slow = step is Remedy.RESEND and failure.kind == "unknown" and failure.call == "flush"
         if step is Remedy.DROP:
             pool.drop_everything(MembershipLost("the membership was lost while a transaction was under way"))
             self._dropped()
@@ -170,7 +171,7 @@ class Recovery:
             if isinstance(output, DeadLetter):
                 if output.by_reference is not None:
                     _log.warning("%s; it is sent by reference", error)
-                    head.replace(output, output.by_reference)
+                    _refer(head, output)
             elif output.key not in OWN_KEYS:  # whose place in the changelog no event can help
                 events.setdefault((output.origin_partition, output.origin), error)
         for (partition, origin), error in events.items():
@@ -207,6 +208,14 @@ class Recovery:
         with anyio.move_on_after(NEWS_SECONDS):
             while self._pool.snapshot() is used:
                 await anyio.sleep(0.002)
+
+
+def _refer(head: Transaction, refused: DeadLetter) -> None:
+    """A letter that is too large goes by reference, and so do those that are no smaller: each would cost an attempt."""
+    for letter in [output for output in head.outputs if isinstance(output, DeadLetter) and output.size >= refused.size]:
+        if (reference := letter.by_reference) is not None:
+            head.replace(letter, reference)
+    head.attempts, head.first_failure_at = 0, None  # it is another transaction now; each time it is less
 
 
 def _taken_back(error: RecordRefused) -> TakenBack:

@@ -18,7 +18,7 @@ import msgspec
 
 from streams.core.partition import PartitionState
 from streams.core.transaction import Cut, Transaction
-from streams.errors import BrokerUnavailable, OffsetError, Stopped, TransactionFailed
+from streams.errors import BrokerUnavailable, OffsetError, Stopped, TopicError, TransactionFailed
 from streams.group import TakeOver
 from streams.metrics import OffsetMismatch, TakeOverDone
 from streams.records import IncomingRecord
@@ -70,7 +70,7 @@ class TakeOvers:
                     _log.warning("take-over of %s waits for the broker: %s", _names(waiting), error)
                     await anyio.sleep(pause)
                     pause = min(pause * 2, 1.0)
-        except OffsetError:
+        except (OffsetError, TopicError):
             # If the topic was replaced, that is the error: nothing of the other partitions is drained into it then.
             await self._engine.topic_watch.look()
             raise

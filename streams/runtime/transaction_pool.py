@@ -355,11 +355,15 @@ class TransactionPool:
     def cut(self, head: Transaction) -> None:
         """The oldest one did not fit its time; like all others it is with no producer. It, and those that are sealed
         behind it, go in parts from now on, and new ones are smaller."""
-        self.rule = batching.smaller(self.rule, head.bytes)
-        whole, most = list(self.unsettled), min(head.bytes // 2, self.rule.max_batch_bytes)
+        if head.bytes > batching.LEAST_BYTES:  # so little is not too much: the broker is away
+            self.rule = batching.smaller(self.rule, head.bytes)
+        whole, most = list(self.unsettled), self.rule.max_batch_bytes
         self.unsettled.clear()
         for txn in whole:
-            self.unsettled += txn.cut(most) if txn.state is TransactionState.SENDABLE else [txn]
+            if txn.state is TransactionState.SENDABLE:
+                self.unsettled += txn.cut(min(head.bytes // 2, most) if txn is head else most)
+            else:
+                self.unsettled.append(txn)
         for txn in self.unsettled:  # serials tell the order, also to a look-up
             self._serial += 1
             txn.serial = self._serial

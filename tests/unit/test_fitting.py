@@ -16,6 +16,7 @@ from streams.errors import TransactionFailed
 from streams.records import Change, Headers, IncomingRecord, Output
 from streams.runtime.poller import size_of
 from tests.unit.runtime_kit import OUT, PATIENCE, Bench, Named, Producer, count
+from tests.unit.test_refused_records import Number, driver_of
 
 BIG = 1_000
 
@@ -107,6 +108,17 @@ def test_bytes_of_what_was_read() -> None:
         IncomingRecord("t", 0, 2, b"key", None, None),
     ]
     assert size_of(records) == 8 + 9 + 9 + 3
+
+
+def test_an_outage_is_not_taken_for_a_slow_line() -> None:
+    """What is in flight when the broker goes away is small, as a rule, and says nothing about the line."""
+    with driver_of() as driver:
+        driver.send(Number(1))
+        driver.send(Number(2), wait=False)
+        driver.outage(15.0)
+        driver.settle()
+        pool = driver._world.members[0].source._engine.pool
+        assert pool.rule.max_batch_bytes == PoolConfig().max_batch_bytes
 
 
 def test_the_bound_in_bytes_is_halved_and_grows_slowly() -> None:

@@ -136,6 +136,18 @@ def test_a_letter_that_its_topic_does_not_take_goes_by_reference() -> None:
         driver.check()
 
 
+def test_many_letters_that_their_topic_does_not_take_are_no_reason_to_stop() -> None:
+    """More of them than a transaction has attempts."""
+    with driver_of() as driver:
+        driver._world.broker.limits[LETTERS] = 2_000
+        for number in range(20):
+            driver.send(Number(-1 - number, "x" * (5_000 - number)), wait=False)
+        driver.settle()
+        assert [letter.value for letter in driver.dead_letters()] == [None] * 20
+        assert driver.members == [0]
+        driver.check()
+
+
 @pytest.mark.parametrize("trouble", ["blocked", "limit"])
 def test_a_letter_that_cannot_be_written_at_all_is_waited_for(trouble: str, caplog: pytest.LogCaptureFixture) -> None:
     """For as long as it takes: whoever stops makes the next member meet the same letter."""
