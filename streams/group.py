@@ -222,9 +222,15 @@ class Membership(Protocol):
         ...
 
 
+HANGING_SECONDS: Final = 900.0
+"""So long after its last record a transaction that no coordinator lists may be taken for a hanging one: brokers let
+none be open for longer (``transaction.max.timeout.ms``, by default). A list lacks what the principal must not see."""
+
+
 class OpenTransaction(msgspec.Struct, frozen=True, kw_only=True):
     """A transaction that is open in a partition, from ``start_offset`` on. ``transactional_id`` and ``state`` are those
-    of the coordinator that is going to end it; empty: none knows of it, it hangs."""
+    of the coordinator that is going to end it; empty: none knows of it, it hangs. ``last_timestamp_ms`` is that of its
+    producer's last record."""
 
     topic: str
     partition: int
@@ -232,6 +238,7 @@ class OpenTransaction(msgspec.Struct, frozen=True, kw_only=True):
     producer_epoch: int
     coordinator_epoch: int
     start_offset: int
+    last_timestamp_ms: int
     transactional_id: str = ""
     state: str = ""
 

@@ -19,7 +19,7 @@ from streams.clients.kafka_python_client import KafkaPythonClient
 from streams.clients.open_transactions import OpenTransactions
 from streams.config import EventSourceConfig
 from streams.errors import TopicError
-from streams.group import OpenTransaction
+from streams.group import HANGING_SECONDS, OpenTransaction
 
 app = typer.Typer(no_args_is_help=True, help="Transactions that are open in topics: list, hanging, abort.")
 
@@ -71,6 +71,12 @@ def abort(
     topic: Annotated[str, typer.Option(help="The topic.")],
     partition: Annotated[int, typer.Option(min=0, help="The partition.")],
     start_offset: Annotated[int, typer.Option(min=0, help="Where the transaction begins, as `hanging` tells.")],
+    min_age: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Seconds since its last record: no fewer than the brokers' transaction.max.timeout.ms."
+        ),
+    ] = HANGING_SECONDS,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     bootstrap_servers: _Servers = "",
     timeout: _Timeout = 15.0,
@@ -78,7 +84,9 @@ def abort(
 ) -> None:
     """End a hanging transaction: its records in this partition are aborted, and readers go on behind them.
 
-    Refused if a coordinator knows of the transaction: that one ends it. Needs the right ClusterAction.
+    Refused if a coordinator knows of the transaction: that one ends it; and if its last record is younger than
+    --min-age. Needs the rights ClusterAction, and Describe of all transactional ids: what this principal must not see
+    looks as if no coordinator knew of it.
 
     Exit codes: 0 ended; 1 refused, not confirmed, or no answer; 2 wrong usage.
     """
@@ -88,7 +96,7 @@ def abort(
         typer.confirm(f"Abort the transaction at offset {start_offset} of {topic}[{partition}]?", abort=True, err=True)
     await_listener(servers, timeout)
     with _questions(servers, config) as questions:
-        ended = questions.abort(topic, partition, start_offset, time.monotonic() + timeout)
+        ended = questions.abort(topic, partition, start_offset, time.monotonic() + timeout, min_age_seconds=min_age)
     emit(
         {"bootstrap_servers": servers, "aborted": msgspec.structs.asdict(ended)},
         json,

@@ -139,6 +139,8 @@ class InputConsumer:
         for partition in batch:
             self._heard_at[partition] = (now, SILENCE_SECONDS)
         if self._question is not None:
+            if self._admin is not None:
+                self._admin.poll(0)  # what the user's callbacks want to know must not pile up
             if self._question.answer.done():
                 self._heed(self._question)
                 self._question = None
@@ -171,6 +173,7 @@ class InputConsumer:
             end = question.answer.result().offset
         except KafkaException as exception:
             logger.debug("%s[%d]: silent, and its end cannot be asked for: %s", self.topic, silent, exception)
+            self._admin = None  # after a broker's restart one gets FENCED_LEADER_EPOCH for ever; a new one does not
             return
         self._answered = question.in_outage and self._connection.down
         if end > self._expected.get(silent, end):

@@ -7,6 +7,7 @@ its transaction began another one, which nobody commits, aborts or times out. Re
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Collection
 
 import msgspec
@@ -21,7 +22,9 @@ from streams.clients.kafka_python import errors as kafka_errors
 from streams.clients.kafka_python_client import TRANSACTION, raise_for
 from streams.clients.questions import Questions
 from streams.errors import BrokerUnavailable, OffsetError
-from streams.group import OpenTransaction
+from streams.group import HANGING_SECONDS, OpenTransaction
+
+_LOG = "__transaction_state"
 
 
 class OpenTransactions(Questions):
@@ -42,17 +45,26 @@ class OpenTransactions(Questions):
 
         return self._client.call(work, deadline)
 
-    def abort(self, topic: str, partition: int, start_offset: int, deadline: float) -> OpenTransaction:
+    def abort(
+        self,
+        topic: str,
+        partition: int,
+        start_offset: int,
+        deadline: float,
+        *,
+        min_age_seconds: float = HANGING_SECONDS,
+    ) -> OpenTransaction:
         """End the hanging transaction that began at this offset, by an abort marker in this partition; returns it.
 
-        ``OffsetError``: there is none, or a coordinator knows of it, so that it ends by itself. Needs the right to act
-        as the cluster (``ClusterAction``).
+        ``OffsetError``: there is none, or a coordinator knows of it, so that it ends by itself, or its last record is
+        younger than ``min_age_seconds``. Needs the right to act as the cluster (``ClusterAction``), and to describe all
+        transactional ids: what the principal must not see looks as if no coordinator knew of it.
         """
 
         async def work() -> OpenTransaction:
             await self._connected(deadline)
             found = await self._find(topic, [partition], deadline)
-            hanging = _only(topic, partition, start_offset, found)
+            hanging = _only(topic, partition, start_offset, found, min_age_seconds)
             step = f"ending a transaction in {topic}[{partition}]"
             await self._until(deadline, step, lambda limit: self._write_marker(hanging, limit))
             return hanging
@@ -67,12 +79,13 @@ class OpenTransactions(Questions):
         if not found:
             return []
         known = await self._known(frozenset(txn.producer_id for txn in found), deadline)
+        before = {_place(txn) for txn in found}
         # In this order: what was open before and after the coordinators were asked, was open when they were.
         still = await self._until(deadline, step, lambda limit: self._open(topic, partitions, limit))
         return [
             msgspec.structs.replace(txn, transactional_id=owner, state=state)
             for txn in still
-            if txn in found
+            if _place(txn) in before
             for owner, state in [known.get((txn.producer_id, topic, txn.partition), ("", ""))]
         ]
 
@@ -95,6 +108,7 @@ class OpenTransactions(Questions):
                         producer_epoch=producer.producer_epoch,
                         coordinator_epoch=producer.coordinator_epoch,
                         start_offset=producer.current_txn_start_offset,
+                        last_timestamp_ms=producer.last_timestamp,
                     )
                     for producer in entry.active_producers
                     if producer.current_txn_start_offset >= 0
@@ -113,6 +127,11 @@ class OpenTransactions(Questions):
         lists, silent = await self._each_broker("listing transactions", deadline, ids)
         for number, error in silent.items():
             raise BrokerUnavailable(f"broker {number} does not tell whether it knows a transaction: {error}")
+        # A coordinator whose log has no leader is on no list, and goes on with its transactions when it is back.
+        log = await self._until(deadline, "asking for coordinators", lambda limit: self._metadata(_LOG, limit))
+        away = sorted(entry.partition_index for entry in log.partitions if entry.leader_id not in lists)
+        if away:
+            raise BrokerUnavailable(f"the coordinators of {_LOG}{away} are away: what they know cannot be asked for")
         known: dict[tuple[int, str, int], tuple[str, str]] = {}
         for name in (name for names in lists.values() for name in names):
             step = f"describing the transaction of {name}"
@@ -150,7 +169,13 @@ class OpenTransactions(Questions):
             raise_for(entry.error_code)
 
 
-def _only(topic: str, partition: int, start_offset: int, found: list[OpenTransaction]) -> OpenTransaction:
+def _place(txn: OpenTransaction) -> tuple[int, int, int, int]:
+    return txn.partition, txn.producer_id, txn.producer_epoch, txn.start_offset
+
+
+def _only(
+    topic: str, partition: int, start_offset: int, found: list[OpenTransaction], min_age_seconds: float
+) -> OpenTransaction:
     """The one that began there. ``OffsetError`` if it must not be ended by hand."""
     where = f"{topic}[{partition}]"
     txn = next((txn for txn in found if txn.start_offset == start_offset), None)
@@ -161,5 +186,11 @@ def _only(topic: str, partition: int, start_offset: int, found: list[OpenTransac
         raise OffsetError(
             f"{where}: the transaction at offset {start_offset} is not hanging: {txn.transactional_id} has it "
             f"({txn.state}), and its coordinator ends it, by its time-out at the latest"
+        )
+    left = min_age_seconds - (time.time() - txn.last_timestamp_ms / 1000)
+    if left > 0:
+        raise OffsetError(
+            f"{where}: the last record of the transaction at offset {start_offset} is younger than "
+            f"{min_age_seconds:g} s, so it may be alive, unknown to this principal; try again in {left:.0f} s"
         )
     return txn

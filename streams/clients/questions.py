@@ -22,12 +22,15 @@ class Questions:
 
     def __init__(self, client: KafkaPythonClient) -> None:
         self._client = client
+        self._lost = False  # the last question found no answer at the addresses that the cluster names
 
     async def _connected(self, deadline: float) -> None:
-        """Until a broker has answered, for the first time. From then on the cluster's own list is asked: the client's
-        ``connected`` begins at one of the configured addresses again, by chance at the frozen one (18 s were seen)."""
-        if not self._client.manager.cluster.brokers():
+        """Until a broker has answered, for the first time or after a question in vain. Otherwise the cluster's own list
+        is asked: the client's ``connected`` begins at one of the configured addresses again, by chance at the frozen
+        one (18 s were seen)."""
+        if self._lost or not self._client.manager.cluster.brokers():
             await self._client.connected(deadline)
+            self._lost = False
 
     async def _until(self, deadline: float, step: str, attempt: Callable[[float], Awaitable[T]]) -> T:
         """As the client's ``until``; but no try waits longer for a broker than ``BROKER_SECONDS``: another one may lead
@@ -43,7 +46,11 @@ class Questions:
                 if time.monotonic() >= limit:
                     patience *= 1.5
 
-        return await self._client.until(deadline, step, one_try)
+        try:
+            return await self._client.until(deadline, step, one_try)
+        except BrokerUnavailable:
+            self._lost = True  # all of its addresses may be others by now
+            raise
 
     async def _each_broker(
         self, step: str, deadline: float, question: Callable[[int, float], Awaitable[T]]

@@ -106,15 +106,15 @@ class KafkaPythonTakeOver(Questions):
         """
         request = HeartbeatRequest(group_id=self._group_id, generation_id=generation, member_id=member_id)
 
-        async def attempt() -> bool:
-            node = await self._client.coordinator(GROUP, self._group_id, deadline)
-            error = kafka_errors.for_code((await self._client.send(request, node, deadline)).error_code)
+        async def attempt(limit: float) -> bool:
+            node = await self._client.coordinator(GROUP, self._group_id, limit)
+            error = kafka_errors.for_code((await self._client.send(request, node, limit)).error_code)
             # A rebalance that is being prepared has taken nothing from anybody yet.
             return error in (kafka_errors.NoError, kafka_errors.RebalanceInProgressError)
 
         async def work() -> bool:
-            await self._client.connected(deadline)
-            return await self._client.until(deadline, f"asking group {self._group_id} for {member_id}", attempt)
+            await self._connected(deadline)
+            return await self._until(deadline, f"asking group {self._group_id} for {member_id}", attempt)
 
         return self._client.call(work, deadline)
 

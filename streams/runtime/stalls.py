@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from streams.errors import StreamsError
-from streams.group import OpenTransaction
+from streams.group import HANGING_SECONDS, OpenTransaction
 
 if TYPE_CHECKING:
     from streams.runtime.lifecycle import Engine
@@ -22,43 +22,50 @@ class Stalls:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._thread = engine.connections.worker("kes-stalls")  # take-overs of other partitions need the engine's
         self._stands: dict[int, tuple[int, float]] = {}
-        self._told: set[OpenTransaction] = set()
+        self._told: set[tuple[int, int, int, bool]] = set()
 
     async def look(self, positions: Mapping[int, int], since: float) -> None:
         """These partitions have stood at these positions since that moment, at least. Asks the broker, and logs each
         transaction that holds one of them up once."""
         engine, config = self._engine, self._engine.config
-        before, self._stands = self._stands, {}
-        for partition, position in positions.items():
-            known = before.get(partition)
+        for partition, position in positions.items():  # other partitions may stand still in a take-over of their own
+            known = self._stands.get(partition)
             self._stands[partition] = known if known is not None and known[0] == position else (position, since)
         patience = config.transaction_timeout_seconds  # until then a coordinator may end it
-        overdue = [number for number, (_, at) in self._stands.items() if engine.now() - at > patience]
+        overdue = [number for number in positions if engine.now() - self._stands[number][1] > patience]
         if not overdue:
             return
         ask = engine.takeover_client.open_transactions
         try:
-            found = await engine.control.call(ask, config.changelog, overdue, engine.now() + ASK_SECONDS)
+            found = await self._thread.call(ask, config.changelog, overdue, engine.now() + ASK_SECONDS)
         except StreamsError as error:
             _log.warning("what holds up the restore of %s cannot be asked for: %s", config.changelog, error)
             return
         for txn in found:
-            if txn not in self._told:
-                self._told.add(txn)
-                self._tell(txn)
+            age = engine.wall_ms() / 1000 - txn.last_timestamp_ms / 1000
+            what = txn.partition, txn.producer_id, txn.start_offset, age > HANGING_SECONDS
+            if what not in self._told:
+                self._told.add(what)
+                self._tell(txn, HANGING_SECONDS - age)
 
-    def _tell(self, txn: OpenTransaction) -> None:
+    def close(self) -> None:
+        """Ask nothing more."""
+        self._thread.abandon()
+
+    def _tell(self, txn: OpenTransaction, seconds_left: float) -> None:
         where, servers = f"{txn.topic}[{txn.partition}]", self._engine.config.bootstrap_servers
         who = f"producer id {txn.producer_id}, epoch {txn.producer_epoch}, open since offset {txn.start_offset}"
         place = f"--topic {txn.topic} --partition {txn.partition} --start-offset {txn.start_offset}"
         if txn.is_hanging:
             _log.error(
                 "%s cannot be restored: a hanging transaction (%s) holds it up, which no coordinator knows of, so that "
-                "nobody ends it. End it by: kes transactions abort MODULE:SOURCE %s; or by Kafka's own tool: "
+                "nobody ends it. %s: kes transactions abort MODULE:SOURCE %s; or by Kafka's own tool: "
                 "kafka-transactions.sh --bootstrap-server %s abort %s",
                 where,
                 who,
+                "End it by" if seconds_left <= 0 else f"If it is still there in {seconds_left:.0f} s, end it by",
                 place,
                 servers,
                 place,

@@ -144,6 +144,7 @@ class TakeOvers:
     def close(self) -> None:
         """Ask nothing more."""
         self._source.abandon()
+        self._stalls.close()
 
     def _start(
         self, worker: PartitionWorker, group_offset: int | None, source: Range, changelog_end: int, ids: TopicIds

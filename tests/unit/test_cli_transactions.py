@@ -24,7 +24,13 @@ config = EventSourceConfig(group_id="shop", topic="orders", num_partitions=2, bo
 source = EventSource(config)
 """
 HANGING = OpenTransaction(
-    topic="shop.orders.changelog", partition=1, producer_id=7, producer_epoch=3, coordinator_epoch=0, start_offset=40
+    topic="shop.orders.changelog",
+    partition=1,
+    producer_id=7,
+    producer_epoch=3,
+    coordinator_epoch=0,
+    start_offset=40,
+    last_timestamp_ms=1_000,
 )
 KNOWN = OpenTransaction(
     topic="shop.orders.changelog",
@@ -33,6 +39,7 @@ KNOWN = OpenTransaction(
     producer_epoch=0,
     coordinator_epoch=0,
     start_offset=5,
+    last_timestamp_ms=1_000,
     transactional_id="shop.a.kes~0",
     state="Ongoing",
 )
@@ -47,7 +54,9 @@ class Questions:
     def find(self, topic: str, partitions: Collection[int], deadline: float) -> list[OpenTransaction]:
         return [txn for txn in (KNOWN, HANGING) if txn.topic == topic and txn.partition in partitions]
 
-    def abort(self, topic: str, partition: int, start_offset: int, deadline: float) -> OpenTransaction:
+    def abort(
+        self, topic: str, partition: int, start_offset: int, deadline: float, *, min_age_seconds: float
+    ) -> OpenTransaction:
         if self.refusal is not None:
             raise self.refusal
         self.aborted.append((topic, partition, start_offset))

@@ -24,6 +24,7 @@ class Scripted(ScriptedConsumer):
         super().__init__()
         self.ends: dict[int, int] = {}
         self.frozen = False
+        self.admins = 0
         self.questions: list[Future[Any]] = []
 
     def list_offsets(self, asked: dict[TopicPartition, OffsetSpec], **_: Any) -> dict[TopicPartition, Future[Any]]:
@@ -45,7 +46,12 @@ def script() -> Scripted:
 @pytest.fixture
 def consumer(script: Scripted, monkeypatch: pytest.MonkeyPatch) -> InputConsumer:
     monkeypatch.setattr("streams.clients.consumer.build", lambda *_: script)  # a real one tells of its own troubles
-    monkeypatch.setattr("streams.clients.consumer.AdminClient", lambda _: script)
+
+    def admin(_: object) -> Any:
+        script.admins += 1
+        return SimpleNamespace(list_offsets=script.list_offsets, poll=lambda _: 0)
+
+    monkeypatch.setattr("streams.clients.consumer.AdminClient", admin)
     return InputConsumer(ClientSettings("127.0.0.1:1"), "t")
 
 
@@ -121,6 +127,20 @@ def test_a_broker_that_does_not_tell_the_end_holds_nobody_up(
     question.set_result(SimpleNamespace(offset=11))
     consumer.poll_batch(0)
     assert (script.assigned[2:], script.unassigned) == ([(0, 10)], [0])
+
+
+def test_a_client_that_did_not_find_the_end_is_not_asked_again(
+    consumer: InputConsumer, script: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart of its broker librdkafka's admin client answers FENCED_LEADER_EPOCH for ever."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    consumer.add(0, 10)
+    script.answers = False
+    for _ in range(60):
+        now += 1
+        consumer.poll_batch(0)
+    assert script.admins == len(script.questions) > 1
 
 
 def test_the_end_of_a_partition_that_was_given_up_meanwhile_is_passed_over(

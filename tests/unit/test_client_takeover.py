@@ -70,6 +70,9 @@ class Cluster:
         topics = [SimpleNamespace(topic=self.open[request.transactional_ids[0]][1])]
         return SimpleNamespace(transaction_states=[SimpleNamespace(error_code=0, topics=topics)])
 
+    def heartbeat(self, request: Any, node: int) -> Any:
+        return SimpleNamespace(error_code=0)
+
     def init_producer_id(self, request: Any, node: int) -> Any:
         self.ended.append(request.transactional_id)
         return SimpleNamespace(error_code=0)
@@ -173,9 +176,18 @@ def test_only_the_first_question_looks_for_a_broker_by_the_configured_addresses(
         monkeypatch.setattr(cluster.client.manager.cluster, "brokers", lambda: ["known"])
 
     monkeypatch.setattr(cluster.client, "connected", connected)
+    takeover = asking(cluster)
     for _ in range(3):
-        assert asking(cluster).log_range("orders", [1], soon()) == {1: (1, 1)}
+        assert takeover.log_range("orders", [1], soon()) == {1: (1, 1)}
+        assert takeover.is_member("me-1", 5, soon())
     assert len(looked) == 1
+    cluster.frozen = {1, 2, 3}  # all are at other addresses now, for example
+    with pytest.raises(BrokerUnavailable):
+        takeover.log_range("orders", [1], time.monotonic() + 2 * BROKER_SECONDS)
+    cluster.frozen = set()
+    for _ in range(2):
+        assert takeover.log_range("orders", [1], soon()) == {1: (1, 1)}
+    assert len(looked) == 2
 
 
 def test_a_leader_that_freezes_is_asked_for_again_soon(cluster: Cluster) -> None:
