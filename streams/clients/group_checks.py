@@ -101,11 +101,20 @@ class GroupChecks:
     def refuse_unless_at_rest(self) -> None:
         """Raises ``OffsetError`` when the group has members, or committed offsets. What departed members left open is
         ended first."""
-        config = self._config
         self.refuse_if_alive()
         # The barrier: what a missed fence left open must not be committed after we have looked.
-        stable = self.committed(list(range(config.num_partitions)))
-        if committed := {number: offset for number, offset in stable.items() if offset is not None}:
+        self._refuse_position(self.committed(list(range(self._config.num_partitions))))
+
+    def refuse_if_begun(self) -> None:
+        """The same, from within a transaction that has sent offsets for the group: while they are pending there is no
+        barrier to wait for."""
+        self.refuse_if_alive()
+        group = self._questions.look(self._config.group_id, self._seconds)
+        self._refuse_position(group.committed.get(self._config.offsets_topic, {}))
+
+    def _refuse_position(self, offsets: Mapping[int, int | None]) -> None:
+        config = self._config
+        if committed := {number: offset for number, offset in offsets.items() if offset is not None}:
             number, offset = min(committed.items())
             raise OffsetError(
                 f"group {config.group_id} has a position already ({config.topic}[{number}] at offset {offset}): "

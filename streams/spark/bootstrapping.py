@@ -203,7 +203,7 @@ def _group_offsets(
             producer.send_offsets_to_transaction(places, group.consumer_group_metadata(), TIMEOUT_SECONDS)
         finally:
             group.close()
-        checks.refuse_unless_at_rest()
+        checks.refuse_if_begun()
 
     return last_step
 

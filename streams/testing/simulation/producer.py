@@ -150,7 +150,8 @@ class SimProducer:
         """The broker's answer is to a batch: whoever travels with the record that is too large is refused too, and
         only who travels alone can be named."""
         batch = [queued[3] for queued in self._queue if queued[:2] == (topic, partition)]
-        text, size = f"{topic}[{partition}]: {reason}", self._faults.rng.randint(1, 3)
+        where = topic if partition < 0 else f"{topic}[{partition}]"
+        text, size = f"{where}: {reason}", self._faults.rng.randint(1, 3)
         if self._one_by_one:
             self.refused.append(Refused(topic, text, is_own, batch[0]))
         else:
