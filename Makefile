@@ -13,12 +13,15 @@ PYTHON ?= python3
 ARGS ?=
 TESTERS ?= 2
 BIN := $(VENV)/bin
+# By file: broker and Spark session serve all tests of a process, and fixtures of a module begin once. In the order of
+# tests/durations.json, not by number of tests: the longest files first.
+BY_FILE := --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation
 BUILT := $(VENV)/.stamp-build
 FOR_DEMO := $(VENV)/.stamp-demo
 FOR_DEV := $(VENV)/.stamp-dev
 
-.PHONY: help demo test soak lint types contracts docs bench core-coverage lock clean
+.PHONY: help demo test test-all soak lint types contracts docs bench core-coverage lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,8 +29,11 @@ help: ## this list
 demo: $(FOR_DEMO) ## real flights through Spark, Kafka and exactly-once handlers, checked to the last flight
 	@$(BIN)/kes demo $(ARGS)
 
-test: $(FOR_DEV) ## all tests (except the soak runs), by two processes (TESTERS=1: one)
-	@$(BIN)/python -m pytest -n $(TESTERS) --dist loadfile $(ARGS)
+test: $(FOR_DEV) ## the change gate, by two processes (TESTERS=1: one): every promise has a test in it
+	@$(BIN)/python -m pytest -n $(TESTERS) $(BY_FILE) -m "not soak and not nightly" $(ARGS)
+
+test-all: $(FOR_DEV) ## the change gate and everything that is nightly: the whole batteries, the full demo
+	@$(BIN)/python -m pytest -n $(TESTERS) $(BY_FILE) $(ARGS)
 
 soak: $(FOR_DEV) ## the nightly run: new examples of all properties; three brokers, four members, everything killed in turn (SOAK_MINUTES=10 SEED= SOAK_REPORT=file.md)
 	@$(BIN)/python -m pytest tests/property --hypothesis-profile=search

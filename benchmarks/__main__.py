@@ -11,24 +11,23 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from benchmarks.bench import Bench
-from benchmarks.measures import Measure, Options, measures
+from benchmarks.measures import PRESETS, measures
 from benchmarks.report import Entry, Run, machine_facts, show
-from benchmarks.systems import KINDS, Failed, System
+from benchmarks.systems import KINDS, Failed
 from streams.errors import StreamsError
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """The command line. ``measures``: the objects, in their order."""
+    """Parse the command line. ``measures``: the objects, in their order; ``sizes``: a namespace for each, by name."""
     known = {measure.name: measure for measure in measures()}
     parser = argparse.ArgumentParser(
         prog="benchmarks",
         description="Measures the event source against a hand-written confluent-kafka loop that does the same work, "
-        "and other toolkits, side by side on one broker. `page FILE...` makes docs/results.md of what was found.",
+        "and other toolkits, side by side on one broker. `page FILE...` makes docs/results.md of the results.",
         epilog="A system is NAME[@FOLDER][:OPTION=VALUE,...]: engine, handwritten:events=1000, engine@../other, "
         "engine:pool.batch_delay_seconds=0.005,client.linger.ms=1. In parentheses: the value with --quick / without "
         f"/ with --full. Systems: {', '.join(KINDS)}.",
@@ -38,23 +37,37 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     preset.add_argument("--quick", action="store_const", const="quick", dest="preset", help="about two minutes")
     preset.add_argument("--full", action="store_const", const="full", dest="preset", help="everything, and more of it")
     parser.set_defaults(preset="default")
-    parser.add_argument("--systems", nargs="+", type=System.parse, metavar="SYSTEM", help="of drain, latency, memory")
+    parser.add_argument("--systems", nargs="+", metavar="SYSTEM", help="of drain and latency")
     parser.add_argument("--rounds", type=int, help="of every measure, instead of its own number")
     parser.add_argument("--seed", type=int, default=20_130_101)
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for JSON (default: %(default)s)")
-    options = Options(parser)
     for measure in known.values():
-        options.group(measure)
-        measure.arguments(options)
+        group = parser.add_argument_group(measure.name, measure.title)
+        for name, values in measure.sizes.items():
+            one = values[0][0] if isinstance(values[0], list) else values[0]
+            group.add_argument(
+                f"--{measure.name}-{name}",
+                metavar=name.upper(),
+                type=type(one),
+                nargs="+" if isinstance(values[0], list) else None,
+                help=f"({' / '.join(map(_plain, values))})",
+            )
     parsed = parser.parse_args(arguments)
     unknown = set(parsed.measures) - set(known)
     if unknown:
         parser.error(f"unknown measure: {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
-    for name, said in list(vars(parsed).items()):
-        if parsed.rounds and name.endswith("_rounds") and said is None:
-            setattr(parsed, name, parsed.rounds)
-    options.filled(parsed, parsed.preset)
-    parsed.systems = parsed.systems or default_systems(parsed.preset)
+    place = PRESETS.index(parsed.preset)
+    parsed.sizes = {}
+    for measure in known.values():
+        chosen = {name: values[place] for name, values in measure.sizes.items()}
+        if parsed.rounds and "rounds" in chosen:
+            chosen["rounds"] = parsed.rounds
+        given = {name: getattr(parsed, f"{measure.name}_{name}") for name in chosen}
+        chosen |= {name: value for name, value in given.items() if value is not None}
+        parsed.sizes[measure.name] = argparse.Namespace(**chosen)
+    kinds = [KINDS["handwritten"], KINDS["engine"]] if parsed.preset == "quick" else list(KINDS.values())
+    most = None if parsed.preset == "full" else 1
+    parsed.systems = parsed.systems or [label for kind in kinds for label in kind.defaults[:most]]
     named = set(parsed.measures)
     parsed.measures = [
         measure for measure in known.values() if (measure.name in named if named else parsed.preset in measure.presets)
@@ -62,38 +75,21 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parsed
 
 
-def default_systems(preset: str) -> list[System]:
-    """Reference and engine when it is to be quick; else everybody, by one setting each or, in full, by all."""
-    kinds = {"quick": [KINDS["handwritten"], KINDS["engine"]]}.get(preset, list(KINDS.values()))
-    labels = [label for kind in kinds for label in (kind.defaults if preset == "full" else kind.defaults[:1])]
-    return [System.parse(label) for label in labels]
-
-
-def without_folder(arguments: list[str]) -> list[str]:
-    """What to call again somewhere else."""
-    if "--out" not in arguments:
-        return arguments
-    place = arguments.index("--out")
-    return arguments[:place] + arguments[place + 2 :]
+def _plain(value: object) -> str:
+    return " ".join(map(_plain, value)) if isinstance(value, list) else str(value)
 
 
 def measure_all(bench: Bench, run: Run, path: Path) -> None:
     """Fill ``run``, and write it after every result. Raises ``Failed``."""
     for measure in bench.options.measures:
-        found = measure.run(bench)
-        while True:
-            began, before = time.monotonic(), os.getloadavg()[0]
-            one = next(found, None)
-            if one is None:
-                break
+        began, before = time.monotonic(), os.getloadavg()[0]
+        for one in measure.run(bench):
             entry = Entry(one, before, os.getloadavg()[0], time.monotonic() - began)
             run.measured.setdefault(measure.name, []).append(entry)
             run.write(path)
-            bench.say(_line(measure, entry), markup=False)
-
-
-def _line(measure: Measure[Any], entry: Entry) -> str:
-    return f"{measure.in_short(entry.found)}  [load {entry.load_before:.1f}, {entry.seconds:.0f} s]"
+            line = f"{measure.in_short(one)}  [load {before:.1f}, {entry.seconds:.0f} s]"
+            bench.say(line, markup=False)
+            began, before = time.monotonic(), os.getloadavg()[0]
 
 
 def main(arguments: list[str]) -> int:
@@ -106,7 +102,8 @@ def main(arguments: list[str]) -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=150)
-    run = Run(machine_facts(options.seed, without_folder(arguments)))
+    place = arguments.index("--out") if "--out" in arguments else len(arguments)  # of this machine alone
+    run = Run(machine_facts(options.seed, arguments[:place] + arguments[place + 2 :]))
     path = options.out / f"{time.strftime('%Y-%m-%dT%H-%M-%S')}.json"
     console.print(
         f"machine: {run.facts['cpu']}, {run.facts['cores']} cores; load {run.facts['load_average_before']:.1f}"
@@ -129,7 +126,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _interrupted(*_: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # whoever ends a whole group of processes says so twice
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a signal to a whole group of processes comes twice
     raise KeyboardInterrupt
 
 

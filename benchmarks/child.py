@@ -1,4 +1,4 @@
-"""What the processes of a run share: their job on the command line, and an end when the run is gone."""
+"""The start of a process of a run: its job on the command line, and its end when the run is gone."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 def job_of(kind: type[T]) -> T:
-    """The job in the first argument. From now on the process ends when whoever started it does."""
+    """Decode the job in the last argument. From now on the process ends with the one that started it."""
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
-    return msgspec.json.decode(sys.argv[1], type=kind)
+    return msgspec.json.decode(sys.argv[-1], type=kind)
 
 
 def _end_with_parent() -> None:

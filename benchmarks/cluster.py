@@ -1,42 +1,28 @@
-"""The broker of a run, and what is asked of it from outside of the systems under test."""
+"""The broker of a run, seen from outside of the systems under test: topics, records, offsets of groups."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
-from confluent_kafka import Consumer, ConsumerGroupState, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from benchmarks.systems import Failed, Progress, System
-from benchmarks.workload import USUAL, Job, Shape, deposits, encoded, kind_of, kinds, note_of
-
-Headers = Sequence[tuple[str, str | bytes | None]]
+from benchmarks.systems import KINDS, Failed, Progress, System
+from benchmarks.workload import PARTITIONS, Balance, Job, Judge, deposits, encoded
 
 TYPE: list[tuple[str, str | bytes | None]] = [("__grt__", b"Deposited")]
 
 
-def type_headers(types: int) -> list[list[tuple[str, str | bytes | None]]]:
-    """The header of each type of events, by its number."""
-    return [[("__grt__", kind.__name__.encode())] for kind in kinds(types)]
-
-
-FILL_BYTES = 100_000_000
-"""Of an input that is being written, at most so many wait in the client."""
-
-
 class Cluster:
-    """Topics and records of a run, by one thread. ``partitions``: another number than the shape's."""
+    """Topics and records of a run, by one thread. ``partitions`` of input, output and changelog."""
 
-    def __init__(
-        self, bootstrap_servers: str, partitions: int | None = None, prefix: str = "run", shape: Shape = USUAL
-    ) -> None:
-        self.bootstrap_servers = bootstrap_servers
-        self.shape = shape if partitions is None else msgspec.structs.replace(shape, partitions=partitions)
-        self.partitions = self.shape.partitions
+    def __init__(self, bootstrap_servers: str, partitions: int = PARTITIONS, prefix: str = "run") -> None:
+        self.bootstrap_servers, self.partitions = bootstrap_servers, partitions
         self._prefix = prefix
         self._settings: dict[str, Any] = {"bootstrap.servers": bootstrap_servers, "log_level": 2}
         self._admin = AdminClient(self._settings)
@@ -56,12 +42,12 @@ class Cluster:
             source=source,
             output=f"{name}-out",
             changelog=f"{name}-changelog",
-            shape=self.shape,
+            partitions=self.partitions,
         )
 
-    def source(self, name: str) -> str:
-        """An empty input topic."""
-        self._create(NewTopic(name, self.partitions, 1))
+    def source(self, name: str, partitions: int = 0) -> str:
+        """Create an empty input topic."""
+        self._create(NewTopic(name, partitions or self.partitions, 1))
         return name
 
     def forget(self, job: Job, *, source: bool) -> None:
@@ -72,46 +58,44 @@ class Cluster:
     def fill(self, source: str, seed: int, events: int) -> None:
         """Write the first ``events`` deposits of the seed."""
         producer = Producer(
-            self._settings
-            | {"partitioner": "murmur2_random", "linger.ms": 50, "queue.buffering.max.messages": 1_000_000}
+            self._settings | {"partitioner": "murmur2_random", "linger.ms": 50, "queue.buffering.max.messages": 0}
         )
-        shape = self.shape
-        note, headers = note_of(shape.value_bytes), type_headers(shape.types)
-        most = max(FILL_BYTES // shape.value_bytes, 1)
-        for number, (account, cents) in zip(range(events), deposits(seed, shape), strict=False):
-            if number % min(most, 5_000) == 0:
+        for number, (account, cents) in zip(range(events), deposits(seed), strict=False):
+            if number % 5_000 == 0:
                 producer.poll(0)
-                while len(producer) >= most:
-                    producer.poll(0.01)
-            value = encoded(account, cents, 0.0, note)
-            producer.produce(source, value, account, headers=headers[kind_of(cents, shape.types)])
+            producer.produce(source, encoded(account, cents, 0.0), account, headers=TYPE)
         if producer.flush(60):
             raise Failed(f"the input {source} could not be written in a minute")
 
-    def committed(self, job: Job) -> Committed:
-        """Asks how far a group is."""
-        return Committed(self._settings, job.group, job.source, self.partitions)
+    def progress(self, job: Job, system: System | None = None) -> Progress:
+        """Open a view of the events that a group (or a system, wherever it keeps its offsets) has committed."""
+        own = KINDS[system.name].progress(self._settings, job) if system else None
+        return own or Committed(self._settings, job.group, job.source, self.partitions)
 
-    def progress(self, system: System, job: Job) -> Progress:
-        """Asks how far a system is, wherever it keeps its offsets."""
-        return system.progress(self._settings, job) or self.committed(job)
-
-    def shares(self, job: Job) -> list[int]:
-        """How many partitions of its input each member of a group has; empty while there is no such group, or it is not
-        stable."""
+    def wait_committed(
+        self, job: Job, events: int, check: Callable[[], object], seconds: float, system: System | None = None
+    ) -> None:
+        """Wait until so many events are committed, calling ``check`` meanwhile. Raises ``Failed``."""
+        committed, deadline = self.progress(job, system), time.monotonic() + seconds
         try:
-            found = self._admin.describe_consumer_groups([job.group], request_timeout=10)[job.group].result()
-        except KafkaException:  # not there yet, or its coordinator is just beginning
-            return []
-        if found.state is not ConsumerGroupState.STABLE:
-            return []
-        # Of the input alone: quixstreams has its changelogs assigned as well.
-        return [
-            sum(place.topic == job.source for place in member.assignment.topic_partitions) for member in found.members
-        ]
+            while (done := committed()) < events:
+                check()
+                if time.monotonic() > deadline:
+                    raise Failed(f"{done} of {events} events are committed after {seconds:g} s")
+                time.sleep(0.1)
+        finally:
+            committed.close()
 
-    def outputs(self, job: Job) -> Iterator[Message]:
-        """Every committed output, partition by partition in order."""
+    def judged(self, job: Job) -> tuple[Judge, list[int]]:
+        """Read every output: the judge of them, and their log-append times."""
+        judge, appended, decode = Judge(), [], msgspec.json.Decoder(Balance).decode
+        for message in self.records(job.output, self.partitions):
+            judge.add((message.key() or b"").decode(), decode(message.value() or b""))
+            appended.append(message.timestamp()[1])
+        return judge, appended
+
+    def records(self, topic: str, partitions: int) -> Iterator[Message]:
+        """Read every committed record of a topic, partition by partition in order."""
         consumer = Consumer(
             self._settings
             | {
@@ -122,12 +106,11 @@ class Cluster:
                 "auto.offset.reset": "error",
             }
         )
-        consumer.assign([TopicPartition(job.output, partition, 0) for partition in range(self.partitions)])
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
         ended = 0
         try:
-            while ended < self.partitions:
-                messages = consumer.consume(5_000, 0.2)
-                for message in messages:
+            while ended < partitions:
+                for message in consumer.consume(5_000, 0.2):
                     if message.error() is None:
                         yield message
                     else:
@@ -135,28 +118,10 @@ class Cluster:
         finally:
             consumer.close()
 
-    def create(self, name: str, partitions: int, config: dict[str, str] | None = None) -> None:
-        """A topic of any shape."""
-        self._create(NewTopic(name, partitions, 1, config=config or {}))
-
     def delete(self, *names: str) -> None:
         """Delete topics."""
         for future in self._admin.delete_topics(list(names), operation_timeout=30).values():
             future.result()
-
-    def write(self, records: Iterable[tuple[str, bytes, bytes, int]], headers: Headers = ()) -> None:
-        """Write records (topic, key, value, partition). Raises ``Failed``."""
-        same = list(headers)
-        producer = Producer(self._settings | {"linger.ms": 50, "enable.idempotence": True})
-        for topic, key, value, partition in records:
-            while True:
-                try:
-                    producer.produce(topic, value, key, partition, headers=same)
-                    break
-                except BufferError:
-                    producer.poll(0.05)
-        if producer.flush(120):
-            raise Failed("records could not be written in two minutes")
 
     def _create(self, topic: NewTopic) -> None:
         for future in self._admin.create_topics([topic], operation_timeout=30).values():
@@ -164,7 +129,7 @@ class Cluster:
 
 
 def made_for(group: str, topics: Iterable[str]) -> set[str]:
-    """Those of the topics whose name has the group's in it."""
+    """Select the topics whose name has the group's in it."""
     name = re.compile(rf"(?<![a-z0-9]){re.escape(group)}(?![0-9])")
     return {topic for topic in topics if name.search(topic)}
 
@@ -177,11 +142,7 @@ class Committed:
         self._places = [TopicPartition(source, partition) for partition in range(partitions)]
 
     def __call__(self) -> int:
-        return sum(self.by_partition().values())
-
-    def by_partition(self) -> dict[int, int]:
-        """Per partition."""
-        return {place.partition: max(place.offset, 0) for place in self._consumer.committed(self._places, 10)}
+        return sum(max(place.offset, 0) for place in self._consumer.committed(self._places, 10))
 
     def close(self) -> None:
         """Free the client."""

@@ -1,40 +1,59 @@
 """The same work by ``EventSource``, with everything on: types, typed table with changelog, metrics, group membership.
 
+``python -m benchmarks.engine [HOW] JOB``: ``plain`` (the default), ``batch`` (a batch handler), and with work that
+waits ahead of an event's turn, ``scheduler`` (``AsyncJobScheduler``) and ``concurrency`` (``concurrency=``).
 Options: ``pool.NAME`` and ``config.NAME`` set that field of the settings, ``client.NAME`` a setting of librdkafka,
-``switch`` the interpreter's switch interval in seconds, ``trace`` a file for when which events had come how far
-(``benchmarks.tracing``). For ``kes run`` the job is in the environment.
+``switch`` the interpreter's switch interval in seconds, ``slots`` the jobs at a time.
 """
 
 from __future__ import annotations
 
-import os
+import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from benchmarks import tracing
 from benchmarks.child import job_of
-from benchmarks.workload import Account, Balance, Deposited, Job, kinds
-from streams import EventContext, EventSource, EventSourceConfig, PoolConfig, Table
+from benchmarks.workload import Account, Balance, Deposited, Job, wait_seconds
+from streams import (
+    AsyncJobScheduler,
+    EventContext,
+    EventSource,
+    EventSourceConfig,
+    PoolConfig,
+    SchedulerConfig,
+    Table,
+)
 
-JOB_VARIABLE = "KES_BENCH_JOB"
+if TYPE_CHECKING:
+    from streams import BatchContext
+
+Accounts = Table[str, Account]
+Work = Callable[[Deposited], Awaitable[None]]
 
 measured: Counter[str] = Counter()
 
 
 def _options(options: dict[str, str], prefix: str) -> dict[str, object]:
-    found = {name.removeprefix(prefix): text for name, text in options.items() if name.startswith(prefix)}
-    return {name: float(text) if "." in text else int(text) for name, text in found.items()}
+    return {name.removeprefix(prefix): _value(text) for name, text in options.items() if name.startswith(prefix)}
 
 
-def without_handlers(job: Job) -> EventSource[Table[str, Account]]:
-    """The event source of the account workload, but for what it does."""
+def _value(text: str) -> object:
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        return text
+
+
+def without_handlers(job: Job) -> EventSource[Accounts]:
+    """Build the event source of the account workload without its handler."""
     config = EventSourceConfig(
         group_id=job.group,
         topic=job.source,
-        num_partitions=job.shape.partitions,
+        num_partitions=job.partitions,
         changelog_topic=job.changelog,
         bootstrap_servers=job.bootstrap_servers,
         pool=msgspec.convert(_options(job.options, "pool."), PoolConfig),
@@ -43,15 +62,15 @@ def without_handlers(job: Job) -> EventSource[Table[str, Account]]:
         },
         metrics_handler=lambda measurement: measured.update([type(measurement).__name__]),
     )
-    config = msgspec.structs.replace(config, **_options(job.options, "config."))
+    config = EventSourceConfig(**msgspec.structs.asdict(config) | _options(job.options, "config."))
     return EventSource(config, store=Table.factory(key=str, value=Account))
 
 
-def source_of(job: Job) -> EventSource[Table[str, Account]]:
-    """The event source of the account workload."""
+def source_of(job: Job) -> EventSource[Accounts]:
+    """Build the event source with a plain handler."""
     source, output = without_handlers(job), job.output
 
-    def deposited(ctx: EventContext[Table[str, Account]], event: Deposited) -> None:
+    def deposited(ctx: EventContext[Accounts], event: Deposited) -> None:
         key = event.account
         account = ctx.store.get(key) or Account()
         account.count += 1
@@ -59,30 +78,82 @@ def source_of(job: Job) -> EventSource[Table[str, Account]]:
         ctx.store.put(key, account)
         ctx.forward(output, Balance(key, account.count, account.cents, event.sent), key=key)
 
-    for kind in kinds(job.shape.types):
-        source.register_event_type(kind)(deposited)
+    source.register_event_type(Deposited)(deposited)
     return source
 
 
-def source() -> EventSource[Table[str, Account]]:
-    """For ``kes run``."""
-    return source_of(msgspec.json.decode(os.environ[JOB_VARIABLE], type=Job))
+def by_batch(job: Job) -> EventSource[Accounts]:
+    """Build it with a batch handler, which does for each event of a list the work of the plain one."""
+    source, output = without_handlers(job), job.output
+
+    def deposited(ctx: BatchContext[Accounts], events: list[Deposited]) -> None:
+        get, put, forward = ctx.store.get, ctx.store.put, ctx.forward
+        for event in events:
+            key = event.account
+            account = get(key) or Account()
+            account.count += 1
+            account.cents += event.cents
+            put(key, account)
+            forward(output, Balance(key, account.count, account.cents, event.sent), key=key)
+
+    source.register_event_type(Deposited, deposited, batch=True)
+    return source
 
 
-def main(made: Callable[[Job], EventSource[Table[str, Account]]] = source_of) -> None:
-    """The process's way in."""
-    job = job_of(Job)
-    if "switch" in job.options:
-        sys.setswitchinterval(float(job.options["switch"]))
-    path = job.options.get(tracing.OPTION)
-    if path is None:
-        made(job).run()
-        return
-    trace = tracing.Trace()
-    with tracing.engine_traced(trace):
-        made(job).run()
-    trace.write(path)
+async def one_step(_: Deposited) -> None:
+    """Give way to the loop once: what is left is the toolkit's own price."""
+    await asyncio.sleep(0)
 
+
+async def wait(event: Deposited) -> None:
+    """Wait as long as the event demands."""
+    await asyncio.sleep(wait_seconds(event.cents))
+
+
+def by_scheduler(job: Job, work: Work = one_step) -> EventSource[Accounts]:
+    """Build it with ``AsyncJobScheduler``."""
+    source, output = without_handlers(job), job.output
+
+    def finish(ctx: EventContext[Accounts], event: Deposited, _: None) -> None:
+        _deposited(ctx, event, output)
+
+    settings = SchedulerConfig(concurrency=int(job.options.get("slots", "64")))
+    jobs: AsyncJobScheduler[Accounts, Deposited, None] = AsyncJobScheduler(source, work, finish, config=settings)
+    jobs.register_event_type(Deposited, key=lambda event: event.account)
+    return source
+
+
+def by_concurrency(job: Job, work: Work = one_step) -> EventSource[Accounts]:
+    """Build it with ``concurrency=``."""
+    source, output = without_handlers(job), job.output
+
+    async def deposited(ctx: EventContext[Accounts], event: Deposited) -> None:
+        await work(event)
+        await ctx.turn()
+        _deposited(ctx, event, output)
+
+    source.register_event_type(Deposited, deposited, concurrency=int(job.options.get("slots", "64")))
+    return source
+
+
+def _deposited(ctx: EventContext[Accounts], event: Deposited, output: str) -> None:
+    key = event.account
+    account = ctx.store.get(key) or Account()
+    account.count += 1
+    account.cents += event.cents
+    ctx.store.put(key, account)
+    ctx.forward(output, Balance(key, account.count, account.cents, event.sent), key=key)
+
+
+MADE: dict[str, Callable[[Job], EventSource[Accounts]]] = {
+    "plain": source_of,
+    "batch": by_batch,
+    "scheduler": lambda job: by_scheduler(job, wait),
+    "concurrency": lambda job: by_concurrency(job, wait),
+}
 
 if __name__ == "__main__":
-    main()
+    given = job_of(Job)
+    if "switch" in given.options:
+        sys.setswitchinterval(float(given.options["switch"]))
+    MADE[sys.argv[1] if len(sys.argv) > 2 else "plain"](given).run()

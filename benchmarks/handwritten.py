@@ -3,9 +3,7 @@
 Two transactional producers in turn: while one's transaction commits on a thread, the other's fills. A transaction ends
 after so many events (option ``events``) or so many milliseconds (option ``delay_ms``). A producer's records are
 acknowledged before the next one's are sent, or a key's outputs could land out of order. Nothing here survives a
-rebalance or a failure: that, types, stores and retries is what a toolkit is for. Several processes share the work
-without a group: option ``share=1/3`` is the second of three, and takes each third partition. Option ``trace``: a file
-for when which events had come how far (``benchmarks.tracing``).
+rebalance or a failure: that, types, stores and retries are a toolkit's work.
 """
 
 from __future__ import annotations
@@ -19,9 +17,43 @@ from typing import Any
 import msgspec
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from benchmarks import tracing
 from benchmarks.child import job_of
-from benchmarks.workload import Account, Balance, Job, kinds
+from benchmarks.workload import Account, Balance, Deposited, Job
+
+
+def consumer_of(job: Job, settings: dict[str, Any]) -> Consumer:
+    """Build a consumer for a loop written by hand."""
+    return Consumer(
+        {
+            "bootstrap.servers": job.bootstrap_servers,
+            "group.id": job.group,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "session.timeout.ms": 6000,
+            "fetch.wait.max.ms": 20,
+            "fetch.queue.backoff.ms": 5,
+            **settings,
+        }
+    )
+
+
+def producer_of(job: Job, number: int, settings: dict[str, Any]) -> Producer:
+    """Build a producer for a loop written by hand, ready for transactions."""
+    producer = Producer(
+        {
+            "bootstrap.servers": job.bootstrap_servers,
+            "transactional.id": f"{job.group}-{number}",
+            "transaction.timeout.ms": 10_000,
+            "partitioner": "murmur2_random",
+            "retry.backoff.ms": 5,
+            "queue.buffering.max.messages": 1_000_000,
+            "delivery.report.only.error": True,
+            **settings,
+        }
+    )
+    producer.init_transactions(30)
+    return producer
 
 
 class Loop:
@@ -31,59 +63,26 @@ class Loop:
         self.job = job
         self.events = int(job.options.get("events", "1000"))
         self.delay = float(job.options.get("delay_ms", "10")) / 1000
-        self.share = job.options.get("share", "")
-        self.trace = tracing.Trace() if tracing.OPTION in job.options else None
-        self.decoders = {kind.__name__.encode(): msgspec.json.Decoder(kind).decode for kind in kinds(job.shape.types)}
+        self.decoders = {b"Deposited": msgspec.json.Decoder(Deposited).decode}
         self.stopping = False
         self.states: dict[str, Account] = {}
         self.offsets: dict[int, int] = {}
-        self.consumer = Consumer(
-            {
-                "bootstrap.servers": job.bootstrap_servers,
-                "group.id": job.group,
-                "isolation.level": "read_committed",
-                "auto.offset.reset": "earliest",
-                "enable.auto.commit": False,
-                "session.timeout.ms": 6000,
-                "fetch.wait.max.ms": 20,
-                "fetch.queue.backoff.ms": 5,
-                "queued.min.messages": 20_000,
-            }
-        )
-        self.producers = [self._producer(number) for number in range(2)]
+        self.consumer = consumer_of(job, {"queued.min.messages": 20_000})
+        self.producers = [producer_of(job, number, {"linger.ms": 5}) for number in range(2)]
         self.commits: queue.SimpleQueue[tuple[Producer, list[TopicPartition], Any] | None] = queue.SimpleQueue()
         self.committed = threading.Semaphore(1)
         self.failure: BaseException | None = None
 
-    def _producer(self, number: int) -> Producer:
-        producer = Producer(
-            {
-                "bootstrap.servers": self.job.bootstrap_servers,
-                "transactional.id": f"{self.job.group}-{self.share.replace('/', '-')}-{number}",
-                "transaction.timeout.ms": 10_000,
-                "partitioner": "murmur2_random",
-                "linger.ms": 5,
-                "retry.backoff.ms": 5,
-                "queue.buffering.max.messages": 1_000_000,
-                "delivery.report.only.error": True,
-            }
-        )
-        producer.init_transactions(30)
-        return producer
-
     def run(self) -> None:
-        """Until SIGTERM."""
+        """Run until SIGTERM."""
         committer = threading.Thread(target=self._commit_all)
         committer.start()
-        self._take_partitions()
+        self.consumer.subscribe([self.job.source])
         turn = 0
         while not self.stopping:
             producer = self.producers[turn]
             if self._fill(producer):
-                self._mark("sealed", self.offsets)
-                self._mark("flushing", self.offsets)
                 producer.flush()  # acknowledged before the other one's records are sent
-                self._mark("flushed", self.offsets)
                 self.committed.acquire()
                 if self.failure is not None:
                     raise self.failure
@@ -95,16 +94,8 @@ class Loop:
         committer.join()
         self.consumer.close()
 
-    def _take_partitions(self) -> None:
-        if not self.share:
-            self.consumer.subscribe([self.job.source])
-            return
-        mine, _, of = self.share.partition("/")
-        shared = range(int(mine), self.job.shape.partitions, int(of))
-        self.consumer.assign([TopicPartition(self.job.source, partition) for partition in shared])
-
     def _fill(self, producer: Producer) -> int:
-        """Handle events until the transaction is large or old enough; how many."""
+        """Handle events until the transaction is large or old enough; return their number."""
         count, deadline = 0, 0.0
         while count < self.events and not self.stopping:
             wait = 0.1 if not count else deadline - time.monotonic()
@@ -117,14 +108,11 @@ class Loop:
                 producer.begin_transaction()
                 deadline = time.monotonic() + self.delay
             messages = (first, *self.consumer.consume(min(500, self.events - count) - 1, 0))
-            received = time.time()
             for message in messages:
                 if message.error() is not None:
                     raise RuntimeError(message.error())
                 self._handle(producer, message)
                 count += 1
-            self._mark("received", self.offsets, received)
-            self._mark("handled", self.offsets)
             producer.poll(0)
         return count
 
@@ -152,22 +140,14 @@ class Loop:
     def _commit_all(self) -> None:
         while (work := self.commits.get()) is not None:
             producer, offsets, metadata = work
-            positions = {place.partition: place.offset for place in offsets}
             try:
-                self._mark("began", positions)
                 producer.send_offsets_to_transaction(offsets, metadata, 10)
-                self._mark("offsets", positions)
                 producer.commit_transaction(10)
-                self._mark("committed", positions)
             except BaseException as error:
                 self.failure = error
                 return
             finally:
                 self.committed.release()
-
-    def _mark(self, point: str, offsets: dict[int, int], seconds: float | None = None) -> None:
-        if self.trace is not None:
-            self.trace.at(point, offsets, seconds)
 
     def stop(self, *_: object) -> None:
         """End after the transaction that is being filled."""
@@ -178,14 +158,7 @@ _HEADERS: list[tuple[str, str | bytes | None]] = [("__grt__", b"Balance")]
 _encode = msgspec.json.Encoder().encode
 
 
-def main() -> None:
-    """The process's way in."""
-    loop = Loop(job_of(Job))
-    signal.signal(signal.SIGTERM, loop.stop)
-    loop.run()
-    if loop.trace is not None:
-        loop.trace.write(loop.job.options[tracing.OPTION])
-
-
 if __name__ == "__main__":
-    main()
+    by_hand = Loop(job_of(Job))
+    signal.signal(signal.SIGTERM, by_hand.stop)
+    by_hand.run()

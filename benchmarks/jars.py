@@ -1,4 +1,4 @@
-"""Jars that are no part of the embedded broker: by coordinates and SHA-256, fetched once into the cache."""
+"""Jars beside those of the embedded broker: by coordinates and SHA-256, fetched once into the cache."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
-
-_NETWORK_SECONDS: Final = 30
 
 
 class NoJar(Exception):
-    """A jar cannot be had. The message says which and why."""
+    """A jar cannot be had. The message names it and the reason."""
 
 
 def jars(listed: Mapping[str, str], folder: Path) -> list[Path]:
@@ -24,7 +21,6 @@ def jars(listed: Mapping[str, str], folder: Path) -> list[Path]:
         _, artifact, version = coordinates.split(":")
         path = folder / f"{artifact}-{version}.jar"
         if not path.is_file() or _digest(path) != digest:
-            folder.mkdir(parents=True, exist_ok=True)
             _fetch(coordinates, digest, path)
         found.append(path)
     return found
@@ -43,12 +39,13 @@ def _fetch(coordinates: str, digest: str, path: Path) -> None:
     except ImportError:
         raise NoJar("the package jgo, which fetches jars, is not installed (extra: broker)") from None
     group, artifact, version = coordinates.split(":")
+    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="incoming-") as incoming:
         context = MavenContext(
             repo_cache=Path(incoming),
             remote_repos={"central": MAVEN_CENTRAL_URL, **GlobalSettings.load().repositories},
             resolver=PythonResolver(),
-            timeout=_NETWORK_SECONDS,
+            timeout=30,
         )
         try:
             fetched = context.project(group, artifact).at_version(version).artifact().resolve()

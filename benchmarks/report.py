@@ -1,9 +1,10 @@
-"""What one call of the command found, as JSON and on the console."""
+"""The results of one call of the command, as JSON and on the console."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -31,64 +32,59 @@ class Entry(msgspec.Struct):
 
 
 class Run(msgspec.Struct):
-    """Everything measured by one call: by measure, in the order of measuring. ``facts``: what the figures depend on."""
+    """Everything measured by one call: by measure, in the order of measuring. ``facts``: its circumstances."""
 
     facts: dict[str, Any]
     measured: dict[str, list[Entry]] = {}
 
     @classmethod
     def read(cls, path: Path) -> Run:
-        """What was written. Raises ``msgspec.DecodeError`` for a file that is none, or from another version."""
+        """Read a file. Raises ``msgspec.DecodeError`` for a file of another kind or version."""
         run = msgspec.json.decode(path.read_bytes(), type=cls)
         run.decode()
         return run
 
     def decode(self) -> None:
-        """Give what came from JSON its types. Raises ``msgspec.ValidationError``."""
+        """Convert the results of JSON to their types. Raises ``msgspec.ValidationError``."""
         for measure in measures():
             for entry in self.measured.get(measure.name, ()):
                 entry.found = msgspec.convert(entry.found, measure.result)
 
     def write(self, path: Path) -> None:
-        """In one step, so that a file is always whole."""
+        """Write the file in one step, so that it is always whole."""
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".tmp")
         unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
         unfinished.replace(path)
 
     def results(self, measure: Measure[Any]) -> list[Any]:
-        """Of one measure."""
+        """Return the results of one measure."""
         return [entry.found for entry in self.measured.get(measure.name, ())]
 
     def faults(self, *, of_peers: bool) -> list[str]:
-        """What was not exactly once, or not what it should be: of this project's (and the reference's), or of peers."""
+        """Collect the faults of this project's systems (and the loops), or of peers."""
+        peers = {name for name, kind in KINDS.items() if kind.is_peer}
         return [
             fault
             for measure in measures()
             for found in self.results(measure)
-            if (fault := measure.fault(found)) and _is_of_peer(found) == of_peers
+            if (fault := measure.fault(found))
+            and (str(getattr(found, "system", "")).partition(":")[0] in peers) is of_peers
         ]
 
 
-def _is_of_peer(found: Any) -> bool:
-    kind = KINDS.get(str(getattr(found, "system", "")).partition(":")[0])
-    return kind is not None and kind.is_peer
-
-
 def show(console: Console, run: Run) -> None:
-    """Print the tables."""
+    """Print the tables and the faults."""
     for measure in measures():
         if found := run.results(measure):
-            for table in measure.tables(found):
-                console.print(table)
-    for fault in run.faults(of_peers=True):
-        console.print(f"a peer's fault: {fault}", markup=False)
-    for fault in run.faults(of_peers=False):
-        console.print(f"not right: {fault}", style="red", markup=False)
+            console.print(*measure.tables(found), sep="\n")
+    for of_peers, told in ((True, "a peer's fault"), (False, "not right")):
+        for fault in run.faults(of_peers=of_peers):
+            console.print(f"{told}: {fault}", style=None if of_peers else "red", markup=False)
 
 
 def machine_facts(seed: int, arguments: Sequence[str]) -> dict[str, Any]:
-    """What the figures depend on; the broker's and the peers' versions are added when they start."""
+    """Collect the circumstances of the figures; the broker and the peers add their versions when they start."""
     return {
         "arguments": list(arguments),
         "seed": seed,
@@ -108,23 +104,18 @@ def machine_facts(seed: int, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    found = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1] if found else platform.processor()
 
 
 def _state(what: str, *folders: str) -> str:
-    """Git's name for it, and whether these folders differ from it."""
+    """Return git's name for it, and whether these folders differ from it."""
     return _git("rev-parse", "--short", what) + (" and changes" if _git("status", "-s", *folders) else "")
 
 
 def _git(*words: str) -> str:
-    command = ["git", *words]
+    folder = Path(__file__).parents[1]
     try:
-        return subprocess.run(
-            command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True
-        ).stdout.strip()
+        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""

@@ -1,4 +1,4 @@
-"""The systems under test, by name, each run in a process of its own that is watched from outside."""
+"""The systems under test, by name, and the processes of a run, watched from outside."""
 
 from __future__ import annotations
 
@@ -26,22 +26,20 @@ class Failed(Exception):
 
 
 class Unavailable(Exception):
-    """A system cannot be had here: the message says why. It is left out, and the report says so."""
+    """A system cannot be had here: the message gives the reason. It is left out, and the report shows it."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """How a system's process is started: ``command``, with the job as JSON in one more argument, in ``folder`` (none:
-    this checkout), with ``variables`` added to the environment. ``versions`` of what it is made of go into the report.
-    """
+    """The start of a system's process: ``command``, with the job as JSON in one more argument, in ``folder`` (none:
+    this checkout). The ``versions`` of its parts go into the report."""
 
     command: tuple[str, ...]
     folder: Path | None = None
-    variables: dict[str, str] = {}
     versions: dict[str, str] = {}
 
 
 class Progress(Protocol):
-    """Asks how many events of its input a group has committed."""
+    """Counts the events of its input that a group has committed."""
 
     def __call__(self) -> int: ...
 
@@ -51,39 +49,39 @@ class Progress(Protocol):
 
 class Kind(ABC):
     """A program that does the account workload, exactly once, until SIGTERM. ``defaults``: the labels by which it takes
-    part when no systems are named. ``is_peer``: somebody else's; its faults are told, and are no failure of the run.
-    ``about``: what it is, with which settings, as a line of Markdown."""
+    part when no systems are named. ``is_peer``: of another project; its faults are shown, and are no failure of the
+    run."""
 
     name: str
-    about = ""
     defaults: tuple[str, ...] = ()
     is_peer = False
 
     @abstractmethod
     def launch(self, system: System, say: Callable[[str], None]) -> Launch:
-        """How to start it with these options; fetches or builds what it needs when first asked, and is quick from then
-        on. Raises ``Unavailable``."""
+        """Prepare its start with these options; fetches or builds its parts the first time, and is quick from then on.
+        Raises ``Unavailable``."""
 
     def progress(self, settings: Mapping[str, Any], job: Job) -> Progress | None:
-        """How far it is, if it keeps its offsets elsewhere than in its group. ``settings`` are a client's."""
+        """Open a view of its progress, if its offsets are elsewhere than in its group. ``settings``: a client's."""
         return None
 
 
 class Module(Kind):
-    """A module of this package. ``@FOLDER`` takes the same one of another checkout."""
+    """A module of this package, with words before its job. ``@FOLDER`` takes the same one of another checkout."""
 
-    def __init__(self, name: str, module: str, defaults: tuple[str, ...] = (), about: str = "") -> None:
-        self.name, self.module, self.defaults, self.about = name, module, defaults, about
+    def __init__(self, name: str, module: str, defaults: tuple[str, ...] = ()) -> None:
+        self.name, self.defaults = name, defaults
+        self.command = (sys.executable, "-m", *module.split())
 
     def launch(self, system: System, say: Callable[[str], None]) -> Launch:
-        """By this interpreter."""
-        return Launch(command=(sys.executable, "-m", self.module), folder=system.folder)
+        """Start it by this interpreter."""
+        return Launch(command=self.command, folder=system.folder)
 
 
 SCRATCH = "BENCH_SCRATCH"
 """The variable that names a folder of the process's own, empty at its start and deleted after its end."""
 REFERENCE = "handwritten:events=5000"
-"""What ratios refer to."""
+"""Ratios are to this system."""
 KINDS: dict[str, Kind] = {}
 
 
@@ -93,27 +91,12 @@ def register(*kinds: Kind) -> None:
 
 
 register(
-    Module(
-        "handwritten",
-        "benchmarks.handwritten",
-        (REFERENCE, "handwritten:events=1000"),
-        "a loop over confluent-kafka: two transactional producers in turn, so many events or 10 ms per transaction, "
-        "commits on a thread, msgspec, state in a dict; it survives neither a rebalance nor a failure",
-    ),
-    Module(
-        "engine",
-        "benchmarks.engine",
-        ("engine",),
-        "`EventSource` with its default settings: routing by type, typed events, typed table with changelog, metrics, "
-        "group membership",
-    ),
-    Module(
-        "engine_batch",
-        "benchmarks.engine_batch",
-        ("engine_batch",),
-        "the same with a batch handler (`register_event_type(T, batch=True)`), which does for each event of a list "
-        "what the plain one does",
-    ),
+    Module("handwritten", "benchmarks.handwritten", (REFERENCE, "handwritten:events=1000")),
+    Module("engine", "benchmarks.engine", ("engine",)),
+    Module("engine_batch", "benchmarks.engine batch", ("engine_batch",)),
+    Module("loop", "benchmarks.loop"),
+    Module("scheduler", "benchmarks.engine scheduler"),
+    Module("concurrency", "benchmarks.engine concurrency"),
 )
 
 
@@ -136,12 +119,8 @@ class System(msgspec.Struct, frozen=True):
         return cls(text, name, Path(folder) if folder else None, options)
 
     def launch(self, say: Callable[[str], None] = lambda _: None) -> Launch:
-        """How to start it. Raises ``Unavailable``."""
+        """Prepare its start. Raises ``Unavailable``."""
         return KINDS[self.name].launch(self, say)
-
-    def progress(self, settings: Mapping[str, Any], job: Job) -> Progress | None:
-        """As of its kind."""
-        return KINDS[self.name].progress(settings, job)
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -154,42 +133,48 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Child:
-    """A process of the run: ``module`` with its job (or other ``arguments``) and environment ``variables``, by this
-    interpreter or that of another environment, or any other ``command``. Ends with the block it is used in, and with
-    this process."""
+    """A process of the run: a command, with its job as JSON in one more argument, and ``variables`` of its environment.
+    Ends with the block it is used in, and with this process."""
 
     def __init__(
         self,
-        module: str,
-        job: msgspec.Struct,
+        name: str,
+        command: Sequence[str],
+        job: msgspec.Struct | None,
         folder: Path | None = None,
-        *,
-        arguments: Sequence[str] | None = None,
         variables: Mapping[str, str] | None = None,
-        python: Path | None = None,
-        command: Sequence[str] = (),
     ) -> None:
-        self.module = module
+        self.name = name
         self._errors = TemporaryFile()  # noqa: SIM115 - it lives as long as this object
-        if arguments is None:
-            arguments = [msgspec.json.encode(job).decode()]
         self._process = subprocess.Popen(
-            [*(command or (str(python or sys.executable), "-m", module)), *arguments],
+            [*command, *([msgspec.json.encode(job).decode()] if job is not None else [])],
             cwd=folder or Path(__file__).parents[1],
             env={**os.environ, **(variables or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
         )
-        self._stats = psutil.Process(self._process.pid)
+        self.pid = self._process.pid
+        self._stats = psutil.Process(self.pid)
         self._result = b""
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
-    @property
-    def pid(self) -> int:
-        """The process's number."""
-        return self._process.pid
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ask it to end in an orderly way (SIGTERM), and see to it."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()  # type: ignore[union-attr]  # it is a pipe
+        self._errors.close()
 
     def send(self, number: signal.Signals) -> None:
         """Send it a signal."""
@@ -213,12 +198,12 @@ class Child:
             raise self._failed("is gone") from error
 
     def check(self) -> None:
-        """Raises ``Failed`` if it has ended."""
+        """Check that it has not ended. Raises ``Failed``."""
         if self._process.poll() is not None:
             raise self._failed(f"ended with code {self._process.returncode}")
 
     def result(self, timeout: float) -> bytes:
-        """What it printed, once it has ended by itself with code 0."""
+        """Wait until it has ended with code 0, and return its output. Raises ``Failed``."""
         try:
             code = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -228,19 +213,6 @@ class Child:
             raise self._failed(f"ended with code {code}")
         return self._result
 
-    def stop(self) -> None:
-        """Ask it to end in an orderly way (SIGTERM), and see to it."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(20)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()  # type: ignore[union-attr]  # it is a pipe
-        self._errors.close()
-
     def _listen(self) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as out:
@@ -249,34 +221,21 @@ class Child:
     def _failed(self, how: str) -> Failed:
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip()[-2000:]
-        return Failed(f"{self.module} (process {self.pid}) {how}" + (f"; it said:\n{said}" if said else ""))
+        return Failed(f"{self.name} (process {self.pid}) {how}" + (f"; it said:\n{said}" if said else ""))
 
 
-@contextlib.contextmanager
-def running(
-    module: str, job: msgspec.Struct, folder: Path | None = None, *, python: Path | None = None
-) -> Iterator[Child]:
-    """Run a module of this package with a job; stopped at the end of the block."""
-    child = Child(module, job, folder, python=python)
-    try:
-        yield child
-    finally:
-        child.stop()
+def running(module: str, job: msgspec.Struct | None, folder: Path | None = None) -> Child:
+    """Start a module of this package with a job."""
+    return Child(module, (sys.executable, "-m", *module.split()), job, folder)
 
 
 @contextlib.contextmanager
 def system_running(system: System, job: Job) -> Iterator[Child]:
     """Run a system under test. Raises ``Unavailable``."""
     launch = system.launch()
-    with TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as scratch:
-        child = Child(
-            system.label,
-            msgspec.structs.replace(job, options=system.options),
-            launch.folder,
-            variables={**launch.variables, SCRATCH: scratch},
-            command=launch.command,
-        )
-        try:
-            yield child
-        finally:
-            child.stop()
+    job = msgspec.structs.replace(job, options=system.options)
+    with (
+        TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as scratch,
+        Child(system.label, launch.command, job, launch.folder, {SCRATCH: scratch}) as child,
+    ):
+        yield child

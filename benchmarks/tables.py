@@ -13,7 +13,7 @@ Value = Callable[[Any], float]
 
 
 def table(title: str, words: Sequence[str], numbers: Sequence[str]) -> Table:
-    """An empty one: columns of words first, then of numbers."""
+    """Make an empty one: columns of words first, then of numbers."""
     empty = Table(title=title, title_justify="left")
     for name in words:
         empty.add_column(name, no_wrap=True)
@@ -23,17 +23,17 @@ def table(title: str, words: Sequence[str], numbers: Sequence[str]) -> Table:
 
 
 def right(found: Iterable[T]) -> list[T]:
-    """Those without a fault, that count (round 0 does not)."""
+    """Select the runs without a fault that count (round 0 does not)."""
     return [one for one in found if not getattr(one, "fault", "") and getattr(one, "round", 1)]
 
 
 def of_system(found: Iterable[T], system: str) -> list[T]:
-    """The runs of one system."""
+    """Select the runs of one system."""
     return [one for one in found if getattr(one, "system", "") == system]
 
 
 def names(found: Iterable[Any]) -> list[str]:
-    """The systems, as they first came."""
+    """List the systems, in the order of their first run."""
     return list(dict.fromkeys(one.system for one in found))
 
 
@@ -47,31 +47,31 @@ def spread(values: Iterable[float], form: str = ",.0f") -> str:
 
 
 def ratios(found: Sequence[Any], system: str, reference: str, value: Value) -> list[float]:
-    """system / reference, of each round in which both were right: what a drifting machine leaves true."""
+    """Divide system by reference, in each round in which both were right: a drifting machine moves both."""
     mine, theirs = ({one.round: value(one) for one in right(of_system(found, name))} for name in (system, reference))
     return [mine[turn] / theirs[turn] for turn in sorted(mine.keys() & theirs.keys()) if theirs[turn]]
 
 
 def of_rounds(found: Sequence[Any]) -> str:
-    """What figures in a table are."""
+    """Describe the figures of a table."""
     rounds = len({one.round for one in found if one.round})
     return f"median (least; most) of {rounds} rounds" if rounds > 1 else "one round"
 
 
 def loads(found: Sequence[Any]) -> str:
-    """The load averages of the runs."""
+    """Show the range of the load averages."""
     values = [one.load_average for one in right(found) or found] or [0.0]
     return f"load {min(values):.1f} to {max(values):.1f}"
 
 
 def verdict(found: Sequence[Any]) -> str:
-    """Whether every run was right: ``yes``, or how many were not."""
+    """Show ``yes`` if every run was right, else the number of wrong ones."""
     wrong = sum(bool(one.fault) for one in found)
     return f"no: {wrong} of {len(found)} runs" if wrong else "yes"
 
 
 def markdown(shown: Table) -> str:
-    """The same table in Markdown, with its title above."""
+    """Show the same table in Markdown, with its title above."""
     rows = zip(*(map(_cell, column.cells) for column in shown.columns), strict=True)
     lines = [
         f"**{_cell(shown.title or '')}**",

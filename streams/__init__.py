@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from streams.async_batcher import AsyncBatcher
     from streams.async_jobs import AsyncJobScheduler
     from streams.batch_producer import BatchProducer
-    from streams.config import EventSourceConfig, PoolConfig
+    from streams.config import EventSourceConfig, GroupConfig, PoolConfig, QueueConfig, TimeoutConfig
     from streams.core.schedule import MissedRuns
     from streams.core.timers import Timer
     from streams.errors import EventFailure
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorPolicy, ErrorResponse, ExecutionState
     from streams.protocols import Codec, JournalledStore, StateStore
     from streams.records import Change, Delivery, IncomingRecord, Record, TopicPartition
-    from streams.runtime.batch_handlers import BatchContext
-    from streams.runtime.batches import BatchItem
-    from streams.runtime.event_context import EventContext
+    from streams.runtime.async_work.batch_stage import BatchItem
+    from streams.runtime.partition.batch_handlers import BatchContext
+    from streams.runtime.partition.event_context import EventContext
     from streams.statistics import PartitionStatistics, SourceState, SourceStatistics
     from streams.stores.simple import SimpleStore
     from streams.stores.table import Table
@@ -67,12 +67,14 @@ __all__ = [
     "GlobalChangeLog",
     "GlobalChangeLogStatistics",
     "GlobalTable",
+    "GroupConfig",
     "IncomingRecord",
     "JobRetry",
     "JournalledStore",
     "MissedRuns",
     "PartitionStatistics",
     "PoolConfig",
+    "QueueConfig",
     "Record",
     "SchedulerConfig",
     "SimpleStore",
@@ -80,6 +82,7 @@ __all__ = [
     "SourceStatistics",
     "StateStore",
     "Table",
+    "TimeoutConfig",
     "Timer",
     "TopicPartition",
     "event_type",
@@ -90,8 +93,8 @@ __all__ = [
 _HOME = {
     "AsyncBatcher": "streams.async_batcher",
     "AsyncJobScheduler": "streams.async_jobs",
-    "BatchContext": "streams.runtime.batch_handlers",
-    "BatchItem": "streams.runtime.batches",
+    "BatchContext": "streams.runtime.partition.batch_handlers",
+    "BatchItem": "streams.runtime.async_work.batch_stage",
     "BatchProducer": "streams.batch_producer",
     "BatcherConfig": "streams.job_settings",
     "COMPUTE": "streams.job_settings",
@@ -101,7 +104,7 @@ _HOME = {
     "Delivery": "streams.records",
     "ErrorPolicy": "streams.outcomes",
     "ErrorResponse": "streams.outcomes",
-    "EventContext": "streams.runtime.event_context",
+    "EventContext": "streams.runtime.partition.event_context",
     "EventFailure": "streams.errors",
     "EventSource": "streams.event_source",
     "EventSourceConfig": "streams.config",
@@ -110,12 +113,14 @@ _HOME = {
     "GlobalChangeLog": "streams.global_change_log",
     "GlobalChangeLogStatistics": "streams.global_change_log",
     "GlobalTable": "streams.global_table",
+    "GroupConfig": "streams.config",
     "IncomingRecord": "streams.records",
     "JobRetry": "streams.job_settings",
     "JournalledStore": "streams.protocols",
     "MissedRuns": "streams.core.schedule",
     "PartitionStatistics": "streams.statistics",
     "PoolConfig": "streams.config",
+    "QueueConfig": "streams.config",
     "Record": "streams.records",
     "SKIP": "streams.outcomes",
     "SLOW_NETWORK": "streams.job_settings",
@@ -126,6 +131,7 @@ _HOME = {
     "SourceStatistics": "streams.statistics",
     "StateStore": "streams.protocols",
     "Table": "streams.stores.table",
+    "TimeoutConfig": "streams.config",
     "Timer": "streams.core.timers",
     "TopicPartition": "streams.records",
     "WIDE_NETWORK": "streams.job_settings",

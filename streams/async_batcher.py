@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
-from streams.core.router import Route, check_callable
-from streams.errors import BatchError, RegistrationError
+from streams.errors import BatchError
 from streams.event_source import EventSource
-from streams.events import event_type_of
 from streams.job_settings import BatcherConfig, check_settings
 from streams.outcomes import ErrorPolicy, ExecutionState
 from streams.records import IncomingRecord
-from streams.runtime.batches import BatchDefinition, BatchItem, BatchStage
-from streams.runtime.calls import check_ends, check_planner, kind_of
-from streams.runtime.event_context import EventContext
-from streams.runtime.stages import Ahead
+from streams.runtime.async_work.batch_stage import BatchDefinition, BatchItem, BatchStage
+from streams.runtime.async_work.invoke import check_ends, kind_of
+from streams.runtime.partition.event_context import EventContext
 
 ValueT = TypeVar("ValueT")
 StoreT = TypeVar("StoreT")
@@ -44,7 +41,7 @@ class AsyncBatcher(Generic[StoreT, ValueT]):
     that (an upsert, an idempotency key, a fence).
 
     Items of one key and partition are never in two running calls, and keep the order of their events, also within a
-    call, which may have several of them. When a call begins says ``BatcherConfig``; partitions take turns.
+    call, which may have several of them. ``BatcherConfig`` decides when a call begins; partitions take turns.
 
     ``finalizer(ctx, items)`` is a handler like any other: it runs in the order of the partition, has the store,
     forwards, and takes effect exactly once. Its items have ``result``, in the order the planner gave them; an event
@@ -56,7 +53,7 @@ class AsyncBatcher(Generic[StoreT, ValueT]):
 
     What waits never blocks: an event for whose items there is no room stays where it is, and only its partition's
     reading waits with it. When a partition is given up, its items that are in no call yet are withdrawn, and a call
-    that runs is cancelled only when nobody needs any of its items.
+    that runs is cancelled only when no partition needs any of its items.
 
     Made before the event source starts, and belongs to it. May be the ``then`` of an ``AsyncJobScheduler``: the result
     of a job becomes one item, with the job's key.
@@ -103,21 +100,9 @@ class AsyncBatcher(Generic[StoreT, ValueT]):
         itself is the value of its only item. The function runs ahead of the event's turn, so it has no store; what it
         raises goes to ``on_error`` (default: ``config.error_policy``). Raises ``RegistrationError``.
         """
-        if (planner is not None) and key is not None:
-            raise RegistrationError(f"give {event_class.__name__} a function that plans its items, or a key; not both")
-
-        def register(function: P) -> P:
-            what = f"the batcher {self.name}: what plans the items of {event_class.__name__}"
-            check_planner(what, function)
-            self._add(event_class, lambda record, event: items_of(what, function(record, event), own=True), on_error)
-            return function
-
-        if planner is not None:
-            register(cast(Any, planner))
-        elif key is not None:
-            check_callable(f"the batcher {self.name}: the key of {event_class.__name__}", key)
-            register(cast(Any, lambda _, event: (key(event), event)))
-        return register
+        return self._source._register_planner(
+            self._definition, self._definition.execute, _checked, event_class, planner, key, on_error
+        )
 
     async def submit(self, ctx: EventContext[StoreT], items: Sequence[Given[ValueT]]) -> list[BatchItem[ValueT]]:
         """Batch items of a handler or an interjection that has its turn already; returns them, with their results.
@@ -126,22 +111,17 @@ class AsyncBatcher(Generic[StoreT, ValueT]):
         that depends on the store; what can run ahead should be registered. Neither finalizer nor ``on_failure`` is
         called. Raises the first error that an item has; items that are given as ``BatchItem`` have theirs.
         """
-        stage = ctx.host.stages.get(self._definition)
+        stage = ctx._host.stages.get(self._definition)
         assert isinstance(stage, BatchStage)
         return await stage.submit(ctx, items_of(f"the batcher {self.name}: submit", list(items)) or [])
 
-    def _add(
-        self, event_class: type[Any], planner: Callable[[IncomingRecord, Any], Any], on_error: ErrorPolicy | None
-    ) -> None:
-        event_type = event_type_of(event_class)
-        ahead = Ahead(self._definition, planner)
-        policy = on_error or self._source.config.error_policy
-        route = Route(event_type.name, event_type, self._definition.execute, blocking=False, policy=policy, ahead=ahead)
-        self._source._router.add(route)
+
+def _checked(what: str, _: IncomingRecord, planned: Any) -> list[BatchItem[Any]] | None:
+    return items_of(what, planned, own=True)
 
 
 def items_of(what: str, planned: Any, *, own: bool = False) -> list[BatchItem[Any]] | None:
-    """What a planner returned, as items. ``own``: copies of those that are items already, since a planner may return
+    """Turn the answer of a planner into items. ``own``: copy those that are items already, since a planner may return
     the same object for many events, and each has a result of its own. Raises ``BatchError``."""
     if planned is None:
         return None

@@ -1,4 +1,4 @@
-"""Work that talks to the world, many at once, inside an event source's order and transactions."""
+"""Jobs on outside services, many at once, inside an event source's order and transactions."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ import sys
 from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from streams.core.router import Route, check_callable
 from streams.errors import PlanError, RegistrationError
 from streams.event_source import EventSource
-from streams.events import event_type_of
 from streams.job_settings import COMPUTE, SchedulerConfig, check_settings
 from streams.outcomes import ErrorPolicy, ExecutionState
 from streams.records import IncomingRecord
-from streams.runtime.calls import check_ends, check_planner, kind_of
-from streams.runtime.event_context import EventContext
-from streams.runtime.jobs import JobDefinition, JobStage
-from streams.runtime.stages import Ahead
+from streams.runtime.async_work.invoke import check_ends, kind_of
+from streams.runtime.async_work.job_stage import JobDefinition, JobStage
+from streams.runtime.partition.event_context import EventContext
 
 if TYPE_CHECKING:
     from streams.async_batcher import AsyncBatcher
@@ -134,19 +131,9 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         value. The function runs ahead of the event's turn, once, so it has no store; an event for which it raises goes
         to the last word of ``on_error`` (default: ``config.error_policy``) at its turn. Raises ``RegistrationError``.
         """
-        if (planner is not None) and key is not None:
-            raise RegistrationError(f"give {event_class.__name__} a function that plans its job, or a key; not both")
-
-        def register(function: P) -> P:
-            self._add(event_class, function, on_error)
-            return function
-
-        if planner is not None:
-            self._add(event_class, planner, on_error)
-        elif key is not None:
-            check_callable(f"the key of {event_class.__name__} by {self.name}", key)
-            self._add(event_class, lambda _, event: (key(event), event), on_error)
-        return register
+        return self._source._register_planner(
+            self._definition, self._definition.job, _checked, event_class, planner, key, on_error
+        )
 
     async def schedule(self, ctx: EventContext[StoreT], item: ItemT) -> Answer:
         """Run one job and its finalizer for a handler or an interjection that has its turn already; they are its rest:
@@ -156,43 +143,25 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         depends on the store; what can run ahead should be registered. Raises what the job raises, unless ``on_failure``
         takes it.
         """
-        stage = ctx.host.stages.get(self._definition)
+        stage = ctx._host.stages.get(self._definition)
         assert isinstance(stage, JobStage)
-        answer: Answer = await stage.complete(ctx, item)
+        answer: Answer = await stage.in_turn(ctx, (object(), item))
         return answer
 
-    def _add(
-        self,
-        event_class: type[Any],
-        planner: Callable[[IncomingRecord, Any], tuple[Hashable, Any] | None],
-        on_error: ErrorPolicy | None,
-    ) -> None:
-        event_type, what = event_type_of(event_class), f"{event_class.__name__} by {self.name}"
-        check_planner(f"the function that plans {what}", planner)
 
-        def plan(record: IncomingRecord, event: Any) -> tuple[Hashable, Any] | None:
-            return _checked(planner(record, event), record, what)
-
-        policy = on_error or self._source.config.error_policy
-        ahead = Ahead(self._definition, plan)
-        route = Route(event_type.name, event_type, self._definition.job, blocking=False, policy=policy, ahead=ahead)
-        self._source._router.add(route)
-
-
-def _checked(planned: Any, record: IncomingRecord, what: str) -> tuple[Hashable, Any] | None:
+def _checked(what: str, record: IncomingRecord, planned: Any) -> tuple[Hashable, Any] | None:
     if planned is None:
         return None
     if not isinstance(planned, tuple) or len(planned) != 2:
         raise PlanError(
-            f"{record.where}: the function that plans {what} answered {type(planned).__name__}; it has to answer a "
-            "tuple (key, item), or None"
+            f"{record.where}: {what} answered {type(planned).__name__}; it has to answer a tuple (key, item), or None"
         )
     try:
         hash(planned[0])
     except Exception as error:
         raise PlanError(
-            f"{record.where}: the key of {what} is a {type(planned[0]).__name__}, which cannot be hashed ({error}); "
-            "use a str, bytes, int or a tuple of such"
+            f"{record.where}: {what} answered a key that is a {type(planned[0]).__name__}, which cannot be hashed "
+            f"({error}); use a str, bytes, int or a tuple of such"
         ) from error
     return planned
 

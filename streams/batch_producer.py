@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from streams.clients.settings import ClientSettings
-from streams.core.router import Route
 from streams.errors import ConfigError, RecordError
 from streams.event_source import EventSource
-from streams.events import event_type_of
 from streams.outcomes import ErrorPolicy, ExecutionState
 from streams.records import Delivery, IncomingRecord, Record
+from streams.runtime.async_work.invoke import check_ends
+from streams.runtime.async_work.producer_stage import ProducerDefinition, ProducerStage
 from streams.runtime.bridge import wait_for
-from streams.runtime.calls import check_ends, check_planner
-from streams.runtime.deliveries import DeliveryStage, ProducerDefinition
-from streams.runtime.event_context import EventContext
-from streams.runtime.stages import Ahead
+from streams.runtime.partition.event_context import EventContext
 
 StoreT = TypeVar("StoreT")
 E = TypeVar("E")
@@ -44,8 +41,8 @@ class BatchProducer(Generic[StoreT]):
 
     ``bootstrap_servers`` and ``client_settings`` are as those of ``EventSourceConfig``. Without an address it is
     connected as the event source is, and ``client_settings`` come on top of the source's. ``max_queued_records``: of
-    one partition, not acknowledged; beyond, its reading waits (nobody else's does). An event with more than that goes
-    in alone.
+    one partition, not acknowledged; beyond, its reading waits (that of no other partition does). An event with more
+    than that goes in alone.
 
     Made before the event source starts, and belongs to it. Raises ``ConfigError``; settings that only the client knows
     are checked when the first record is sent, and stop the source. In a replay nothing is sent.
@@ -103,20 +100,7 @@ class BatchProducer(Generic[StoreT]):
         event's turn, so it has no store; what it raises goes to ``on_error`` (default: ``config.error_policy``).
         ``to_record`` makes a record of an event object. Raises ``RegistrationError``.
         """
-
-        def register(function: P) -> P:
-            what = f"the producer {self.name}: what plans the records of {event_class.__name__}"
-            check_planner(what, function)
-            event_type = event_type_of(event_class)
-            ahead = Ahead(self._definition, lambda record, event: records_of(what, function(record, event)))
-            policy = on_error or self._source.config.error_policy
-            route = Route(event_type.name, event_type, function, blocking=False, policy=policy, ahead=ahead)
-            self._source._router.add(route)
-            return function
-
-        if planner is not None:
-            register(cast(Any, planner))
-        return register
+        return self._source._register_planner(self._definition, None, _checked, event_class, planner, None, on_error)
 
     async def produce(self, ctx: EventContext[StoreT], records: Sequence[Record]) -> list[Delivery]:
         """Send records for a handler or an interjection that has its turn; returns when all are acknowledged.
@@ -124,9 +108,9 @@ class BatchProducer(Generic[StoreT]):
         The partition waits meanwhile. Neither finalizer nor ``on_failure`` is called. Raises the first error that a
         record has.
         """
-        stage = ctx.host.stages.get(self._definition)
-        assert isinstance(stage, DeliveryStage)
-        return await stage.produce(ctx, records_of(f"the producer {self.name}: produce", list(records)) or [])
+        stage = ctx._host.stages.get(self._definition)
+        assert isinstance(stage, ProducerStage)
+        return await stage.submit(ctx, records_of(f"the producer {self.name}: produce", list(records)) or [])
 
     def produce_and_wait(
         self, ctx: EventContext[StoreT], records: Sequence[Record], timeout_seconds: float | None = None
@@ -136,13 +120,17 @@ class BatchProducer(Generic[StoreT]):
         Raises ``TimeoutError`` when it takes longer than this (what was sent may arrive all the same), ``Stopped`` when
         the event source stops meanwhile, ``RuntimeError`` on the event loop's own thread.
         """
-        host = ctx.host
+        host = ctx._host
         wait = wait_for if host.connections is None else host.connections.wait_for
         return wait(host.stages.loop, lambda: self.produce(ctx, records), timeout_seconds)
 
 
+def _checked(what: str, _: IncomingRecord, planned: Any) -> list[Record] | None:
+    return records_of(what, planned)
+
+
 def records_of(what: str, planned: Any) -> list[Record] | None:
-    """What a planner returned, as records. Raises ``RecordError``."""
+    """Turn the answer of a planner into records. Raises ``RecordError``."""
     if planned is None:
         return None
     records = [planned] if isinstance(planned, Record) else planned

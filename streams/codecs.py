@@ -3,7 +3,7 @@
 Rules that hold for all of them:
 
 * ``encode`` raises ``EncodeError``, ``decode`` raises ``DecodeError``, and nothing else (``MemoryError`` excepted: it
-  says nothing about the data). Texts of errors are cut at 300 characters, because data of strangers is in them.
+  is no fault of the data). Texts of errors are cut at 300 characters, because foreign data is in them.
 * Byte order is big-endian, always. Nothing is imported, looked up or executed by what is in the data.
 * What a codec cannot give back it refuses to write, as far as that can be known from the value alone.
 
@@ -157,7 +157,7 @@ class TupleCodec:
         return self.encode_prefix(value)
 
     def encode_prefix(self, prefix: tuple[Any, ...], /) -> bytes:
-        """The first elements only: what all keys that begin with them begin with."""
+        """Encode the first elements only: the prefix of all keys that begin with them."""
         if type(prefix) is not tuple or len(prefix) > len(self._elements):
             raise EncodeError(f"a tuple of at most {len(self._elements)} elements expected")
         parts: list[bytes] = []
@@ -195,14 +195,14 @@ def _escape(raw: bytes) -> bytes:
 
 
 NULL: Final = b"null"
-"""What JSON has in the place of a number that it cannot carry, and of nothing."""
+"""JSON's replacement for a number that it cannot carry, and for ``None``."""
 
 
 class Shortcut(NamedTuple):
-    """For hot paths: ``encode`` is what is beneath ``codec.encode``, without the care about errors, for values of
-    exactly the class ``of`` (``None``: for none, there is no shortcut). When it raises, whatever that is, ask
-    ``codec.encode``: it finds the right words, or knows better. When ``NULL`` is in what it made, ask ``check_nulls``,
-    if there is one: it raises ``EncodeError`` for a value with NaN or infinities."""
+    """Fast way to encode, for hot paths: ``encode`` is the function beneath ``codec.encode``, which wraps no errors,
+    for values of exactly the class ``of`` (``None``: for none, there is no shortcut). When it raises, whatever that is,
+    ask ``codec.encode``: it finds the right words, or knows better. When ``NULL`` is in what it made, ask
+    ``check_nulls``, if there is one: it raises ``EncodeError`` for a value with NaN or infinities."""
 
     encode: Callable[[Any], bytes]
     of: type | None = None
@@ -210,7 +210,7 @@ class Shortcut(NamedTuple):
 
 
 class _TypedCodec(Generic[T]):
-    """What JSON, msgpack and pydantic share: an exact class on the way in, wrapped errors, plain dicts."""
+    """Base of the codecs for JSON, msgpack and pydantic: an exact class on the way in, wrapped errors, plain dicts."""
 
     order_preserving: Final = False
     _null_is_suspect = False  # a null that was written may be a NaN
@@ -226,7 +226,7 @@ class _TypedCodec(Generic[T]):
         self._class = type_ if _is_class_of_ours(type_) else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process makes its own: what msgspec and pydantic build does not travel."""
+        """Pickle the type only: msgspec's and pydantic's parts do not travel, so each process builds its own."""
         return type(self), (self._type,)
 
     def encode(self, value: T, /) -> bytes:
@@ -256,16 +256,16 @@ class _TypedCodec(Generic[T]):
 
     @property
     def shortcut(self) -> Shortcut:
-        """See ``Shortcut``."""
+        """Return the ``Shortcut`` of this codec."""
         return Shortcut(self._encode, self._class, self._check_nulls if self._null_is_suspect else None)
 
     @property
     def bare_decode(self) -> Callable[[bytes], T]:
-        """See ``bare_decoder``."""
+        """Return the decoder of ``bare_decoder``."""
         return self._decode
 
     def decode_dict(self, data: bytes, /) -> dict[str, Any]:
-        """The same bytes without the type: what upcasters work on."""
+        """Decode the bytes without the type, for upcasters."""
         try:
             return self._decode_plain(data)
         except MemoryError:
@@ -274,7 +274,7 @@ class _TypedCodec(Generic[T]):
             raise DecodeError(f"not an older {self._name}: {reason(error)}") from error
 
     def from_dict(self, plain: dict[str, Any], /) -> T:
-        """A value from what upcasters made."""
+        """Make a value of the upcasters' result."""
         try:
             return self._decode(self._encode_plain(plain))
         except MemoryError:
@@ -319,7 +319,7 @@ class PydanticCodec(_TypedCodec[T]):
     _null_is_suspect = True
 
     def __init__(self, type_: type[T]) -> None:
-        from pydantic import TypeAdapter  # optional; whoever has a model has it installed
+        from pydantic import TypeAdapter  # optional; a program that has a model has it installed
 
         super().__init__(type_)
         self._class = type_
@@ -335,7 +335,7 @@ class PydanticCodec(_TypedCodec[T]):
 
 
 def reason(error: Exception) -> str:
-    """The error's class and text, cut to fit a log line, without the input that pydantic would show."""
+    """Return the error's class and text, cut to fit a log line, without the input that pydantic would show."""
     try:
         if _cause(error) is None:
             found: list[Any] = cast(Any, error).errors(include_url=False, include_context=False, include_input=False)
@@ -348,12 +348,12 @@ def reason(error: Exception) -> str:
 
 
 def _cause(error: Exception) -> Exception | None:
-    """What an error is chained to: not pydantic's, whose traceback shows the input."""
+    """Return the error to chain to: none for pydantic's, whose traceback shows the input."""
     return None if hasattr(error, "errors") else error
 
 
 def is_pydantic(type_: object) -> bool:
-    """Whether this is a pydantic model or dataclass; asked without importing pydantic."""
+    """Whether this is a pydantic model or dataclass; found without importing pydantic."""
     return isinstance(type_, type) and "__pydantic_validator__" in vars(type_)
 
 
@@ -378,14 +378,14 @@ def codec_for(type_: type[T]) -> Codec[T]:
 
 
 def bare_decoder(codec: Codec[T]) -> Callable[[bytes], T]:
-    """For hot paths: what is beneath ``codec.decode``, without the care about errors. When it raises, whatever that is,
-    ask ``codec.decode``: it finds the right words, or knows better."""
+    """Return the function beneath ``codec.decode``, for hot paths: it does not wrap errors. When it raises, whatever
+    that is, ask ``codec.decode``: it finds the right words, or knows better."""
     bare: Callable[[bytes], T] = _bare(codec, "bare_decode", "decode")
     return bare
 
 
 def bare_encoder(codec: Codec[T]) -> Callable[[T], bytes]:
-    """The same of ``codec.encode``."""
+    """Return the function beneath ``codec.encode``, as ``bare_decoder`` does."""
     bare: Callable[[T], bytes] = _bare(codec, "bare_encode", "encode")
     return bare
 

@@ -10,7 +10,8 @@ import re
 import socket
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -30,9 +31,12 @@ DELIVERY_SHARE = 0.8
 transaction up, so that the reason is known."""
 
 STRATEGIES = ("incremental", "cooperative-sticky", "range", "roundrobin")
-"""How partitions can be shared among the members (``core/strategies.py``)."""
+"""Strategies that share partitions among the members (``core/strategies.py``)."""
 MEMBERSHIPS = ("streams", "librdkafka", "broker")
-"""Who can speak the group protocol for a member."""
+"""Implementations of the group protocol for a member."""
+
+A_DAY = 86_400
+"""In seconds."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _INSTANCE = re.compile(r"[A-Za-z0-9_-]+")
@@ -65,6 +69,12 @@ def _count(setting: str, value: object, least: int) -> None:
     if not is_whole(value):
         raise ConfigError(f"{setting} is {value!r}; it must be a whole number")
     _at_least(setting, value, least)
+
+
+def _duration(setting: str, value: float) -> None:
+    _number(setting, value)
+    if not 0 < value < A_DAY:
+        raise ConfigError(f"{setting} is {value}; it must be more than 0 and less than a day")
 
 
 def host_name() -> str:
@@ -110,41 +120,198 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
         _at_least("PoolConfig.batch_delay_seconds", self.batch_delay_seconds, 0)
 
 
-class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What an event source needs to know. Only ``group_id``, ``topic`` and ``num_partitions`` have no default.
+class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The consumer group: how its members share the partitions.
+
+    ``strategy``: ``incremental`` (a partition moves once its new owner has restored it), ``cooperative-sticky``,
+    ``range``, ``roundrobin``; two of them, the wanted one first, while a running group migrates. ``membership``: the
+    implementation of the group protocol: ``streams`` (all strategies), ``librdkafka`` (its classic one; not
+    ``incremental``), ``broker`` (KIP-848: the broker decides). ``static_membership`` makes ``instance_id`` the group's
+    ``group.instance.id`` too. ``publish_status``: publish the progress of copies and moves for ``kes group`` (offsets
+    of a group ``<group_id>.<instance_id>.status``).
+
+    For ``incremental``: ``num_standbys`` warm copies of each partition on other members; ``max_moves`` and
+    ``max_move_bytes`` (changelog bytes on disk) that are prepared at a time in the group; a copy that is not ready
+    after ``preparation_timeout_seconds`` is passed over; a member that stops hands its partitions over for
+    ``leave_timeout_seconds``, then gives up the rest.
+    """
+
+    strategy: str | tuple[str, ...] = "incremental"
+    membership: str = "streams"
+    static_membership: bool = False
+    num_standbys: int = 0
+    max_moves: int = 64
+    max_move_bytes: int = 1024 * 1024 * 1024
+    preparation_timeout_seconds: float = 300.0
+    leave_timeout_seconds: float = 10.0
+    publish_status: bool = True
+
+    def __post_init__(self) -> None:
+        _count("GroupConfig.num_standbys", self.num_standbys, 0)
+        _count("GroupConfig.max_moves", self.max_moves, 1)
+        _count("GroupConfig.max_move_bytes", self.max_move_bytes, 1)
+        _duration("GroupConfig.preparation_timeout_seconds", self.preparation_timeout_seconds)
+        _number("GroupConfig.leave_timeout_seconds", self.leave_timeout_seconds)
+        if not 0 <= self.leave_timeout_seconds < A_DAY:
+            raise ConfigError(
+                f"GroupConfig.leave_timeout_seconds is {self.leave_timeout_seconds}; it must be 0 or more, and less "
+                "than a day"
+            )
+        if self.membership not in MEMBERSHIPS:
+            raise ConfigError(f"GroupConfig.membership is {self.membership!r}; use one of {', '.join(MEMBERSHIPS)}")
+        _made_of((str, tuple, list), "GroupConfig.strategy", self.strategy, "a name, or a tuple of two")
+        for name in self.strategies:
+            if name not in STRATEGIES:
+                raise ConfigError(f"GroupConfig.strategy names {name!r}; use one or two of {', '.join(STRATEGIES)}")
+        if not 1 <= len(set(self.strategies)) == len(self.strategies):
+            raise ConfigError(
+                f"GroupConfig.strategy is {self.strategy!r}; name one strategy, or two different ones to migrate"
+            )
+        if self.membership != "streams" and "incremental" in self.strategies:
+            raise ConfigError(
+                f"GroupConfig.membership {self.membership!r} cannot run the strategy 'incremental' (its assignors "
+                "cannot be replaced): choose another strategy, or membership 'streams'"
+            )
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """The strategies of ``strategy``, the wanted one first."""
+        return (self.strategy,) if isinstance(self.strategy, str) else self.strategy
+
+
+class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The times that an event source waits.
+
+    ``session_timeout_seconds``: after so long without a heartbeat the group gives up a member; it must be more than
+    ``transaction_timeout_seconds``, and three times ``heartbeat_interval_seconds``. ``rebalance_timeout_seconds``:
+    for members to take part in a rebalance; also how long the event loop may stand still before the member leaves the
+    group. ``drain_timeout_seconds``: for running events when a partition is given up or the source stops.
+    ``call_timeout_seconds``: for one transactional call. ``recovery_timeout_seconds``: for bringing a failed
+    transaction to an end before the source stops with an error.
+    """
+
+    session_timeout_seconds: float = 6.0
+    transaction_timeout_seconds: float = 5.0
+    heartbeat_interval_seconds: float = 0.3
+    rebalance_timeout_seconds: float = 15.0
+    drain_timeout_seconds: float = 8.0
+    call_timeout_seconds: float = 5.0
+    recovery_timeout_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            _duration(f"TimeoutConfig.{name}", getattr(self, name))
+        if self.transaction_timeout_seconds >= self.session_timeout_seconds:
+            raise ConfigError(
+                f"TimeoutConfig.transaction_timeout_seconds ({self.transaction_timeout_seconds}) must be smaller than "
+                f"session_timeout_seconds ({self.session_timeout_seconds}): a transaction must not outlive the "
+                "membership that it was begun under"
+            )
+        if self.heartbeat_interval_seconds * 3 > self.session_timeout_seconds:
+            raise ConfigError(
+                f"TimeoutConfig.heartbeat_interval_seconds ({self.heartbeat_interval_seconds}) must be at most a third "
+                f"of session_timeout_seconds ({self.session_timeout_seconds}), or one lost heartbeat ends the session"
+            )
+        if self.drain_timeout_seconds >= self.rebalance_timeout_seconds:
+            raise ConfigError(
+                f"TimeoutConfig.drain_timeout_seconds ({self.drain_timeout_seconds}) must be smaller than "
+                f"rebalance_timeout_seconds ({self.rebalance_timeout_seconds}), or the group goes on without waiting "
+                "for the drain"
+            )
+
+
+class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Records that were read and wait to be handled.
+
+    ``max_queued_records`` / ``max_queued_bytes`` per partition; beyond either the partition is paused.
+    ``max_queued_bytes_total`` for all partitions of the process: beyond half of it, those that hold their share of the
+    other half are paused, too. ``max_poll_records``: records that the poll thread hands over at once. Each time it
+    waits for the event loop's thread, so with a backlog many at once cost less.
+    """
+
+    max_queued_records: int = 5_000
+    max_queued_bytes: int = 16 * 1024 * 1024
+    max_queued_bytes_total: int = 256 * 1024 * 1024
+    max_poll_records: int = 500
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            _count(f"QueueConfig.{name}", getattr(self, name), 1)
+
+
+class _FlatName:
+    """The default of a flat name in a class of settings: the name stands for a setting of this group."""
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+
+
+def _flat(group: str) -> Any:
+    return _FlatName(group)
+
+
+class _TakesFlatNames(msgspec.StructMeta):
+    """A class of settings in groups whose constructor takes the groups' settings by their flat names as well.
+
+    A flat name is no field: in the constructor it replaces that one setting of its group, and as an attribute it is
+    read from there. Type checkers take it for a field, so that they know its type in both places.
+    """
+
+    _flat_names: dict[str, str]
+
+    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
+        flat = {key: value.group for key, value in namespace.items() if isinstance(value, _FlatName)}
+        for key, group in flat.items():
+            del namespace["__annotations__"][key]
+            namespace[key] = property(attrgetter(f"{group}.{key}"), doc=f"``{group}.{key}``, under its flat name.")
+        made = super().__new__(mcls, name, bases, namespace, **options)
+        made._flat_names = {**getattr(made, "_flat_names", {}), **flat}  # a subclass takes those of its base
+        return made
+
+    if not TYPE_CHECKING:
+
+        def __call__(cls, *args: Any, **settings: Any) -> Any:
+            given: dict[str, dict[str, Any]] = {}
+            for key in [key for key in settings if key in cls._flat_names]:
+                given.setdefault(cls._flat_names[key], {})[key] = settings.pop(key)
+            defaults = dict(zip(reversed(cls.__struct_fields__), reversed(cls.__struct_defaults__), strict=False))
+            for name, changes in given.items():
+                group = settings.get(name, defaults[name])
+                try:
+                    settings[name] = msgspec.structs.replace(group, **changes)
+                except ConfigError as error:  # names the settings as they were given
+                    raise ConfigError(str(error).replace(f"{type(group).__name__}.", "")) from None
+            return super().__call__(*args, **settings)
+
+
+GROUPS = {"group": GroupConfig, "timeouts": TimeoutConfig, "queues": QueueConfig, "pool": PoolConfig}
+"""The groups of settings, by the names that ``EventSourceConfig`` has for them."""
+
+
+class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_TakesFlatNames):
+    """The settings of an event source. Only ``group_id``, ``topic`` and ``num_partitions`` have no default.
 
     * Where: ``bootstrap_servers`` (else ``KES_BOOTSTRAP_SERVERS``), ``client_settings`` (librdkafka settings: TLS,
       SASL …); ``source_bootstrap_servers`` and ``source_client_settings`` when the source topic lives on another
       cluster than the group, the state and the outputs.
-    * Who: ``group_id``; ``instance_id`` (else ``KES_INSTANCE_ID``, else made up), which names the transactional ids
-      and must be unique in the group; ``static_membership`` makes it the group's ``group.instance.id`` too.
-    * Group: ``strategy`` says how partitions are shared: ``incremental`` (a partition moves once its new owner has
-      restored it), ``cooperative-sticky``, ``range``, ``roundrobin``; two of them, the wanted one first, while a
-      running group migrates. ``membership``: who speaks the group protocol: ``streams`` (all strategies),
-      ``librdkafka`` (its classic one; not ``incremental``), ``broker`` (KIP-848: the broker decides). For
-      ``incremental``: ``num_standbys`` warm copies of each partition on other members; ``max_moves`` and
-      ``max_move_bytes`` (changelog bytes on disk) that are prepared at a time in the group; a copy that is not
-      ready after ``preparation_timeout_seconds`` is passed over; a member that stops hands its partitions over for
-      ``leave_timeout_seconds``, then gives up the rest. ``publish_status``: tell ``kes group`` how copies and moves
-      get on (offsets of a group ``<group_id>.<instance_id>.status``).
+    * Identity: ``group_id``; ``instance_id`` (else ``KES_INSTANCE_ID``, else made up), which names the transactional
+      ids and must be unique in the group.
     * Topics: ``topic`` with ``num_partitions``; ``changelog_topic`` and ``dead_letter_topic`` (names made from
       group and topic by default); ``replication_factor`` and ``min_insync_replicas`` for those that are created.
     * Start: ``auto_offset_reset`` is for partitions without any committed offset: ``earliest``, ``latest`` or
       ``error``.
     * Errors: ``decode_policy`` for records that cannot be read or have an unknown type; ``error_policy`` for
       handlers (each handler may have its own).
-    * Bounds: ``max_queued_records`` / ``max_queued_bytes`` per partition, waiting to be handled; beyond either the
-      partition is paused. ``max_queued_bytes_total`` for all partitions of the process: beyond half of it, those that
-      hold their share of the other half are paused, too. ``max_poll_records``: records that the poll thread hands over
-      at once. Each time it waits for the event loop's thread, so with a backlog many at once cost less.
-    * Times: ``session_timeout_seconds`` > ``transaction_timeout_seconds`` (checked);
-      ``heartbeat_interval_seconds``; ``rebalance_timeout_seconds`` also bounds how long the event loop may stand
-      still before the member leaves the group; ``drain_timeout_seconds`` for running events when a partition is
-      given up or the source stops; ``call_timeout_seconds`` for one transactional call;
-      ``recovery_timeout_seconds`` for bringing a failed transaction to an end before the source stops with an
-      error.
+    * Groups of settings: ``group`` (``GroupConfig``: strategy, membership, moves, standbys), ``timeouts``
+      (``TimeoutConfig``), ``queues`` (``QueueConfig``: what waits to be handled), ``pool`` (``PoolConfig``:
+      transactions).
     * Callbacks, on the event loop: ``on_partition_activated(partition)``, ``on_partition_revoked(partition)``,
       ``metrics_handler(measurement)``.
+
+    The settings of ``group``, ``timeouts`` and ``queues`` are known here by their own names as well, in the constructor
+    and as attributes: ``EventSourceConfig(..., num_standbys=1)`` is ``EventSourceConfig(...,
+    group=GroupConfig(num_standbys=1))``. These flat names are for settings written before there were groups; the next
+    release drops them. One that is given beside its group replaces that one setting.
     """
 
     group_id: str
@@ -155,15 +322,6 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
     source_bootstrap_servers: str = ""
     source_client_settings: dict[str, Any] = {}
     instance_id: str = ""
-    static_membership: bool = False
-    strategy: str | tuple[str, ...] = "incremental"
-    membership: str = "streams"
-    num_standbys: int = 0
-    max_moves: int = 64
-    max_move_bytes: int = 1024 * 1024 * 1024
-    preparation_timeout_seconds: float = 300.0
-    leave_timeout_seconds: float = 10.0
-    publish_status: bool = True
     changelog_topic: str = ""
     dead_letter_topic: str = ""
     replication_factor: int = 1
@@ -171,21 +329,35 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
     auto_offset_reset: str = "earliest"
     decode_policy: ErrorPolicy = STOP
     error_policy: ErrorPolicy = STOP
+    group: GroupConfig = GroupConfig()
+    timeouts: TimeoutConfig = TimeoutConfig()
+    queues: QueueConfig = QueueConfig()
     pool: PoolConfig = PoolConfig()
-    max_queued_records: int = 5_000
-    max_queued_bytes: int = 16 * 1024 * 1024
-    max_queued_bytes_total: int = 256 * 1024 * 1024
-    max_poll_records: int = 500
-    session_timeout_seconds: float = 6.0
-    transaction_timeout_seconds: float = 5.0
-    heartbeat_interval_seconds: float = 0.3
-    rebalance_timeout_seconds: float = 15.0
-    drain_timeout_seconds: float = 8.0
-    call_timeout_seconds: float = 5.0
-    recovery_timeout_seconds: float = 300.0
     on_partition_activated: Callable[[int], None] | None = None
     on_partition_revoked: Callable[[int], None] | None = None
     metrics_handler: MetricsHandler | None = None
+
+    # flat names, for one release
+    strategy: str | tuple[str, ...] = _flat("group")
+    membership: str = _flat("group")
+    static_membership: bool = _flat("group")
+    num_standbys: int = _flat("group")
+    max_moves: int = _flat("group")
+    max_move_bytes: int = _flat("group")
+    preparation_timeout_seconds: float = _flat("group")
+    leave_timeout_seconds: float = _flat("group")
+    publish_status: bool = _flat("group")
+    session_timeout_seconds: float = _flat("timeouts")
+    transaction_timeout_seconds: float = _flat("timeouts")
+    heartbeat_interval_seconds: float = _flat("timeouts")
+    rebalance_timeout_seconds: float = _flat("timeouts")
+    drain_timeout_seconds: float = _flat("timeouts")
+    call_timeout_seconds: float = _flat("timeouts")
+    recovery_timeout_seconds: float = _flat("timeouts")
+    max_queued_records: int = _flat("queues")
+    max_queued_bytes: int = _flat("queues")
+    max_queued_bytes_total: int = _flat("queues")
+    max_poll_records: int = _flat("queues")
 
     def __post_init__(self) -> None:
         _check_name("group_id", self.group_id, _NAME)
@@ -204,12 +376,10 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
                 _check_name(name, getattr(self, name), _NAME)
         if self.instance_id:
             _check_name("instance_id", self.instance_id, _INSTANCE)
-        for name in ("max_queued_records", "max_queued_bytes", "max_queued_bytes_total", "max_poll_records"):
-            _count(name, getattr(self, name), 1)
         for name in ("client_settings", "source_client_settings"):
             _made_of((Mapping,), name, getattr(self, name), "a dictionary")
-        self._check_times()
-        self._check_group()
+        for name, kind in GROUPS.items():
+            _made_of((kind,), name, getattr(self, name), f"a {kind.__name__}")
         if self.source_client_settings and not self.source_is_elsewhere:
             raise ConfigError(
                 "source_client_settings are set without source_bootstrap_servers: name the source's cluster, or use "
@@ -229,65 +399,10 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True):
             fields[name] = sorted(fields[name])
         return f"EventSourceConfig({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
 
-    def _check_times(self) -> None:
-        for name in (
-            "session_timeout_seconds",
-            "transaction_timeout_seconds",
-            "heartbeat_interval_seconds",
-            "rebalance_timeout_seconds",
-            "drain_timeout_seconds",
-            "call_timeout_seconds",
-            "recovery_timeout_seconds",
-            "preparation_timeout_seconds",
-        ):
-            value = getattr(self, name)
-            _number(name, value)
-            if not 0 < value < 86_400:
-                raise ConfigError(f"{name} is {value}; it must be more than 0 and less than a day")
-        if self.transaction_timeout_seconds >= self.session_timeout_seconds:
-            raise ConfigError(
-                f"transaction_timeout_seconds ({self.transaction_timeout_seconds}) must be smaller than "
-                f"session_timeout_seconds ({self.session_timeout_seconds}): a transaction must not outlive the "
-                "membership that it was begun under"
-            )
-        if self.heartbeat_interval_seconds * 3 > self.session_timeout_seconds:
-            raise ConfigError(
-                f"heartbeat_interval_seconds ({self.heartbeat_interval_seconds}) must be at most a third of "
-                f"session_timeout_seconds ({self.session_timeout_seconds}), or one lost heartbeat ends the session"
-            )
-        if self.drain_timeout_seconds >= self.rebalance_timeout_seconds:
-            raise ConfigError(
-                f"drain_timeout_seconds ({self.drain_timeout_seconds}) must be smaller than rebalance_timeout_seconds "
-                f"({self.rebalance_timeout_seconds}), or the group goes on without waiting for the drain"
-            )
-
-    def _check_group(self) -> None:
-        _count("num_standbys", self.num_standbys, 0)
-        _count("max_moves", self.max_moves, 1)
-        _count("max_move_bytes", self.max_move_bytes, 1)
-        _number("leave_timeout_seconds", self.leave_timeout_seconds)
-        if not 0 <= self.leave_timeout_seconds < 86_400:
-            raise ConfigError(
-                f"leave_timeout_seconds is {self.leave_timeout_seconds}; it must be 0 or more, and less than a day"
-            )
-        if self.membership not in MEMBERSHIPS:
-            raise ConfigError(f"membership is {self.membership!r}; use one of {', '.join(MEMBERSHIPS)}")
-        _made_of((str, tuple, list), "strategy", self.strategy, "a name, or a tuple of two")
-        for name in self.strategies:
-            if name not in STRATEGIES:
-                raise ConfigError(f"strategy names {name!r}; use one or two of {', '.join(STRATEGIES)}")
-        if not 1 <= len(set(self.strategies)) == len(self.strategies):
-            raise ConfigError(f"strategy is {self.strategy!r}; name one strategy, or two different ones to migrate")
-        if self.membership != "streams" and "incremental" in self.strategies:
-            raise ConfigError(
-                f"membership {self.membership!r} cannot run the strategy 'incremental' (its assignors cannot be "
-                "replaced): choose another strategy, or membership 'streams'"
-            )
-
     @property
     def strategies(self) -> tuple[str, ...]:
-        """The strategies of ``strategy``, the wanted one first."""
-        return (self.strategy,) if isinstance(self.strategy, str) else self.strategy
+        """``group.strategies``, under its flat name."""
+        return self.group.strategies
 
     @property
     def source_is_elsewhere(self) -> bool:

@@ -1,4 +1,4 @@
-"""Every error of the toolkit. The class says who has to act; the message says where, and what to do.
+"""The errors of the toolkit. The class names the side that has to act; the message names the place and the way out.
 
 ``StreamsError``
     ├── ``ConfigError``              the caller: a setting is wrong (named in the message)
@@ -12,7 +12,7 @@
     ├── ``RecordError``              the error policy: one record cannot be handled
     │     ├── ``DecodeError``        its bytes, its type header or its version
     │     ├── ``EncodeError``        an output or a change cannot be turned into bytes
-    │     ├── ``PlanError``          what its planner answered is not what a job or a batch takes
+    │     ├── ``PlanError``          a planner's answer is not what a job or a batch takes
     │     └── ``RecordRefused``      the broker will not take an output or a change of its event
     ├── ``StoreError``               the caller: a store was used in a way that cannot be kept exactly-once
     ├── ``StagingError``             the operator: the staged rows of a Spark write cannot be kept or read
@@ -67,7 +67,7 @@ class BrokerUnavailable(StreamsError):
 
 
 class EmbeddedBrokerError(StreamsError):
-    """The embedded Kafka cannot be fetched, formatted or started. The message says what to do."""
+    """The embedded Kafka cannot be fetched, formatted or started. The message names the way out."""
 
 
 class RecordError(StreamsError):
@@ -75,7 +75,7 @@ class RecordError(StreamsError):
 
 
 class DecodeError(RecordError):
-    """Bytes that are not what their type header says, or a type header that nobody knows."""
+    """Bytes that do not fit their type header, or an unknown type header."""
 
 
 class EncodeError(RecordError):
@@ -83,11 +83,11 @@ class EncodeError(RecordError):
 
 
 class PlanError(RecordError):
-    """What a planner answered for an event is not what a job or a batch takes. The message names event and record."""
+    """A planner's answer for an event is not what a job or a batch takes. The message names event and record."""
 
 
 class RecordRefused(RecordError):
-    """The client or the broker refuses an output or a change for what it is (too large, an invalid topic name)."""
+    """The client or the broker refuses an output or a change for itself (too large, an invalid topic name)."""
 
 
 class StoreError(StreamsError):
@@ -111,8 +111,8 @@ class NotOwned(StreamsError):
 
 
 class ProcessJobError(StreamsError):
-    """A job of the kind ``process`` cannot be sent there, or what comes of it cannot be sent back, or its process died.
-    The message names the function."""
+    """A job of the kind ``process`` cannot be sent to a process, or its outcome cannot be sent back, or its process
+    died. The message names the function."""
 
 
 class BatchError(StreamsError):
@@ -134,8 +134,8 @@ class Stopped(StreamsError):
 class TransactionFailed(StreamsError):
     """A transactional call failed.
 
-    ``call`` is the name of the call, ``code`` the broker's or the client's error name. ``kind`` says what is known
-    about the transaction, which is all that the recovery decides by:
+    ``call`` is the name of the call, ``code`` the broker's or the client's error name. ``kind`` is the known state of
+    the transaction, by which alone the recovery decides:
 
     ``"abortable"``
         the transaction can be aborted, the producer can be used for that; nothing of it is visible.
@@ -147,7 +147,7 @@ class TransactionFailed(StreamsError):
     ``"lost"``
         the same, because the group does not know this member: nothing may be sent again.
     ``"fenced"``
-        somebody else initialised the same transactional id: the producer is of no use any more.
+        another process initialised the same transactional id: the producer is of no use any more.
     ``"unknown"``
         no clear answer: the transaction may be committed or not. The producer is of no use any more.
     """

@@ -24,12 +24,12 @@ from streams.handlers import Handlers
 from streams.records import TopicPartition
 from streams.runtime import source_topics
 from streams.runtime.connections import DEFAULT_MESSAGE_LIMIT, KafkaConnections
-from streams.runtime.copies import make_store
-from streams.runtime.environment import MACHINE, Environment
-from streams.runtime.event_context import EventContext
-from streams.runtime.lifecycle import Engine
+from streams.runtime.engine import Engine
+from streams.runtime.ownership.replicas import make_store
+from streams.runtime.partition.event_context import EventContext
 from streams.runtime.ports import Connections
 from streams.runtime.replay import Program
+from streams.runtime.system import MACHINE, Environment
 from streams.statistics import PartitionStatistics, SourceState, SourceStatistics
 from streams.stores.stateless import Stateless
 from streams.topics import TopicSpec
@@ -90,14 +90,15 @@ class EventSource(Handlers[StoreT]):
         *committed*. It takes its place between two events: it waits neither for those that are queued nor for work
         that runs ahead. ``blocking=True`` runs a plain function on a thread of the partition.
 
-        On the loop of the event source; ``interject_threadsafe`` is for everybody else. Raises what the handler raises
+        On the loop of the event source; ``interject_threadsafe`` is for other threads. Raises what the handler raises
         (its effects are undone then), ``NotOwned`` when the partition is not active on this member or is given up
         before the commit, ``MembershipLost`` when it was lost before the commit, ``Stopped``. Awaiting it always ends.
-        Whoever is cancelled before it began has not asked. When the partition is restarted meanwhile (another event of
-        it is refused by the broker, or a store cannot undo one) it has its turn afterwards; if it had begun, it begins
-        anew. A handler must not await it for its own partition (``WouldDeadlock``, where that can be seen).
+        A caller that is cancelled before the interjection began withdraws it. When the partition is restarted meanwhile
+        (another event of it is refused by the broker, or a store cannot undo one) it has its turn afterwards; if it had
+        begun, it begins anew. A handler must not await it for its own partition (``WouldDeadlock``, where that can be
+        seen).
         """
-        return await self._running().asked.interject(partition, handler, blocking=blocking)
+        return await self._running().ad_hoc.interject(partition, handler, blocking=blocking)
 
     async def interject_all(
         self,
@@ -114,7 +115,7 @@ class EventSource(Handlers[StoreT]):
         fail. All are waited for; then the errors are raised as one ``ExceptionGroup`` (each with a note that names its
         partition), or, with ``return_exceptions``, returned in the place of answers.
         """
-        return await self._running().asked.interject_all(
+        return await self._running().ad_hoc.interject_all(
             handler, blocking=blocking, return_exceptions=return_exceptions
         )
 
@@ -124,7 +125,7 @@ class EventSource(Handlers[StoreT]):
         """``interject`` from any thread, and from other event loops (``await asyncio.wrap_future(...)``). The handler
         runs where handlers run. Its future always ends; do not wait for it on the event source's loop. Raises
         ``Stopped`` when the source is not running."""
-        return self._running().asked.interject_threadsafe(partition, handler, blocking=blocking)
+        return self._running().ad_hoc.interject_threadsafe(partition, handler, blocking=blocking)
 
     # -- running -------------------------------------------------------------------------------------------------------
 
@@ -132,7 +133,7 @@ class EventSource(Handlers[StoreT]):
         """Run until stopped, on an event loop of its own. SIGINT and SIGTERM drain and stop; a second one exits at
         once.
 
-        Raises what made the source stop, if that was not a stop that was asked for: a ``StreamsError``.
+        Raises the ``StreamsError`` that made the source stop, unless the stop was requested.
         """
         try:
             anyio.run(self._run_with_signals)
@@ -161,11 +162,11 @@ class EventSource(Handlers[StoreT]):
 
     @property
     def state(self) -> SourceState:
-        """Where the event source is in its life."""
+        """State of the event source in its life cycle."""
         return self._state
 
     def statistics(self) -> SourceStatistics:
-        """What it is doing now. From the loop of the event source."""
+        """Return its present state in figures. Called on the loop of the event source."""
         engine = self._engine
         if engine is None:
             return SourceStatistics(self._state, self.config.instance_id, -1, (), 0, 0, 0)
@@ -190,8 +191,8 @@ class EventSource(Handlers[StoreT]):
             engine.committed_transactions,
             engine.committed_events,
             len(engine.pool.unsettled),
-            engine.copies.statistics(),
-            engine.moves.statistics(),
+            engine.replicas.statistics(),
+            engine.handover.statistics(),
             engine.membership.snapshot.member_id,
             tuple(engine.status.rebalances),
             engine.stages.statistics(),
@@ -200,33 +201,33 @@ class EventSource(Handlers[StoreT]):
 
     @property
     def member_id(self) -> str:
-        """The group's name for this member, also while it is joining; empty while it has none. Any thread."""
-        membership = getattr(self._engine, "membership", None)
-        return "" if membership is None else getattr(membership, "joining_as", "") or membership.snapshot.member_id
+        """Member id in the group, also while the member is joining; empty while it has none. Any thread."""
+        engine = self._engine
+        if engine is None:
+            return ""
+        return getattr(engine.membership, "joining_as", "") or engine.membership.snapshot.member_id
 
     def remove_member(self, member_id: str, instance: str = "", timeout_seconds: float = 10.0) -> bool:
-        """Take a member *that is known to be dead* out of the group, so that nobody waits for its session to end.
+        """Take a member *that is known to be dead* out of the group, so that its session need not end first.
 
         ``instance`` is that of a static member. ``False``: it was not in the group any more. Harmless when its place
         was taken meanwhile. Blocks: any thread but the loop's. Raises ``Stopped``, ``BrokerUnavailable``.
         """
-        takeover = getattr(self._engine, "takeover_client", None)
-        if takeover is None:
-            raise Stopped("the event source is not running")
-        return bool(takeover.remove_member(member_id, instance or None, time.monotonic() + timeout_seconds))
+        client = self._running().takeover_client
+        return client.remove_member(member_id, instance or None, time.monotonic() + timeout_seconds)
 
     async def _run_with_signals(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             await self.consume_events()
             return
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._obey_signals)
+            tasks.start_soon(self._stop_on_signals)
             try:
                 await self.consume_events()
             finally:
                 tasks.cancel_scope.cancel()
 
-    async def _obey_signals(self) -> None:
+    async def _stop_on_signals(self) -> None:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             received = 0
             async for number in signals:
@@ -328,8 +329,8 @@ class EventSource(Handlers[StoreT]):
         return self._engine
 
     def program(self) -> Program:
-        """What is registered here, for those who run it elsewhere (``streams.spark.replay``). Without addresses,
-        credentials and callbacks: they stay where they are."""
+        """Return the registrations and settings, to be run elsewhere (``streams.spark.replay``). Addresses, credentials
+        and callbacks are left out: they stay in this process."""
         config, router = self.config, self._router
         limit = int(config.client_settings.get("message.max.bytes", DEFAULT_MESSAGE_LIMIT))
         bare = msgspec.structs.replace(
@@ -356,7 +357,7 @@ class EventSource(Handlers[StoreT]):
     async def create_source(self) -> list[str]:
         """Create the topics that are missing, verify the others. Returns the names of those created.
 
-        Raises ``TopicError`` that tells each difference (nothing that exists is changed) and ``BrokerUnavailable``.
+        Raises ``TopicError`` that names each difference (nothing that exists is changed) and ``BrokerUnavailable``.
         """
         config = self.config.resolved()
         return await source_topics.create_and_verify(config, KafkaConnections(config))

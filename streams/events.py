@@ -78,7 +78,7 @@ class EventType(Generic[T]):
         return f"EventType({self.name!r}, version={self.version})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process looks its class up, and has what was declared with it there."""
+        """Pickle the class only: another process looks it up, and has its declaration there."""
         return event_type_of, (self.cls,)
 
     def decode(self, value: bytes | None, version: int = 1) -> T:
@@ -124,7 +124,7 @@ class EventType(Generic[T]):
 
 
 class _Declaration(msgspec.Struct):
-    """What a decorator said. The codec is built at first use, when all names in annotations are defined."""
+    """Arguments of the decorator. The codec is built at first use, when all names in annotations are defined."""
 
     name: str
     version: int
@@ -149,7 +149,7 @@ def event_type(
 def event_type(
     name: type[T] | str | None = None, /, *, version: int = 1, codec: Codec[Any] | None = None
 ) -> type[T] | Callable[[type[T]], type[T]]:
-    """Names an event class for the wire; bare, or with a name (default: the class's), a version (default 1) and a
+    """Name an event class for the wire; bare, or with a name (default: the class's), a version (default 1) and a
     codec.
 
     The codec is JSON unless given; a class that is no dataclass, ``msgspec.Struct`` or pydantic model needs one. Put
@@ -199,7 +199,7 @@ def _check_class(cls: type) -> None:
 
 
 def upcaster(cls: type, *, from_version: int) -> Callable[[U], U]:
-    """Makes a function the step from one version of an event to the next, on the decoded dict, which it may change.
+    """Make a function the step from one version of an event to the next, on the decoded dict, which it may change.
 
     Steps are chained up to the class's version. Raises ``RegistrationError`` if the class is not declared with a higher
     version, if the step exists already, or if the class's codec has no dict form (JSON, msgpack and pydantic have one).
@@ -236,7 +236,7 @@ def event_type_of(cls: type[T]) -> EventType[T]:
 
 
 known_type: Final[Callable[[type], EventType[Any] | None]] = _ready.get
-"""``event_type_of`` for hot paths: ``None`` for a class that was never asked for."""
+"""``event_type_of`` for hot paths: ``None`` for a class that was never looked up."""
 
 
 def to_record(

@@ -17,9 +17,9 @@ from streams.errors import ConfigError, RegistrationError
 from streams.global_table import GlobalTable, make_table
 from streams.outcomes import STOP, ErrorPolicy, ErrorResponse
 from streams.protocols import Codec
-from streams.runtime.followed_topic import Connections
-from streams.runtime.following import LogPartitionStatistics, OnError, Receiver, to_changes
-from streams.runtime.log_reader import LogReader
+from streams.runtime.reading.followed_topic import Connections
+from streams.runtime.reading.log_reader import LogReader
+from streams.runtime.reading.view_follower import LogPartitionStatistics, OnError, Receiver, to_changes
 from streams.statistics import SourceState
 
 K = TypeVar("K")
@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 
 class GlobalChangeLogStatistics(msgspec.Struct, frozen=True):
-    """What a global change log is doing, at one moment. ``caught_up``: each partition has met the end of its log once.
+    """State of a global change log at one moment. ``caught_up``: each partition has met the end of its log once.
     ``partitions`` is empty before the start."""
 
     state: SourceState
@@ -39,7 +39,7 @@ class GlobalChangeLogStatistics(msgspec.Struct, frozen=True):
 
 class GlobalChangeLog:
     """Follows all partitions of a compacted topic, in any process and without a group, and hands every change to
-    receivers: prices, rates, customers, or the state of an event source, as a view that everybody may read::
+    receivers: prices, rates, customers, or the state of an event source, as a view for all readers::
 
         rates = GlobalChangeLog("rates", bootstrap_servers="localhost:9092")
         table = rates.table(key=str, value=Rate)
@@ -58,7 +58,7 @@ class GlobalChangeLog:
     may be called from any thread, receivers included. A receiver that is slow holds up all partitions, never the loop.
 
     **When something is wrong.** An outage of the cluster passes: the log goes on by itself. It *fails* when a receiver
-    raises or a record cannot be decoded and ``on_error`` says stop (``RecordError``, ``DecodeError``, with
+    raises or a record cannot be decoded and ``on_error`` is a stop (``RecordError``, ``DecodeError``, with
     ``topic[partition]@offset``), when its place in a log was deleted or the topic was made again (``OffsetError``),
     and when the topic is gone or may not be read (``TopicError``). Nothing is received any more then, tables refuse to
     be read, and the error is raised by ``wait_caught_up``, ``wait_stopped``, and ``async with``, whose body is
@@ -166,7 +166,7 @@ class GlobalChangeLog:
 
         Waits up to ``topic_timeout_seconds`` for the topic (``TopicError``) and for a broker (``BrokerUnavailable``).
         ``ConfigError``: librdkafka or the cluster refuses the settings. ``RegistrationError``: it was started before,
-        or nobody receives. After an error it may be tried again. ``Stopped``: ``stop`` was called meanwhile.
+        or has no receiver. After an error it may be tried again. ``Stopped``: ``stop`` was called meanwhile.
         """
         await self._reader.start()
 
@@ -204,31 +204,31 @@ class GlobalChangeLog:
     async def wait_caught_up(self, timeout_seconds: float | None = None, *, settle_seconds: float = 1.0) -> bool:
         """Wait until everything is received that was committed in the topic when this was called.
 
-        The cluster is asked for the ends of all partitions first: for the *last stable offset* (LSO), up to which every
-        transaction has ended, and for the high watermark. The receivers have had every committed record below the LSO
+        The ends of all partitions are read from the cluster first: the *last stable offset* (LSO), up to which every
+        transaction has ended, and the high watermark. The receivers have had every committed record below the LSO
         when this returns; aborted records, markers, compacted holes and empty partitions count as passed.
 
         What lies between the two belongs to transactions that are open, or stands behind such a one, or was committed
         just now (a commit is answered before its markers are written, so the LSO may be behind it for a moment). Such
         transactions get ``settle_seconds`` to end. ``True``: everything below the high watermark of the call was
-        received, and so whatever anybody had committed. ``False``: an open transaction still holds something back
+        received, and so every record committed by then. ``False``: an open transaction still holds something back
         (logged); it comes by itself when the transaction ends, at the latest by its timeout. With ``math.inf`` the
         answer is ``True`` or ``NotCaughtUp``; with 0 nothing above the LSO is waited for.
 
         Raises ``NotCaughtUp`` after ``timeout_seconds`` (``None``: waits on, progress is logged), ``BrokerUnavailable``
-        if nobody answered until then, ``Stopped``, and what the log failed with. Paused partitions are waited for;
-        what ``resume(at_offset=...)`` jumped over counts as received.
+        if no broker answered until then, ``Stopped``, and the error that the log failed with. Paused partitions are
+        waited for; what ``resume(at_offset=...)`` jumped over counts as received.
         """
         return await self._reader.wait_caught_up(timeout_seconds, settle_seconds)
 
     def statistics(self) -> GlobalChangeLogStatistics:
-        """What it is doing now."""
+        """Return its present state in figures."""
         caught_up, partitions = self._reader.statistics()
         return GlobalChangeLogStatistics(self.state, self.topic, caught_up, partitions)
 
     @property
     def state(self) -> SourceState:
-        """Where it is in its life."""
+        """State of the log in its life cycle."""
         return self._reader.state
 
     # -- pausing -------------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class GlobalChangeLog:
 
 
 def _is_plain(function: object) -> TypeGuard[Callable[..., object]]:
-    """Whether it does its work when it is called, and not when somebody awaits it."""
+    """Whether the function does its work when it is called, and not when its result is awaited."""
     call = getattr(function, "__call__", None)  # noqa: B004  # of an object, it is what may be a coroutine
     return call is not None and not inspect.iscoroutinefunction(function) and not inspect.iscoroutinefunction(call)
 
@@ -263,7 +263,7 @@ def _checked(on_error: OnError) -> OnError:
     if isinstance(on_error, ErrorPolicy):
         if on_error.then not in (ErrorResponse.FAIL_CONSUMER, ErrorResponse.CONTINUE):
             raise ConfigError(
-                f"on_error says {on_error.then.value}; a global change log can stop (fail_consumer) or skip (continue)"
+                f"on_error is {on_error.then.value}; a global change log can stop (fail_consumer) or skip (continue)"
             )
     elif not callable(on_error):
         raise ConfigError(f"on_error is {on_error!r}; it must be an ErrorPolicy or a function of record and error")

@@ -1,4 +1,4 @@
-"""``GlobalTable``: what a global change log keeps of a topic, read like a ``Table``."""
+"""``GlobalTable``: the contents of a topic, kept by a global change log and read like a ``Table``."""
 
 from __future__ import annotations
 
@@ -73,23 +73,23 @@ class GlobalTable(Table[K, V], Generic[K, V]):
             engine.put(key, value)
 
     def begin(self, journal: list[Change], /) -> None:
-        """Refused: no handler writes here."""
+        """Refuse to journal: no handler writes here."""
         self._refuse_write()
 
     def receive_change(self, change: Change, /) -> None:
-        """Refused: the log fills the table."""
+        """Refuse a change: the log fills the table."""
         self._refuse_write()
 
     def undo(self, journal: list[Change], /) -> None:
-        """Refused: nothing was done."""
+        """Refuse to undo: nothing was journalled."""
         self._refuse_write()
 
     def revoked(self) -> None:
-        """The log was stopped: every reading is refused from now on."""
+        """Refuse every reading from now on: the log was stopped."""
         self.close(f"the table of {self._topic} is closed: its global change log was stopped")
 
     def close(self, why: str) -> None:
-        """For the log: let everything go, and answer ``StoreError(why)`` from now on. Repeating changes nothing."""
+        """Free everything, and raise ``StoreError(why)`` from now on. For the log. Repeating changes nothing."""
         with self._views_lock:
             if self._closed:
                 return
@@ -170,7 +170,7 @@ class _PresentVersion(Generic[V]):
 
 
 class _WholeTopic(TopicPartition):
-    """Where the state of a whole topic is, for messages."""
+    """A whole topic in the place of one partition, for messages."""
 
     __slots__ = ()
 
@@ -221,13 +221,13 @@ class _AllPartitions:
         where = [number for number, engine in self._engines if engine.get(key) is not None]
         raise StoreError(
             f"{self._topic}: the key {key[:80]!r} is in partitions {', '.join(map(str, where))}, so it has no one "
-            "value: say which, with of_partition(n); if the topic got more partitions, or was written to with two "
+            "value: choose one with of_partition(n); if the topic got more partitions, or was written to with two "
             "partitioners, delete the old one by a tombstone in its partition"
         )
 
 
 class _AllPartitionsInOrder(_AllPartitions):
-    """The same, over engines that keep their keys in order."""
+    """``OrderedEngine`` over one ordered engine for each partition; nothing is written through it."""
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         return self.range(None, None)

@@ -1,9 +1,9 @@
-"""The consumer group as the rest of the toolkit sees it: what is said, what is heard, and by whom.
+"""The interface of the consumer group to the rest of the toolkit: reports, assignments, events and calls.
 
-A ``Membership`` (``clients/membership.py``; another one in simulations) speaks the group protocol on a thread of its
-own. The runtime hears ``GroupEvent`` values, reads ``snapshot`` before it sends offsets, and answers by the few
-methods below. The leader's decision is a pure function from reports to assignments (``core/assignor.py``), given to
-the membership when it is built. What a member claims follows from what it was told and what it did since
+A ``Membership`` (``clients/membership.py``; another one in simulations) runs the group protocol on a thread of its own.
+The runtime receives ``GroupEvent`` values, reads ``snapshot`` before it sends offsets, and answers by the few methods
+below. The leader's decision is a pure function from reports to assignments (``core/assignor.py``), given to the
+membership when it is built. A member's claims follow from its last assignment and its steps since
 (``core/holdings.py``).
 """
 
@@ -21,7 +21,8 @@ _MARK: Final = "kes~"
 
 
 def transactional_id(group_id: str, instance: str, slot: int) -> str:
-    """``<group>.<instance>.kes~<slot>``: stable over restarts, so that a successor can end what was left open.
+    """Return ``<group>.<instance>.kes~<slot>``: stable over restarts, so that a successor can end transactions left
+    open.
 
     The group comes first because rights are granted by prefix. The mark is in the slot, so that members of versions
     before it do not take such an id for theirs, and do not fence it in a rolling upgrade.
@@ -30,13 +31,13 @@ def transactional_id(group_id: str, instance: str, slot: int) -> str:
 
 
 def instance_of(group_id: str, transactional_id: str) -> str | None:
-    """The instance a transactional id belongs to, or ``None`` when it is not one of this group."""
+    """Return the instance that a transactional id belongs to, or ``None`` when it is not one of this group."""
     return _instance(group_id, transactional_id, _MARK)
 
 
 def instance_of_unmarked(group_id: str, transactional_id: str) -> str | None:
-    """The same for ``<group>.<instance>.<slot>``, the ids of versions before the mark. Ids of other programs may have
-    that form, too."""
+    """Return the instance of ``<group>.<instance>.<slot>``, an id of versions before the mark. Ids of other programs
+    may have that form, too."""
     return _instance(group_id, transactional_id, "")
 
 
@@ -53,7 +54,7 @@ def _instance(group_id: str, transactional_id: str, mark: str) -> str | None:
 class Snapshot(msgspec.Struct, frozen=True):
     """Membership at one moment: replaced as a whole, never changed; reading the attribute is safe from any thread.
 
-    ``incarnation`` grows whenever what was owned before became void. ``generation`` is the group's, -1 when not a
+    ``incarnation`` grows whenever everything owned before became void. ``generation`` is the group's, -1 when not a
     member. ``metadata`` are the group metadata bytes for ``send_offsets_to_transaction``; ``None`` when not a member,
     so bytes that the broker would not fence (generation -1) can not be had.
     """
@@ -77,8 +78,8 @@ class Copies(msgspec.Struct, frozen=True, kw_only=True):
 
     ``ready``: caught up with the changelog. ``preparing``: being restored, with the changelog records that are left.
     ``late``: not ready within the time for it (restoring goes on); moves do not wait for them. ``sizes``: bytes of the
-    changelog on disk, of partitions that it works on, as far as it knows. ``asked``: how often it asked for another
-    round although nothing of this had changed.
+    changelog on disk, of partitions that it works on, as far as it knows. ``asked``: how often it requested another
+    round although none of these had changed.
     """
 
     ready: frozenset[int] = frozenset()
@@ -89,13 +90,13 @@ class Copies(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one member tells the leader with each JoinGroup.
+    """The report of one member to the leader, in each JoinGroup.
 
     ``instance``: the member's stable name, part of its transactional ids. ``owned``: partitions it works on.
     ``generation``: the last generation it was in (-1: none), which decides double claims. ``releasing``: those of the
-    owned ones that it was ordered to hand over, and has not handed over yet as far as it knows. ``incoming``: those it
-    was told to expect, and has not taken yet. ``copies``: what it keeps warm. ``leaving``: wants to give everything
-    up. ``sequence`` grows with each report; the assignment echoes it.
+    owned ones that it was ordered to hand over, and has not handed over yet as far as it knows. ``incoming``: those
+    that it expects by order of the leader, and has not taken yet. ``copies``: its warm copies. ``leaving``: it wants to
+    give everything up. ``sequence`` grows with each report; the assignment echoes it.
     """
 
     instance: str
@@ -113,15 +114,15 @@ THIS_GENERATION: Final = 0
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """What the leader tells one member with SyncGroup.
+    """The leader's orders for one member, in SyncGroup.
 
-    ``own``: what it shall work on from now on; partitions that it owned and that are in neither ``own`` nor
-    ``release`` are revoked. ``standby``: keep a warm copy. ``preparing``: get a copy ready for a move, and say so.
-    ``release``: hand over to the member id given, by a marker, whenever the receiver can be heard by it. ``incoming``:
-    start when a marker arrives that was ordered in the generation given, or later. ``members``: the instances of all
-    members, so that what any other instance left open can be fenced. ``sequence``: echo of the report's. ``quit``: all
-    members are leaving, nobody is left to hand over to; told to a member that did not ask to leave, it means that an
-    older member has the same instance name.
+    ``own``: the partitions that it shall work on from now on; partitions that it owned and that are in neither ``own``
+    nor ``release`` are revoked. ``standby``: keep a warm copy. ``preparing``: get a copy ready for a move, and report
+    it. ``release``: hand over to the member id given, by a marker. ``incoming``: start when a marker arrives that was
+    ordered in the generation given, or later. ``members``: the instances of all members, so that open transactions of
+    any other instance can be fenced. ``sequence``: echo of the report's. ``quit``: all members are leaving, none is
+    left to hand over to; for a member that did not ask to leave, it means that an older member has the same instance
+    name.
     """
 
     own: frozenset[int] = frozenset()
@@ -141,8 +142,8 @@ Assignor = Callable[[int, Mapping[str, MemberReport]], dict[str, Assignment]]
 class Assigned(msgspec.Struct, frozen=True):
     """A rebalance is complete. ``owned`` is everything owned now, ``added`` the part that is new; ``releasing`` are
     those of the owned ones that are to be handed over; ``incoming`` those to be taken when a marker of the generation
-    given (or a later one) says so. Whatever was said before about moves is replaced by this. ``copies``: what the plan
-    knew about ours."""
+    given (or a later one) arrives. This replaces all earlier orders about moves. ``copies``: this member's copies in
+    the report that the plan was made from."""
 
     incarnation: int
     generation: int
@@ -163,15 +164,16 @@ class Revoked(msgspec.Struct, frozen=True):
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """Everything owned is void (session expired, unknown member). ``incarnation`` is the new one. It joins again by
-    itself."""
+    """Everything owned is void (session expired, unknown member). ``incarnation`` is the new one. The membership joins
+    again by itself."""
 
     incarnation: int
     reason: str
 
 
 class Fatal(msgspec.Struct, frozen=True):
-    """The group will not have this member at all; it has stopped trying. ``error`` is for the caller of ``run``."""
+    """The group refuses this member for good, and the membership has stopped trying. ``error`` is for the caller of
+    ``run``."""
 
     error: Exception
 
@@ -180,7 +182,7 @@ GroupEvent = Assigned | Revoked | Lost | Fatal
 
 
 class Membership(Protocol):
-    """A member of a consumer group. All methods return at once and may be called from any thread, unless they say
+    """A member of a consumer group. All methods return at once and may be called from any thread, unless noted
     otherwise."""
 
     @property
@@ -193,23 +195,23 @@ class Membership(Protocol):
         ...
 
     def released(self, partitions: Collection[int], incarnation: int, generation: int) -> None:
-        """The last transaction on these revoked partitions is settled; nothing will be sent for them any more.
-        ``incarnation`` and ``generation`` are those of the ``Revoked`` that it answers: to another one it is no
-        answer."""
+        """Report that the last transaction on these revoked partitions is settled; nothing will be sent for them any
+        more. ``incarnation`` and ``generation`` are those of the ``Revoked`` that this answers; it answers no other
+        one."""
         ...
 
     def handed_over(self, partition: int, order: Order) -> None:
-        """The release marker of this order is committed: the partition is not ours any more. An order that was
-        withdrawn meanwhile has no effect: then it is ours again, to be taken over anew."""
+        """Report that the release marker of this order is committed: the partition is not ours any more. An order that
+        was withdrawn meanwhile has no effect: then the partition is ours again, to be taken over anew."""
         ...
 
     def took(self, partition: int, incarnation: int) -> None:
-        """The marker of an incoming partition was there: it is ours now. ``incarnation``: of the plan that told us to
-        expect it; without effect in another one."""
+        """Report that the marker of an incoming partition was read: the partition is ours now. ``incarnation``: of the
+        plan that ordered the move; without effect in another one."""
         ...
 
     def report(self, copies: Copies, *, announce: bool) -> None:
-        """What the next JoinGroup shall tell about copies; ``announce``: join again soon to tell it."""
+        """Set the copies for the report of the next JoinGroup; ``announce``: join again soon to report them."""
         ...
 
     def leave(self) -> None:
@@ -224,13 +226,14 @@ class Membership(Protocol):
 
 HANGING_SECONDS: Final = 900.0
 """So long after its last record a transaction that no coordinator lists may be taken for a hanging one: brokers let
-none be open for longer (``transaction.max.timeout.ms``, by default). A list lacks what the principal must not see."""
+none be open for longer (``transaction.max.timeout.ms``, by default). A list lacks the transactions that the principal
+must not see."""
 
 
 class OpenTransaction(msgspec.Struct, frozen=True, kw_only=True):
     """A transaction that is open in a partition, from ``start_offset`` on. ``transactional_id`` and ``state`` are those
-    of the coordinator that is going to end it; empty: none knows of it, it hangs. ``last_timestamp_ms`` is that of its
-    producer's last record."""
+    of the coordinator that is going to end it; empty: no coordinator has it, it hangs. ``last_timestamp_ms`` is that of
+    its producer's last record."""
 
     topic: str
     partition: int
@@ -244,52 +247,52 @@ class OpenTransaction(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_hanging(self) -> bool:
-        """Whether nobody is going to end it."""
+        """Whether no coordinator is going to end it."""
         return not self.transactional_id
 
 
 class TakeOver(Protocol):
-    """The questions to the broker that a take-over asks, in the order of its steps. All block: call them off the
-    event loop.
+    """The broker requests of a take-over, in the order of its steps. All block: call them off the event loop.
 
     Each raises ``BrokerUnavailable`` when there is no answer before ``deadline`` (seconds on ``time.monotonic``).
     """
 
     def fence_departed(self, members: Collection[str], deadline: float) -> list[str]:
         """End open transactions of instances of this group that are not in ``members``; returns the transactional ids
-        of those that are ended. What a broker that does not answer keeps may stay open: see ``stable_offsets``."""
+        of those that are ended. Transactions of a broker that does not answer may stay open: see ``stable_offsets``."""
         ...
 
     def stable_offsets(self, partitions: Collection[int], deadline: float) -> dict[int, int | None]:
-        """The group's committed offsets of the source topic, waiting for pending transactional commits. ``None``:
-        none."""
+        """Return the group's committed offsets of the source topic, waiting for pending transactional commits.
+        ``None``: none."""
         ...
 
     def is_member(self, member_id: str, generation: int, deadline: float) -> bool:
-        """Whether the group has this member in this generation, and has not begun another one: nobody else owns now
-        what it owns. ``False`` also when the group does not say; never about an older moment than the call."""
+        """Check that the group has this member in this generation, and has not begun another one: no other member owns
+        its partitions now. ``False`` also when the group does not answer that; never about an older moment than the
+        call."""
         ...
 
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
-        """(log start, high watermark) of each partition. The latter counts open and aborted records too."""
+        """Return (log start, high watermark) of each partition. The latter counts open and aborted records, too."""
         ...
 
     def identity(self, topic: str, deadline: float) -> TopicIdentity:
-        """The topic's id, another one after the topic was deleted and created again, and its number of partitions.
-        ``TopicError``: it does not exist, and did not begin to until ``deadline``."""
+        """Return the topic's id, another one after the topic was deleted and created again, and its number of
+        partitions. Raises ``TopicError`` if it does not exist until ``deadline``."""
         ...
 
     def open_transactions(self, topic: str, partitions: Collection[int], deadline: float) -> list[OpenTransaction]:
-        """What is open in these partitions, and which coordinator knows of it."""
+        """Return the open transactions in these partitions, each with its coordinator's state."""
         ...
 
     def remove_member(self, member_id: str, instance: str | None, deadline: float) -> bool:
         """Take a member that is known to be dead out of the group, without waiting for its session: a dynamic one by
-        its id, a static one by its id and its instance. ``False``: it was not in the group (any more). Whoever joined
-        under the same instance since stays: ids are not used twice."""
+        its id, a static one by its id and its instance. ``False``: it was not in the group (any more). A member that
+        joined under the same instance since stays: ids are not used twice."""
         ...
 
     def log_sizes(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, int]:
-        """Bytes on disk of each partition, as far as the brokers tell: what they refuse, or do not answer in time, is
-        not in it. Never an error."""
+        """Return the bytes on disk of each partition, without those that brokers refuse or do not answer in time. Never
+        an error."""
         ...

@@ -1,11 +1,11 @@
-"""What is registered for an event source before it starts: handlers by event type, and scheduled interjections."""
+"""Registrations of an event source before it starts: handlers by event type, and scheduled interjections."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 from streams.config import EventSourceConfig
 from streams.core.router import Route, Router, check_callable
@@ -14,14 +14,17 @@ from streams.errors import ConfigError, RegistrationError
 from streams.events import event_type_of
 from streams.job_settings import SchedulerConfig
 from streams.outcomes import ErrorPolicy, ExecutionState
-from streams.runtime.batch_handlers import BatchContext
-from streams.runtime.event_context import EventContext
-from streams.runtime.handler_jobs import HandlerStageDefinition, key_of
-from streams.runtime.stages import Ahead
+from streams.records import IncomingRecord
+from streams.runtime.async_work.async_stage import Ahead, StageDefinition
+from streams.runtime.async_work.concurrent_stage import ConcurrentStageDefinition, key_of
+from streams.runtime.async_work.invoke import check_planner
+from streams.runtime.partition.batch_handlers import BATCH, BatchContext
+from streams.runtime.partition.event_context import EventContext
 from streams.sak.numbers import is_number
 
 StoreT = TypeVar("StoreT")
 E = TypeVar("E")
+P = TypeVar("P", bound=Callable[..., Any])
 Answer = ExecutionState | None
 Handler = Callable[[EventContext[StoreT], E], Answer | Awaitable[Answer]]
 BatchHandler = Callable[[BatchContext[StoreT], list[E]], Answer]
@@ -106,7 +109,8 @@ class Handlers(Generic[StoreT]):
                     "work on many items ahead of it there is AsyncBatcher"
                 )
             ahead = None if settings is None else _concurrent(name, function, policy, settings)
-            route = Route(name, event_type, function, blocking=blocking, policy=policy, ahead=ahead, batch=batch)
+            kind = BATCH if batch else None
+            route = Route(name, event_type, function, blocking=blocking, policy=policy, ahead=ahead, kind=kind)
             self._router.add(route)
             return function
 
@@ -122,7 +126,7 @@ class Handlers(Generic[StoreT]):
         on_error: ErrorPolicy | None = None,
         blocking: bool = False,
     ) -> Callable[[Handler[StoreT, bytes | None]], Handler[StoreT, bytes | None]]:
-        """Register what handles records whose type has no handler; it gets the value's bytes as they came."""
+        """Register a handler of records whose type has no handler; it gets the value's bytes as they came."""
 
         def register(function: Handler[StoreT, bytes | None]) -> Handler[StoreT, bytes | None]:
             check_callable("the default handler", function, "ctx", "value")
@@ -147,9 +151,9 @@ class Handlers(Generic[StoreT]):
     ) -> Callable[[InterjectionHandler[StoreT]], InterjectionHandler[StoreT]]:
         """Run a handler on every active partition, every so many seconds, within its order and transaction.
 
-        The first run is one interval after the partition became active; ``missed`` says what follows when some come
-        late. A failed run is undone; then ``on_error`` (default: ``config.error_policy``) says whether the source stops
-        or the next run is waited for. ``blocking=True`` runs a plain function on a thread of the partition. Raises
+        The first run is one interval after the partition became active; ``missed`` decides about runs that come
+        late. A failed run is undone; then ``on_error`` (default: ``config.error_policy``) decides whether the source
+        stops or waits for the next run. ``blocking=True`` runs a plain function on a thread of the partition. Raises
         ``ConfigError``, ``RegistrationError``.
         """
         schedule = Schedule(_seconds("every", every), _seconds("jitter", jitter), missed)
@@ -169,6 +173,40 @@ class Handlers(Generic[StoreT]):
             register(handler)
         return register
 
+    def _register_planner(
+        self,
+        stage: StageDefinition,
+        handler: Callable[..., Any] | None,
+        check: Callable[[str, IncomingRecord, Any], Any],
+        event_class: type[Any],
+        planner: Callable[..., Any] | None,
+        key: Callable[[Any], Any] | None,
+        on_error: ErrorPolicy | None,
+    ) -> Callable[[P], P]:
+        """Register a stage that does what ``planner`` plans for each event of a class, ahead of the event's turn; or,
+        with the ``key`` alone, the event itself under its key. ``check`` makes of a plan what the stage takes;
+        ``handler`` names the route (default: the planner). Returns a decorator for planners. Raises
+        ``RegistrationError``."""
+        name = event_class.__name__
+        what = f"{stage.name}: the function that plans the work of {name}"
+        if planner is not None and key is not None:
+            raise RegistrationError(f"{stage.name}: give {name} a function that plans its work, or a key; not both")
+
+        def register(function: P) -> P:
+            check_planner(what, function)
+            event_type = event_type_of(event_class)
+            ahead = Ahead(stage, lambda record, event: check(what, record, function(record, event)))
+            policy, worker = on_error or self.config.error_policy, handler or function
+            self._router.add(Route(event_type.name, event_type, worker, blocking=False, policy=policy, ahead=ahead))
+            return function
+
+        if planner is not None:
+            register(cast(Any, planner))
+        elif key is not None:
+            check_callable(f"{stage.name}: the key of {name}", key)
+            register(cast(Any, lambda _, event: (key(event), event)))
+        return register
+
 
 def _concurrent(name: str, handler: Callable[..., Any], policy: ErrorPolicy, settings: SchedulerConfig) -> Ahead:
     if not inspect.iscoroutinefunction(handler):
@@ -181,7 +219,7 @@ def _concurrent(name: str, handler: Callable[..., Any], policy: ErrorPolicy, set
             f"the handler of {name}: timeout_seconds and retry are for the jobs of AsyncJobScheduler; a handler has "
             "on_error=ErrorPolicy(retries=...), and asyncio.timeout"
         )
-    return Ahead(HandlerStageDefinition(name=name, handler=handler, policy=policy, config=settings), key_of)
+    return Ahead(ConcurrentStageDefinition(name=name, handler=handler, policy=policy, config=settings), key_of)
 
 
 def _seconds(name: str, value: object) -> float:
@@ -193,5 +231,5 @@ def _seconds(name: str, value: object) -> float:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """What a function is called in messages."""
+    """Return the name of a function for messages."""
     return getattr(function, "__qualname__", None) or repr(function)

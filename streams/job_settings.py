@@ -13,7 +13,7 @@ from streams.sak.numbers import is_number, is_whole
 
 
 class JobRetry(msgspec.Struct, frozen=True, kw_only=True):
-    """When a job that failed is tried again, and how long it takes to wait (``stamina`` does it).
+    """Retries of a job that failed, and the waits before them (``stamina`` does it).
 
     ``attempts``: in all, the first one included. ``wait_initial_seconds`` before the second, doubled for each further
     one up to ``wait_max_seconds``, plus up to ``wait_jitter_seconds`` at random; the job keeps its slot and its key
@@ -44,12 +44,12 @@ class JobRetry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a scheduler does at once (names of the ancestor's ``SchedulerConfig``).
+    """Limits of a scheduler (names of the ancestor's ``SchedulerConfig``).
 
     ``concurrency``: jobs that run at a time in this process, all partitions together. ``worker_queue_depth``: jobs of
     one key that may wait behind the one that runs. ``max_concurrent_keys``: keys of one partition that may have jobs.
     (And of all jobs of one partition at most 16 per slot wait, 1,000 at least.) A partition whose next event finds no
-    room waits with reading on, and nobody else does. ``timeout_seconds``: for one attempt of a job (``None``: as long
+    room waits with reading on, and no other one does. ``timeout_seconds``: for one attempt of a job (``None``: as long
     as it takes). ``retry``: ``None`` means one attempt.
     """
 
@@ -67,14 +67,14 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatcherConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """When a batcher calls, and how much it takes in.
+    """Size, delay and limits of a batcher's calls.
 
     ``max_batch_size``: items of one call, at most. ``max_delay_seconds``: how long an item waits for company when there
     is a slot for a batch; 0: a batch begins as soon as there is a slot (what comes while all slots are taken makes the
     next ones). ``max_concurrent_batches``: calls that run at a time in this process. ``max_queued_items``: items of one
-    partition that wait or run; beyond, its reading waits (nobody else's does). An event with more items than that goes
-    in alone. ``timeout_seconds``: for one attempt of a call (``None``: as long as it takes). ``retry``: of a call that
-    raises, with all of its items; ``None`` means one attempt.
+    partition that wait or run; beyond, its reading waits (that of no other partition does). An event with more items
+    than that goes in alone. ``timeout_seconds``: for one attempt of a call (``None``: as long as it takes). ``retry``:
+    of a call that raises, with all of its items; ``None`` means one attempt.
     """
 
     max_batch_size: int = 100

@@ -1,4 +1,4 @@
-"""``module:name`` to the event source of that name, for whoever starts in a process of its own (workers, executors)."""
+"""``module:name`` to the event source of that name, for processes that load it by name (workers, executors)."""
 
 from __future__ import annotations
 

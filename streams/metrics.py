@@ -1,4 +1,4 @@
-"""What can be measured: one small object per transaction, take-over or rebalance, given to one handler.
+"""Measurements: one small object per transaction, take-over or rebalance, given to one handler.
 
 A handler is called on the event loop's thread, after the fact: it must not block. What it raises is logged and
 ignored, so that measuring never fails a commit.
@@ -44,7 +44,7 @@ class TakeOverDone(msgspec.Struct, frozen=True):
 
 
 class OffsetMismatch(msgspec.Struct, frozen=True):
-    """The group's committed offset is missing (-1) or behind the changelog's. The changelog's was taken."""
+    """A committed offset of the group that is missing (-1) or behind the changelog's. The changelog's was taken."""
 
     partition: int
     group_offset: int
@@ -62,7 +62,8 @@ class PartitionMoved(msgspec.Struct, frozen=True):
 
 
 class MembershipChanged(msgspec.Struct, frozen=True):
-    """A rebalance reached this member (``lost``: it lost everything). ``cause``: what for, as far as it knows."""
+    """A rebalance reached this member (``lost``: it lost everything). ``cause``: its reason, as far as the member
+    knows."""
 
     generation: int
     owned: int
@@ -109,8 +110,8 @@ class CallAbandoned(msgspec.Struct, frozen=True):
 
 
 class PartitionsAdded(msgspec.Struct, frozen=True):
-    """The source topic has more ``partitions`` than the ``known`` ones of the settings; nobody reads the others. Told
-    by each member at each look at the topic, every ten seconds."""
+    """The source topic has more ``partitions`` than the ``known`` ones of the settings; no member reads the others.
+    Reported by each member at each look at the topic, every ten seconds."""
 
     topic: str
     known: int

@@ -1,4 +1,4 @@
-"""What a handler may answer, and what is done about a record that failed."""
+"""Answers of a handler, and policies for a record that failed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class ExecutionState(enum.Enum):
     FAIL = "fail"
     """The event failed: it is undone, and its error policy decides."""
     FATAL = "fatal"
-    """The event is undone and the event source stops, whatever the error policy says."""
+    """The event is undone and the event source stops, whatever the error policy is."""
 
 
 class ErrorResponse(enum.Enum):
-    """What is done about a failed event once its retries are used up."""
+    """Response to a failed event once its retries are used up."""
 
     DEAD_LETTER = "dead_letter"
     """Write the record to the dead-letter topic, in the same transaction as the offset, and go on."""
@@ -35,7 +35,7 @@ class ErrorResponse(enum.Enum):
 
 
 class ErrorPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens to an event that failed: first retries, then ``then``.
+    """Policy for an event that failed: first retries, then ``then``.
 
     ``retries``: further attempts after the first. ``backoff_seconds``: wait before the first retry; doubled for each
     further one up to ``max_backoff_seconds``, with up to a quarter of it added or taken off at random. While an event
@@ -59,7 +59,8 @@ class ErrorPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 STOP: Final = ErrorPolicy()
-"""No retry; leave the group and stop. The default: nothing is lost and nothing is skipped without being asked for."""
+"""No retry; leave the group and stop. The default: nothing is lost, and nothing is skipped unless a policy demands
+it."""
 SKIP: Final = ErrorPolicy(then=ErrorResponse.CONTINUE)
 """No retry; skip the record."""
 DEAD_LETTER: Final = ErrorPolicy(then=ErrorResponse.DEAD_LETTER)

@@ -1,7 +1,7 @@
 """Every contract that a user may implement, on one page.
 
-Threads: all methods here are called on the event loop's thread, one at a time per partition, unless a method says
-otherwise (``receive_change`` does). An object belongs to one partition; nothing needs a lock.
+Threads: all methods here are called on the event loop's thread, one at a time per partition, unless a method's
+docstring names another one (``receive_change``). An object belongs to one partition; nothing needs a lock.
 
 Exceptions: anything raised by a store while an event runs fails that event (its error policy decides); anything raised
 while a store is restored or revoked stops the event source, because the state can not be trusted any more.
@@ -32,12 +32,12 @@ class Codec(Protocol[T]):
 
 @runtime_checkable
 class StateStore(Protocol):
-    """The least that a store must do: be filled from its changelog, and let go.
+    """The smallest interface of a store: it is filled from its changelog, and freed.
 
     Order: the factory is called when the partition is prepared; then ``receive_change`` once per changelog record, in
     the order of the changelog; then events run; at the end ``revoked``, once, after the last transaction of the
-    partition is settled or given up. A store of this kind tells the engine about its changes itself, by
-    ``EventContext.record_change``. If an event fails that has touched it, the engine cannot undo what the store did:
+    partition is settled or given up. A store of this kind reports its changes to the engine itself, by
+    ``EventContext.record_change``. If an event fails that has touched it, the engine cannot undo the store's changes:
     it drops the store and restores the partition from the changelog before it goes on. Stores that journal
     (``JournalledStore``) are undone in place instead.
     """
@@ -45,13 +45,13 @@ class StateStore(Protocol):
     def receive_change(self, change: Change, /) -> None:
         """Apply one record of the changelog (``value is None``: the key was deleted). Once per record, in order.
 
-        Called on a thread of the toolkit's own, never at the same time as another method of the same store: what is
-        bound to the thread that made it (``sqlite3`` by default) must be told that it may be used here.
+        Called on a thread of the toolkit's own, never at the same time as another method of the same store: an object
+        bound to the thread that made it (``sqlite3`` by default) must be allowed to be used here.
         """
         ...
 
     def revoked(self) -> None:
-        """The partition is gone: free everything. Called once; nothing is called afterwards."""
+        """Free everything: the partition is gone. Called once; nothing is called afterwards."""
         ...
 
 
@@ -67,11 +67,12 @@ class JournalledStore(StateStore, Protocol):
     """
 
     def begin(self, journal: list[Change], /) -> None:
-        """From now on every write appends a ``Change`` (with the bytes that it replaced) to ``journal``."""
+        """Open the journal: from now on every write appends a ``Change`` (with the bytes that it replaced) to
+        ``journal``."""
         ...
 
     def end(self) -> None:
-        """The events are over: forget the journal; writes are refused until the next ``begin``."""
+        """Close the journal behind the events; writes are refused until the next ``begin``."""
         ...
 
     def undo(self, journal: list[Change], /) -> None:

@@ -1,7 +1,7 @@
 """The nouns of the toolkit: where a record is, what was received, what is to be sent, what changed in a store.
 
 These are made per event, so they are ``msgspec.Struct`` (0.08 us to build; a frozen dataclass costs ten times that).
-Treat all of them as values: nobody changes one after it was handed over.
+Treat all of them as values: none is changed after it was handed over.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Headers = list[tuple[str, bytes | None]]
 """Record headers as Kafka has them: ordered, names may repeat, values may be null."""
 
 ReceivedHeaders = Sequence[tuple[str, bytes | None]]
-"""The same of a record that was received: nobody changes them. Clients give tuples, and records that have nothing but
-the same type share one. That is a tenth of the price of an event: lists of its own, for each record that waits, keep
-the garbage collector busy."""
+"""Headers of a record that was received: they are never changed. Clients give tuples, and records that have nothing
+but the same type share one. That is a tenth of the price of an event: lists of its own, for each record that waits,
+keep the garbage collector busy."""
 
 
 def headers_bytes(headers: ReceivedHeaders | None) -> int:
-    """How many bytes they take, roughly (names count by letters). 0 for what are no headers: clients refuse those, and
-    say why."""
+    """Estimate the bytes of headers (names count by letters). 0 for a value that is no headers: clients refuse it, and
+    name the fault."""
     size = 0
     try:
         for name, value in headers or ():
@@ -38,13 +38,13 @@ def headers_bytes(headers: ReceivedHeaders | None) -> int:
 
 
 RECORD_OVERHEAD: Final = 36
-"""What librdkafka adds to a record's key, value and headers when it compares its size with ``message.max.bytes``, and
-for each header (the largest that these lengths can become on the wire)."""
+"""Bytes that librdkafka adds to a record's key, value and headers when it compares its size with ``message.max.bytes``,
+and ``HEADER_OVERHEAD`` for each header (the largest that these lengths can become on the wire)."""
 HEADER_OVERHEAD: Final = 10
 
 
 def record_size(key: bytes | None, value: bytes | None, headers: ReceivedHeaders | None) -> int:
-    """The bytes of a record as librdkafka counts them before it takes one."""
+    """Count the bytes of a record as librdkafka does before it takes one."""
     size = RECORD_OVERHEAD + len(key or b"") + len(value or b"")
     for name, content in headers or ():
         size += HEADER_OVERHEAD + len(name.encode()) + len(content or b"")
@@ -112,7 +112,7 @@ class Record(msgspec.Struct, gc=False):
 
 
 class Delivery(msgspec.Struct):
-    """What became of a record that was sent outside of transactions: ``partition`` and ``offset`` (-1: not known), or
+    """Result of a record that was sent outside of transactions: ``partition`` and ``offset`` (-1: not known), or
     the ``error``. In a replay, which sends nothing, both are -1."""
 
     record: Record
@@ -123,7 +123,7 @@ class Delivery(msgspec.Struct):
 
 class Acknowledgement(NamedTuple):
     """A producer's report of one record; ``token`` came with the record. ``send_alone``: the broker refused the batch
-    that the record was in, which says nothing about the record."""
+    that the record was in, which need not be the fault of the record."""
 
     token: Any
     partition: int
@@ -162,3 +162,14 @@ class Output(msgspec.Struct, gc=False):
     timestamp_ms: int
     origin_partition: int
     origin: int
+
+
+class Progress(NamedTuple):
+    """News of one partition: ``records`` (committed ones, in order, maybe none); all below ``position`` was read;
+    ``end`` is the high watermark as far as it is known (-1: not yet). ``at_end``: nothing that is committed is left to
+    read (an open transaction may keep ``position`` below ``end``)."""
+
+    records: list[IncomingRecord]
+    position: int
+    end: int
+    at_end: bool

@@ -1,4 +1,4 @@
-"""What an event source says about itself: values, made when they are asked for."""
+"""Figures of an event source: values, made at each call of ``statistics``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class SourceState(enum.Enum):
-    """Where an event source is in its life."""
+    """State of an event source in its life cycle."""
 
     CREATED = "created"
     STARTING = "starting"
@@ -32,7 +32,7 @@ class PartitionStatistics(msgspec.Struct, frozen=True):
     timers: int = 0
     """Durable timers that are set."""
     next_timer_ms: int | None = None
-    """When the first of them is due, in milliseconds since the epoch; ``None``: none is set."""
+    """Time at which the first of them is due, in milliseconds since the epoch; ``None``: none is set."""
 
 
 class CopyStatistics(msgspec.Struct, frozen=True):
@@ -79,7 +79,7 @@ class MoveStatistics(msgspec.Struct, frozen=True):
 
 
 class RebalanceStatistics(msgspec.Struct, frozen=True):
-    """A rebalance that reached this member: when (milliseconds since the epoch), and what it was for."""
+    """A rebalance that reached this member: its time (milliseconds since the epoch) and its cause."""
 
     generation: int
     at_ms: int
@@ -87,7 +87,7 @@ class RebalanceStatistics(msgspec.Struct, frozen=True):
 
 
 class SourceStatistics(msgspec.Struct, frozen=True):
-    """What an event source is doing, at one moment."""
+    """State of an event source at one moment."""
 
     state: SourceState
     instance_id: str

@@ -1,7 +1,7 @@
 """Names and settings of the topics that belong to an event source.
 
 Internal topics are named ``<group>.<source topic>.<purpose>``: one group reads one source, and an operator sees at once
-to whom a topic belongs.
+which group a topic belongs to.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ MAX_NAME_LENGTH: Final = 249
 
 
 class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic as it must be. ``configs`` holds only what matters to correctness; other settings are the operator's."""
+    """A topic as it must be. ``configs`` holds only the settings that matter to correctness; others are the
+    operator's."""
 
     name: str
     partitions: int
@@ -34,30 +35,30 @@ class TopicIdentity(NamedTuple):
 
 
 def missing(name: str) -> str:
-    """How it is said that a topic is not there."""
+    """Return the message for a topic that does not exist."""
     return f"topic {name} does not exist"
 
 
 def unread(name: str, known: int, partitions: int) -> str:
-    """What is said of a source topic that has more partitions than the settings of its event source."""
+    """Return the message for a source topic that has more partitions than the settings of its event source."""
     return (
-        f"topic {name} has {partitions} partitions, settings say {known}: nobody reads the records in the partitions "
-        f"{known} to {partitions - 1}. Stop all members, run `kes topics grow MODULE:SOURCE`, set "
+        f"topic {name} has {partitions} partitions, settings say {known}: no member reads the records in the partitions"
+        f" {known} to {partitions - 1}. Stop all members, run `kes topics grow MODULE:SOURCE`, set "
         f"num_partitions={partitions}, and start again; keys move to partitions that do not have their state"
     )
 
 
 def changelog_name(group_id: str, topic: str) -> str:
-    """The compacted topic of a source's state changes and input offsets."""
+    """Return the name of the compacted topic of a source's state changes and input offsets."""
     return f"{group_id}.{topic}.changelog"
 
 
 def commit_log_name(group_id: str, topic: str) -> str:
-    """The topic that stands in for a source topic on another cluster: the group's offsets are committed under its name,
-    in the transaction that they belong to. Nothing is ever written to it."""
+    """Return the name of the topic that stands in for a source topic on another cluster: the group's offsets are
+    committed under its name, in the transaction that they belong to. Nothing is ever written to it."""
     return f"{group_id}.{topic}.commit-log"
 
 
 def dead_letter_name(group_id: str, topic: str) -> str:
-    """The topic of the records that the error policy gave up on."""
+    """Return the name of the topic of the records that the error policy gave up on."""
     return f"{group_id}.{topic}.dead-letters"

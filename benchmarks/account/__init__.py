@@ -1,1 +1,1 @@
-"""Measures of the account workload: drain, latency, memory."""
+"""Measures of the account workload: drain and latency."""

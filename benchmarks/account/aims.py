@@ -1,4 +1,4 @@
-"""What throughput and latency of the engine should be, side by side with the loop and with peers."""
+"""The aims for throughput and latency of the engine, side by side with the loops and with peers."""
 
 from __future__ import annotations
 
@@ -6,91 +6,95 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks.account.report import held, reference_of
 from benchmarks.drain import DrainResult
 from benchmarks.measures import Aim
 from benchmarks.steady import SteadyResult
 from benchmarks.systems import REFERENCE
 from benchmarks.tables import names, of_system, ratios, right, spread
 
-ENGINE, ANCESTOR = "engine", "gkes"
+ENGINE = "engine"
 OF_RATE = {REFERENCE: 1.0, "kafka-streams": 1.6, "quixstreams": 3.0}
 """At least so many times as fast as each; of a peer with several settings, its fastest."""
 MOST_US = 4.0
 """Of processor time per event above the loop."""
 RATES = (2_000, 20_000)
 MOST_MS = {"p50": 10.0, "p99": 30.0}
-PEERS = ("kafka-streams", "quixstreams")
+OF_P99 = {"gkes": 1.0, "kafka-streams": 0.5, "quixstreams": 0.5}
+"""At most this part of the time of each; of a peer with several settings, its best."""
+OF_LOOP = 0.8
+"""Of the throughput of the asyncio loop."""
 
 
 def aims_of_drains(found: Sequence[DrainResult]) -> list[Aim]:
-    """Of the largest backlog."""
+    """Compare the rates of the largest backlog, and the processor time."""
     size = max(one.records for one in found)
     here = [one for one in found if one.records == size]
     aims = []
     for kind, least in OF_RATE.items():
-        compared = {name: ratios(here, ENGINE, name, lambda one: one.per_second) for name in labels(here, kind)}
-        by_name = {name: found for name, found in compared.items() if found}
-        if by_name:
-            name = min(by_name, key=lambda name: statistics.median(by_name[name]))
-            is_met = statistics.median(by_name[name]) >= least
-            aims.append(Aim(f"drain, to `{name}`", f"at least {least:g}", spread(by_name[name], ".2f"), is_met))
-    extra = pairs(here, ENGINE, REFERENCE, lambda one: one.cpu_us_per_record, lambda mine, theirs: mine - theirs)
-    if extra:
-        is_met = statistics.median(extra) <= MOST_US
-        aims.append(
-            Aim(
-                "drain, processor time above the loop's",
-                f"at most {MOST_US:g} us",
-                f"{spread(extra, '.1f')} us",
-                is_met,
-            )
-        )
-    return aims
+        if best := _beside(here, kind, lambda one: one.per_second, min):
+            aims.append(_at_least(f"drain, to `{best[0]}`", least, best[1]))
+    by_hand = {one.round: one.cpu_us_per_record for one in right(of_system(here, REFERENCE))}
+    mine = right(of_system(here, ENGINE))
+    extra = [one.cpu_us_per_record - by_hand[one.round] for one in mine if one.round in by_hand]
+    return [*aims, *([_at_most("drain, processor time above the loop's", MOST_US, extra, "us")] if extra else [])]
 
 
 def aims_of_latency(found: Sequence[SteadyResult]) -> list[Aim]:
-    """At two rates. A run that fell behind has no latency to be compared with: it grows with the length of the run."""
+    """Compare latencies at two rates. A run that fell behind has none: it would grow with the length of the run."""
     aims = []
     for rate in RATES:
         here = [one for one in found if one.rate == rate]
         mine = right(of_system(here, ENGINE))
         for name, most in MOST_MS.items() if mine else ():
-            times = [getattr(one, name) for one in mine if not one.behind]
-            is_met = len(times) == len(mine) and statistics.median(times) <= most
-            told = f"{spread(times, '.1f')} ms" if times else "the rate was not held"
-            aims.append(Aim(f"{name} at {rate:,}/s", f"at most {most:g} ms", told, is_met))
-        for kind, most in ((ANCESTOR, 1.0), *((peer, 0.5) for peer in PEERS)):
-            if mine and labels(here, kind):
-                aims.append(_beside(here, f"p99 at {rate:,}/s, to", kind, most))
+            times = [getattr(one, name) for one in held(mine)]
+            aims.append(_at_most(f"{name} at {rate:,}/s", most, times if mine == held(mine) else [], "ms"))
+        for kind, part in OF_P99.items() if mine else ():
+            best = _beside(held(here), kind, lambda one: one.p99, max)
+            if mine != held(mine) and _labels(here, kind):
+                aims.append(_at_most(f"p99 at {rate:,}/s, to `{kind}`", part, []))
+            elif best:
+                aims.append(_at_most(f"p99 at {rate:,}/s, to `{best[0]}`", part, best[1]))
+            elif _labels(here, kind):
+                told = f"`{kind}` did not hold the rate, or was not right"
+                aims.append(Aim(f"p99 at {rate:,}/s, to `{kind}`", f"at most {part:g}", told, None))
     return aims
 
 
-def _beside(here: Sequence[SteadyResult], what: str, kind: str, most: float) -> Aim:
-    """Of a peer with several settings, its best. Where a run fell behind there is nothing to be compared."""
-    held, of_us = [one for one in here if not one.behind], right(of_system(here, ENGINE))
-    if any(one.behind for one in of_us):
-        return Aim(f"{what} `{kind}`", f"at most {most:g}", "the rate was not held", False)
-    by_name = {name: ratios(held, ENGINE, name, lambda one: one.p99) for name in labels(here, kind)}
-    compared = {name: found for name, found in by_name.items() if found}
-    if not compared:
-        return Aim(f"{what} `{kind}`", f"at most {most:g}", f"`{kind}` did not hold the rate, or was not right", None)
-    name = max(compared, key=lambda name: statistics.median(compared[name]))
-    found = compared[name]
-    return Aim(f"{what} `{name}`", f"at most {most:g}", spread(found, ".2f"), statistics.median(found) <= most)
+def aims_of_async(found: Sequence[DrainResult]) -> list[Aim]:
+    """Compare with the asyncio loop of the same number of slots."""
+    aims = []
+    for name in names(found):
+        reference = reference_of(name, names(found))
+        compared = ratios(found, name, reference, lambda one: one.per_second)
+        if compared and name.startswith(("scheduler", "concurrency")):
+            aims.append(_at_least(f"async work, `{name}` to `{reference}`", OF_LOOP, compared))
+    return aims
 
 
-def labels(found: Sequence[Any], kind: str) -> list[str]:
-    """The systems of a kind, or the one of that very label."""
+def _at_least(what: str, least: float, values: Sequence[float]) -> Aim:
+    return Aim(what, f"at least {least:g}", spread(values, ".2f"), statistics.median(values) >= least)
+
+
+def _at_most(what: str, most: float, values: Sequence[float], unit: str = "") -> Aim:
+    if not values:
+        return Aim(what, f"at most {most:g} {unit}".strip(), "the rate was not held", False)
+    told = f"{spread(values, '.1f' if unit else '.2f')} {unit}".strip()
+    return Aim(what, f"at most {most:g} {unit}".strip(), told, statistics.median(values) <= most)
+
+
+def _labels(found: Sequence[Any], kind: str) -> list[str]:
+    """Select the systems of a kind, or the one of that very label."""
     return [name for name in names(found) if kind in {name, name.partition(":")[0]}]
 
 
-def pairs(
-    found: Sequence[Any],
-    system: str,
-    reference: str,
-    value: Callable[[Any], float],
-    combine: Callable[[float, float], float],
-) -> list[float]:
-    """What comes of both values, of each round in which both were right."""
-    mine, theirs = ({one.round: value(one) for one in right(of_system(found, name))} for name in (system, reference))
-    return [combine(mine[turn], theirs[turn]) for turn in sorted(mine.keys() & theirs.keys())]
+def _beside(
+    found: Sequence[Any], kind: str, value: Callable[[Any], float], worst: Callable[..., str]
+) -> tuple[str, list[float]] | None:
+    """Return the ratios of the engine to the best system of a kind, with its label."""
+    by_name = {name: ratios(found, ENGINE, name, value) for name in _labels(found, kind)}
+    compared = {name: found for name, found in by_name.items() if found}
+    if not compared:
+        return None
+    name = worst(compared, key=lambda name: statistics.median(compared[name]))
+    return name, compared[name]

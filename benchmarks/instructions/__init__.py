@@ -1,1 +1,1 @@
-"""What one event costs, counted: executed bytecodes, calls and instructions, without a broker and without a clock."""
+"""The cost of one event, counted: executed bytecodes, calls and instructions, without a broker and without a clock."""

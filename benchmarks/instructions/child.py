@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.systems import Failed
+
 ROOT = Path(__file__).parents[2]
 _BOOT = (
     "import sys; sys.path[0] = sys.argv[1]; import benchmarks; sys.path[0] = sys.argv[2]; "
@@ -30,31 +32,27 @@ class Counted(msgspec.Struct, frozen=True):
     functions: dict[str, float]
 
 
-class ChildFailed(Exception):
-    """The process ended with an error, which is the text."""
-
-
 def command(folder: Path, system: str, warm: int, events: int, how: str = "count") -> list[str]:
-    """The process's command line. ``how``: ``count``, or the library that opens valgrind's window."""
+    """Build the process's command line. ``how``: ``count``, or the library that opens valgrind's window."""
     return [sys.executable, "-c", _BOOT, str(ROOT), str(folder), how, system, str(warm), str(events)]
 
 
 def count(folder: Path, system: str, warm: int, events: int) -> Counted:
-    """Count in a process of its own. Raises ``ChildFailed``."""
+    """Count in a process of its own. Raises ``Failed``."""
     return msgspec.json.decode(run(command(folder, system, warm, events), folder), type=Counted)
 
 
 def run(arguments: list[str], folder: Path) -> bytes:
-    """What the process prints. Raises ``ChildFailed``."""
+    """Run a process, and return its output. Raises ``Failed``."""
     environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, check=False)
     if done.returncode:
-        raise ChildFailed(done.stderr.decode(errors="replace").strip()[-2000:])
+        raise Failed(done.stderr.decode(errors="replace").strip()[-2000:])
     return done.stdout
 
 
 def main() -> None:
-    """The process's way in."""
+    """Run the process."""
     from benchmarks.instructions.callgrind import Window
     from benchmarks.instructions.counting import counting_meter
     from benchmarks.instructions.drive import SYSTEMS
@@ -64,13 +62,9 @@ def main() -> None:
         meter = counting_meter()
         SYSTEMS[system](meter, warm, events)
 
-        def per_event(counts: Mapping[str, int]) -> dict[str, float]:
-            return {stage: number / events for stage, number in counts.items()}
-
         functions = {", ".join(name): number for name, number in meter.functions.items()}
-        counted = Counted(
-            per_event(meter.bytecodes), per_event(meter.calls), per_event(meter.c_calls), per_event(functions)
-        )
-        sys.stdout.buffer.write(msgspec.json.encode(counted))
+        counts: tuple[Mapping[str, int], ...] = (meter.bytecodes, meter.calls, meter.c_calls, functions)
+        per_event = ({stage: number / events for stage, number in one.items()} for one in counts)
+        sys.stdout.buffer.write(msgspec.json.encode(Counted(*per_event)))
     else:
         SYSTEMS[system](Window(how), warm, events)

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from types import BuiltinFunctionType, CodeType, FrameType, MethodDescriptorType
 from typing import Any, Final
 
-from benchmarks.instructions.stages import HARNESS, STAGES, Function, described
+from benchmarks.instructions.stages import HARNESS, STAGES, stage_of
 
 Trace = Callable[[FrameType, str, Any], Any]
 OUTERMOST: Final = "loop"
-"""The stage of what nobody calls that has one."""
+"""The stage of functions without a caller that has one."""
 
 
 class Counts:
@@ -30,13 +30,12 @@ class Counts:
         self.calls = dict(self.bytecodes)
         self.c_calls = dict(self.bytecodes)
         self.functions: Counter[tuple[str, str]] = Counter()
-        self._known: dict[CodeType, Function] = {}
+        self._known: dict[CodeType, str | None] = {}
 
-    def _function(self, code: CodeType) -> Function:
-        found = self._known.get(code)
-        if found is None:
-            found = self._known[code] = described(code)
-        return found
+    def _stage(self, code: CodeType) -> str | None:
+        if code not in self._known:
+            self._known[code] = stage_of(code)
+        return self._known[code]
 
 
 class TracingMeter(Counts):
@@ -60,7 +59,7 @@ class TracingMeter(Counts):
 
     def _call(self, frame: FrameType, _event: str, _: Any) -> Trace:
         code = frame.f_code
-        stage = self._function(code).stage
+        stage = self._stage(code)
         if stage is None:
             caller = frame.f_back
             stage = OUTERMOST if caller is None else self._stages.get(caller.f_trace, OUTERMOST)
@@ -74,12 +73,12 @@ class TracingMeter(Counts):
         return trace
 
     def _trace_of(self, code: CodeType, stage: str) -> Trace:
-        bytecodes, functions, parts = self.bytecodes, self.functions, self._function(code).parts
+        bytecodes, functions = self.bytecodes, self.functions
         function = stage, code.co_qualname
 
         def trace(frame: FrameType, event: str, _: Any) -> Trace:
             if event == "opcode":
-                bytecodes[parts.get(frame.f_lasti, stage)] += 1
+                bytecodes[stage] += 1
                 functions[function] += 1
             return trace
 
@@ -89,7 +88,7 @@ class TracingMeter(Counts):
         if event == "c_call":
             stage = self._stages.get(frame.f_trace)
             if stage is not None:
-                self.c_calls[self._function(frame.f_code).parts.get(frame.f_lasti, stage)] += 1
+                self.c_calls[stage] += 1
 
 
 class MonitoringMeter(Counts):
@@ -139,7 +138,7 @@ class MonitoringMeter(Counts):
 
     def _entered(self, code: CodeType, _offset: int, _thrown: object = None) -> None:
         stack = self._stack()
-        stage = self._function(code).stage or stack[-1][1]
+        stage = self._stage(code) or stack[-1][1]
         stack.append((code, stage))
         self.calls[stage] += 1
 
@@ -149,23 +148,20 @@ class MonitoringMeter(Counts):
             stack.pop()
 
     def _counter(self) -> Callable[[CodeType, int], None]:
-        """What is called for each bytecode, so it is short."""
-        stacks, known, bytecodes, functions = self._stacks, self._known, self.bytecodes, self.functions
-        thread, stack_of, function_of = threading.get_ident, self._stack, self._function
+        """Build the callback of each bytecode, so it is short."""
+        stacks, bytecodes, functions = self._stacks, self.bytecodes, self.functions
+        thread, stack_of = threading.get_ident, self._stack
 
-        def executed(code: CodeType, offset: int) -> None:
-            stack = stacks.get(thread()) or stack_of()
-            parts = (known.get(code) or function_of(code)).parts
-            stage = stack[-1][1]
-            bytecodes[parts.get(offset, stage) if parts else stage] += 1
+        def executed(code: CodeType, _offset: int) -> None:
+            stage = (stacks.get(thread()) or stack_of())[-1][1]
+            bytecodes[stage] += 1
             functions[stage, code.co_qualname] += 1
 
         return executed
 
-    def _called(self, code: CodeType, offset: int, function: object, _argument: object) -> None:
+    def _called(self, _code: CodeType, _offset: int, function: object, _argument: object) -> None:
         if isinstance(function, BuiltinFunctionType | MethodDescriptorType):
-            stage = self._stack()[-1][1]
-            self.c_calls[self._function(code).parts.get(offset, stage)] += 1
+            self.c_calls[self._stack()[-1][1]] += 1
 
 
 def counting_meter() -> TracingMeter | MonitoringMeter:

@@ -17,8 +17,7 @@ import confluent_kafka
 import msgspec
 
 from benchmarks import handwritten
-from benchmarks.engine import source_of
-from benchmarks.instructions.ahead import by_handler, by_scheduler
+from benchmarks.engine import by_batch, by_concurrency, by_scheduler, source_of
 from benchmarks.instructions.scripted import (
     Feed,
     NoWatch,
@@ -29,7 +28,7 @@ from benchmarks.instructions.scripted import (
 )
 from benchmarks.workload import Job
 from streams import EventSource
-from streams.runtime.environment import Environment
+from streams.runtime.system import Environment
 from streams.testing.simulation.virtual_time import Fibers, VirtualTimeLoop, elapse
 
 LIMIT_SECONDS = 3_600.0
@@ -38,18 +37,14 @@ POLL_SECONDS = 0.001
 
 
 class Meter(Protocol):
-    """What measures. ``begin`` and ``end`` are called on every thread that takes part, when nothing is under way."""
+    """A counter. ``begin`` and ``end`` are called on every thread that takes part, when nothing is under way."""
 
     def begin(self) -> None: ...
     def end(self) -> None: ...
 
 
-class Stuck(Exception):
-    """The events were not all handled."""
-
-
 def by_engine(made: Callable[[Job], EventSource[Any]], meter: Meter, warm: int, events: int) -> None:
-    """Drive ``events`` events through the event source. Raises ``Stuck``."""
+    """Drive ``events`` events through the event source. Raises ``RuntimeError`` if it stops."""
     loop = VirtualTimeLoop(LIMIT_SECONDS)
     try:
         loop.run_main(_drive_engine(loop, made(JOB), meter, warm, events))
@@ -64,7 +59,7 @@ async def _drive_engine(loop: VirtualTimeLoop, source: EventSource[Any], meter: 
     environment = Environment(rng=lambda: random.Random(1), wall_seconds=lambda: 1.7e9 + loop.time(), watchdog=NoWatch)
     with (
         mock.patch("streams.clients.consumer.Consumer", consumer),
-        mock.patch("streams.clients.consumer.time", SimpleNamespace(monotonic=partial(float, 1))),  # nobody is silent
+        mock.patch("streams.clients.consumer.time", SimpleNamespace(monotonic=partial(float, 1))),  # none is silent
         mock.patch("streams.clients.transactional.Producer", ScriptedProducer),
     ):
         running = loop.create_task(
@@ -77,9 +72,9 @@ async def _drive_engine(loop: VirtualTimeLoop, source: EventSource[Any], meter: 
                 await elapse(POLL_SECONDS)
                 if running.done():
                     await running
-                    raise Stuck("the source stopped")
+                    raise RuntimeError("the source stopped")
 
-        await elapse(1)  # all partitions are at work: what comes earlier is dropped, and nobody fetches it again here
+        await elapse(1)  # all partitions are at work: what comes earlier is dropped, and is not fetched again here
         await settled(warm)
         await elapse(0.1)
         feed.window = True
@@ -103,10 +98,7 @@ class _Measured(ScriptedConsumer):
     def poll(self, timeout: float) -> confluent_kafka.Message | None:
         if self.feed.window is not self._is_measured:
             self._is_measured = self.feed.window
-            if self._is_measured:
-                self.meter.begin()
-            else:
-                self.meter.end()
+            (self.meter.begin if self._is_measured else self.meter.end)()
         return super().poll(timeout)
 
 
@@ -141,19 +133,11 @@ def by_hand(meter: Meter, warm: int, events: int, per_transaction: int = 5_000) 
 
 
 JOB = Job(bootstrap_servers="127.0.0.1:1", group="g", source="in", output="out", changelog="g.in.changelog")
-
-
-def _batch(job: Job) -> EventSource[Any]:
-    from benchmarks import engine_batch  # older checkouts know no batch handlers
-
-    return engine_batch.source_of(job)
-
-
 SYSTEMS: dict[str, Callable[[Meter, int, int], None]] = {
     "engine": partial(by_engine, source_of),
-    "batch": partial(by_engine, _batch),
+    "batch": partial(by_engine, by_batch),
     "scheduler": partial(by_engine, by_scheduler),
-    "concurrency": partial(by_engine, by_handler),
+    "concurrency": partial(by_engine, by_concurrency),
     "hand-written": by_hand,
 }
 """Plain handler, batch handler, ``AsyncJobScheduler``, ``concurrency=``, and the loop written by hand."""

@@ -1,4 +1,4 @@
-"""What an event may cost: the counts that were written down on purpose, and how far from them is too far.
+"""The limits of the cost of an event: counts that were written down on purpose, and the distance that is too far.
 
 ``python -m benchmarks.instructions --set-limits`` writes them down anew, in ``limits.json``; ``tests/unit/
 test_speed_guard.py`` compares. The counts are those of Python 3.11; other versions execute other bytecodes for the same
@@ -8,13 +8,13 @@ source, fewer by the same part everywhere.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from benchmarks.instructions.child import ROOT, Counted, count
+from benchmarks.instructions.child import ROOT, count
 from benchmarks.instructions.stages import STAGES, total
 
 GUARDED: Final = ("engine", "batch", "scheduler", "concurrency")
@@ -36,48 +36,46 @@ Limits = dict[str, dict[str, Stages]]
 
 
 def counted(system: str, folder: Path = ROOT) -> dict[str, Stages]:
-    """Per event, as limits have it. Raises ``child.ChildFailed``."""
-    found = count(folder, system, EVENTS, EVENTS)
-    return {kind: _of_version(kind, found) for kind in KINDS if kind != "bytecodes" or version() in PARTS}
-
-
-def version() -> tuple[int, int]:
-    """Of this Python."""
-    return sys.version_info[:2]
-
-
-def _of_version(kind: str, found: Counted) -> Stages:
-    part = PARTS[version()] if kind == "bytecodes" else 1.0
-    stages: Mapping[str, float] = getattr(found, kind)
-    return {stage: round(stages[stage] / part, 2) for stage in STAGES}
+    """Count per event, as limits have it. Raises ``Failed``."""
+    found, part = count(folder, system, EVENTS, EVENTS), PARTS.get(sys.version_info[:2])
+    return {
+        kind: {
+            stage: round(getattr(found, kind)[stage] / (part or 1.0 if kind == "bytecodes" else 1.0), 2)
+            for stage in STAGES
+        }
+        for kind in KINDS
+        if kind != "bytecodes" or part
+    }
 
 
 def known() -> Limits:
-    """What was written down."""
+    """Read the limits."""
     return msgspec.json.decode(FILE.read_bytes(), type=Limits)
 
 
 def set_anew() -> None:
-    """Write down what is counted now."""
+    """Write down the present counts."""
     limits = {system: counted(system) for system in GUARDED}
     FILE.write_bytes(msgspec.json.format(msgspec.json.encode(limits), indent=1) + b"\n")
 
 
 def too_much(found: Mapping[str, Stages], limits: Mapping[str, Stages]) -> list[str]:
-    """What costs more than it may, and which stages made it so."""
-    return [
-        _told(kind, stages, limits[kind], f"at most {MORE:.0%} more")
-        for kind, stages in found.items()
-        if total(stages) > total(limits[kind]) * (1 + MORE)
-    ]
+    """Describe the counts that are above their limits, and the stages that made them so."""
+    return _outside(found, limits, f"at most {MORE:.0%} more", lambda ratio: ratio > 1 + MORE)
 
 
 def too_little(found: Mapping[str, Stages], limits: Mapping[str, Stages]) -> list[str]:
-    """What costs so much less that its limit is none."""
+    """Describe the counts that are so far below their limits that these guard nothing."""
+    return _outside(found, limits, f"{LESS:.0%} less guards nothing", lambda ratio: ratio < 1 - LESS)
+
+
+def _outside(
+    found: Mapping[str, Stages], limits: Mapping[str, Stages], rule: str, is_outside: Callable[[float], bool]
+) -> list[str]:
     return [
-        _told(kind, stages, limits[kind], f"{LESS:.0%} less guards nothing")
+        _told(kind, stages, limits[kind], rule)
         for kind, stages in found.items()
-        if total(stages) < total(limits[kind]) * (1 - LESS)
+        if is_outside(total(stages) / total(limits[kind]))
     ]
 
 

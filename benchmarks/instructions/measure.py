@@ -1,19 +1,20 @@
-"""What an event costs, counted instead of timed: the same at any load."""
+"""The cost of an event, counted instead of timed: the same at any load."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import msgspec
 from rich.table import Table
 
 from benchmarks.bench import Bench
-from benchmarks.instructions.callgrind import Unavailable, instructions
-from benchmarks.instructions.child import ROOT, ChildFailed, count
-from benchmarks.instructions.stages import HARNESS, STAGES
-from benchmarks.measures import Measure, Options
-from benchmarks.plots import Bars, Plot
-from benchmarks.systems import Failed
+from benchmarks.drawing import Plot
+from benchmarks.instructions.callgrind import instructions
+from benchmarks.instructions.child import ROOT, count
+from benchmarks.instructions.stages import STAGES, total
+from benchmarks.measures import Measure
+from benchmarks.systems import Unavailable
 from benchmarks.tables import table
 
 SYSTEMS = {
@@ -23,7 +24,7 @@ SYSTEMS = {
     "scheduler": "scheduler",
     "concurrency": "concurrency",
 }
-"""What it is called here, and by the counter; the loop first, to which the others are compared."""
+"""Names here, and names of the counter; the loop first, to which the others are compared."""
 PLAIN = list(SYSTEMS)[:3]
 
 
@@ -52,73 +53,56 @@ Counted are executed bytecodes, calls of Python functions and of C, by stage, an
 everything (C and Python) by callgrind. The figures are the same in every run and at any load. They are no times:
 librdkafka's own threads, the caches and the waiting for other threads are not in them."""
 
-    def arguments(self, options: Options) -> None:
-        """How many."""
-        options.add("--events", type=int, quick=2_000, default=4_000, full=10_000, help="that are counted")
-        options.add(
-            "--counted", nargs="+", choices=[*SYSTEMS], quick=PLAIN[:2], default=PLAIN, full=[*SYSTEMS], help="which"
-        )
-        options.add("--callgrind", choices=("yes", "no"), quick="no", default="yes", full="yes", help="a minute")
+    sizes: ClassVar = {
+        "events": (2_000, 4_000, 10_000),
+        "systems": (PLAIN[:2], PLAIN, list(SYSTEMS)),
+        "callgrind": ("no", "yes", "yes"),
+    }
 
     def run(self, bench: Bench) -> Iterator[PerEvent]:
         """One after the other: turns would change nothing."""
-        events, with_callgrind = bench.options.events, bench.options.callgrind == "yes"
-        for name in bench.options.counted:
-            system = SYSTEMS[name]
-            bench.now(f"counting bytecodes: {name}")
+        sizes = bench.sizes(self)
+        for name in sizes.systems:
+            system, executed = SYSTEMS[name], 0.0
+            bench.now(f"counting: {name}")
             try:
-                counted = count(ROOT, system, events, events)
-                executed = _executed(bench, name, system, events) if with_callgrind else 0.0
-            except ChildFailed as error:
-                raise Failed(f"instructions of {name}: {error}") from error
+                counted = count(ROOT, system, sizes.events, sizes.events)
+                if sizes.callgrind == "yes":
+                    executed = instructions(ROOT, system, sizes.events, sizes.events)
+            except Unavailable as error:
+                bench.facts.setdefault("not measured", {})["instructions by callgrind"] = str(error)
             yield PerEvent(name, counted.bytecodes, counted.calls, counted.c_calls, executed)
 
     def in_short(self, found: PerEvent) -> str:
-        """Sums."""
         executed = f", {found.instructions:,.0f} instructions" if found.instructions else ""
         return f"{found.system}: {total(found.bytecodes):,.0f} bytecodes, {total(found.calls):.1f} calls{executed}"
 
     def tables(self, found: Sequence[PerEvent]) -> list[Table]:
-        """By stage; all together."""
         last = {one.system: one for one in found}
-        stages = table("Executed bytecodes per event", ["stage", "what it is"], list(last))
-        for stage, what in STAGES.items():
-            stages.add_row(stage, what, *(f"{one.bytecodes.get(stage, 0.0):,.1f}" for one in last.values()))
-        columns = ["bytecodes", "ratio", "Python calls", "C calls", "instructions", "ratio"]
-        sums = table("Per event, all stages", ["system"], columns)
-        first = next(iter(last.values()))
-        for one in last.values():
-            executed = f"{one.instructions:,.0f}" if one.instructions else "-"
-            ratio = f"{one.instructions / first.instructions:.2f}" if one.instructions and first.instructions else "-"
-            sums.add_row(
-                one.system,
-                f"{total(one.bytecodes):,.0f}",
-                f"{total(one.bytecodes) / total(first.bytecodes):.2f}",
-                f"{total(one.calls):,.1f}",
-                f"{total(one.c_calls):,.1f}",
-                executed,
-                ratio,
-            )
-        return [sums, stages]
+        shown = by_stage("Executed bytecodes per event", {name: one.bytecodes for name, one in last.items()})
+        shown.add_row("Python calls", "of functions", *(f"{total(one.calls):,.1f}" for one in last.values()))
+        shown.add_row("C calls", "of functions and methods", *(f"{total(one.c_calls):,.1f}" for one in last.values()))
+        executed = [one.instructions for one in last.values()]
+        shown.add_row("instructions", "of the processor", *(f"{number:,.0f}" if number else "-" for number in executed))
+        if executed[0]:
+            shown.add_row("ratio", "of the instructions", *(f"{number / executed[0]:.2f}" for number in executed))
+        return [shown]
 
     def plots(self, found: Sequence[PerEvent]) -> list[Plot]:
         """A bar each, made of stages."""
         bars = {one.system: {stage: one.bytecodes.get(stage, 0.0) for stage in STAGES} for one in found}
-        return [Bars(name="stages", title="Executed bytecodes per event, by stage", x="bytecodes", bars=bars)]
+        return [Plot(name="stages", title="Executed bytecodes per event, by stage", x="bytecodes", bars=bars)]
 
 
-def _executed(bench: Bench, name: str, system: str, events: int) -> float:
-    bench.now(f"counting instructions: {name}")
-    try:
-        return instructions(ROOT, system, events, events).instructions
-    except Unavailable as error:
-        bench.facts.setdefault("not measured", {})["instructions by callgrind"] = str(error)
-        return 0.0
-
-
-def total(counts: dict[str, float]) -> float:
-    """Of all stages that are the system's own."""
-    return sum(number for stage, number in counts.items() if stage != HARNESS)
+def by_stage(title: str, columns: dict[str, dict[str, float]]) -> Table:
+    """Show counts stage by stage, with their sums."""
+    shown = table(title, ["stage", "what it is"], list(columns))
+    for stage, what in STAGES.items():
+        shown.add_row(stage, what, *(f"{counts.get(stage, 0.0):,.2f}" for counts in columns.values()))
+    sums = [total(counts) for counts in columns.values()]
+    shown.add_row("all", "", *(f"{found:,.2f}" for found in sums))
+    shown.add_row("ratio", "", *(f"{found / sums[0]:.3f}" for found in sums))
+    return shown
 
 
 MEASURES = (Instructions(),)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Callable, Collection
 from itertools import islice
 from typing import Any
@@ -19,9 +20,9 @@ from confluent_kafka import Message
 
 from benchmarks.workload import Deposited
 from streams.group import Assigned, Assignment, GroupEvent, Snapshot
-from streams.runtime.bridge import Inlet
 from streams.runtime.connections import KafkaConnections
-from streams.runtime.poller import Poller
+from streams.runtime.reading.poller import Poller
+from streams.runtime.reading.thread import POLL_SECONDS
 from streams.testing.simulation.virtual_time import Fibers, elapse
 from streams.topics import TopicIdentity
 
@@ -62,7 +63,7 @@ def messages(count: int) -> list[Message]:
 
 
 class Feed:
-    """What the consumer has to give: nothing beyond ``allowed`` messages yet."""
+    """The messages of the consumer: nothing beyond ``allowed`` messages yet."""
 
     def __init__(self, found: list[Message]) -> None:
         self.allowed = 0
@@ -137,23 +138,27 @@ class FiberPoller(Poller):
     """The poll thread's code, in a fiber: it runs while the loop stands still."""
 
     fibers: Fibers
-    _starts: Callable[[], None] | None = None
 
-    def start(self, deliver: Callable[..., None], fail: Callable[[Exception], None]) -> None:
-        inlet, failures = Inlet(deliver), Inlet(fail)
-        self._starts = lambda: self._run(inlet, failures)
+    def _launch(self) -> None:
+        if self._thread is None:
+            self._thread = threading.current_thread()
+            self.fibers.run(self._run)
 
-    def add(self, partition: int, offset: int, epoch: int) -> None:
-        super().add(partition, offset, epoch)
-        starts, self._starts = self._starts, None
-        if starts is not None:  # not before: without a partition it waits for one, for real
-            self.fibers.run(starts)
-
-    def remove(self, partitions: Collection[int]) -> None:
-        """Only at the end. Without any partition it would wait for one, for real."""
+    def _next_command(self) -> Callable[[], None] | None:
+        while not self._epochs and self._commands.empty():  # it would wait for one, for real
+            self.fibers.pause(POLL_SECONDS)
+        return super()._next_command()
 
 
-class Group:
+class Nothing:
+    """Methods that do nothing."""
+
+    def nothing(self, *_: object, **__: object) -> None: ...
+
+    released = handed_over = took = report = leave = close = read = publish = remove = delete = nothing
+
+
+class Group(Nothing):
     """``group.Membership`` and ``group.TakeOver``: one member, which has everything from the start."""
 
     def __init__(self) -> None:
@@ -178,28 +183,20 @@ class Group:
     def fence_departed(self, members: Collection[str], deadline: float) -> list[str]:
         return []
 
-    def nothing(self, *_: object, **__: object) -> None: ...
 
-    released = handed_over = took = report = leave = close = nothing
-
-
-class EmptyLog:
+class EmptyLog(Nothing):
     """``ports.Tail``, ``Reader``, ``Topics`` and ``StatusBoard`` of a cluster on which nothing was written yet."""
 
     def start(self, receive: Callable[..., None], fail: Callable[..., None]) -> None:
         self._receive = receive
 
-    def follow(self, partition: int, offset: int, epoch: int) -> None:
+    def add(self, partition: int, offset: int, epoch: int) -> None:
         asyncio.get_running_loop().call_soon(self._receive, partition, epoch, [], 0, 0)
 
     def create(self, *_: object) -> list[str]:
         return []
 
     differences = create
-
-    def nothing(self, *_: object, **__: object) -> None: ...
-
-    forget = close = read = publish = remove = delete = nothing
 
 
 class ScriptedConnections(KafkaConnections):
@@ -231,7 +228,7 @@ class ScriptedConnections(KafkaConnections):
 
 
 class NoWatch:
-    """``environment.LoopWatch`` of a loop whose time stands still while it works."""
+    """``system.LoopWatch`` of a loop whose time stands still while it works."""
 
     def __init__(self, _seconds: float) -> None: ...
 

@@ -1,11 +1,10 @@
-"""Which function belongs to which stage of an event's way. What is not named here belongs to its caller's."""
+"""The stages of an event's way, and the functions of each. A function that is not named here is of its caller's."""
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Mapping
 from types import CodeType
-from typing import Final, NamedTuple
+from typing import Final
 
 STAGES: Final = {
     "poll": "messages taken from the client and made into records (on the poll thread)",
@@ -24,39 +23,37 @@ STAGES: Final = {
 }
 """In the order of an event's way."""
 HARNESS: Final = "harness"
-"""What stands in for threads, clients and clock. Not part of any sum."""
+"""The stage of the stand-ins for threads, clients and clock. Not part of any sum."""
 
 _FILES: Final = {
     "streams/clients/consumer.py": "poll",
-    "streams/runtime/poller.py": "poll",
-    "streams/runtime/inbox.py": "inbox",
-    "streams/runtime/partitions.py": "inbox",
+    "streams/runtime/reading/": "poll",
+    "streams/runtime/partition/inbox.py": "inbox",
+    "streams/runtime/ownership/partitions.py": "inbox",
     "streams/runtime/bridge.py": "inbox",
-    "streams/runtime/partition_worker.py": "slice",
-    "streams/runtime/slices.py": "slice",
+    "streams/runtime/partition/worker.py": "slice",
+    "streams/runtime/partition/hot_path.py": "slice",
     "streams/events.py": "",
     "streams/codecs.py": "",
     "streams/stores/": "store",
     "streams/core/transaction.py": "admit",
     "streams/core/batching.py": "",
-    "streams/runtime/transaction_pool.py": "commit",
-    "streams/runtime/slot.py": "",
-    "streams/runtime/slots.py": "commit",
+    "streams/runtime/transactions/pool.py": "commit",
+    "streams/runtime/transactions/producer_slot.py": "",
+    "streams/runtime/transactions/producer_slots.py": "commit",
     "streams/clients/transactional.py": "",
-    "streams/runtime/lifecycle.py": "commit",
+    "streams/runtime/engine.py": "commit",
     "streams/core/keyed_": "ahead",
     "streams/async_jobs.py": "ahead",
-    "streams/runtime/event_context.py": "slice",
-    "streams/runtime/batch_handlers.py": "slice",
-    "streams/runtime/timers.py": "",
+    "streams/runtime/partition/event_context.py": "slice",
+    "streams/runtime/partition/batch_handlers.py": "slice",
+    "streams/runtime/partition/timers.py": "",
     "streams/runtime/signal.py": "loop",
     "streams/runtime/": "ahead",
     "/asyncio/": "loop",
     "/anyio/": "loop",
     "benchmarks/engine.py": "handler",
-    "benchmarks/engine_batch.py": "handler",
-    "benchmarks/instructions/ahead.py": "handler",
-    "benchmarks/handwritten.py": "poll",
+    "benchmarks/handwritten.py": "handler",
     "benchmarks/instructions/": HARNESS,
     "streams/testing/simulation/": HARNESS,
 }
@@ -65,7 +62,6 @@ _FUNCTIONS: Final = {
     "EventType.decode": "decode",
     "EventContext.forward": "forward",
     "EventContext.__init__": "slice",
-    "EventContext.close": "slice",
     "Poller.handled": "inbox",
     "Poller.pause": "inbox",
     "Poller.resume": "inbox",
@@ -84,55 +80,16 @@ _FUNCTIONS: Final = {
     "Transaction.settle": "commit",
     "source_of": HARNESS,
 }
-_LINES: Final = {
-    "consumer.poll(": "poll",
-    "message.headers()": "slice",
-    "decode = ": "slice",
-    "if decode is": "slice",
-    "if name ==": "slice",
-    "raise RuntimeError(f": "slice",
-    "break": "slice",
-    "decode(": "decode",
-    "self.job.changelog": "changelog",
-    "self.job.output": "produce",
-    "_encode(Balance": "forward",
-    "_encode(": "forward",
-    "message.partition()": "admit",
-    "message.offset()": "admit",
-    "self.states": "store",
-    "producer.poll": "produce",
-}
-"""The loop written by hand is one function: its lines, by a part of them. Others are the handler's."""
-_HAND_FUNCTION: Final = "Loop._handle"
 
 
 def total(counts: Mapping[str, float]) -> float:
-    """Of all stages that are the system's own."""
+    """Sum up the stages that are the system's own."""
     return sum(number for stage, number in counts.items() if stage != HARNESS)
 
 
-class Function(NamedTuple):
-    """A function's ``stage`` (``None``: its caller's), and of one that does everything the stages of its ``parts``, by
-    the offset of the bytecode."""
-
-    stage: str | None
-    parts: dict[int, str]
-
-
-def described(code: CodeType) -> Function:
-    """What is known about this function."""
+def stage_of(code: CodeType) -> str | None:
+    """Return the stage of a function; ``None``: its caller's."""
     for part, stage in _FILES.items():
         if part in code.co_filename:
-            return Function(_FUNCTIONS.get(code.co_qualname, stage) or None, _parts(code))
-    return Function(None, {})
-
-
-def _parts(code: CodeType) -> dict[int, str]:
-    if code.co_qualname != _HAND_FUNCTION:
-        return {}
-    found = {}
-    for start, end, line in code.co_lines():
-        text = linecache.getline(code.co_filename, line) if line is not None else ""
-        stage = next((stage for part, stage in _LINES.items() if part in text), "handler")
-        found.update(dict.fromkeys(range(start, end, 2), stage))
-    return found
+            return _FUNCTIONS.get(code.co_qualname, stage) or None
+    return None

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, TopicPartition
 
-from benchmarks.peers.programs import SOURCES, built, checked, said
+from benchmarks.peers.programs import SOURCES, built, checked, output_of
 from benchmarks.systems import Kind, Launch, System, Unavailable
 from benchmarks.workload import Job
 
@@ -31,10 +31,6 @@ class Gkes(Kind):
     name = "gkes"
     defaults = ("gkes",)
     is_peer = True
-    about = (
-        "go-kafka-event-source, from which this project descends, with its own defaults (three producers, from 1,000 "
-        "events or 10 ms per transaction), json-iterator, and a map as store, because its own does not restore"
-    )
 
     def launch(self, system: System, say: Callable[[str], None]) -> Launch:
         """The program itself."""
@@ -42,12 +38,12 @@ class Gkes(Kind):
         go = shutil.which("go")
         if go is None:
             raise Unavailable("there is no go on PATH: install Go 1.21 or newer")
-        version = said([go, "env", "GOVERSION"], 20, _FOLDER).strip()
+        version = output_of([go, "env", "GOVERSION"], 20, _FOLDER).strip()
         sources = [_FOLDER / name for name in ("main.go", "go.mod", "go.sum")]
 
         def compiled(folder: Path) -> None:
             say("fetching and compiling the ancestor (a minute or two)")
-            said([go, "build", "-mod=readonly", "-o", str(folder / self.name), "."], _BUILD_SECONDS, _FOLDER)
+            output_of([go, "build", "-mod=readonly", "-o", str(folder / self.name), "."], _BUILD_SECONDS, _FOLDER)
 
         program = built(self.name, sources, version, compiled) / self.name
         return Launch(command=(str(program),), versions={**required(sources[1].read_text()), "go": version[2:]})
@@ -58,12 +54,10 @@ class Gkes(Kind):
 
 
 def required(text: str) -> dict[str, str]:
-    """The two versions that matter, of a ``go.mod``."""
+    """Find the two versions that matter in a ``go.mod``."""
     found = dict(re.findall(r"^\s*(\S+) v(\S+)", text, re.MULTILINE))
-    return {
-        "gkes": found["github.com/aws/go-kafka-event-source/streams"],
-        "franz-go": found["github.com/twmb/franz-go"],
-    }
+    names = {"gkes": "github.com/aws/go-kafka-event-source/streams", "franz-go": "github.com/twmb/franz-go"}
+    return {name: found[module] for name, module in names.items()}
 
 
 class CommitLog:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.jars import NoJar, jars
-from benchmarks.peers.programs import SOURCES, built, checked, said
+from benchmarks.peers.programs import SOURCES, built, checked, output_of
 from benchmarks.systems import Kind, Launch, System, Unavailable
 from streams.broker.jars import kafka_jars, pinned
 from streams.errors import EmbeddedBrokerError
@@ -36,10 +36,6 @@ class KafkaStreams(Kind):
     name = "kafka-streams"
     defaults = ("kafka-streams:commit_ms=100", "kafka-streams:commit_ms=20")
     is_peer = True
-    about = (
-        "one processor, `exactly_once_v2`, the store in memory with its changelog and a cache of 64 MB (one changelog "
-        "record per key and commit), 2 threads, 1 GB of heap, Jackson; `commit_ms`: its commit interval (default 100)"
-    )
 
     def launch(self, system: System, say: Callable[[str], None]) -> Launch:
         """By the Java that runs the broker."""
@@ -55,7 +51,7 @@ class KafkaStreams(Kind):
         def compiled(folder: Path) -> None:
             say("compiling the program for Kafka Streams")
             options = ["--release", str(MINIMUM), "-cp", path, "-d", str(folder)]
-            said([str(compiler), *options, str(_SOURCE)], _COMPILER_SECONDS)
+            output_of([str(compiler), *options, str(_SOURCE)], _COMPILER_SECONDS)
 
         version = pinned()[0]
         classes = built(self.name, [_SOURCE], version, compiled)
@@ -76,14 +72,12 @@ def _broker_jars() -> tuple[Path, ...]:
 
 
 def javac(java: Java) -> Path:
-    """The compiler: that of this Java, else that on ``PATH``. Raises ``Unavailable``: a Java that only runs programs
-    has none."""
-    beside = java.home / "bin" / "javac"
-    if beside.is_file():
-        return beside
-    if on_path := shutil.which("javac"):
-        return Path(on_path)
-    raise Unavailable(
-        f"there is no javac, neither beside {java.binary} nor on PATH: install a JDK {MINIMUM} or newer, and name its "
-        "java in KES_JAVA or put it on PATH"
-    )
+    """Find the compiler: that of this Java, else that on ``PATH``. Raises ``Unavailable``: a Java that only runs
+    programs has none."""
+    found = shutil.which("javac", path=java.home / "bin") or shutil.which("javac")
+    if found is None:
+        raise Unavailable(
+            f"there is no javac, neither beside {java.binary} nor on PATH: install a JDK {MINIMUM} or newer, and name "
+            "its java in KES_JAVA or put it on PATH"
+        )
+    return Path(found)

@@ -17,8 +17,8 @@ SOURCES: Final = Path(__file__).parent / "programs"
 
 
 def built(name: str, sources: Sequence[Path], tool: str, build: Callable[[Path], None]) -> Path:
-    """The folder that ``build`` filled for these very sources and this version of the ``tool``. Raises ``Unavailable``
-    if ``build`` does."""
+    """Return the folder that ``build`` filled for these very sources and this version of the ``tool``. Raises
+    ``Unavailable`` if ``build`` does."""
     key = hashlib.sha256(tool.encode())
     for source in sources:
         key.update(source.name.encode() + source.read_bytes())
@@ -35,8 +35,8 @@ def built(name: str, sources: Sequence[Path], tool: str, build: Callable[[Path],
     return folder
 
 
-def said(command: Sequence[str], seconds: float, folder: Path | None = None) -> str:
-    """What a tool prints. Raises ``Unavailable`` with its last line if it fails."""
+def output_of(command: Sequence[str], seconds: float, folder: Path | None = None) -> str:
+    """Run a tool and return its output. Raises ``Unavailable`` with its last line if it fails."""
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -48,8 +48,8 @@ def said(command: Sequence[str], seconds: float, folder: Path | None = None) -> 
 
 
 def checked(options: Mapping[str, str], known: Sequence[str]) -> None:
-    """Raises ``Unavailable`` for an option that the program would not look at. A known name that ends with a dot is the
-    beginning of names."""
+    """Check the options. Raises ``Unavailable`` for one that the program would ignore. A known name that ends with a
+    dot is the beginning of names."""
     for name in options:
         if not any(name == one or (one.endswith(".") and name.startswith(one)) for one in known):
             raise Unavailable(f"there is no option {name!r}; there are: {', '.join(known)}")

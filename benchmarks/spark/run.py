@@ -1,183 +1,153 @@
-"""One Spark session, one broker, both sides in turn: how fast they read, write, stream, decode and encode.
+"""One Spark session, one broker, both sides in turn: the rates of reads, typed reads, writes and streams.
 
-Every figure is of a job that did the right thing: what a read gives is compared with what was written before it is
-timed, what a write or stream has written is read back by a plain consumer afterwards.
+Every figure is of a job that did the right thing: the rows of a read are compared with those that were written, and
+the records of a write or a stream are read back by a plain consumer afterwards.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
 
 import psutil
+from confluent_kafka import Message
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 import streams.spark as kes_spark
 from benchmarks.cluster import Cluster
-from benchmarks.jars import NoJar
-from benchmarks.spark.connector import COORDINATES, connector_jars
-from benchmarks.spark.figures import BATCHES, CpuTimes, Sizes, SparkRun
-from benchmarks.spark.judge import Content, Topics
-from benchmarks.spark.sides import Connector, Grt, GrtTyped, Side, all_of
-from benchmarks.spark.workload import content_of, typed_rows
+from benchmarks.jars import NoJar, jars
+from benchmarks.spark.measure import BATCHES, SparkRun
+from benchmarks.spark.sides import TYPE, Connector, Grt, GrtTyped, Side, typed_rows
 from benchmarks.systems import Failed
-from streams.broker.jars import pinned
+from streams.sak.cache import cache_folder
 
 CORES = 2
+HEADERS: Final = [("__grt__", TYPE.encode())]
+COORDINATES: Final = {
+    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0": (
+        "64539c45e5d39f7ddb747312c239f38f5208d08c1a0ddf7d70beb2fbd9373705"
+    ),
+    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.1.0-preview1": (
+        "ab6e27a8a47ce63348dd0ecbd5543dc6212b4783180305cde5749e79684ea97b"
+    ),
+    "org.apache.kafka:kafka-clients:3.9.2": "014b4ef36884478a932641818b080c36a8f8e2e92dc771e800c9d2694f4f83d8",
+    "org.apache.commons:commons-pool2:2.13.1": "f77a5060d6936a9144023584232f9de3f2248f1abfe156e9d31795f18770674f",
+}
+"""Spark's own connector. There is none in the repository for every PySpark that the package index has: these four fit
+together for measuring, and are no set that anybody supports."""
 
 Say = Callable[[str], None]
 
 
-class Cpu:
-    """Seconds of CPU time that this process's Java machines, its Python processes and the broker have used."""
-
-    def __init__(self, broker_pid: int | None) -> None:
-        self._me = psutil.Process()
-        self._broker = psutil.Process(broker_pid) if broker_pid else None
-
-    def __call__(self) -> CpuTimes:
-        java = python = 0.0
-        for process in [self._me, *self._me.children(recursive=True)]:
-            try:
-                times, name = process.cpu_times(), process.name()
-            except psutil.Error:
-                continue
-            own = times.user + times.system
-            if self._broker and process.pid == self._broker.pid:
-                continue
-            if "java" in name:
-                java += own
-            elif process.pid == self._me.pid:
-                python += own
-            else:  # with the forks that have ended
-                python += own + times.children_user + times.children_system
-        broker = self._broker.cpu_times() if self._broker else None
-        return CpuTimes(java, python, broker.user + broker.system if broker else 0.0)
+def cpu_seconds(broker_pid: int | None) -> float:
+    """Sum up the CPU time of this process and of those below it, Java machines and Python, without the broker."""
+    me, seconds = psutil.Process(), 0.0
+    for process in [me, *me.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            if process.pid != broker_pid:
+                times = process.cpu_times()
+                ended = 0.0 if process is me else times.children_user + times.children_system  # forks of PySpark
+                seconds += times.user + times.system + ended
+    return seconds
 
 
 def session() -> tuple[SparkSession, str]:
-    """A session with the connector on board, and, when it is not, why."""
+    """Start a session with the connector on board, or return the one that is there; and why it has no connector."""
     settings = {"spark.sql.streaming.numRecentProgressUpdates": "1000"}
     active, missing = SparkSession.getActiveSession(), ""
     if active is not None:
         return active, "the session was there before, without the connector's jars"
     try:
-        settings["spark.jars"] = ",".join(map(str, connector_jars()))
+        settings["spark.jars"] = ",".join(map(str, jars(COORDINATES, cache_folder() / "spark-connector")))
     except (NoJar, OSError) as error:
         missing = str(error)
     return kes_spark.local_session("bench", cores=CORES, memory="1g", settings=settings), missing
 
 
-def versions(spark: SparkSession, missing: str) -> dict[str, Any]:
-    """What the figures depend on, beside the machine."""
-    jvm: Any = spark._jvm  # the session tells no versions of what it runs on
+def versions(missing: str) -> dict[str, Any]:
+    """Return the circumstances of the figures, beside the machine."""
     connector = "not measured: " + missing if missing else sorted(COORDINATES)
-    return {
-        "pyspark": version("pyspark"),
-        "pyarrow": version("pyarrow"),
-        "java": jvm.java.lang.System.getProperty("java.version"),
-        "kafka": pinned()[0],
-        "cores": CORES,
-        "connector": connector,
-        "note": "connector and its dependencies are of other versions than Spark: for measuring, supported by nobody",
-    }
+    return {"pyspark": version("pyspark"), "pyarrow": version("pyarrow"), "cores": CORES, "connector": connector}
 
 
-class Bench:
+class SparkBench:
     """Makes the jobs and times them."""
 
     def __init__(
-        self, spark: SparkSession, cluster: Cluster, broker_pid: int | None, sizes: Sizes, *, connector: bool
+        self, spark: SparkSession, cluster: Cluster, broker_pid: int | None, sizes: Namespace, *, connector: bool
     ) -> None:
         servers = cluster.bootstrap_servers
-        self._spark, self._cluster, self._sizes = spark, cluster, sizes
-        self._cpu, self._topics = Cpu(broker_pid), Topics(servers)
+        self._spark, self._cluster, self._sizes, self._broker_pid = spark, cluster, sizes, broker_pid
         self._numbers = itertools.count(1)
-        self.sides: list[Side] = [Connector(spark, servers)] if connector else []
-        self.sides.append(Grt(spark, servers))
-        self._lean = Connector(spark, servers, headers=False) if connector else None
-        self._by_type = GrtTyped(spark, servers)
+        self._grt = Grt(spark, servers)
+        self.sides: list[Side] = [*([Connector(spark, servers)] if connector else []), self._grt]
+        self._with_typed: list[Side] = [*self.sides, GrtTyped(spark, servers)]
 
     def runs(self, say: Say) -> Iterator[SparkRun]:
-        """Everything, job by job. Raises ``Failed`` when the input cannot be made right."""
+        """Run everything, job by job. Raises ``Failed`` when the input cannot be made right."""
+        rows = self._sizes.rows
         for partitions in self._sizes.partitions:
             say(f"writing input, {partitions} partitions")
-            source, due = self._input(self._sizes.rows, partitions)
-            long_source, all_due = self._input(self._sizes.batch * BATCHES, partitions)
-            yield from self._in_turn(say, "read", self._reads(source), due, partitions)
-            if partitions == self._sizes.partitions[0]:
-                yield from self._in_turn(say, "decode", self._decodes(source), due, partitions)
-                yield from self._in_turn(say, "encode", self._encodes(partitions), due, partitions)
-            for what, job in (("write", self._write), ("stream", self._stream)):
-                given = (due, source) if what == "write" else (all_due, long_source)
-                sides = self.sides if what == "write" else [*self.sides, self._by_type]
-                for turn in range(self._sizes.repeats + 1):
+            short, long = self.input(rows, partitions), self.input(self._sizes.batch * BATCHES, partitions)
+            jobs: tuple[tuple[str, list[Side], Callable[..., SparkRun], str], ...] = (
+                ("read", self.sides, self._read, short),
+                ("decode", self._with_typed, self._decode, short),
+                ("write", self.sides, self.write, short),
+                ("stream", self._with_typed, self._stream, long),
+            )
+            for what, sides, job, source in jobs:
+                for turn in range(self._sizes.rounds + 1):
                     for side in sides:
-                        say(f"{what}, {partitions} partitions, {turn}/{self._sizes.repeats}: {side.name}")
-                        yield job(side, turn, partitions, *given)
-            self._cluster.delete(source, long_source)
+                        say(f"{what}, {partitions} partitions, {turn}/{self._sizes.rounds}: {side.name}")
+                        yield job(side, turn, partitions, source)
+            self._cluster.delete(short, long)
 
-    def _in_turn(
-        self, say: Say, what: str, jobs: dict[str, tuple[DataFrame, str]], due: Content, partitions: int
-    ) -> Iterator[SparkRun]:
-        for turn in range(self._sizes.repeats + 1):
-            for name, (frame, fault) in jobs.items():
-                say(f"{what}, {partitions} partitions, {turn}/{self._sizes.repeats}: {name}")
-                seconds, cpu, load = self._timed(partial(all_of, frame), due.rows)
-                rate = due.rows / seconds
-                yield SparkRun(what, name, partitions, turn, due.rows, rate, seconds, cpu, load, fault)
+    def input(self, rows: int, partitions: int) -> str:
+        """Write a topic. Raises ``Failed``."""
+        topic = self._topic(partitions)
+        self._grt.write(self._grt.encoded(typed_rows(self._spark, rows, partitions)), topic)
+        if fault := self._fault(topic, partitions, rows, in_order=True):
+            raise Failed(f"the input of the Spark measures is wrong: {fault}")
+        return topic
 
-    def _reads(self, source: str) -> dict[str, tuple[DataFrame, str]]:
-        due = content_of(self.sides[-1].encoded(self._typed(1)))
-        found = {}
-        for side in self.sides:
-            records = side.read(source)
-            content = content_of(side.known(records))
-            found[side.name] = records, "" if content == due else f"read {content} instead of {due}"
-        if self._lean:
-            records = self._lean.read(source)
-            fault = "" if content_of(records) == due else "read something else"
-            found["connector, no headers"] = records, fault
-        return found
+    def _read(self, side: Side, turn: int, partitions: int, source: str) -> SparkRun:
+        due = self._grt.encoded(typed_rows(self._spark, self._sizes.rows, 1))
+        return self._computed("read", side, turn, partitions, side.read(source), due, _sums_of_bytes)
 
-    def _decodes(self, source: str) -> dict[str, tuple[DataFrame, str]]:
-        due = _sums(self._typed(1))
-        found: dict[str, tuple[DataFrame, str]] = {}
-        for side in self.sides:
-            records = side.read(source)
-            decoded = side.decoded(records)
-            fault = "" if _sums(decoded) == due else f"decoded {_sums(decoded)} instead of {due}"
-            found[f"{side.name}: raw"] = records, ""
-            found[f"{side.name}: {'events' if side.name == 'grt' else 'from_json'}"] = decoded, fault
-        decoded = self._by_type.decoded_by_codec(source)
-        fault = "" if _sums(decoded) == due else f"decoded {_sums(decoded)} instead of {due}"
-        found["grt: by codec"] = decoded, fault
-        return found
+    def _decode(self, side: Side, turn: int, partitions: int, source: str) -> SparkRun:
+        due = typed_rows(self._spark, self._sizes.rows, 1)
+        return self._computed("decode", side, turn, partitions, side.decoded(source), due, _sums_of_columns)
 
-    def _encodes(self, tasks: int) -> dict[str, tuple[DataFrame, str]]:
-        frames = {side.name: side.encoded(self._typed(tasks)) for side in self.sides}
-        contents = {name: content_of(frame) for name, frame in frames.items()}
-        same = len(set(contents.values())) == 1
-        return {name: (frame, "" if same else f"different bytes: {contents}") for name, frame in frames.items()}
+    def _computed(
+        self, what: str, side: Side, turn: int, partitions: int, frame: DataFrame, due: DataFrame,
+        sums: Callable[[DataFrame], tuple[int, ...]],
+    ) -> SparkRun:  # fmt: skip
+        rows, fault = self._sizes.rows, "" if turn or sums(frame) == sums(due) else "other rows than were written"
+        seconds, cpu, load = self._timed(partial(_compute, frame), rows)
+        return SparkRun(what, side.name, partitions, turn, rows, rows / seconds, seconds, cpu, load, fault)
 
-    def _write(self, side: Side, turn: int, partitions: int, due: Content, _: str) -> SparkRun:
-        target, rows = self._topic(partitions), side.encoded(self._typed(partitions))
-        seconds, cpu, load = self._timed(partial(side.write, rows, target), due.rows)
-        fault = self._topics.verdict(target, partitions, due, in_order=False)
+    def write(self, side: Side, turn: int, partitions: int, _: str = "") -> SparkRun:
+        """Write rows to a topic, and judge it."""
+        rows, target = self._sizes.rows, self._topic(partitions)
+        records = side.encoded(typed_rows(self._spark, rows, partitions))
+        seconds, cpu, load = self._timed(partial(side.write, records, target), rows)
+        fault = self._fault(target, partitions, rows, in_order=False)
         self._cluster.delete(target)
-        rate = due.rows / seconds
-        return SparkRun("write", side.name, partitions, turn, due.rows, rate, seconds, cpu, load, fault)
+        return SparkRun("write", side.name, partitions, turn, rows, rows / seconds, seconds, cpu, load, fault)
 
-    def _stream(self, side: Side, turn: int, partitions: int, due: Content, source: str) -> SparkRun:
-        target = self._topic(partitions)
+    def _stream(self, side: Side, turn: int, partitions: int, source: str) -> SparkRun:
+        target, rows = self._topic(partitions), self._sizes.batch * BATCHES
         done: list[Any] = []
         # Offsets are counted out, and the end of a transaction takes one too: a little more, or a sixth batch is due.
         most = self._sizes.batch + self._sizes.batch // 100 + partitions
@@ -188,44 +158,65 @@ class Bench:
                 query.awaitTermination()
                 done.extend(each for each in query.recentProgress if each["numInputRows"])
 
-        _, cpu, load = self._timed(copy, due.rows)
-        fault = self._topics.verdict(target, partitions, due, in_order=True)
+        _, cpu, load = self._timed(copy, rows)
+        fault = self._fault(target, partitions, rows, in_order=True)
         if len(done) != BATCHES:
             fault = fault or f"{len(done)} batches instead of {BATCHES}"
         self._cluster.delete(target)
-        rows = [int(each["numInputRows"]) for each in done]
-        took = [int(each["durationMs"]["triggerExecution"]) for each in done]
-        rates = [1000 * count / ms for count, ms in zip(rows[1:], took[1:], strict=True)]
-        return SparkRun(
-            "stream", side.name, partitions, turn, due.rows, statistics.median(rates or [0.0]),
-            took[0] / 1000 if took else 0.0, cpu, load, fault, took,
-        )  # fmt: skip
+        took = [each["durationMs"]["triggerExecution"] / 1000 for each in done] or [0.0]
+        rates = [each["numInputRows"] / seconds for each, seconds in zip(done[1:], took[1:], strict=True)]
+        rate = statistics.median(rates or [0.0])
+        return SparkRun("stream", side.name, partitions, turn, rows, rate, took[0], cpu, load, fault)
 
-    def _timed(self, job: Callable[[], None], rows: int) -> tuple[float, CpuTimes, float]:
-        """Seconds, CPU time a row, and the load at the end."""
-        before, began = self._cpu(), time.perf_counter()
+    def _timed(self, job: Callable[[], None], rows: int) -> tuple[float, float, float]:
+        """Run a job: seconds, microseconds of CPU time a row, and the load at the end."""
+        before, began = cpu_seconds(self._broker_pid), time.perf_counter()
         job()
         seconds = time.perf_counter() - began
-        return seconds, self._cpu().per_row(before, rows), os.getloadavg()[0]
+        return seconds, (cpu_seconds(self._broker_pid) - before) / rows * 1e6, os.getloadavg()[0]
 
-    def _typed(self, tasks: int) -> DataFrame:
-        return typed_rows(self._spark, self._sizes.rows, tasks)
+    def _fault(self, topic: str, partitions: int, rows: int, *, in_order: bool) -> str:
+        due = _sums_of_bytes(self._grt.encoded(typed_rows(self._spark, rows, 1)))
+        return judged(self._cluster.records(topic, partitions), due, in_order=in_order)
 
     def _topic(self, partitions: int) -> str:
-        name = f"spark-{next(self._numbers)}-{os.getpid()}"
-        self._cluster.create(name, partitions)
-        return name
-
-    def _input(self, rows: int, partitions: int) -> tuple[str, Content]:
-        topic, grt = self._topic(partitions), self.sides[-1]
-        records = grt.encoded(typed_rows(self._spark, rows, partitions))
-        due = content_of(records)
-        grt.write(records, topic)
-        if fault := self._topics.verdict(topic, partitions, due, in_order=True):
-            raise Failed(f"the input of the Spark measures is wrong: {fault}")
-        return topic, due
+        return self._cluster.source(f"spark-{next(self._numbers)}-{os.getpid()}", partitions)
 
 
-def _sums(typed: DataFrame) -> Sequence[Any]:
+def judged(messages: Iterable[Message], due: tuple[int, ...], *, in_order: bool) -> str:
+    """Compare records with the rows that are due (their number, and the sums of the CRC-32 of their keys and values),
+    and return the fault. ``in_order``: the numbers of each key's rows must rise."""
+    rows = keys = values = wrong_headers = out_of_order = 0
+    last: dict[bytes, int] = {}
+    for message in messages:
+        key, value = bytes(message.key() or b""), bytes(message.value() or b"")
+        rows += 1
+        keys += zlib.crc32(key)
+        values += zlib.crc32(value)
+        wrong_headers += message.headers() != HEADERS
+        if in_order:
+            number = int(value[value.index(b":") + 1 : value.index(b",")])
+            out_of_order += number <= last.get(key, -1)
+            last[key] = number
+    if rows != due[0]:
+        return f"{rows} rows instead of {due[0]}"
+    if (keys, values) != due[1:]:
+        return "other keys or values than were written"
+    if wrong_headers:
+        return f"{wrong_headers} rows with wrong headers"
+    return f"{out_of_order} rows out of their key's order" if out_of_order else ""
+
+
+def _compute(records: DataFrame) -> None:
+    """Compute every column of every row, and keep nothing."""
+    records.write.format("noop").mode("overwrite").save()
+
+
+def _sums_of_bytes(records: DataFrame) -> tuple[int, ...]:
+    found = records.agg(f.count("*"), f.sum(f.crc32("key")), f.sum(f.crc32("value"))).collect()[0]
+    return tuple(int(figure or 0) for figure in found)
+
+
+def _sums_of_columns(typed: DataFrame) -> tuple[int, ...]:
     found = typed.agg(f.count("id"), f.sum("id"), f.sum("cents"), f.sum(f.crc32("account")), f.sum(f.length("note")))
-    return tuple(found.collect()[0])
+    return tuple(int(figure or 0) for figure in found.collect()[0])

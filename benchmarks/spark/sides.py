@@ -1,55 +1,53 @@
 """The two sides: the same reads, writes and streams, once with ``format("grt")`` and once with Spark's own connector.
 
-Both read committed records only and take the headers along, because the type of an event is one. Both compress with
-lz4 and wait 20 ms for a batch of the producer. Everything else is left as either side sets it.
+An event is a ``Deposited`` of about 100 bytes of JSON with its account as key and its type as header. Both sides read
+committed records only and take the headers along, because the type of an event is one. Both compress with lz4 and wait
+20 ms for a batch of the producer. Everything else is left as either side sets it.
 """
 
 from __future__ import annotations
 
 import uuid
-from typing import Protocol
+from typing import Final
 
+import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
 import streams.spark as kes_spark
-from benchmarks.spark.judge import TYPE
-from benchmarks.spark.workload import Deposited, for_connector, for_grt
+from streams import event_type
 
-FIELDS = "id bigint, account string, cents bigint, note string"
+TYPE: Final = "Deposited"
+FIELDS: Final = "id bigint, account string, cents bigint, note string"
+ACCOUNTS: Final = 2_000
 
 
-class Side(Protocol):
-    """One way to Kafka."""
+@event_type(TYPE)
+class Deposited(msgspec.Struct, frozen=True):
+    """The event. ``id`` is the row's number and comes first in the JSON."""
 
-    name: str
-    promise: str
-    """What its writes promise."""
+    id: int
+    account: str
+    cents: int
+    note: str
 
-    def read(self, topic: str) -> DataFrame:
-        """The whole topic."""
 
-    def known(self, records: DataFrame) -> DataFrame:
-        """The rows of ``read`` whose type is the right one."""
-
-    def encoded(self, typed: DataFrame) -> DataFrame:
-        """Events as this side writes them."""
-
-    def decoded(self, records: DataFrame) -> DataFrame:
-        """Records of ``read`` as typed columns."""
-
-    def write(self, records: DataFrame, topic: str) -> None:
-        """Write ``encoded`` rows."""
-
-    def copy(self, source: str, target: str, batch: int, checkpoint: str) -> StreamingQuery:
-        """A stream from the begin of a topic into another one, in batches of so many rows, until what is there now."""
+def typed_rows(spark: SparkSession, rows: int, tasks: int) -> DataFrame:
+    """Make the columns of a ``Deposited`` in ``tasks`` tasks; an account is the number modulo ``ACCOUNTS``."""
+    number = f.col("id")
+    return spark.range(0, rows, 1, tasks).select(
+        "id",
+        f.concat(f.lit("account-"), f.lpad((number % ACCOUNTS).cast("string"), 5, "0")).alias("account"),
+        (number % 977).alias("cents"),
+        f.lit("salary of the month, paid in").alias("note"),
+    )
 
 
 class Grt:
     """``format("grt")``."""
 
-    name, promise = "grt", "exactly once"
+    name = "grt"
     carried = ("key", "value", "headers")
     """Columns that a stream takes from topic to topic."""
 
@@ -57,22 +55,23 @@ class Grt:
         self._spark, self._servers = spark, {"kafka.bootstrap.servers": servers}
 
     def read(self, topic: str) -> DataFrame:
+        """Read the whole topic."""
         return self._spark.read.format("grt").options(**self._servers).option("subscribe", topic).load()
 
-    def known(self, records: DataFrame) -> DataFrame:
-        return records.where(f.col("type") == TYPE)
-
     def encoded(self, typed: DataFrame) -> DataFrame:
-        return for_grt(typed)
+        """Encode events as this side writes them."""
+        return kes_spark.encode(typed, Deposited, key="account")
 
-    def decoded(self, records: DataFrame) -> DataFrame:
-        return kes_spark.events(records, Deposited)
+    def decoded(self, topic: str) -> DataFrame:
+        """Read the whole topic as typed columns."""
+        return kes_spark.events(self.read(topic), Deposited)
 
     def write(self, records: DataFrame, topic: str) -> None:
         writer = records.write.format("grt").options(**self._servers, topic=topic, writeId=uuid.uuid4().hex)
         writer.mode("append").save()
 
     def copy(self, source: str, target: str, batch: int, checkpoint: str) -> StreamingQuery:
+        """Stream a topic from its begin into another one, in batches of so many rows, up to its present end."""
         reader = self._spark.readStream.format("grt").options(**self._servers, subscribe=source)
         with_headers = str("headers" in self.carried).lower()
         reader = reader.options(
@@ -84,37 +83,41 @@ class Grt:
 
 
 class GrtTyped(Grt):
-    """The same records, whose type and version are columns of their own and not taken out of headers."""
+    """The same records, whose type and version are columns of their own and not taken out of headers; decoded by the
+    class's own codec in the reading tasks."""
 
     name = "grt, typed"
     carried = ("key", "value", "type", "version")
 
-    def decoded_by_codec(self, topic: str) -> DataFrame:
-        """A topic as typed columns, by the class's own codec in the reading tasks."""
+    def decoded(self, topic: str) -> DataFrame:
         return kes_spark.read_events(self._spark, Deposited, topic=topic, options=self._servers, decode="python")
 
 
 class Connector:
     """``format("kafka")``."""
 
-    name, promise = "connector", "at least once"
+    name = "connector"
 
-    def __init__(self, spark: SparkSession, servers: str, *, headers: bool = True) -> None:
+    def __init__(self, spark: SparkSession, servers: str) -> None:
         self._spark = spark
-        self._options = {"kafka.bootstrap.servers": servers, "includeHeaders": str(headers).lower()}
+        self._options = {"kafka.bootstrap.servers": servers, "includeHeaders": "true"}
         self._reading = self._options | {"kafka.isolation.level": "read_committed"}
 
     def read(self, topic: str) -> DataFrame:
         return self._spark.read.format("kafka").options(**self._reading).option("subscribe", topic).load()
 
-    def known(self, records: DataFrame) -> DataFrame:
-        return records.where(f.expr("cast(filter(headers, h -> h.key = '__grt__')[0].value as string)") == TYPE)
-
     def encoded(self, typed: DataFrame) -> DataFrame:
-        return for_connector(typed)
+        header = f.struct(f.lit("__grt__").alias("key"), f.lit(TYPE).cast("binary").alias("value"))
+        return typed.select(
+            f.col("account").cast("binary").alias("key"),
+            f.to_json(f.struct("id", "account", "cents", "note")).cast("binary").alias("value"),
+            f.array(header).alias("headers"),
+        )
 
-    def decoded(self, records: DataFrame) -> DataFrame:
-        parsed = self.known(records).withColumn("event", f.from_json(f.col("value").cast("string"), FIELDS))
+    def decoded(self, topic: str) -> DataFrame:
+        kind = f.expr("cast(filter(headers, h -> h.key = '__grt__')[0].value as string)")
+        records = self.read(topic).where(kind == TYPE)
+        parsed = records.withColumn("event", f.from_json(f.col("value").cast("string"), FIELDS))
         return parsed.select("event.*", "topic", "partition", "offset", "timestamp", "key")
 
     def write(self, records: DataFrame, topic: str) -> None:
@@ -134,6 +137,4 @@ class Connector:
         return self._options | {"kafka.compression.type": "lz4", "kafka.linger.ms": "20"} | own
 
 
-def all_of(records: DataFrame) -> None:
-    """Compute every column of every row, and keep nothing."""
-    records.write.format("noop").mode("overwrite").save()
+Side = Grt | Connector

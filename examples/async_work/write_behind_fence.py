@@ -40,7 +40,8 @@ ON CONFLICT (topic, "partition") DO UPDATE SET next_offset = fences.next_offset 
 """
 MOVE_FENCE = 'UPDATE fences SET next_offset = %s WHERE topic = %s AND "partition" = %s'
 CHANGE = """
-INSERT INTO stock VALUES (%s, %s) ON CONFLICT (product) DO UPDATE SET count = stock.count + excluded.count
+INSERT INTO stock SELECT * FROM unnest(%s::text[], %s::bigint[])
+ON CONFLICT (product) DO UPDATE SET count = stock.count + excluded.count
 """
 
 
@@ -88,8 +89,10 @@ async def change(items: list[BatchItem[Move]]) -> None:
                 counts[move.event.product] += move.event.count
             if new:
                 await database.execute(MOVE_FENCE, (new[-1].offset + 1, *where))
-        async with database.cursor() as cursor:
-            await cursor.executemany(CHANGE, sorted(counts.items()))
+        # One statement, not executemany, which sends a pipeline: a worker that is frozen half way through one keeps its
+        # locks for good, because no timeout runs while the server waits for the rest of a command.
+        products = sorted(counts)
+        await database.execute(CHANGE, (products, [counts[product] for product in products]))
 
 
 changes = AsyncBatcher(

@@ -1,8 +1,8 @@
-"""Brokers that outlive the process that starts them, found again by a name. What ``kes broker`` is made of.
+"""Brokers that outlive the process that starts them, found again by a name: the library under ``kes broker``.
 
 Each has a state file and a lock file in the cache folder. The keeper inherits the open lock from the starter and holds
 it as long as it lives, however it ends; a held lock is therefore the truth about "running", and the process numbers in
-the state file are right while it is held (a number alone may have been given to somebody else).
+the state file are right while it is held (a number alone may have been given to another process).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from streams.broker.guardian_handle import GRACE_SECONDS
 from streams.broker.jars import errors_named
 from streams.broker.kafka_broker import KafkaBroker
-from streams.broker.keeping import GRACE_SECONDS
 from streams.broker.locks import held_lock
 from streams.broker.probe import HOST, metadata
 from streams.broker.progress import Progress, silent
@@ -34,7 +34,7 @@ _POLL_SECONDS = 0.05
 class DetachedBroker:
     """A broker that runs on its own: ``pid`` is Java's process, ``keeper_pid`` the one that ends it on SIGTERM.
 
-    ``throw_away`` says that ``data_dir`` is removed at the end. ``started`` is in seconds since 1970.
+    ``throw_away``: ``data_dir`` is removed at the end. ``started`` is in seconds since 1970.
     """
 
     name: str
@@ -52,7 +52,7 @@ class DetachedBroker:
 
     @property
     def answers(self) -> bool:
-        """Whether it serves clients now. Asks it, for two seconds at most."""
+        """Whether the broker serves clients now. Sends it a request; waits for two seconds at most."""
         return metadata(self.port) is not None
 
 
@@ -95,7 +95,7 @@ def start_detached(
 
 
 def stop_detached(name: str) -> DetachedBroker | None:
-    """End the broker of this name and wait for it; what it was, or nothing if none ran. Safe to repeat."""
+    """End the broker of this name and wait for it; return its state, or nothing if none ran. Safe to repeat."""
     _check(name)
     running = _running(name)
     if running is None:
@@ -111,7 +111,7 @@ def stop_detached(name: str) -> DetachedBroker | None:
 
 
 def detached_brokers() -> list[DetachedBroker]:
-    """All that run, by name."""
+    """List the running brokers, by name."""
     names = sorted(path.stem for path in _folder().glob("*.json"))
     return [running for name in names if (running := _running(name)) is not None]
 

@@ -1,4 +1,4 @@
-"""Why a broker did not start, from what it wrote: one sentence that says what to do."""
+"""Explain from its log why a broker did not start: one sentence each, with the remedy."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class PortTaken(EmbeddedBrokerError):
 
 
 def port_taken(port: int) -> PortTaken:
-    """The error for a client port that is in use."""
+    """Build the error for a client port that is in use."""
     return PortTaken(f"port {port} on {HOST} is taken by another process: stop that one, or name another port")
 
 
 def folder_taken(folder: Path) -> EmbeddedBrokerError:
-    """The error for a data folder that another broker works on."""
+    """Build the error for a data folder that another broker works on."""
     return EmbeddedBrokerError(f"the data folder {folder} is in use by another broker: stop that one first")
 
 
 def tail(path: Path, start: int) -> str:
-    """The last lines that the log gained after byte ``start``."""
+    """Return the last lines of the log after byte ``start``."""
     try:
         with path.open("rb") as file:
             file.seek(start)
@@ -38,31 +38,32 @@ def tail(path: Path, start: int) -> str:
     return "\n".join(lines[-400:])
 
 
-def ended(port: int, folder: Path, said: str) -> EmbeddedBrokerError:
-    """The error for a process that ended before it served."""
-    if "Address already in use" in said or "java.net.BindException" in said:
+def ended(port: int, folder: Path, output: str) -> EmbeddedBrokerError:
+    """Build the error for a process that ended before it served; ``output`` is the end of its log."""
+    if "Address already in use" in output or "java.net.BindException" in output:
         return port_taken(port)
-    if "No space left on device" in said or "Disk quota exceeded" in said or _is_full(folder):
+    if "No space left on device" in output or "Disk quota exceeded" in output or _is_full(folder):
         return EmbeddedBrokerError(f"the disk is full under {folder}: free some space, or name another folder")
-    if "Failed to acquire lock on file" in said:
+    if "Failed to acquire lock on file" in output:
         return folder_taken(folder)
-    if "UnsupportedClassVersionError" in said:
-        return EmbeddedBrokerError(f"the Java is too old for this Kafka: name a newer one in KES_JAVA.{_last(said)}")
-    if any(name in said for name in _BROKEN_JAR):
-        return EmbeddedBrokerError(f"jars of Kafka are missing or broken: check KES_KAFKA_JARS.{_last(said)}")
-    if "insufficient memory" in said or "Could not reserve enough space" in said:
+    if "UnsupportedClassVersionError" in output:
+        return EmbeddedBrokerError(f"the Java is too old for this Kafka: name a newer one in KES_JAVA.{_last(output)}")
+    if any(name in output for name in _BROKEN_JAR):
+        return EmbeddedBrokerError(f"jars of Kafka are missing or broken: check KES_KAFKA_JARS.{_last(output)}")
+    if "insufficient memory" in output or "Could not reserve enough space" in output:
         return EmbeddedBrokerError(
-            f"there is too little memory for the broker: lower heap_mb, or free some.{_last(said)}"
+            f"there is too little memory for the broker: lower heap_mb, or free some.{_last(output)}"
         )
-    if "ConfigException" in said:
-        return EmbeddedBrokerError(f"the broker refuses a server property.{_last(said)}")
-    return EmbeddedBrokerError(f"the broker ended while it started.{_last(said)}")
+    if "ConfigException" in output:
+        return EmbeddedBrokerError(f"the broker refuses a server property.{_last(output)}")
+    return EmbeddedBrokerError(f"the broker ended while it started.{_last(output)}")
 
 
-def timed_out(seconds: float, said: str) -> EmbeddedBrokerError:
-    """The error for a process that runs but does not serve in time."""
+def timed_out(seconds: float, output: str) -> EmbeddedBrokerError:
+    """Build the error for a process that runs but does not serve in time; ``output`` is the end of its log."""
     return EmbeddedBrokerError(
-        f"the broker did not serve within {seconds:g} s (is the machine overloaded? raise start_timeout).{_last(said)}"
+        f"the broker did not serve within {seconds:g} s (is the machine overloaded? raise start_timeout)."
+        f"{_last(output)}"
     )
 
 
@@ -74,6 +75,6 @@ def _is_full(folder: Path) -> bool:
         return False
 
 
-def _last(said: str) -> str:
-    lines = said.splitlines()[-_LINES:]
+def _last(output: str) -> str:
+    lines = output.splitlines()[-_LINES:]
     return "\nIts last lines:\n" + "\n".join(f"    {line}" for line in lines) if lines else " It wrote nothing."

@@ -112,7 +112,7 @@ def _fetched(root: Path, progress: Progress) -> JarSet:
         if _broken(folder, jars):
             folder.mkdir(parents=True, exist_ok=True)
             with _sole_fetcher(folder, jars, progress):
-                # Asked again: another process may have fetched them while this one waited.
+                # Checked again: another process may have fetched them while this one waited.
                 _fetch(_broken(folder, jars), folder, progress)
     return JarSet(folder, tuple(folder / jar.name for jar in jars), key)
 
@@ -156,7 +156,7 @@ def _broken(folder: Path, jars: tuple[Jar, ...]) -> list[Jar]:
 
 
 def _fault(path: Path, jar: Jar) -> str:
-    """What is wrong with the file, or nothing. A file is read once per process unless it changes."""
+    """Return the fault of the file, or nothing. A file is read once per process unless it changes."""
     try:
         state = path.stat()
     except FileNotFoundError:
@@ -300,7 +300,7 @@ def _download(jar: Jar, place: Path, count: _Count) -> Path:
     count.set(jar.name, 0)
     group, artifact, version = jar.coordinates.split(":")
     context = MavenContext(
-        # An own, empty repository: the user's may hold half a jar of somebody's interrupted download.
+        # An own, empty repository: the user's may hold half a jar of an interrupted download.
         repo_cache=place,
         remote_repos={"central": MAVEN_CENTRAL_URL, **GlobalSettings.load().repositories},
         resolver=PythonResolver(progress_callback=counting),
@@ -321,7 +321,7 @@ def require_space(folder: Path, needed: int, what: str) -> None:
 
 @contextmanager
 def errors_named(place: str) -> Iterator[None]:
-    """Turn the disk's errors within into ``EmbeddedBrokerError``s that name the place and say what to do."""
+    """Turn the disk's errors within into ``EmbeddedBrokerError``s that name the place and the remedy."""
     try:
         yield
     except OSError as error:

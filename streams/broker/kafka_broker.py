@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Self
 
 from streams.broker import diagnosis
+from streams.broker.guardian_handle import GRACE_SECONDS, GuardianHandle
 from streams.broker.jars import JarSet, errors_named, kafka_jars, require_space
-from streams.broker.keeping import GRACE_SECONDS, Kept
 from streams.broker.locks import held_lock
 from streams.broker.probe import HOST, free_port, is_free, metadata
 from streams.broker.progress import Progress, silent
@@ -87,7 +87,7 @@ class KafkaBroker:
         self._progress = progress
         self._seat: Seat = ALONE
         self._lock = threading.RLock()
-        self._kept: Kept | None = None
+        self._kept: GuardianHandle | None = None
         self._folder: Path | None = None
         self._port: int | None = None
         self._owner = os.getpid()
@@ -118,7 +118,7 @@ class KafkaBroker:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process lives (a frozen one does)."""
+        """Whether the Java process lives (a frozen one does)."""
         return self.pid is not None
 
     @property
@@ -194,7 +194,7 @@ class KafkaBroker:
         self._started().order("c")
 
     def belongs_to_keeper(self, *, descriptors: Sequence[int], files: Sequence[Path]) -> None:
-        """Before ``start()``: open files that the keeper holds while it lives, and files that it removes at the end."""
+        """Give the keeper open files to hold, and files to remove at its end. Before ``start()`` only."""
         self._descriptors, self._files = tuple(descriptors), tuple(files)
 
     def leave(self) -> int:
@@ -218,7 +218,7 @@ class KafkaBroker:
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def _started(self) -> Kept:
+    def _started(self) -> GuardianHandle:
         if self._kept is None:
             raise EmbeddedBrokerError("the broker is not started: call start(), or use it as a context manager")
         return self._kept
@@ -240,7 +240,7 @@ class KafkaBroker:
             if lock is None:
                 raise diagnosis.folder_taken(self._folder)
             formatted(self._folder / "data", java, jars, self._seat.node)
-            self._kept = Kept(
+            self._kept = GuardianHandle(
                 command, self._folder / "kafka.log", throw_away, self._files, held=self._descriptors, lent=(lock,)
             )
 
@@ -252,15 +252,15 @@ class KafkaBroker:
             try:
                 self._run(port)
             except diagnosis.PortTaken:
-                # Somebody was faster between the look for a free port and the broker's start. With a fixed port that
-                # is free it was the controller's, which is looked for anew.
+                # Another process was faster between the look for a free port and the broker's start. With a fixed port
+                # that is free it was the controller's, which is looked for anew.
                 if attempt == _PORT_ATTEMPTS or (fixed and not is_free(port)):
                     raise
             else:
                 return
 
     def _run(self, port: int) -> None:
-        """One start of the process on this port, until it serves."""
+        """Start the process on this port, and wait until it serves."""
         kept, folder = self._started(), self._folder
         assert folder is not None
         require_space(folder, _LEAST_SPACE, "a broker's data")
@@ -269,7 +269,7 @@ class KafkaBroker:
         with errors_named(str(folder)):
             (folder / "server.properties").write_text(text)
         log_file = folder / "kafka.log"
-        heard = log_file.stat().st_size
+        read_from = log_file.stat().st_size
         began = time.monotonic()
         kept.start()
         while True:
@@ -277,11 +277,11 @@ class KafkaBroker:
             if answer is not None and self._seat.node in answer.brokers and answer.controller >= 0:
                 break
             if kept.pid is None:
-                raise diagnosis.ended(port, folder, diagnosis.tail(log_file, heard))
+                raise diagnosis.ended(port, folder, diagnosis.tail(log_file, read_from))
             if time.monotonic() - began > self._start_timeout:
                 kept.order("k")
                 kept.wait_exit(GRACE_SECONDS)
-                raise diagnosis.timed_out(self._start_timeout, diagnosis.tail(log_file, heard))
+                raise diagnosis.timed_out(self._start_timeout, diagnosis.tail(log_file, read_from))
             time.sleep(_POLL_SECONDS)
         if kept.pid is None:  # another server answered on that port
             raise diagnosis.port_taken(port)

@@ -16,7 +16,7 @@ from streams.broker.jars import kafka_jars
 from streams.broker.kafka_broker import KafkaBroker
 from streams.broker.probe import free_port, metadata
 from streams.broker.progress import Progress, silent
-from streams.broker.questions import PartitionState
+from streams.broker.questions import PartitionReplicas
 from streams.broker.settings import Seat, cluster_defaults
 from streams.errors import ConfigError, EmbeddedBrokerError
 
@@ -34,7 +34,7 @@ class KafkaNode(KafkaBroker):
 
     @property
     def number(self) -> int:
-        """Its node number, from 1."""
+        """Node number, from 1."""
         return self._seat.node
 
     @classmethod
@@ -114,7 +114,7 @@ class KafkaCluster:
                 try:
                     self._start_all()
                     break
-                except diagnosis.PortTaken:  # somebody was faster with one of our ports
+                except diagnosis.PortTaken:  # another process was faster with one of our ports
                     self.stop()
                     if attempt == _PORT_ATTEMPTS:
                         raise
@@ -197,12 +197,12 @@ class KafkaCluster:
         on to the controller, and hang on a frozen one for 30 s (measured) although the others have elected another."""
         return self._running(questions.controller, "who the controller is", seconds)
 
-    def partitions(self, seconds: float = 30.0) -> Mapping[tuple[str, int], PartitionState]:
+    def partitions(self, seconds: float = 30.0) -> Mapping[tuple[str, int], PartitionReplicas]:
         """(topic, partition) -> leader, replicas and those in sync, of all topics, Kafka's own too."""
         return self._answer(questions.partitions, "the partitions", seconds)
 
     def wait_in_sync(self, seconds: float = 60.0) -> None:
-        """Until every partition has a leader and all its replicas are in sync: then any node may go. Raises
+        """Wait until every partition has a leader and all its replicas are in sync: then any node may go. Raises
         ``EmbeddedBrokerError`` after ``seconds``."""
         until = time.monotonic() + seconds
         while True:
@@ -249,7 +249,7 @@ class KafkaCluster:
         return True if answer is not None and len(answer.brokers) == self._count else None
 
     def _running(self, question: Callable[[int], int | None], what: str, seconds: float) -> int:
-        """As ``_answer``, for a question about a node. One that has just died is named for a while yet."""
+        """Ask for a node, as ``_answer`` does. Brokers name one that has just died for a while yet."""
 
         def checked(port: int) -> int | None:
             number = question(port)
@@ -259,7 +259,7 @@ class KafkaCluster:
         return self._answer(checked, what, seconds)
 
     def _answer(self, question: Callable[[int], T | None], what: str, seconds: float) -> T:
-        """The first answer of a node that runs; frozen nodes and those that do not know are passed over."""
+        """Return the first answer of a node that runs; frozen nodes and those that do not know are passed over."""
         until = time.monotonic() + seconds
         while True:
             for node in self.nodes.values():
@@ -268,7 +268,7 @@ class KafkaCluster:
                     if found is not None:
                         return found
             if time.monotonic() > until:
-                raise EmbeddedBrokerError(f"no node of the cluster tells {what} within {seconds:g} s")
+                raise EmbeddedBrokerError(f"no node of the cluster answers {what} within {seconds:g} s")
             time.sleep(_POLL_SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""Is a broker there? One Metadata request on a plain socket, and ports that a broker can have for long."""
+"""Probe for a broker by a Metadata request on a plain socket; find ports that a broker can have for long."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Answer:
 
 
 def metadata(port: int, timeout: float = 2.0) -> Answer | None:
-    """What the broker on this machine's ``port`` says about its cluster; nothing if none answers as a broker does."""
+    """Return the metadata of the broker on this machine's ``port``; nothing if none answers as a broker does."""
     try:
         return _parse(ask(port, _METADATA, _VERSION, struct.pack(">i", 0), timeout))
     except (OSError, struct.error):
@@ -35,7 +35,7 @@ def metadata(port: int, timeout: float = 2.0) -> Answer | None:
 
 
 def ask(port: int, api: int, version: int, body: bytes, timeout: float, *, flexible: bool = False) -> bytes:
-    """One request to the broker on this machine's ``port``: the answer from its correlation number on.
+    """Send one request to the broker on this machine's ``port``; return the answer from its correlation number on.
 
     ``flexible``: the request is of a version with tagged fields. Raises ``OSError`` without an answer, and
     ``struct.error`` for one that is not a broker's.

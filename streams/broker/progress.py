@@ -1,4 +1,4 @@
-"""How long work reports that it moves on. The library calls back; whoever shows it decides how."""
+"""Progress of long work. The library calls back; the caller decides how to show it."""
 
 from __future__ import annotations
 

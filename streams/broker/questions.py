@@ -1,4 +1,4 @@
-"""Where things are in a cluster: leaders, coordinators, the controller. Plain sockets, one question each.
+"""Find leaders, coordinators and the controller of a cluster. Plain sockets, one request each.
 
 All ask the node at a port of this machine, and return nothing if it does not answer, or does not know.
 """
@@ -20,7 +20,7 @@ GROUP, TRANSACTION = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionState:
+class PartitionReplicas:
     """Numbers of nodes; ``leader`` is -1 when there is none."""
 
     leader: int
@@ -28,20 +28,20 @@ class PartitionState:
     in_sync: tuple[int, ...]
 
 
-def partitions(port: int, timeout: float = 2.0) -> Mapping[tuple[str, int], PartitionState] | None:
-    """(topic, partition) -> its state, for all topics, Kafka's own too."""
+def partitions(port: int, timeout: float = 2.0) -> Mapping[tuple[str, int], PartitionReplicas] | None:
+    """Return (topic, partition) -> its state, for all topics, Kafka's own too."""
     return _asked(port, _METADATA, 1, struct.pack(">i", -1), timeout, _all_partitions)
 
 
 def coordinator(port: int, kind: int, name: str, timeout: float = 2.0) -> int | None:
-    """Number of the node that coordinates this group or transactional id."""
+    """Return the number of the node that coordinates this group or transactional id."""
     key = name.encode()
     body = struct.pack(f">h{len(key)}sb", len(key), key, kind)
     return _asked(port, _FIND_COORDINATOR, 1, body, timeout, _coordinator)
 
 
 def controller(port: int, timeout: float = 2.0) -> int | None:
-    """Number of the node that leads the metadata quorum. (What Metadata calls controller is any node.)"""
+    """Return the number of the node that leads the metadata quorum. (Metadata's "controller" is any node.)"""
     topic = b"__cluster_metadata"
     body = b"\x02" + bytes([len(topic) + 1]) + topic + b"\x02" + struct.pack(">i", 0) + b"\0\0\0"
     return _asked(port, _DESCRIBE_QUORUM, 0, body, timeout, _quorum_leader, flexible=True)
@@ -70,14 +70,14 @@ class _Fields:
         return tuple(self.take(">i") for _ in range(self.take(">i")))
 
 
-def _all_partitions(fields: _Fields) -> Mapping[tuple[str, int], PartitionState] | None:
+def _all_partitions(fields: _Fields) -> Mapping[tuple[str, int], PartitionReplicas] | None:
     for _ in range(fields.take(">i")):  # brokers
         fields.take(">i")
         fields.text()
         fields.take(">i")
         fields.text()
     fields.take(">i")  # what Metadata calls the controller
-    states: dict[tuple[str, int], PartitionState] = {}
+    states: dict[tuple[str, int], PartitionReplicas] = {}
     for _ in range(fields.take(">i")):
         fields.take(">h")
         topic = fields.text()
@@ -85,7 +85,7 @@ def _all_partitions(fields: _Fields) -> Mapping[tuple[str, int], PartitionState]
         for _ in range(fields.take(">i")):
             fields.take(">h")
             number, leader = fields.take(">i"), fields.take(">i")
-            states[topic, number] = PartitionState(leader, fields.numbers(), fields.numbers())
+            states[topic, number] = PartitionReplicas(leader, fields.numbers(), fields.numbers())
     return states
 
 

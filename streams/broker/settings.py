@@ -23,7 +23,7 @@ class Seat:
 
     @property
     def controller_port(self) -> int | None:
-        """Of this node, if it is settled."""
+        """Controller port of this node, if it is settled."""
         return self.voters[self.node] if self.voters is not None else None
 
 
@@ -81,7 +81,7 @@ _PLACES = ("node.id", "controller.quorum.voters", "listeners", "advertised.liste
 
 
 def cluster_defaults(nodes: int) -> dict[str, str]:
-    """What a cluster has instead of the defaults of a single node: every record on up to three nodes, and
+    """Return the settings of a cluster in place of a single node's: every record on up to three nodes, and
     acknowledged when two have it."""
     copies = str(min(nodes, 3))
     in_sync = str(min(nodes, 2))
@@ -96,11 +96,11 @@ def cluster_defaults(nodes: int) -> dict[str, str]:
         # So that every node has coordinators to lose.
         "offsets.topic.num.partitions": str(nodes),
         "transaction.state.log.num.partitions": str(nodes),
-        # Several Java machines on few cores: a heartbeat may be late without anybody being dead.
+        # Several Java machines on few cores: a heartbeat may be late without a dead process.
         "broker.session.timeout.ms": "3000",
         "broker.heartbeat.interval.ms": "500",
         # What a node has sent to one that froze it sends to the next leader after this time. Until then, with the 30 s
-        # of the default, transactions that wait for their markers hold up everybody who needs their producers.
+        # of the default, transactions that wait for their markers hold up every part that needs their producers.
         "request.timeout.ms": "6000",
     }
 

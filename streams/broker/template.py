@@ -90,7 +90,7 @@ def _format(draft: Path, java: Java, jars: JarSet) -> None:
             f"formatting a log folder took more than {_FORMAT_SECONDS} s; is the machine overloaded?"
         ) from None
     if done.returncode != 0:
-        said = (done.stdout + done.stderr).strip()[-1500:]
-        if "No space left on device" in said:
+        output = (done.stdout + done.stderr).strip()[-1500:]
+        if "No space left on device" in output:
             raise EmbeddedBrokerError(f"the disk is full under {draft.parent}: free some space, or set KES_CACHE_DIR")
-        raise EmbeddedBrokerError(f"Kafka's format tool failed with {java.binary} (exit {done.returncode}): {said}")
+        raise EmbeddedBrokerError(f"Kafka's format tool failed with {java.binary} (exit {done.returncode}): {output}")

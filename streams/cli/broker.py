@@ -54,8 +54,8 @@ def start(
 def stop(name: _Name = "default", json: _Json = False) -> None:
     """Stop a broker. One that does not run is no error."""
     broker = stop_detached(name)
-    said = f"the broker {name!r} is stopped" if broker else f"no broker {name!r} runs"
-    emit({"name": name, "stopped": broker is not None}, json, lambda: Text(said))
+    sentence = f"the broker {name!r} is stopped" if broker else f"no broker {name!r} runs"
+    emit({"name": name, "stopped": broker is not None}, json, lambda: Text(sentence))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""What commands about a cluster need alike: the event source that is named, the broker that is meant, a client."""
+"""Shared parts of commands about a cluster: the named event source, the addresses of the brokers, a client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from streams.loading import described, load
 _CONNECT_SECONDS: Final = 2.0
 _PAUSE_SECONDS: Final = 0.2
 _TELL_AFTER_SECONDS: Final = 1.0
-"""Who waits for less than this hears it at the end."""
+"""A shorter wait reports it at its end only."""
 
 
 def named_source(text: str) -> EventSource[object]:
@@ -50,15 +50,15 @@ def brokers(option: str, config: EventSourceConfig | None = None) -> str:
 
 
 def await_listener(servers: str, timeout_seconds: float) -> None:
-    """Return when something takes connections at one of the addresses, or when that cannot be told. While all of them
+    """Return when something takes connections at one of the addresses, or when that cannot be known. While all of them
     are refused, wait, after saying so. Raises ``BrokerUnavailable`` when the time is over."""
     deadline = time.monotonic() + timeout_seconds
-    told = False
+    warned = False
     while _all_refuse(servers):
         if time.monotonic() >= deadline:
             raise BrokerUnavailable(nothing_listens(servers))
-        if not told and timeout_seconds > _TELL_AFTER_SECONDS:
-            told = True
+        if not warned and timeout_seconds > _TELL_AFTER_SECONDS:
+            warned = True
             complain(f"{nothing_listens(servers)}; waiting {timeout_seconds:g} s for it")
         time.sleep(_PAUSE_SECONDS)
 
@@ -70,7 +70,11 @@ def _all_refuse(servers: str) -> bool:
             socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
         except ConnectionRefusedError:
             continue
-        except (OSError, ValueError, OverflowError):  # an unknown name, a firewall, no port: the client tells it better
+        except (
+            OSError,
+            ValueError,
+            OverflowError,
+        ):  # unknown name, firewall, no port: the client's message is better
             return False
         return False
     return True

@@ -1,4 +1,4 @@
-"""What every command shows alike: answers on stdout (a table, or JSON), everything else on stderr."""
+"""Output of all commands: answers on stdout (a table, or JSON), everything else on stderr."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def complain(message: str, hint: str = "") -> None:
         console.print(Text(hint), soft_wrap=True)
 
 
-def configure_logging(verbosity: int, who: str = "") -> None:
-    """Log lines of the package to stderr: 0 warnings, 1 information, 2 everything. ``who`` is put into every line."""
+def configure_logging(verbosity: int, name: str = "") -> None:
+    """Log lines of the package to stderr: 0 warnings, 1 information, 2 everything. ``name`` is put into every line."""
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
     logger = logging.getLogger("streams")
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)-7s {who and who + ' '}%(name)s: %(message)s"))
+    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)-7s {name and name + ' '}%(name)s: %(message)s"))
     logger.handlers[:] = [handler]
     logger.setLevel(level)
     logger.propagate = False
@@ -117,25 +117,25 @@ class _Figures(ProgressColumn):
 class LogLines:
     """Progress without a terminal: a line at the first call, every five seconds, and at the end of each work."""
 
-    def __init__(self, unit: str, now: Callable[[], float], say: Callable[[str], None]) -> None:
+    def __init__(self, unit: str, now: Callable[[], float], write: Callable[[str], None]) -> None:
         self._unit = unit
         self._now = now
-        self._say = say
+        self._write = write
         self._began: dict[str, tuple[float, int]] = {}
-        self._said: dict[str, float] = {}
+        self._written: dict[str, float] = {}
 
     def __call__(self, what: str, done: int, total: int, /) -> None:
         now = self._now()
         began, first = self._began.setdefault(what, (now, done))
-        said = self._said.get(what, -LOG_EVERY_SECONDS)
+        written = self._written.get(what, -LOG_EVERY_SECONDS)
         ended = 0 < total <= done
-        if now - said < LOG_EVERY_SECONDS and what in self._said and not ended:
+        if now - written < LOG_EVERY_SECONDS and what in self._written and not ended:
             return
         if ended:  # a work of the same name may follow
             del self._began[what]
-        self._said[what] = now
+        self._written[what] = now
         rate = (done - first) / (now - began) if now > began else 0.0
-        self._say(f"{what}: {figures(done, total, rate, self._unit)}")
+        self._write(f"{what}: {figures(done, total, rate, self._unit)}")
 
 
 def figures(done: int, total: int, rate: float, unit: str) -> str:

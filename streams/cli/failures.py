@@ -1,4 +1,4 @@
-"""What a command failed with, when tasks have wrapped it."""
+"""Find the error that a command failed with among the groups that tasks wrap it in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from streams.errors import StreamsError
 
 
 def innermost(error: Exception) -> Exception:
-    """The error to tell about: of a group, its first ``StreamsError``, or its only error; else ``error`` itself."""
+    """The error to report: of a group, its first ``StreamsError``, or its only error; else ``error`` itself."""
     leaves = list(_leaves(error))
     ours = [leaf for leaf in leaves if isinstance(leaf, StreamsError)]
     if ours:

@@ -26,9 +26,9 @@ from streams.errors import BrokerUnavailable, ConfigError, TopicError
 app = typer.Typer()
 
 LAG_SECONDS: Final = 3.0
-"""Patience with the ends of topics: the members are worth seeing without."""
+"""Time limit for the ends of topics: the members are worth seeing without."""
 SETTLE_SECONDS: Final = 3.0
-"""For a rebalance to get through, before the members are shown without what they have."""
+"""Time for a rebalance to end, before the members are shown without what they have."""
 
 Look = Callable[[], Picture]
 
@@ -67,7 +67,7 @@ def group(
         def live(view: GroupView, seconds: float) -> tuple[Live, tuple[str, ...]]:
             return live_status(board, view, seconds, time.time())
 
-        look = Looks(questions, lags, live, config.group_id if config else name, timeout)
+        look = GroupReader(questions, lags, live, config.group_id if config else name, timeout)
         if watch:
             with _shown(json) as show:
                 _watch(look, show, interval, time.monotonic, time.sleep)
@@ -76,8 +76,8 @@ def group(
             if picture.view.kind == NONE and not picture.view.committed:
                 advice = f"; for an event source: kes group --source {name}" if ":" in name else ""
                 raise ConfigError(
-                    f"there is no group {picture.view.group!r} at {servers}: nobody has joined it or committed in it "
-                    f"(kes group --watch waits for it){advice}"
+                    f"there is no group {picture.view.group!r} at {servers}: no member has joined it or committed in it"
+                    f" (kes group --watch waits for it){advice}"
                 )
             emit(facts(picture), json, lambda: shown(picture, time.time()))
 
@@ -86,7 +86,7 @@ LagsOf = Callable[[GroupView, float], tuple[Lags, tuple[str, ...]]]
 LiveOf = Callable[[GroupView, float], tuple[Live, tuple[str, ...]]]
 
 
-class Looks:
+class GroupReader:
     """One look after the other: what a rebalance hides is remembered, what cannot be found out is noted."""
 
     def __init__(self, questions: GroupQuestions, lags: LagsOf, live: LiveOf, group: str, timeout: float) -> None:
@@ -142,7 +142,7 @@ def _questions(servers: str, config: EventSourceConfig | None) -> Iterator[Group
 
 @contextmanager
 def _lags_of(config: EventSourceConfig | None, admin: TopicAdmin) -> Iterator[LagsOf]:
-    """How far a group is in its topics. A source on another cluster has its ends there, and its offsets here."""
+    """Provide a group's lag in its topics. A source on another cluster has its ends there, and its offsets here."""
     if config is None or not config.source_is_elsewhere:
         yield lambda view, seconds: lags_in(admin, view, {}, seconds)
         return
@@ -157,7 +157,7 @@ def _lags_of(config: EventSourceConfig | None, admin: TopicAdmin) -> Iterator[La
 def lags_in(
     admin: TopicAdmin, view: GroupView, stands_for: Mapping[str, str], seconds: float
 ) -> tuple[Lags, tuple[str, ...]]:
-    """Of every topic that the group reads or has offsets in; and what could not be found out.
+    """Return the lags in every topic that the group reads or has offsets in, and notes about those not known.
 
     ``stands_for``: topics whose offsets are committed under another name, by that name; others are left out then.
     """
@@ -178,7 +178,7 @@ Show = Callable[[Picture, str], None]
 
 
 def _watch(look: Look, show: Show, interval: float, now: Callable[[], float], sleep: Callable[[float], None]) -> None:
-    """Look again and again until Ctrl-C. A broker that goes away later is told about and waited for."""
+    """Look again and again until Ctrl-C. A broker that goes away later is reported and waited for."""
     picture: Picture | None = None
     try:
         while True:
@@ -235,7 +235,7 @@ class Blocks:
 
 
 def _shape(picture: Picture) -> dict[str, Any]:
-    """What makes a new block: everything but offsets, and what is only counted."""
+    """Return the facts whose change starts a new block: all but offsets and counts."""
     found = facts(picture)
     found["lag"] = None
     for row in found["partitions"]:

@@ -1,4 +1,4 @@
-"""What the members of a group tell about themselves, out of their notes (``clients/status_board.py``)."""
+"""The status that members of a group publish, read from their notes (``clients/status_board.py``)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import msgspec
 from streams.clients.group_view import GroupView
 from streams.clients.status_board import Note, Place, StatusBoard
 from streams.errors import BrokerUnavailable, ConfigError
-from streams.runtime.status import REBALANCES as TOLD
+from streams.runtime.status import REBALANCES as PUBLISHED
 from streams.runtime.status import MemberStatus, status_of
 from streams.statistics import CopyStatistics, RebalanceStatistics
 
 FOREIGNERS: Final = 32
-"""In a group without a member that is known as ours, so many are asked for notes, each by a request."""
+"""Members whose notes are requested, one request each, in a group without a member that is known as ours."""
 REBALANCES: Final = 5
-"""So many of the last ones are shown."""
+"""Number of the last rebalances that are shown."""
 
 _copy_of: Final[msgspec.json.Decoder[CopyStatistics]] = msgspec.json.Decoder(CopyStatistics)
 
 
 class LiveMember(msgspec.Struct, frozen=True):
-    """What one member tells. ``copies``: by partition. ``age_seconds``: since it told something; who has nothing new
-    to tell is silent."""
+    """The status of one member. ``copies``: by partition. ``age_seconds``: since its last note; a member without news
+    writes none."""
 
     status: MemberStatus
     copies: dict[int, CopyStatistics]
@@ -33,30 +33,30 @@ class LiveMember(msgspec.Struct, frozen=True):
 
 
 Live = Mapping[str, LiveMember]
-"""Member id -> what it tells."""
+"""Member id -> its status."""
 
 
 def live_status(board: StatusBoard, view: GroupView, seconds: float, now: float) -> tuple[Live, tuple[str, ...]]:
-    """What the members tell, and what could not be found out. ``now`` in seconds since the epoch."""
+    """The members' status, and what could not be found out. ``now`` in seconds since the epoch."""
     ours = [member for member in view.members if member.report is not None]
-    asked = ours or view.members[:FOREIGNERS]
-    names = {member.instance for member in asked if _may_be_an_instance(member.instance)}
+    queried = ours or view.members[:FOREIGNERS]
+    names = {member.instance for member in queried if _may_be_an_instance(member.instance)}
     if not names:
         return {}, ()
     try:
         notes = board.read(sorted(names), seconds)
     except (BrokerUnavailable, ConfigError) as error:
-        return {}, (f"what the members tell is not known: {error}",)
+        return {}, (f"the members' status is not known: {error}",)
     found: dict[str, LiveMember] = {}
-    for member in asked:
-        told = understood(notes.get(member.instance, {}), now)
-        if told is not None and told.status.member_id == member.member_id:  # else it is its predecessor's
-            found[member.member_id] = told
+    for member in queried:
+        status = decoded(notes.get(member.instance, {}), now)
+        if status is not None and status.status.member_id == member.member_id:  # else it is its predecessor's
+            found[member.member_id] = status
     return found, ()
 
 
-def understood(notes: Mapping[Place, Note], now: float | None = None) -> LiveMember | None:
-    """The notes of one instance, read; ``None`` without one of the member itself. What is not understood is left
+def decoded(notes: Mapping[Place, Note], now: float | None = None) -> LiveMember | None:
+    """Decode the notes of one instance; ``None`` without one of the member itself. What cannot be decoded is left
     out."""
     statuses, copies = [], {}
     for (_, partition), note in notes.items():
@@ -76,21 +76,22 @@ def understood(notes: Mapping[Place, Note], now: float | None = None) -> LiveMem
 
 
 def rebalances(live: Live, instances: Mapping[str, str]) -> list[RebalanceStatistics]:
-    """The last rebalances that members tell of, the newest first: one for each generation, by who knows most.
+    """The last rebalances that members report, the newest first: for each generation the report that knows most.
 
-    ``instances``: member id -> instance. A member that has just joined knows nothing but that.
+    ``instances``: member id -> instance. A member that has just joined has nothing but that.
     """
-    told: dict[int, list[tuple[int, RebalanceStatistics]]] = {}
+    reported: dict[int, list[tuple[int, RebalanceStatistics]]] = {}
     for member_id, member in live.items():
         entries = sorted(member.status.rebalances, key=lambda entry: entry.generation)
         for place, entry in enumerate(entries):
-            if place == 0 and len(entries) < TOLD:
+            if place == 0 and len(entries) < PUBLISHED:
                 entry = msgspec.structs.replace(entry, cause=f"joined: {instances.get(member_id, member_id)}")
-                told.setdefault(entry.generation, []).append((3, entry))
+                reported.setdefault(entry.generation, []).append((3, entry))
             else:
-                told.setdefault(entry.generation, []).append((_knowledge(entry.cause), entry))
+                reported.setdefault(entry.generation, []).append((_knowledge(entry.cause), entry))
     best = {
-        generation: min(entries, key=lambda found: (found[0], found[1].at_ms)) for generation, entries in told.items()
+        generation: min(entries, key=lambda found: (found[0], found[1].at_ms))
+        for generation, entries in reported.items()
     }
     return [best[generation][1] for generation in sorted(best, reverse=True)][:REBALANCES]
 

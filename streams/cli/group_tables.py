@@ -1,4 +1,4 @@
-"""A group for people and for programs: who has what, what is on its way, and how far it is. Pure functions."""
+"""Tables and data of a group: owners of partitions, moves under way, lags. Pure functions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _STATES: Final = {
 class Copy(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a partition, being restored or kept warm by a member. ``state``: ``ready`` (it had caught up),
     ``behind``, ``late`` (not ready in time, so moves do not wait for it), ``restoring`` (the owner is not at work yet),
-    ``failed``. What is ``None`` the member does not tell; then the rest is of the last time that it joined."""
+    ``failed``. A field that is ``None`` is not reported; then the rest is of the last time that it joined."""
 
     member: str
     state: str
@@ -44,10 +44,10 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition. ``owners``: who works on it (more than one only while somebody has not heard yet). ``standbys``
-    keep a copy, ``preparing`` restore one for a move, ``restoring``: an owner does it. ``move``: from whom to whom it
-    is being handed over. That takes a transaction and no other plan, so the receiver counts as the owner, unless the
-    giver says that it has it still. ``lag``: ``None`` when it is not known."""
+    """One partition. ``owners``: members that work on it (more than one only while a member has not learned yet).
+    ``standbys`` keep a copy, ``preparing`` restore one for a move, ``restoring``: an owner does it. ``move``: from whom
+    to whom it is being handed over. That takes a transaction and no other plan, so the receiver counts as the owner,
+    unless the giver reports that it has it still. ``lag``: ``None`` when it is not known."""
 
     topic: str
     partition: int
@@ -60,7 +60,7 @@ class PartitionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is shown at one moment. ``stale``: members' words are those from before the rebalance that is
+    """Everything that is shown at one moment. ``stale``: the members' status is that from before the rebalance that is
     under way. ``notes``: what could not be found out, or is odd."""
 
     view: GroupView
@@ -74,8 +74,8 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def remembered(view: GroupView, before: GroupView | None) -> tuple[GroupView, bool]:
-    """During a rebalance the broker shows nobody's words: the members with what was known of them before, and whether
-    something had to be remembered."""
+    """During a rebalance the broker shows no member's metadata: return the members with what was known of them before,
+    and whether something had to be remembered."""
     if view.settled or before is None:
         return view, False
     known = {member.member_id: member for member in before.members}
@@ -85,7 +85,7 @@ def remembered(view: GroupView, before: GroupView | None) -> tuple[GroupView, bo
 
 
 def names(view: GroupView) -> dict[str, str]:
-    """Member id -> what it is called: its instance name; two of the same name are told apart by their ids."""
+    """Member id -> what it is called: its instance name; two of the same name are distinguished by their ids."""
     called = [member.instance for member in view.members]
     return {
         member.member_id: member.instance
@@ -96,7 +96,7 @@ def names(view: GroupView) -> dict[str, str]:
 
 
 def short_id(member: MemberView) -> str:
-    """What is not the name in a member id: brokers make them of the client id and a UUID."""
+    """Return the part of a member id behind the name: brokers make ids of the client id and a UUID."""
     for name in (member.instance, member.client_id):
         if name and member.member_id.startswith(f"{name}-"):
             return member.member_id[len(name) + 1 :][:8]
@@ -104,7 +104,7 @@ def short_id(member: MemberView) -> str:
 
 
 def partition_rows(picture: Picture) -> list[PartitionRow]:
-    """Every partition that somebody has, gets, or has committed in."""
+    """Every partition that a member has, gets, or has committed in."""
     view, called, moving = picture.view, names(picture.view), under_way(picture.live)
     rows: dict[tuple[str, int], dict[str, Any]] = {}
 
@@ -135,12 +135,12 @@ def partition_rows(picture: Picture) -> list[PartitionRow]:
 
 
 def under_way(live: Live) -> frozenset[int]:
-    """The partitions that are being handed over, by the word of those who do it: the last plan stands long after."""
+    """The partitions that are being handed over, as their members report it: the last plan stands long after."""
     return frozenset(move.partition for alive in live.values() for move in alive.status.moves)
 
 
 def owned_here(member: MemberView, live: Live) -> frozenset[int]:
-    """The partitions that a member of ours works on: by the last plan, unless it says that a move is not through."""
+    """The partitions that a member of ours works on: by the last plan, unless it reports that a move is not through."""
     assert member.assignment is not None
     planned = member.assignment.own | member.assignment.incoming.keys()
     alive = live.get(member.member_id)
@@ -150,25 +150,25 @@ def owned_here(member: MemberView, live: Live) -> frozenset[int]:
 
 
 def copy_of(member: MemberView, name: str, partition: int, live: LiveMember | None) -> Copy:
-    """How a copy is: by its keeper's last word, else by what it said when it joined."""
-    said = member.report.copies if member.report else Copies()
-    late = partition in said.late
-    told = live.copies.get(partition) if live is not None else None
-    if told is None:
-        state = "ready" if partition in said.ready else "late" if late else "behind"
-        return Copy(member=name, state=state, records_left=said.preparing.get(partition))
+    """The state of a copy: by its member's last note, else by what the member reported when it joined."""
+    joined = member.report.copies if member.report else Copies()
+    late = partition in joined.late
+    note = live.copies.get(partition) if live is not None else None
+    if note is None:
+        state = "ready" if partition in joined.ready else "late" if late else "behind"
+        return Copy(member=name, state=state, records_left=joined.preparing.get(partition))
     return Copy(
         member=name,
-        state="late" if late and told.state == "preparing" else _COPY_STATES.get(told.state, told.state),
-        records_left=told.records_left,
-        per_second=told.records / told.seconds if told.seconds > 0 else None,
-        seconds_left=told.seconds_left,
-        lag_seconds=told.lag_seconds,
+        state="late" if late and note.state == "preparing" else _COPY_STATES.get(note.state, note.state),
+        records_left=note.records_left,
+        per_second=note.records / note.seconds if note.seconds > 0 else None,
+        seconds_left=note.seconds_left,
+        lag_seconds=note.lag_seconds,
     )
 
 
 def _foreign(member: MemberView, name: str, row: Callable[[str, int], dict[str, Any]]) -> None:
-    """What Kafka's own part tells of a member: what it has, and what it shall get."""
+    """The partitions of a foreign member as Kafka knows them: what it has, and what it shall get."""
     for topic, partitions in member.owned.items():
         for partition in partitions:
             row(topic, partition)["owners"].append(name)
@@ -180,7 +180,7 @@ def _foreign(member: MemberView, name: str, row: Callable[[str, int], dict[str, 
 def _fixed(row: dict[str, Any]) -> dict[str, Any]:
     target = row.pop("target", None)
     if target is not None:
-        row["move"] = (", ".join(row["owners"]) or "nobody", target)
+        row["move"] = (", ".join(row["owners"]) or "no member", target)
     return {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
 
 
@@ -272,7 +272,9 @@ def shown(picture: Picture, now: float, clock: str = "") -> RenderableType:
     """Everything for people. ``now`` in seconds since the epoch; ``clock`` is put before the head line."""
     parts: list[RenderableType] = [_cell(f"{clock}{headline(picture)}", "bold")]
     if picture.stale:
-        parts.append(Text("who has what is told again when the rebalance is through; this was before it", "yellow"))
+        parts.append(
+            Text("this is the state before the rebalance; the new one is shown when the rebalance is through", "yellow")
+        )
     if picture.view.members:
         parts.append(member_table(picture, now))
     rows = partition_rows(picture)
@@ -322,7 +324,7 @@ def partition_table(rows: list[PartitionRow]) -> Table:
         lag = row.lag
         cells = [
             f"{row.topic} {row.partition}" if several else str(row.partition),
-            ", ".join(row.owners) or "nobody",
+            ", ".join(row.owners) or "no member",
             ", ".join(f"{copy.member}{_in_brackets(standing(copy))}" for copy in row.standbys),
             _move(row),
             "-" if lag is None or lag.committed is None else f"{lag.committed:,}",
@@ -336,9 +338,9 @@ def partition_table(rows: list[PartitionRow]) -> Table:
 
 
 def doing(live: LiveMember | None) -> str:
-    """What a member tells: what it restores, with rate and time left; how far its copies are; what it waits for."""
+    """Describe a member: what it restores, with rate and time left; how far its copies are; what it waits for."""
     if live is None:
-        return "does not tell"
+        return "reports nothing"
     copies = list(live.copies.values())
     words = [
         _summary(verb, [copy for copy in copies if copy.state == state])
@@ -415,8 +417,8 @@ def _move(row: PartitionRow) -> str:
     words = [f"{row.move[0]} → {row.move[1]}"] if row.move else []
     verbs = {"late": "is late", "failed": "failed to read", "restoring": "restores"}
     for copy in (*row.restoring, *row.preparing):
-        told = standing(copy) if standing(copy) != copy.state else ""
-        words.append(f"{copy.member} {verbs.get(copy.state, 'prepares')}{_in_brackets(told)}")
+        detail = standing(copy) if standing(copy) != copy.state else ""
+        words.append(f"{copy.member} {verbs.get(copy.state, 'prepares')}{_in_brackets(detail)}")
     return ", ".join(words)
 
 
@@ -436,7 +438,7 @@ def _clock(at_ms: int) -> str:
 
 
 def _cell(text: str, style: str = "") -> Text:
-    """Names are other people's: what a terminal would obey is not shown."""
+    """Format a name; it is a foreign text, so characters that control a terminal are replaced."""
     return Text("".join(letter if letter.isprintable() else "?" for letter in text), style=style)
 
 

@@ -1,4 +1,4 @@
-"""What ``kes topics grow`` does, and when it refuses."""
+"""Plan and checks of ``kes topics grow``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS_MOVE: Final = (
 
 
 class Growth(msgspec.Struct, frozen=True):
-    """What is to be done: ``steps`` are the topics that have fewer ``partitions``, with how many they have, in the
+    """Plan of the growth: ``steps`` are the topics that have fewer than ``partitions``, with how many they have, in the
     order in which they grow. The source is the last: what follows from a half-way stop is refused at the start."""
 
     partitions: int
@@ -31,7 +31,7 @@ class Growth(msgspec.Struct, frozen=True):
 
 
 def refuse_members(servers: str, config: EventSourceConfig, timeout_seconds: float) -> None:
-    """Raise ``TopicError`` if somebody is in the group: members share out the partitions that they started with."""
+    """Raise ``TopicError`` if the group has members: members share out the partitions that they started with."""
     security = kafka_python_settings.translate(kafka_python_settings.security_only(config.client_settings))
     questions = GroupQuestions(servers, security)
     try:
@@ -49,8 +49,8 @@ def refuse_members(servers: str, config: EventSourceConfig, timeout_seconds: flo
 def planned(
     by_topic: Mapping[str, TopicAdmin], config: EventSourceConfig, partitions: int, timeout_seconds: float
 ) -> Growth:
-    """What to add where; ``by_topic``: the source's topics, and who changes each. ``partitions``: 0 for as many as the
-    source topic has. Raises ``TopicError`` for a topic that is missing, or has more."""
+    """Plan the partitions to add; ``by_topic``: the source's topics, and the client that changes each. ``partitions``:
+    0 for as many as the source topic has. Raises ``TopicError`` for a topic that is missing, or has more."""
     found: dict[str, int] = {}
     for name, admin in by_topic.items():
         identity = admin.identity(name, timeout_seconds)
@@ -66,7 +66,7 @@ def planned(
 
 
 def growth_table(growth: Growth) -> Table:
-    """What would be done, for people."""
+    """Format the plan as a table."""
     table = Table("topic", "partitions", "then", box=SIMPLE_HEAD, pad_edge=False)
     for name, count in growth.steps.items():
         table.add_row(name, str(count), str(growth.partitions))

@@ -1,4 +1,4 @@
-"""``kes lag``: where a group stands in its topic, once or continuously."""
+"""``kes lag``: the lag of a group in its topic, once or continuously."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ Show = Callable[[list[PartitionLag], Speed, str], None]
 
 
 def _watch(ask: Ask, show: Show, interval: float, now: Callable[[], float], sleep: Callable[[float], None]) -> None:
-    """Look again and again until Ctrl-C. A broker that goes away later is told about and waited for."""
+    """Look again and again until Ctrl-C. A broker that goes away later is reported and waited for."""
     pace = Pace()
     partitions: list[PartitionLag] = []
     speed = Speed(None, None, None)
@@ -155,8 +155,8 @@ def _watch(ask: Ask, show: Show, interval: float, now: Callable[[], float], slee
 
 @contextmanager
 def _shown(group: str, topic: str, known: int | None, json: bool) -> Iterator[Show]:
-    """A live table on a terminal; elsewhere, or as JSON, a line each time. ``known``: how many partitions the settings
-    of the event source say, if one is named."""
+    """Show a live table on a terminal; elsewhere, or as JSON, a line each time. ``known``: the number of partitions in
+    the settings of the event source, if one is named."""
     console = answers()
     if json or not console.is_terminal or console.is_dumb_terminal:
         yield lambda partitions, speed, problem: _line(group, topic, known, partitions, speed, problem, json)
@@ -192,7 +192,7 @@ def _line(
 
 def facts(group: str, topic: str, known: int | None, partitions: list[PartitionLag]) -> dict[str, Any]:
     """The answer as data; ``committed`` is ``None`` where the group has no offset. ``unread_partitions``: the settings
-    do not know them, so nobody reads them."""
+    do not know them, so no member reads them."""
     return {
         "group": group,
         "topic": topic,
@@ -239,7 +239,7 @@ def table(group: str, topic: str, known: int | None, partitions: list[PartitionL
         committed = "-" if entry.committed is None else f"{entry.committed:,}"
         is_unread = _is_unread(entry, known)
         style = "red" if is_unread else "" if entry.committed is not None else "yellow"
-        name = f"{entry.partition} (nobody reads it)" if is_unread else str(entry.partition)
+        name = f"{entry.partition} (no member reads it)" if is_unread else str(entry.partition)
         grid.add_row(name, committed, f"{entry.stable:,}", f"{entry.end:,}", f"{entry.lag:,}", style=style)
     grid.columns[0].footer = "all"
     for number, total in enumerate(

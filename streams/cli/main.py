@@ -4,7 +4,7 @@ A command lives in its own module under ``streams.cli`` as a typer application c
 it is called: ``kes --help`` loads none of them. An application with one command and no callback of its own becomes a
 plain command (``kes lag``), any other a group (``kes broker start``).
 
-Exit codes of every command: 0 done; 1 a problem that the message tells how to solve; 2 wrong usage; 70 a fault of ours
+Exit codes of every command: 0 done; 1 a problem whose message says how to solve it; 2 wrong usage; 70 a fault of ours
 (or, of ``kes run``, a worker that cannot be kept alive); 130 interrupted; 143 terminated.
 """
 
@@ -85,7 +85,7 @@ def build(argv: Sequence[str]) -> typer.Typer:
 
 
 def report(error: BaseException) -> int:
-    """Say on stderr what went wrong and what to do; return the exit code. ``KES_DEBUG=1`` adds the stack trace."""
+    """Write error and remedy to stderr; return the exit code. ``KES_DEBUG=1`` adds the stack trace."""
     from streams.cli.console import complain
 
     if os.environ.get("KES_DEBUG") == "1":
@@ -103,7 +103,7 @@ def report(error: BaseException) -> int:
 
 
 def _kind(error: StreamsError) -> str:
-    """``BrokerUnavailable`` -> ``broker unavailable``: the class says who has to act."""
+    """Name the kind of an error, ``broker unavailable`` for ``BrokerUnavailable``: by it users know who has to act."""
     name = type(error).__name__.removesuffix("Error")
     return "".join(" " + letter.lower() if letter.isupper() else letter for letter in name).strip() + (
         " error" if type(error).__name__.endswith("Error") else ""

@@ -36,7 +36,7 @@ class Standing(NamedTuple):
 
     @property
     def state(self) -> str:
-        """How the group's offset stands to the changelog's."""
+        """Relation of the group's offset to the changelog's."""
         if self.group_offset == self.changelog_offset:
             return EQUAL
         if self.changelog_offset is None:
@@ -45,7 +45,7 @@ class Standing(NamedTuple):
 
     @property
     def next_start(self) -> str:
-        """What the next start does with this partition, once an offset that is ahead was set back."""
+        """Effect of the next start on this partition, once an offset that is ahead was set back."""
         if self.state == NO_STATE:
             return "refused: its state is lost"
         if self.state == AHEAD:
@@ -96,7 +96,7 @@ def accept(
             if adopted:
                 notices().print(Text(_adopting(config, list(adopted))), soft_wrap=True)
             typer.confirm(f"Change the group {config.group_id} and its changelog so?", abort=True, err=True)
-            if _look(config, checks, numbers, restored=restored) != look:  # somebody worked on while the question stood
+            if _look(config, checks, numbers, restored=restored) != look:  # a member went on while the question stood
                 raise OffsetError(f"the offsets of the group {config.group_id} have changed meanwhile; run this again")
         # The group's offset first: a death in between leaves a start that is refused, and this command to run again.
         checks.set_offsets({standing.partition: standing.changelog_offset or 0 for standing in ahead})
@@ -135,7 +135,7 @@ def _numbers(config: EventSourceConfig, wanted: list[int] | None) -> list[int]:
 def _look(
     config: EventSourceConfig, checks: GroupChecks, numbers: list[int], *, restored: bool
 ) -> tuple[list[Standing], dict[int, OffsetRecord]]:
-    """How the offsets stand, and the offset records to be written for topics that were restored."""
+    """Return the offsets of the partitions, and the offset records to be written for topics that were restored."""
     checks.refuse_if_alive()
     committed = checks.committed(numbers)
     records = checks.last_records(config.changelog, numbers, OFFSET_KEY)

@@ -67,7 +67,7 @@ def _status_json(status: Status) -> None:
 
 
 class _StatusLines:
-    """What happens to the workers, a line each, on stderr."""
+    """Writes the events of the workers to stderr, a line each."""
 
     def __init__(self, quiet: bool) -> None:
         self._quiet = quiet
@@ -77,14 +77,14 @@ class _StatusLines:
         event = status["event"]
         if self._quiet and event in ("started", "joining", "exited", "removed", "stopping") and not status.get("code"):
             return
-        who = status.get("worker", "all workers")
+        name = status.get("worker", "all workers")
         with self._console.capture() as line:
-            self._console.print(Text.assemble(f"{who}: ", (sentence(status), _STYLES.get(event, ""))), soft_wrap=True)
+            self._console.print(Text.assemble(f"{name}: ", (sentence(status), _STYLES.get(event, ""))), soft_wrap=True)
         _write(sys.stderr, line.get())
 
 
 def sentence(status: Status) -> str:
-    """What a status line of ``--json`` says, for people."""
+    """Format a status line of ``--json`` as a sentence."""
     match status["event"]:
         case "started":
             again = f", start {status['starts']}" if status["starts"] > 1 else ""
@@ -108,7 +108,7 @@ def sentence(status: Status) -> str:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    """To nobody, once the reader is gone: ``| tee log`` ends by the same Ctrl-C, and the workers have to drain."""
+    """Write nothing once the reader is gone: ``| tee log`` ends by the same Ctrl-C, and the workers have to drain."""
     try:
         stream.write(text)
         stream.flush()

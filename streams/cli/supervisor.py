@@ -3,10 +3,10 @@
 One thread waits for five things: a signal, the end of a worker, a word of one, the time of a restart, the end of the
 patience with a drain. Signals arrive through the wakeup descriptor, so nothing happens inside a handler.
 
-A line joins it with each worker (``streams.cli.lifeline``). When the supervisor is gone, however it went, the lines end
-and the workers drain and leave. When a worker is gone without having left its group, the supervisor has the others
-remove it, and those that it starts later until one of them did: a death that was seen is not waited out. Only a death
-is one (``waitpid`` said so): who is frozen, or silent, is left to the group.
+A channel joins it with each worker (``streams.cli.supervisor_channel``). When the supervisor is gone, however it went,
+the channels end and the workers drain and leave. When a worker is gone without having left its group, the supervisor
+has the others remove it, and those that it starts later until one of them did: a death that was seen is not waited out.
+Only a death counts (``waitpid`` reported it): a frozen or silent worker is left to the group.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from streams.cli.lifeline import Line, Member, Remove, Removed, Word
+from streams.cli.supervisor_channel import Channel, GroupIdentity, Message, Remove, Removed
 from streams.cli.worker import EXIT_BAD_RECORD
 from streams.cli.worker import EXIT_PROBLEM as WORKER_PROBLEM
 
@@ -47,7 +47,7 @@ Status = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class RestartPolicy:
-    """When a dead worker is started again: after a pause that grows, and not for ever."""
+    """Restarts of dead workers: after a pause that grows, and not for ever."""
 
     first_delay_seconds: float = 0.5
     max_delay_seconds: float = 30.0
@@ -78,25 +78,25 @@ class _Worker:
     instance_id: str
     restarts: Restarts
     process: subprocess.Popen[bytes] | None = None
-    line: Line | None = None  # while it runs
-    member: Member | None = None  # under which name the group knows it, as far as it said
+    channel: Channel | None = None  # while it runs
+    member: GroupIdentity | None = None  # the name by which the group knows the worker, once reported
     start_at: float | None = 0.0  # when to start it; None: it runs, or it is done
     starts: int = 0
 
 
 @dataclass
 class _Dead:
-    """A member that has to be removed from the group, until somebody says that it is."""
+    """A member that has to be removed from the group, until a worker reports that it is."""
 
     worker: _Worker
-    word: Remove
+    request: Remove
     since: float
 
 
 class Supervisor:
     """Starts ``workers`` processes of ``command`` and stays until all of them are done.
 
-    ``command`` gets the descriptor of its end of the line as its last argument. Worker ``n`` finds its name,
+    ``command`` gets the descriptor of its end of the channel as its last argument. Worker ``n`` finds its name,
     ``<instance_prefix>-<n>``, in ``KES_INSTANCE_ID``: the same name after each restart, so that transactional ids
     stay what they were. ``status`` is called with what happens, for people or programs to see.
     """
@@ -149,11 +149,11 @@ class Supervisor:
                 self._give_up_draining()
             if all(worker.process is None and worker.start_at is None for worker in self._workers):
                 return
-            lines = [worker.line for worker in self._workers if worker.line is not None]
-            for number in _signals(wake_read, lines, self._wait_seconds(time.monotonic())):
+            channels = [worker.channel for worker in self._workers if worker.channel is not None]
+            for number in _signals(wake_read, channels, self._wait_seconds(time.monotonic())):
                 if number in STOP_SIGNALS:
                     self._signalled(number)
-            self._hear()
+            self._receive()
 
     def _wait_seconds(self, now: float) -> float | None:
         due = [worker.start_at for worker in self._workers if worker.start_at is not None]
@@ -168,7 +168,7 @@ class Supervisor:
             worker.start_at = None
             worker.starts += 1
             ours, theirs = socket.socketpair()
-            worker.line = Line(ours)
+            worker.channel = Channel(ours)
             with theirs:
                 worker.process = subprocess.Popen(
                     [*self._command, str(theirs.fileno())],
@@ -177,9 +177,9 @@ class Supervisor:
                     process_group=0,  # Ctrl-C on the terminal is for the supervisor, which passes it on once
                     env={**os.environ, "KES_INSTANCE_ID": worker.instance_id},
                 )
-            self._tell("started", worker, pid=worker.process.pid, starts=worker.starts)
+            self._report("started", worker, pid=worker.process.pid, starts=worker.starts)
             for dead in self._dead.values():
-                worker.line.say(dead.word)
+                worker.channel.send(dead.request)
 
     def _reap(self, now: float) -> None:
         for worker in self._workers:
@@ -187,7 +187,7 @@ class Supervisor:
                 continue
             pid, worker.process = worker.process.pid, None
             self._bury(worker, now)
-            self._tell("exited", worker, pid=pid, code=code, reason=_reason(code))
+            self._report("exited", worker, pid=pid, code=code, reason=_reason(code))
             if self._stopping:
                 # SIGTERM itself ends a worker only before it has begun: there was nothing to drain.
                 if code not in (0, -signal.SIGTERM) and self._exit_code == EXIT_DONE:
@@ -197,57 +197,57 @@ class Supervisor:
             elif code != 0:
                 self._crashed(worker, now)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         for worker in self._workers:
-            for word in self._words_of(worker):
-                match word:
-                    case Member():
-                        worker.member = word
-                        if word.member_id:
-                            self._tell("joining", worker, member_id=word.member_id)
+            for message in self._messages_of(worker):
+                match message:
+                    case GroupIdentity():
+                        worker.member = message
+                        if message.member_id:
+                            self._report("joining", worker, member_id=message.member_id)
                     case Removed():
-                        dead = self._dead.pop(word.member_id, None)
-                        if dead is not None and word.found:
+                        dead = self._dead.pop(message.member_id, None)
+                        if dead is not None and message.found:
                             after = round(time.monotonic() - dead.since, 3)
-                            self._tell("removed", dead.worker, by=worker.instance_id, after_seconds=after)
+                            self._report("removed", dead.worker, by=worker.instance_id, after_seconds=after)
                     case _:
                         pass
 
     @staticmethod
-    def _words_of(worker: _Worker) -> list[Word]:
-        heard = None if worker.line is None else worker.line.hear()
-        if heard is None and worker.line is not None:  # closed by the worker, or with it
-            worker.line.close()
-            worker.line = None
-        return heard or []
+    def _messages_of(worker: _Worker) -> list[Message]:
+        received = None if worker.channel is None else worker.channel.receive()
+        if received is None and worker.channel is not None:  # closed by the worker, or with it
+            worker.channel.close()
+            worker.channel = None
+        return received or []
 
     def _bury(self, worker: _Worker, now: float) -> None:
-        """It is dead. If it was in a group, and did not say that it left, the others shall take it out."""
-        self._hear()  # its last words
-        if worker.line is not None:
-            worker.line.close()
-            worker.line = None
+        """Note a dead worker. If it was in a group, and did not report that it left, the others shall remove it."""
+        self._receive()  # its last messages
+        if worker.channel is not None:
+            worker.channel.close()
+            worker.channel = None
         member, worker.member = worker.member, None
         if member is None or not member.member_id:
             return
-        word = Remove(member.member_id, member.group_instance)
-        self._dead[member.member_id] = _Dead(worker, word, now)
+        request = Remove(member.member_id, member.group_instance)
+        self._dead[member.member_id] = _Dead(worker, request, now)
         while len(self._dead) > _REMEMBERED:  # their sessions have expired long ago
             del self._dead[next(iter(self._dead))]
         for other in self._workers:  # all of them: any may be frozen, or on its way out; repeating is harmless
-            if other.line is not None:
-                other.line.say(word)
+            if other.channel is not None:
+                other.channel.send(request)
 
     def _crashed(self, worker: _Worker, now: float) -> None:
         delay = worker.restarts.crashed(now)
         if delay is None:
-            self._tell(
+            self._report(
                 "gave up", worker, crashes=self._policy.max_crashes + 1, within_seconds=self._policy.window_seconds
             )
             self._stop_all(EXIT_GAVE_UP)
         else:
             worker.start_at = now + delay
-            self._tell("restarting", worker, in_seconds=delay)
+            self._report("restarting", worker, in_seconds=delay)
 
     def _signalled(self, number: int) -> None:
         if self._stop_signal is None:
@@ -278,7 +278,7 @@ class Supervisor:
             self._exit_code = 128 + (self._stop_signal or signal.SIGTERM)
         for worker in self._workers:
             if worker.process is not None:
-                self._tell("killed", worker, pid=worker.process.pid, reason="it did not drain in time")
+                self._report("killed", worker, pid=worker.process.pid, reason="it did not drain in time")
         self._kill()
 
     def _kill(self) -> None:
@@ -288,18 +288,18 @@ class Supervisor:
                 with contextlib.suppress(ProcessLookupError):  # its own children too: each worker leads a process group
                     os.killpg(worker.process.pid, signal.SIGKILL)
                 code = worker.process.wait()
-                self._tell("exited", worker, pid=worker.process.pid, code=code, reason=_reason(code))
+                self._report("exited", worker, pid=worker.process.pid, code=code, reason=_reason(code))
                 worker.process = None
-            if worker.line is not None:
-                worker.line.close()
-                worker.line = None
+            if worker.channel is not None:
+                worker.channel.close()
+                worker.channel = None
 
-    def _tell(self, event: str, worker: _Worker, **more: Any) -> None:
+    def _report(self, event: str, worker: _Worker, **more: Any) -> None:
         self._status({"event": event, "worker": worker.instance_id, **more})
 
 
 def worker_command(source: str, verbosity: int, gc_threshold: int) -> list[str]:
-    """The command line of one worker process, but for its last argument (its end of the line)."""
+    """The command line of one worker process, but for its last argument (its end of the channel)."""
     return [sys.executable, "-m", "streams.cli.worker", source, str(verbosity), str(gc_threshold)]
 
 
@@ -312,13 +312,13 @@ def _reason(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-def _signals(wake_read: int, lines: Sequence[Line], wait_seconds: float | None) -> bytes:
-    """Wait for signals, or for something on a line; return the signals' numbers, in the order of arrival."""
-    select.select([wake_read, *(line.fileno() for line in lines)], [], [], wait_seconds)
+def _signals(wake_read: int, channels: Sequence[Channel], wait_seconds: float | None) -> bytes:
+    """Wait for signals, or for a message on a channel; return the signals' numbers, in the order of arrival."""
+    select.select([wake_read, *(channel.fileno() for channel in channels)], [], [], wait_seconds)
     with contextlib.suppress(BlockingIOError):
         return os.read(wake_read, 4096)
     return b""
 
 
 def _taken(number: int, frame: FrameType | None) -> None:
-    """Its being a handler makes Python write the number to the wakeup descriptor; nothing else is to do."""
+    """Do nothing: that it is a handler makes Python write the signal's number to the wakeup descriptor."""

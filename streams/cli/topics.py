@@ -38,14 +38,14 @@ _Json = Annotated[bool, typer.Option("--json", help="One line of JSON instead of
 
 
 class Wanted(NamedTuple):
-    """A topic that is needed, and what for."""
+    """A topic that is needed, and its purpose."""
 
     purpose: str
     spec: TopicSpec
 
 
-class Verdict(NamedTuple):
-    """How one topic is: a state, and each difference as a sentence."""
+class TopicCheck(NamedTuple):
+    """State of one topic, and each difference as a sentence."""
 
     wanted: Wanted
     state: str
@@ -95,7 +95,7 @@ def grow(
     timeout: _Timeout = 30.0,
     json: _Json = False,
 ) -> None:
-    """Add partitions to the topics of an event source that nobody runs, until all have equally many.
+    """Add partitions to the topics of an event source that is stopped, until all have equally many.
 
     Keys move: most of the records that are written from now on go to other partitions than the state of their keys.
     That is right for a source without state, or whose keys are new every day; for others begin anew in new topics.
@@ -139,18 +139,18 @@ def wanted_topics(source: EventSource[Any], outputs: list[str]) -> list[Wanted]:
     return wanted
 
 
-def examine(admin: TopicAdmin, wanted: list[Wanted], timeout_seconds: float, *, create: bool) -> list[Verdict]:
+def examine(admin: TopicAdmin, wanted: list[Wanted], timeout_seconds: float, *, create: bool) -> list[TopicCheck]:
     """Compare, after creating what is missing if ``create``. Raises ``BrokerUnavailable``, ``TopicError``."""
     created = admin.create([entry.spec for entry in wanted], timeout_seconds) if create else []
     found = admin.describe([entry.spec.name for entry in wanted], timeout_seconds)
     return [_verdict(entry, found[entry.spec.name], entry.spec.name in created) for entry in wanted]
 
 
-def _verdict(wanted: Wanted, found: Any, created: bool) -> Verdict:
+def _verdict(wanted: Wanted, found: Any, created: bool) -> TopicCheck:
     if found is None:
-        return Verdict(wanted, MISSING, [])
+        return TopicCheck(wanted, MISSING, [])
     sentences = differences(wanted.spec, found)
-    return Verdict(wanted, DIFFERS if sentences else CREATED if created else AS_WANTED, sentences)
+    return TopicCheck(wanted, DIFFERS if sentences else CREATED if created else AS_WANTED, sentences)
 
 
 def _run(name: str, outputs: list[str], servers: str, timeout: float, *, json: bool, create: bool) -> None:
@@ -181,13 +181,13 @@ def _run(name: str, outputs: list[str], servers: str, timeout: float, *, json: b
         raise typer.Exit(1)
 
 
-def _facts(verdict: Verdict) -> dict[str, Any]:
+def _facts(verdict: TopicCheck) -> dict[str, Any]:
     spec = msgspec.structs.asdict(verdict.wanted.spec)
     del spec["may_have_more"]
     return {**spec, "purpose": verdict.wanted.purpose, "state": verdict.state, "differences": verdict.differences}
 
 
-def _table(verdicts: list[Verdict], create: bool) -> Table:
+def _table(verdicts: list[TopicCheck], create: bool) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("topic", overflow="fold")
     for name in ("purpose", "partitions", "replicas", "state"):
@@ -195,7 +195,7 @@ def _table(verdicts: list[Verdict], create: bool) -> Table:
     for wanted, state, _ in verdicts:
         spec = wanted.spec
         name = "\n".join([spec.name, *(f"  {key}={value}" for key, value in spec.configs.items())])
-        said = "would be created" if state == MISSING and not create else state
+        shown = "would be created" if state == MISSING and not create else state
         numbers = str(spec.partitions), str(spec.replication_factor)
-        table.add_row(name, wanted.purpose, *numbers, said, style=_STYLES[state])
+        table.add_row(name, wanted.purpose, *numbers, shown, style=_STYLES[state])
     return table

@@ -1,4 +1,4 @@
-"""``kes transactions``: what is open in the topics of an event source, and the end of what nobody else ends."""
+"""``kes transactions``: open transactions in the topics of an event source, and the end of those no client ends."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def abort(
     source: _Source,
     topic: Annotated[str, typer.Option(help="The topic.")],
     partition: Annotated[int, typer.Option(min=0, help="The partition.")],
-    start_offset: Annotated[int, typer.Option(min=0, help="Where the transaction begins, as `hanging` tells.")],
+    start_offset: Annotated[int, typer.Option(min=0, help="Where the transaction begins, as `hanging` shows it.")],
     min_age: Annotated[
         float,
         typer.Option(
@@ -158,7 +158,7 @@ def _table(found: list[OpenTransaction]) -> Table:
     table.add_column("state", no_wrap=True)
     for txn in found:
         numbers = (txn.partition, txn.start_offset, txn.producer_id, txn.producer_epoch)
-        owner, state = (txn.transactional_id, txn.state) if not txn.is_hanging else ("nobody's", "hanging")
+        owner, state = (txn.transactional_id, txn.state) if not txn.is_hanging else ("none", "hanging")
         style = "bold red" if txn.is_hanging else ""
         table.add_row(txn.topic, *map(str, numbers), owner, state, style=style)
     return table

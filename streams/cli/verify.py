@@ -26,7 +26,7 @@ from streams.events import event_type_of
 from streams.loading import described
 from streams.records import IncomingRecord, Record
 from streams.sak.murmur2 import partition_of
-from streams.testing.trial import Attack, Trial, Verdict
+from streams.testing.verification import Attack, Trial, Verdict
 
 app = typer.Typer()
 
@@ -61,10 +61,10 @@ def verify(
     of them a single worker handles it in peace; on the other one several do, under attack. Outputs per key and the
     state have to be the same. Nothing is written to your cluster. Handlers must be deterministic, and what they do
     outside of Kafka is done again. Time is real: timers that are not due when the input is handled do not fire, and
-    the answer says how many.
+    the answer counts them.
 
     Exit codes: 0 the same; 1 differences, or the trial could not be done (the workers' logs are kept then, the answer
-    says where); 2 wrong usage; 130, 143: ended by SIGINT, SIGTERM.
+    names their folder); 2 wrong usage; 130, 143: ended by SIGINT, SIGTERM.
     """
     found = named_source(source)
     config = found.config
@@ -75,8 +75,8 @@ def verify(
     attack = Attack(workers=workers, kills=kills, freezes=freezes, seed=drawn, patience_seconds=patience)
     notices().print(Text(f"{len(records):,} records, {kills} kills, {freezes} freezes, seed {drawn}"), soft_wrap=True)
     signal.signal(signal.SIGTERM, _terminated)  # what was started is ended, and what was written removed
-    with progress() as say:
-        trial = Trial(source, config, records, outputs=_outputs(output or []), any_order=any_order, say=say)
+    with progress() as report:
+        trial = Trial(source, config, records, outputs=_outputs(output or []), any_order=any_order, say=report)
         verdict = trial.run(attack)
     emit(msgspec.to_builtins(verdict), json, lambda: _text(verdict))
     if verdict.differences:
@@ -98,7 +98,7 @@ def _outputs(texts: Iterable[str]) -> dict[str, int]:
 
 
 def _made(function: str, limit: int, partitions: int) -> list[Record]:
-    """What the user's function yields, as records. ``ConfigError``: whatever goes wrong in it."""
+    """Make records of the yields of the user's function. ``ConfigError``: for all that goes wrong in it."""
     module, _, name = function.partition(":")
     try:
         make: Callable[[], Iterable[Any]] = getattr(import_module(module), name)
@@ -114,7 +114,7 @@ def _made(function: str, limit: int, partitions: int) -> list[Record]:
 
 
 def _record(function: str, item: Any, partitions: int) -> Record:
-    """One thing that the user's function yields: a record as it is, an event, or a pair of key and event."""
+    """Make a record of one yield of the user's function: a record as it is, an event, or a pair of key and event."""
     key, event = item if isinstance(item, tuple) and len(item) == 2 else (None, item)
     if not isinstance(key, str | bytes | None):
         raise ConfigError(f"--events {function!r} yields a key that is {type(key).__name__}; use str or bytes")

@@ -2,7 +2,7 @@
 
 Exit codes: 0 drained or finished; 78 a problem that a restart does not solve (a wrong setting, a topic that differs, a
 module that cannot be imported); 65 a record that fails at every start; 70 failed, worth another start. (Not 1 for the
-problem: an interpreter that dies of an exception also says 1, and that is worth another start.)
+problem: an interpreter that dies of an exception also exits with 1, and that is worth another start.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 
 from streams.cli.console import complain, configure_logging
 from streams.cli.failures import innermost
-from streams.cli.lifeline import Line, Member, Remove, Removed
+from streams.cli.supervisor_channel import Channel, GroupIdentity, Remove, Removed
+from streams.core.policy import FINAL
 from streams.errors import (
     ConfigError,
     EmbeddedBrokerError,
@@ -33,7 +34,6 @@ from streams.errors import (
     TopicError,
 )
 from streams.loading import described, load
-from streams.runtime.failures import FINAL
 from streams.statistics import SourceState
 
 log = logging.getLogger(__name__)
@@ -42,28 +42,28 @@ EXIT_PROBLEM = 78
 EXIT_FAILED = 70
 EXIT_BAD_RECORD = 65
 GC_THRESHOLD = 5_000
-"""Python's own is 700 (3.11), for programs that make few objects and keep most. Jobs come by the thousand, live for a
-while and go together: with 5,000, and modules frozen, collecting took a third of the time
+"""Python's own threshold is 700 (3.11), for programs that make few objects and keep most. Jobs come by the thousand,
+live for a while and go together: with 5,000, and modules frozen, collecting took a third of the time
 (docs/internals/performance.md)."""
 ORPHAN_DRAIN_SECONDS = 10.0
 LOOK_SECONDS = 0.2
-"""Between two looks at the member id: what dies younger than that has its session waited out."""
+"""Between two looks at the member id: a worker that dies younger than that has its session waited out."""
 JOIN_FIRST_SECONDS = 1.0
-"""So long a member that has no name yet lets its own joining go first, before it removes another one: brokers make the
+"""Wait of a member without a name, so that it joins before it removes another one: brokers make the
 first member of an empty group wait for more (``group.initial.rebalance.delay.ms``, 3 s unless set)."""
 REMOVE_PATIENCE_SECONDS = 60.0
-"""For removing a dead member; its session is over by then."""
+"""Time limit for removing a dead member; its session is over by then."""
 _REMOVERS = (SourceState.RUNNING, SourceState.STOPPING)
-# For these somebody has to change something first: another start would end in the same way.
+# For these a setting or a topic has to be changed first: another start would end in the same way.
 NOT_FOR_RESTART = (ConfigError, RegistrationError, TopicError, OffsetError, EmbeddedBrokerError, MembershipFatal)
 
 
 def main(argv: Sequence[str]) -> int:
-    """``argv`` is source, verbosity, the collector's threshold, and the descriptor of the line to the supervisor."""
+    """``argv`` is source, verbosity, the collector's threshold, and the descriptor of the channel to the supervisor."""
     source, verbosity, gc_threshold, descriptor = argv
     name = os.environ.get("KES_INSTANCE_ID", "")
-    configure_logging(int(verbosity), who=name)
-    supervised = _Supervised(Line(socket.socket(fileno=int(descriptor))))
+    configure_logging(int(verbosity), name=name)
+    supervised = _Supervised(Channel(socket.socket(fileno=int(descriptor))))
     threading.Thread(target=supervised.attend, name="kes-supervisor-watch", daemon=True).start()
     try:
         supervised.source = load(source)
@@ -87,43 +87,45 @@ def collect_rarely(threshold: int) -> None:
 
 
 class _Supervised:
-    """The worker's side of the line: says under which name the group knows it, and removes those that died."""
+    """The worker's side of the channel: reports the name by which the group knows it, and removes members that died."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, channel: Channel) -> None:
         self.source: Any = None
-        self._line = line
-        self._said = ""
+        self._channel = channel
+        self._reported = ""
         self._gone = False
-        self._saying = threading.Lock()
+        self._reporting = threading.Lock()
 
     def attend(self) -> NoReturn:
         """Listen until the supervisor is gone, then drain as after SIGTERM; a drain that hangs is cut off."""
-        while (words := self._line.hear(LOOK_SECONDS)) is not None:
-            for word in words:
-                if isinstance(word, Remove):
-                    threading.Thread(target=self._remove, args=(word,), name="kes-remove-member", daemon=True).start()
-            self._say_member()
+        while (messages := self._channel.receive(LOOK_SECONDS)) is not None:
+            for message in messages:
+                if isinstance(message, Remove):
+                    threading.Thread(
+                        target=self._remove, args=(message,), name="kes-remove-member", daemon=True
+                    ).start()
+            self._report_member()
         log.warning("the supervisor is gone: draining")
         os.kill(os.getpid(), signal.SIGTERM)
         threading.Event().wait(ORPHAN_DRAIN_SECONDS)
         os._exit(EXIT_FAILED)
 
     def left(self) -> None:
-        """``run`` has ended well: there is nothing to remove (a static member keeps its place on purpose)."""
-        with self._saying:
+        """Report after a good end of ``run`` that there is nothing to remove (a static member keeps its place)."""
+        with self._reporting:
             self._gone = True
-            self._line.say(Member(""))
+            self._channel.send(GroupIdentity(""))
 
-    def _say_member(self) -> None:
-        with self._saying:
+    def _report_member(self) -> None:
+        with self._reporting:
             member_id = getattr(self.source, "member_id", "")
             # Never that it has none: that one was lost, or is being left, does no harm when it is removed, too.
-            if member_id and member_id != self._said and not self._gone:
-                self._said = member_id
-                self._line.say(Member(member_id, _group_instance(self.source)))
+            if member_id and member_id != self._reported and not self._gone:
+                self._reported = member_id
+                self._channel.send(GroupIdentity(member_id, _group_instance(self.source)))
 
-    def _remove(self, word: Remove) -> None:
-        """Have the group forget a dead member, once we can: our source may only just be starting."""
+    def _remove(self, request: Remove) -> None:
+        """Remove a dead member from the group, as soon as possible: our source may only just be starting."""
         deadline = time.monotonic() + REMOVE_PATIENCE_SECONDS
         remove = getattr(self.source, "remove_member", None)
         while remove is None or getattr(self.source, "state", None) not in _REMOVERS:
@@ -134,31 +136,31 @@ class _Supervised:
         join_first = time.monotonic() + JOIN_FIRST_SECONDS
         while not (own := getattr(self.source, "member_id", "")) and time.monotonic() < join_first:
             time.sleep(0.02)
-        if word.member_id == own:
+        if request.member_id == own:
             return
         try:
-            found = remove(word.member_id, word.group_instance, deadline - time.monotonic())
+            found = remove(request.member_id, request.group_instance, deadline - time.monotonic())
         except StreamsError as error:
             log.warning(
-                "the dead member %s could not be removed (%s): its session has to expire", word.member_id, error
+                "the dead member %s could not be removed (%s): its session has to expire", request.member_id, error
             )
             return
         if found:
-            log.info("removed the dead member %s from the group", word.member_id)
-        self._line.say(Removed(word.member_id, found))
+            log.info("removed the dead member %s from the group", request.member_id)
+        self._channel.send(Removed(request.member_id, found))
 
 
 def _group_instance(source: Any) -> str:
-    """Its group instance id, if it is a static member."""
-    config = getattr(source, "config", None)
-    if config is None or not getattr(config, "static_membership", False):
+    """Return the group instance id of a static member, or nothing."""
+    config: Any = getattr(source, "config", None)  # of any object that has a method run
+    if not getattr(getattr(config, "group", None), "static_membership", False):
         return ""
     return str(config.instance_id or os.environ.get("KES_INSTANCE_ID", ""))
 
 
 def _failed(name: str, error: Exception) -> int:
     if isinstance(error, StreamsError):
-        _tell(name, error)
+        _report(name, error)
     else:  # the user's code: its stack trace is what they need
         traceback.print_exception(error)
     if isinstance(error, EventFailure) and isinstance(error.__cause__, FINAL):
@@ -166,7 +168,7 @@ def _failed(name: str, error: Exception) -> int:
     return EXIT_PROBLEM if isinstance(error, NOT_FOR_RESTART) else EXIT_FAILED
 
 
-def _tell(name: str, error: StreamsError) -> None:
+def _report(name: str, error: StreamsError) -> None:
     if os.environ.get("KES_DEBUG") == "1":
         traceback.print_exception(error)
     cause = error.__cause__

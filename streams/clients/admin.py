@@ -1,4 +1,4 @@
-"""Topics and offsets, asked of and changed on the cluster."""
+"""Read and change the topics of a cluster and the offsets of its groups."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ logger = logging.getLogger(__name__)
 K = TypeVar("K")
 
 _untyped: Any = _admin
-"""The same module: its stubs do not re-export all names that its documentation has."""
+"""confluent-kafka's admin module without types: its stubs do not re-export all names that its documentation has."""
 _EARLIEST: Final = _untyped.OffsetSpec.earliest()
 _LATEST: Final = _untyped.OffsetSpec.latest()
 _ATTEMPT_SECONDS: Final = 3.0
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.5
-_HEAR_SECONDS: Final = 0.5
-"""How often the connections are listened to while an answer is waited for: they may all be refused."""
+_CALLBACK_SECONDS: Final = 0.5
+"""Interval of serving error callbacks while a call waits for an answer: all connections may be refused."""
 _STUCK: Final = frozenset(
     {
         KafkaError.FENCED_LEADER_EPOCH,
@@ -72,7 +72,7 @@ class Watermarks(msgspec.Struct, frozen=True):
 
 
 class PartitionLag(msgspec.Struct, frozen=True):
-    """What a group has still to read: ``end - committed``, as other tools have it, transaction markers included.
+    """Lag of a group in a partition: ``end - committed``, as other tools have it, transaction markers included.
 
     ``committed`` is ``None`` where the group has no offset; ``lag`` counts from ``start`` then.
     """
@@ -104,8 +104,8 @@ class TopicAdmin:
     """Requests about topics and offsets. May be used by any thread; every method blocks.
 
     Each is bounded by its timeout. What passes (an election, a coordinator that is loading) is tried again until then;
-    afterwards ``BrokerUnavailable``, with the addresses and the last that was heard. ``TopicError``: the request itself
-    is refused; ``ConfigError``: the credentials are.
+    afterwards ``BrokerUnavailable``, with the addresses and the last error of a connection. ``TopicError``: the request
+    itself is refused; ``ConfigError``: the credentials are.
     """
 
     def __init__(self, settings: ClientSettings) -> None:
@@ -116,7 +116,7 @@ class TopicAdmin:
         self._client: AdminClient = build(AdminClient, settings.admin(), self._connection)
 
     def describe(self, names: Collection[str], timeout_seconds: float = 10.0) -> dict[str, TopicDescription | None]:
-        """What is there; ``None`` for a topic that does not exist. Never creates one (as a metadata request may)."""
+        """Describe topics; ``None`` for one that does not exist. Never creates one (as a metadata request may)."""
         deadline = time.monotonic() + timeout_seconds
         found = self._layouts(names, deadline)
         configs = self._configs([name for name in names if found[name] is not None], deadline)
@@ -145,7 +145,7 @@ class TopicAdmin:
         """Create what is missing, and wait until every partition of all ``specs`` has a leader.
 
         Returns the names of the topics that this call made. Topics that exist are left as they are (ask
-        ``differences``), also when somebody else makes one at the same moment. Repeating is harmless.
+        ``differences``), also when another client makes one at the same moment. Repeating is harmless.
         """
         deadline = time.monotonic() + timeout_seconds
         names = [spec.name for spec in specs]
@@ -180,7 +180,7 @@ class TopicAdmin:
         )
 
     def differences(self, specs: Sequence[TopicSpec], timeout_seconds: float = 10.0) -> list[str]:
-        """How the cluster differs from ``specs``: one sentence each, naming topic and setting. Empty: it does not."""
+        """List the differences of the cluster from ``specs``: one sentence each, naming topic and setting."""
         found = self.describe([spec.name for spec in specs], timeout_seconds)
         return [sentence for spec in specs for sentence in differences(spec, found[spec.name])]
 
@@ -233,7 +233,7 @@ class TopicAdmin:
             consumer.close()
 
     def lag(self, group: str, topic: str, timeout_seconds: float = 10.0) -> list[PartitionLag]:
-        """Where the group stands in every partition of ``topic``, by partition."""
+        """Return the group's lag in every partition of ``topic``, by partition."""
         return standing(self.committed(group, topic, timeout_seconds), self.watermarks(topic, None, timeout_seconds))
 
     def close(self) -> None:
@@ -262,7 +262,7 @@ class TopicAdmin:
                 if not errors:
                     return {position.partition: position.offset for position in positions if position.offset >= 0}
                 error = errors[0]
-            consumer.poll(0)  # hear what the connections have to say
+            consumer.poll(0)  # serve the error callback
             left = deadline - time.monotonic()
             if error.code() not in NO_ANSWER or left <= 0:
                 step = f"reading the committed offsets of group {group}"
@@ -358,7 +358,7 @@ class TopicAdmin:
                 self._connection.on_answer()
                 return results
             key, error = failed
-            client.poll(0)  # hear what the connections have to say
+            client.poll(0)  # serve the error callback
             left = deadline - time.monotonic()
             if error.code() not in NO_ANSWER or left <= 0:
                 raise request_failed(
@@ -383,7 +383,7 @@ def all_led(topic: Any) -> bool:
 
 
 def differences(spec: TopicSpec, found: TopicDescription | None) -> list[str]:
-    """How a topic differs from what it must be, one sentence each. Of its settings only ``spec.configs`` count."""
+    """List the differences of a topic from ``spec``, one sentence each. Of its settings only ``spec.configs`` count."""
     if found is None:
         return [missing(spec.name)]
     sentences = []
@@ -422,7 +422,7 @@ def _gather(
     deadline = time.monotonic() + seconds + 1.0
     for key, future in futures.items():
         while not future.done() and time.monotonic() < deadline:
-            wait([future], min(_HEAR_SECONDS, seconds))
+            wait([future], min(_CALLBACK_SECONDS, seconds))
             client.poll(0)
         try:
             results[key] = future.result(0)

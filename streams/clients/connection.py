@@ -1,8 +1,8 @@
-"""What is heard of a client's connections: told once per change, never once per attempt.
+"""Log the state of a client's connections: once per change, never once per attempt.
 
-librdkafka tells of every failed attempt to connect, several times a second while a broker is away, both in its log
-and in its error callback. Here the first becomes debug output, and the second one line when the cluster is lost and
-one when it is back.
+librdkafka reports every failed attempt to connect, several times a second while a broker is away, both in its log
+and in its error callback. Here its log becomes debug output; of the callbacks one line is logged when the cluster is
+lost, and one when it is back.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 _CHATTER: Final = frozenset(
     {"FAIL", "ERROR", "CONNFAIL", "DISCONN", "RESOLVE", "BROKERDOWN", "REQTMOUT", "CONFWARN", "TERMINATE", "GETPID"}
 )
-"""Facilities of librdkafka's log that repeat what the error callback says, or warn of a setting that only other
-kinds of clients use (one set of overrides serves producers, consumers and admin clients), or tell that a coordinator
+"""Facilities of librdkafka's log that repeat the error callback, or warn of a setting that only other
+kinds of clients use (one set of overrides serves producers, consumers and admin clients), or report that a coordinator
 is still loading (``GETPID``: the call that waits for it has its own error)."""
 
 _LEADERS_SECONDS: Final = 1.0
@@ -52,18 +52,18 @@ class ConnectionLog:
             logger.warning("%s: Kafka at %s can not be reached (%s), trying on", self.client, self.addresses, reason)
 
     def take_topic_errors(self) -> list[KafkaError]:
-        """What was said about topics since the last call: consumers hear of a missing topic here, not by a message."""
+        """Return the errors about topics since the last call: a missing topic is reported here, not by a message."""
         taken, self._about_topics = self._about_topics, []
         return taken
 
     def on_answer(self) -> None:
-        """Something came from a broker."""
+        """Note that a broker answered."""
         if self.down:
             self.down = False
             logger.info("%s: Kafka at %s answers again", self.client, self.addresses)
 
     def log(self, level: int, _format: str, facility: str, _name: str, text: str) -> None:
-        """What confluent-kafka calls as ``logger.log``: a line of librdkafka's own log."""
+        """Log a line of librdkafka's own log: confluent-kafka calls this as ``logger.log``."""
         logger.log(
             logging.DEBUG if facility in _CHATTER else min(level, logging.WARNING),
             "%s: %s %s",
@@ -74,8 +74,8 @@ class ConnectionLog:
 
 
 def find_leaders(consumer: Consumer, topic: str) -> bool:
-    """Have a consumer learn where a topic is that it was just assigned for the first time. ``False``: nobody answered
-    within a second.
+    """Fetch the leaders of a topic that the consumer was just assigned for the first time. ``False``: no broker
+    answered within a second.
 
     librdkafka asks by a timer of one second: the first record came after 590 ms (median; 146 to 992), with this after
     1.4 ms. Before the assignment it would do as well, but what is learnt is forgotten after 15 minutes.

@@ -1,4 +1,4 @@
-"""Whether a group stands still and has no past: asked before somebody else writes what only its members write."""
+"""Check that a group stands still and has no past, before a tool writes what only the group's members write."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ class GroupChecks:
         self._refuse_position(self.committed(list(range(self._config.num_partitions))))
 
     def refuse_if_begun(self) -> None:
-        """The same, from within a transaction that has sent offsets for the group: while they are pending there is no
-        barrier to wait for."""
+        """Refuse as ``refuse_unless_at_rest`` does, from within a transaction that has sent offsets for the group:
+        while they are pending there is no barrier to wait for."""
         self.refuse_if_alive()
         group = self._questions.look(self._config.group_id, self._seconds)
         self._refuse_position(group.committed.get(self._config.offsets_topic, {}))
@@ -151,7 +151,7 @@ class GroupChecks:
                 try:
                     raise_for(entry.error_code)
                 except kafka_errors.UnknownMemberIdError as error:  # commits from outside are for empty groups
-                    raise _is_alive(config, "somebody has joined") from error
+                    raise _is_alive(config, "a member has joined") from error
 
         async def work() -> None:
             await self._client.connected(deadline)

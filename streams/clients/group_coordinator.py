@@ -32,38 +32,39 @@ FATAL = (
     kafka_errors.GroupMaxSizeReachedError,
     kafka_errors.UnsupportedVersionError,
 )
-"""What trying again does not cure."""
+"""Errors that trying again does not cure."""
 
 
 class Hooks(Protocol):
-    """What the coordinator client asks of, and tells, the membership. All on the IO thread."""
+    """Calls of the coordinator client to the membership. All on the IO thread."""
 
     def subscriptions(self) -> list[tuple[str, bytes]]:
         """(protocol, bytes) for the next JoinGroup, the preferred protocol first."""
         ...
 
     def lead(self, protocol: str, members: dict[str, bytes]) -> dict[str, bytes]:
-        """Member id -> subscription to member id -> assignment, by the protocol chosen. Heartbeats wait for it."""
+        """Assign as leader: member id -> subscription to member id -> assignment, by the protocol chosen. Heartbeats
+        wait for it."""
         ...
 
     def published(self, generation: int, member_id: str) -> None:
-        """The JoinGroup answer is here: this generation is valid for commits from now on."""
+        """Take the JoinGroup answer: this generation is valid for commits from now on."""
         ...
 
     async def joined(self, generation: int, data: bytes) -> None:
-        """The rebalance is complete. Heartbeats go on while this takes its time."""
+        """Apply the assignment of a complete rebalance. Heartbeats go on meanwhile."""
         ...
 
     def voided(self, reason: str) -> None:
-        """The membership is gone; nothing that was owned is owned any more."""
+        """Void the membership: nothing that was owned is owned any more."""
         ...
 
     def woken(self) -> None:
-        """There is something to do for the main coroutine."""
+        """Wake the main coroutine: it has something to do."""
         ...
 
     def fatal(self, error: BaseException) -> None:
-        """The group will not have this member."""
+        """End the membership: the group refuses this member."""
         ...
 
 
@@ -137,7 +138,8 @@ class GroupCoordinator(BaseCoordinator):
         return answer
 
     async def maybe_leave_group_async(self, reason: str | None = None, timeout_ms: float | None = None) -> None:
-        # Called by kafka-python when nobody polled for the rebalance timeout. It asks first, and forgets afterwards.
+        # Called by kafka-python when there was no poll for the rebalance timeout. It sends LeaveGroup and resets the
+        # generation afterwards, so everything is voided before.
         reason = reason or "no progress for the rebalance timeout"
         self._hooks.voided(reason)
         await super().maybe_leave_group_async(reason, timeout_ms)
@@ -163,7 +165,7 @@ class GroupCoordinator(BaseCoordinator):
     # ------------------------------------------------------------------ ours
 
     async def _leave_as(self, member_id: str) -> None:
-        """Or the others would wait for this id until its session is over."""
+        """Leave the group as this id, or the other members would wait for it until its session is over."""
         with contextlib.suppress(kafka_errors.KafkaError):
             await leave_group(self._connections, self.group_id, member_id, None, time.monotonic() + _LEAVE_SECONDS)
 
@@ -174,12 +176,12 @@ class GroupCoordinator(BaseCoordinator):
 
     @property
     def member_id(self) -> str:
-        """The broker's name for this member, empty before the first answer."""
+        """Member id from the broker, empty before the first answer."""
         member_id: str = self._generation.member_id
         return member_id
 
     def stop(self) -> None:
-        """No more joining, no more heartbeats."""
+        """End joining and heartbeats."""
         self._closing = True
         self._close_heartbeat()
 
@@ -187,7 +189,7 @@ class GroupCoordinator(BaseCoordinator):
 def explained(
     error: BaseException, client: KafkaPythonClient, group_id: str, instance: str, strategies: tuple[str, ...]
 ) -> StreamsError:
-    """One of ``FATAL`` in our words: what the group refuses, and what to do."""
+    """Translate one of ``FATAL``: the message names the refusal and the remedy."""
     group = f"group {group_id}"
     if isinstance(error, kafka_errors.InvalidSessionTimeoutError):
         return ConfigError(

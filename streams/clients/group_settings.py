@@ -1,8 +1,7 @@
-"""What a member of a group has to know, checked when it is built, before anything is connected."""
+"""Settings of a group member, checked when they are built, before anything is connected."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -71,27 +70,3 @@ class GroupSettings:
             "heartbeat_interval_ms": self.heartbeat_interval_ms,
             "max_poll_interval_ms": self.rebalance_timeout_ms,
         }
-
-
-class Patience:
-    """Trouble that may pass by itself, and how long it is put up with."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._until: float | None = None
-
-    def begins(self) -> bool:
-        """The trouble was met: is it new?"""
-        if self._until is not None:
-            return False
-        self._until = time.monotonic() + self._seconds
-        return True
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it lasts too long."""
-        return self._until is not None and time.monotonic() > self._until
-
-    def passed(self) -> None:
-        """The trouble is over."""
-        self._until = None

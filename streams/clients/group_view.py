@@ -1,7 +1,8 @@
-"""A consumer group as its coordinator describes it: who is in it, and what the members and their leader last said.
+"""A consumer group as its coordinator describes it: its members, their last reports and assignments.
 
-What our members say travels as user data (``group_wire``), and a broker shows it as long as the group is stable. Of
-other members, and of groups of the broker's own protocol (KIP-848), Kafka's own part is read: topics and partitions.
+Reports and assignments of our members travel as user data (``group_wire``), which a broker shows as long as the group
+is stable. Of other members, and of groups of the broker's own protocol (KIP-848), Kafka's own part is read: topics and
+partitions.
 
 Threads: ``GroupQuestions`` blocks, and may be used by any thread but its own IO thread.
 """
@@ -44,10 +45,10 @@ Offsets = dict[str, dict[int, int]]
 
 class MemberView(msgspec.Struct, frozen=True, kw_only=True):
     """One member. ``instance``: its stable name, or its client id. ``static``: the group knows it by that name.
-    ``topics``: what it reads. ``owned``: what it was assigned, in Kafka's words; ``target``: what it shall have in the
-    end, told by KIP-848 groups only. ``report`` and ``assignment``: what it said when it joined last, and what it was
-    answered, if it is one of ours and the group is stable. ``since``: when it was started, by its own clock (seconds
-    since the epoch). ``problem``: why what it said is not shown."""
+    ``topics``: those it reads. ``owned``: its partitions by Kafka's own part of the assignment; ``target``: those it
+    shall have in the end (KIP-848 groups only). ``report`` and ``assignment``: sent in its last JoinGroup and in the
+    answer to it, if it is one of ours and the group is stable. ``since``: when it was started, by its own clock
+    (seconds since the epoch). ``problem``: why report and assignment are not shown."""
 
     member_id: str
     instance: str
@@ -79,7 +80,7 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def settled(self) -> bool:
-        """Whether the members' words are shown: no rebalance is under way."""
+        """Whether reports and assignments are shown: no rebalance is under way."""
         return self.kind == BROKER or self.state not in ("PreparingRebalance", "CompletingRebalance")
 
 
@@ -146,7 +147,7 @@ class GroupQuestions:
 
 
 def classic_view(group: str, found: Any, committed: Offsets | None = None) -> GroupView:
-    """From a DescribeGroups answer. Nothing in it is trusted."""
+    """Read a DescribeGroups answer. Nothing in it is trusted."""
     members = [_classic_member(entry, found.protocol_type, found.protocol_data) for entry in found.members]
     return GroupView(
         group=group,
@@ -159,7 +160,7 @@ def classic_view(group: str, found: Any, committed: Offsets | None = None) -> Gr
 
 
 def broker_view(group: str, found: Any, committed: Offsets | None = None) -> GroupView:
-    """From a ConsumerGroupDescribe answer."""
+    """Read a ConsumerGroupDescribe answer."""
     members = [
         MemberView(
             member_id=entry.member_id,
@@ -192,26 +193,26 @@ def _classic_member(entry: Any, protocol_type: str, protocol: str) -> MemberView
         client_id=entry.client_id,
         host=entry.client_host.lstrip("/"),
     )
-    said, answered = bytes(entry.member_metadata), bytes(entry.member_assignment)
-    if not said and not answered:
+    metadata, answered = bytes(entry.member_metadata), bytes(entry.member_assignment)
+    if not metadata and not answered:
         return member  # a rebalance is under way
     if protocol_type != "consumer":
         return msgspec.structs.replace(member, problem=f"it is no consumer (protocol type {protocol_type!r})")
     changes: dict[str, Any] = {}
     try:
-        changes["topics"] = tuple(sorted(ConsumerProtocolSubscription.decode(said).topics)) if said else ()
+        changes["topics"] = tuple(sorted(ConsumerProtocolSubscription.decode(metadata).topics)) if metadata else ()
         changes["owned"] = _assigned_places(answered) if answered else {}
     except Exception as error:  # a parser of foreign bytes: struct.error, UnicodeDecodeError, MemoryError, ...
         return msgspec.structs.replace(member, problem=f"it speaks another protocol ({type(error).__name__})")
     member = msgspec.structs.replace(member, **changes)
-    return _with_our_words(member, said, answered) if protocol.startswith(_OURS) else member
+    return _with_user_data(member, metadata, answered) if protocol.startswith(_OURS) else member
 
 
-def _with_our_words(member: MemberView, said: bytes, answered: bytes) -> MemberView:
-    """The same member with its report and assignment, if it is one of ours."""
+def _with_user_data(member: MemberView, metadata: bytes, answered: bytes) -> MemberView:
+    """Add report and assignment to the member, if it is one of ours."""
     if len(member.topics) != 1:
         return msgspec.structs.replace(member, problem=f"it reads {len(member.topics)} topics")
-    report, wrong = group_wire.decode_report(member.topics[0], member.member_id, said)
+    report, wrong = group_wire.decode_report(member.topics[0], member.member_id, metadata)
     if wrong is not None:
         return msgspec.structs.replace(member, problem=wrong)
     try:

@@ -25,7 +25,8 @@ from streams.group import Assignment, Copies, MemberReport
 
 _VERSION = 2
 _MOST_BYTES = 4 * 1024 * 1024
-"""Of user data. A broker takes some 1 MB for a whole group (``message.max.bytes``: one record of its offsets log)."""
+"""Limit of user data, in bytes. A broker takes some 1 MB for a whole group (``message.max.bytes``: one record of its
+offsets log)."""
 _SUBSCRIPTION_VERSION = 3  # has owned partitions and generation; broker and tools read any version
 _report_decoder = msgspec.msgpack.Decoder(MemberReport)
 _assignment_decoder = msgspec.msgpack.Decoder(Assignment)
@@ -67,7 +68,7 @@ def group_metadata(group_id: str, generation: int, member_id: str, group_instanc
 
 
 def encode_report(topic: str, report: MemberReport) -> bytes:
-    """A JoinGroup subscription that carries the report, and says in Kafka's own words what is owned."""
+    """Encode a JoinGroup subscription: the report as user data, the owned partitions in Kafka's own fields too."""
     owned: list[Any] = []
     if report.owned:
         owned = [ConsumerProtocolSubscription.TopicPartition(topic=topic, partitions=sorted(report.owned))]
@@ -86,7 +87,7 @@ def decode_report(topic: str, member_id: str, data: bytes) -> tuple[MemberReport
     """A member's report, and what is wrong with it (``None``: nothing).
 
     A member that cannot be understood (another topic, another version, foreign user data) is reported as one that
-    leaves: it keeps what Kafka's own part says that it owns until it gave it up, and gets nothing new.
+    leaves: it keeps the partitions in Kafka's own field of owned ones until it gave them up, and gets no new ones.
     """
     foreign = MemberReport(instance=f"?{member_id}", leaving=True)
     try:
@@ -110,7 +111,7 @@ def decode_report(topic: str, member_id: str, data: bytes) -> tuple[MemberReport
 
 
 def within(partitions: int, report: MemberReport) -> MemberReport:
-    """The report without partitions that the topic does not have here: nobody owns them, moves them or copies them."""
+    """Remove partitions from a report that the topic does not have here: no member owns, moves or copies them."""
 
     def known(numbers: Collection[int]) -> frozenset[int]:
         return frozenset(number for number in numbers if 0 <= number < partitions)
@@ -156,7 +157,7 @@ def _is_name(value: str) -> bool:
 
 
 def encode_assignment(topic: str, assignment: Assignment) -> bytes:
-    """A SyncGroup assignment that carries ours, and says in Kafka's own words what is assigned."""
+    """Encode a SyncGroup assignment: ours as user data, the assigned partitions in Kafka's own fields too."""
     encoded: bytes = ConsumerProtocolAssignment(
         version=_SUBSCRIPTION_VERSION,
         assigned_partitions=[(topic, sorted(assignment.own))] if assignment.own else [],

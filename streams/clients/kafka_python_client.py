@@ -35,10 +35,10 @@ GROUP, TRANSACTION = 0, 1
 """Kinds of coordinators."""
 
 REQUEST_TIMEOUT_MS = 10_000
-"""For an answer, before the connection is taken for dead. A JoinGroup has its own, from the rebalance timeout."""
+"""Time for an answer, before the connection is taken for dead. A JoinGroup has its own, from the rebalance timeout."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.2  # seconds between tries of one request
-_SAY_UNREACHABLE_AFTER = 2.0  # seconds
+_LOG_UNREACHABLE_AFTER = 2.0  # seconds
 _HANDSHAKE_MS = 5000
 
 
@@ -74,7 +74,7 @@ class _Manager(KafkaConnectionManager):
         return transport
 
     async def _build_tls(self, node: Any, timeout_at: float | None) -> Any:
-        """As kafka-python does it; but the handshake has a time limit, and its socket is closed when it fails."""
+        """Open a TLS connection as kafka-python does, but with a time limit; a failed handshake closes its socket."""
         options, proxy = self.config["socket_options"], self.config["proxy_url"]
         sock = await create_connection(self._net, node.host, node.port, options, proxy, timeout_at)
         transport = KafkaSSLTransport(self._net, sock, host=node.host, ssl_context=self.config["ssl_context"])
@@ -89,7 +89,7 @@ class _Manager(KafkaConnectionManager):
 
 
 class _Loop(NetworkSelector):
-    """Tells when it ends by an error; kafka-python's dies silently, and heartbeats with it."""
+    """Reports its end by an error to ``on_crash``; kafka-python's loop dies silently, and heartbeats with it."""
 
     on_crash: Callable[[BaseException], None] | None = None
 
@@ -128,7 +128,7 @@ class KafkaPythonClient:
         self.manager: Any = _Manager(self.net, **settings)
         self.kafka: Any = KafkaNetClient(net=self.net, manager=self.manager)
         self._closed = False
-        self._asking: set[Future[Any]] | None = set()  # calls that wait; None: closed, nobody is going to answer
+        self._asking: set[Future[Any]] | None = set()  # calls that wait; None: closed, no answer will come
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -173,7 +173,7 @@ class KafkaPythonClient:
                     self._asking.discard(answer)
 
     def post(self, work: Callable[[], Any]) -> bool:
-        """Have ``work`` (a function or a coroutine function) run on the IO thread. ``False``: that has ended."""
+        """Run ``work`` (a function or a coroutine function) on the IO thread. ``False``: that thread has ended."""
         try:
             self.net.call_soon_threadsafe(work)
         except Exception:  # closed: RuntimeError; crashed: whatever it crashed with
@@ -181,7 +181,7 @@ class KafkaPythonClient:
         return True
 
     def close(self, timeout_seconds: float) -> None:
-        """End the IO thread and all connections; who waits for an answer is told. Repeating it is harmless."""
+        """End the IO thread and all connections; calls that wait for an answer fail. Repeating it is harmless."""
         if self._closed:
             return
         self._closed = True
@@ -223,9 +223,9 @@ class KafkaPythonClient:
     # ------------------------------------------------------------------ for the IO thread
 
     async def connected(self, deadline: float = float("inf"), *, quiet: bool = False) -> None:
-        """Return when a broker answered; log once that none does, unless the caller tells it (``quiet``). Raises what
-        trying cannot cure, and at a deadline."""
-        said, start = False, time.monotonic()
+        """Wait until a broker has answered; log once that none does, unless the caller logs it (``quiet``). Raises
+        what trying cannot cure, and at a deadline."""
+        logged, start = False, time.monotonic()
         bootstrap = self.manager.bootstrap_async(None)
         while not bootstrap.succeeded():
             if time.monotonic() >= deadline:
@@ -237,14 +237,14 @@ class KafkaPythonClient:
                 if not bootstrap.exception.retriable:
                     raise self.translated(bootstrap.exception, "connecting") from bootstrap.exception
                 bootstrap = self.manager.bootstrap_async(None)
-            if not (said or quiet) and time.monotonic() - start > _SAY_UNREACHABLE_AFTER:
-                said = True
+            if not (logged or quiet) and time.monotonic() - start > _LOG_UNREACHABLE_AFTER:
+                logged = True
                 log.warning("no broker answers at %s (%s); trying on", self.addresses, self.manager.last_failure)
-        if said:
+        if logged:
             log.info("broker at %s answers", self.addresses)
 
     def _raise_hopeless(self) -> None:
-        """Wrong credentials or a certificate that does not fit will not get better by trying again."""
+        """Raise for wrong credentials and certificates that do not fit: trying again does not cure them."""
         for error in self.manager._auth_failures.values():
             raise self.translated(error, "connecting") from error
         cause: BaseException | None = self.manager.last_failure
@@ -257,12 +257,12 @@ class KafkaPythonClient:
             cause = cause.__cause__ or cause.__context__
 
     async def send(self, request: Any, node: int | str | None, deadline: float) -> Any:
-        """One request, one answer. Raises ``KafkaError`` when there is none before the deadline."""
+        """Send one request and return its answer. Raises ``KafkaError`` when there is none before the deadline."""
         left = max(1.0, (deadline - time.monotonic()) * 1000)
         return await self.manager.wait_for(self.manager.send(request, node_id=node), left)
 
     async def coordinator(self, kind: int, key: str, deadline: float) -> int:
-        """The broker that coordinates a group or a transactional id. Asked each time: the answer moves with leaders."""
+        """Find the broker that coordinates a group or a transactional id. Not cached: it moves with its leader."""
         request = FindCoordinatorRequest(key=key, key_type=kind, coordinator_keys=[key])
         answer = await self.send(request, None, deadline)
         found = answer.coordinators[0] if answer.coordinators else answer
@@ -299,7 +299,7 @@ class KafkaPythonClient:
             pause = _FIRST_PAUSE if patient else min(pause * 2, _LONGEST_PAUSE)
 
     def translated(self, error: BaseException, step: str) -> StreamsError:
-        """A kafka-python error in our words. Messages name the step and the addresses, never credentials."""
+        """Translate a kafka-python error into ours. Messages name the step and the addresses, never credentials."""
         where = f"{step} at {self.addresses}"
         if isinstance(error, kafka_errors.SaslAuthenticationFailedError | kafka_errors.UnsupportedSaslMechanismError):
             return ConfigError(
@@ -317,7 +317,7 @@ class KafkaPythonClient:
 
 
 def _fail(answer: Future[Any], error: BaseException) -> None:
-    with contextlib.suppress(InvalidStateError):  # told already, by the thread or by who closes the client
+    with contextlib.suppress(InvalidStateError):  # set already, by the IO thread or by ``close``
         answer.set_exception(error)
 
 

@@ -1,7 +1,7 @@
-"""Security settings of librdkafka, said to kafka-python: one set of settings serves both clients.
+"""Security settings of librdkafka, translated for kafka-python: one set of settings serves both clients.
 
 A setting that has no counterpart is refused (``ConfigError``), never dropped: a member that connects with less security
-than was asked for would be worse than none. Messages name settings and files, never values of secrets.
+than its settings demand would be worse than none. Messages name settings and files, never values of secrets.
 """
 
 from __future__ import annotations
@@ -152,5 +152,5 @@ class _TokenProvider(AbstractTokenProvider):
         return str(answer[0])
 
     def extensions(self) -> dict[str, str]:
-        """Those that came with the last token."""
+        """Return the extensions that came with the last token."""
         return self._extensions

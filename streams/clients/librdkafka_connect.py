@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 CLASSIC: Final = ("cooperative-sticky", "range", "roundrobin")
 """librdkafka's own assignors, which are the strategies of the same names."""
 EAGER: Final = frozenset({"range", "roundrobin"})
-"""Those that take everything from everybody at each rebalance."""
+"""Assignors that revoke all partitions of all members at each rebalance."""
 BROKER_SIDE: Final = {"cooperative-sticky": "uniform", "range": "range"}
 """Strategies by the broker's assignor that does the same: ``uniform`` is sticky and moves one by one."""
 
@@ -92,7 +92,7 @@ def connect_librdkafka_group(
         "client.id": instance,  # by which the others know our instance name
         "group.id": group_id,
         "max.poll.interval.ms": rebalance_timeout_ms,
-        "log_level": 2,  # what matters is told in our words
+        "log_level": 2,  # the toolkit logs what matters itself
     }
     if static:
         config["group.instance.id"] = instance
@@ -115,8 +115,8 @@ def connect_librdkafka_group(
     client = KafkaPythonClient(settings.bootstrap_servers, instance, security or {})
     take_over = RosterTakeOver(client, group_id, topic, instance=instance, changelog=changelog)
 
-    def make_consumer(heard: ConnectionLog) -> Consumer:
-        return build(Consumer, config, heard)
+    def make_consumer(connection_log: ConnectionLog) -> Consumer:
+        return build(Consumer, config, connection_log)
 
     def check(roster: Roster) -> float:
         if not broker_side:
@@ -155,21 +155,21 @@ def no_other_protocol(group_id: str, roster: Roster) -> None:
 
 
 def broker_session_ms(take_over: RosterTakeOver, group_id: str, transaction_timeout_ms: int) -> int:
-    """The group's session timeout as the broker has it. ``ConfigError`` if the transaction timeout does not fit."""
-    told = take_over.group_settings(time.monotonic() + 2.0).get("consumer.session.timeout.ms", "")
-    if not told:
+    """Return the broker's session timeout of the group. ``ConfigError`` if the transaction timeout does not fit."""
+    setting = take_over.group_settings(time.monotonic() + 2.0).get("consumer.session.timeout.ms", "")
+    if not setting:
         log.warning(
-            "group %s: the broker does not tell the session timeout of the group (consumer.session.timeout.ms); it "
+            "group %s: the broker does not report the session timeout of the group (consumer.session.timeout.ms); it "
             "must be above transaction_timeout_seconds (%g)",
             group_id,
             transaction_timeout_ms / 1000,
         )
         return _DEFAULT_SESSION_MS
-    if int(told) <= transaction_timeout_ms:
+    if int(setting) <= transaction_timeout_ms:
         raise ConfigError(
             f"transaction_timeout_seconds ({transaction_timeout_ms / 1000:g}) must be smaller than the session timeout "
-            f"that the broker has for group {group_id}, {int(told) / 1000:g} s: lower it, or raise "
+            f"that the broker has for group {group_id}, {int(setting) / 1000:g} s: lower it, or raise "
             "consumer.session.timeout.ms of the group (kafka-configs.sh --entity-type groups)"
         )
-    log.info("group %s: the broker's session timeout is %g s", group_id, int(told) / 1000)
-    return int(told)
+    log.info("group %s: the broker's session timeout is %g s", group_id, int(setting) / 1000)
+    return int(setting)

@@ -1,7 +1,7 @@
 """A group whose members are librdkafka's: its settings, its members, and the questions of a take-over.
 
-librdkafka's members carry no data of ours, so nobody tells them who the other members are. Their client id is their
-instance name instead (that of kafka-python members is too), and the coordinator is asked for the list.
+librdkafka's members carry no data of ours, so no assignment names the other members. Their client id is their
+instance name instead (that of kafka-python members is too), and the coordinator lists the members.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GROUP_RESOURCE = 32
 _ApiMessage: Any = import_module("kafka.protocol.api_message").ApiMessage
 
 
-class Member(msgspec.Struct, frozen=True):
+class RosterMember(msgspec.Struct, frozen=True):
     """One member as the coordinator knows it. ``client_id`` is its instance name, if it is a member of ours."""
 
     member_id: str
@@ -36,18 +36,18 @@ class Member(msgspec.Struct, frozen=True):
 
 class Roster(msgspec.Struct, frozen=True):
     """The members of a group at one moment. ``kind``: ``classic``, ``consumer`` (KIP-848), or ``none``: no such group,
-    or nobody in it. ``protocol``: the assignor that they share, empty while they agree on it."""
+    or no member in it. ``protocol``: the assignor that they share, empty while they agree on it."""
 
     kind: str = "none"
     protocol: str = ""
-    members: tuple[Member, ...] = ()
+    members: tuple[RosterMember, ...] = ()
 
     @property
     def instances(self) -> frozenset[str]:
         """The instance names of all members, foreign ones as they call themselves."""
         return frozenset(member.client_id for member in self.members)
 
-    def rivals(self, instance: str, member_id: str) -> list[Member]:
+    def rivals(self, instance: str, member_id: str) -> list[RosterMember]:
         """Other members of the same instance name."""
         return [member for member in self.members if member.client_id == instance and member.member_id != member_id]
 
@@ -61,26 +61,26 @@ class RosterTakeOver(KafkaPythonTakeOver):
     member_id: Callable[[], str] = str
 
     async def _present(self, members: Collection[str], deadline: float) -> frozenset[str]:
-        """``members`` is not believed: the coordinator is asked, after the open transactions were listed.
+        """List the group's instances by the coordinator, after the open transactions; ``members`` is ignored.
 
-        In this order, so that no live member is fenced. Who had one open when they were listed, and works here, was a
-        member before, and is one still; if it left in between, it has settled all it had; if it was evicted, its
-        transaction is to be ended. Who joins in between is on neither list, or on the second one only. The list counts
-        as complete only if this member is on it itself: else ``BrokerUnavailable``, nothing is fenced, and the
-        take-over is tried again.
+        In this order, so that no live member is fenced. An instance with a transaction open when they were listed, and
+        still at work, was a member before, and is one still; if it left in between, it has settled all it had; if it
+        was evicted, its transaction is to be ended. An instance that joins in between is on neither list, or on the
+        second one only. The list counts as complete only if this member is on it itself: else
+        ``BrokerUnavailable``, nothing is fenced, and the take-over is tried again.
         """
         roster = await self._roster(deadline)
         own = self.member_id()
         if own not in {member.member_id for member in roster.members}:
             raise BrokerUnavailable(
                 f"group {self._group_id}: the coordinator's list of members does not have this member "
-                f"({own or 'none at the moment'}); nobody is fenced by it"
+                f"({own or 'none at the moment'}); no member is fenced by it"
             )
         return roster.instances
 
     def roster(self, deadline: float) -> Roster:
-        """Who is in the group now. ``ConfigError`` without the right to describe it. Who asks has to tell of an outage:
-        the client does not, however long it takes."""
+        """List the members of the group. ``ConfigError`` without the right to describe it. The caller has to log an
+        outage: the client does not, however long it lasts."""
 
         async def work() -> Roster:
             await self._client.connected(deadline, quiet=True)
@@ -89,8 +89,8 @@ class RosterTakeOver(KafkaPythonTakeOver):
         return self._client.call(work, deadline)
 
     def group_settings(self, deadline: float) -> dict[str, str]:
-        """The broker's settings for this group (``consumer.session.timeout.ms`` ...), empty if it does not tell. An
-        outage is told as with ``roster``."""
+        """Return the broker's settings for this group (``consumer.session.timeout.ms`` ...), empty if it refuses to
+        describe them. The caller has to log an outage, as with ``roster``."""
 
         async def attempt() -> dict[str, str]:
             resource = DescribeConfigsRequest.DescribeConfigsResource(
@@ -101,7 +101,7 @@ class RosterTakeOver(KafkaPythonTakeOver):
             try:
                 raise_for(result.error_code)
             except (errors.AuthorizationError, errors.InvalidRequestError) as refusal:
-                log.info("group %s: the broker does not tell its settings (%s)", self._group_id, refusal)
+                log.info("group %s: the broker does not report its settings (%s)", self._group_id, refusal)
                 return {}
             return {entry.name: entry.value for entry in result.configs if entry.value is not None}
 
@@ -118,7 +118,7 @@ class RosterTakeOver(KafkaPythonTakeOver):
         return await self._until(deadline, step, self._roster_once)
 
     async def _roster_once(self, deadline: float) -> Roster:
-        """A group is of one kind at a time; the question for the other kind says that there is no such group."""
+        """Describe the group as both kinds: it is of one kind at a time, and unknown as the other."""
         node = await self._client.coordinator(GROUP, self._group_id, deadline)
         request = DescribeGroupsRequest(groups=[self._group_id], min_version=4, max_version=5)
         group = (await self._client.send(request, node, deadline)).groups[0]
@@ -137,8 +137,8 @@ class RosterTakeOver(KafkaPythonTakeOver):
         return Roster("consumer", described.assignor_name, members) if members else Roster()
 
 
-def _member(described: Any, static_id: str | None) -> Member:
-    return Member(described.member_id, described.client_id, static_id)
+def _member(described: Any, static_id: str | None) -> RosterMember:
+    return RosterMember(described.member_id, described.client_id, static_id)
 
 
 _FATAL: Final = (
@@ -155,7 +155,7 @@ _FATAL: Final = (
 
 
 def name_of(error: KafkaError) -> str:
-    """The name of an error. What ended a Consumer is told as ``_FATAL``, with the description of the error in the
+    """Return the name of an error. The error that ended a Consumer comes as ``_FATAL``, with its description in the
     text."""
     if error.code() == KafkaError._FATAL:
         for code in _FATAL:
@@ -165,7 +165,7 @@ def name_of(error: KafkaError) -> str:
 
 
 def explained(code: str, text: str, group_id: str, instance: str) -> StreamsError | None:
-    """An error of librdkafka's group membership, by its name, in our words. ``None``: it passes."""
+    """Translate an error of librdkafka's group membership by its name. ``None``: it passes."""
     group = f"group {group_id}"
     match code:
         case "FENCED_INSTANCE_ID":

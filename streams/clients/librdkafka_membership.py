@@ -5,8 +5,8 @@ A thread drives a Consumer that is subscribed, and takes nothing of what it is a
 The rules are those of ``membership.py``; this is how they hold here:
 
 * **Incarnation first.** ``on_lost`` replaces the snapshot before anything else. It does not always come: when a member
-  is evicted while a rebalance callback of it runs, librdkafka joins again and tells nobody. So the group metadata are
-  looked at after every poll and callback, and while one is blocked: another member id, or an older generation, is a
+  is evicted while a rebalance callback of it runs, librdkafka joins again and reports nothing. So the group metadata
+  are looked at after every poll and callback, and while one is blocked: another member id, or an older generation, is a
   loss. A member id is never used twice by the classic protocol; with KIP-848 it stays, and ``on_lost`` does come.
 * **A loss in the middle of a rebalance ends the Consumer.** What librdkafka believes to hold is not to be trusted
   then; another Consumer joins in its place.
@@ -36,15 +36,16 @@ from streams.clients.connection import ConnectionLog
 from streams.clients.kafka_python_client import KafkaPythonClient
 from streams.clients.librdkafka_group import Roster, RosterTakeOver, explained, name_of
 from streams.clients.librdkafka_term import GroupLog, Metadata, Term
+from streams.core.group_member import GroupMember
 from streams.errors import BrokerUnavailable, MembershipFatal, StreamsError
-from streams.group import Assigned, Assignment, Copies, Fatal, GroupEvent, Lost, Order, Revoked, Snapshot
+from streams.group import Assigned, Assignment, Copies, Fatal, GroupEvent, Lost, Order, Snapshot
 
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS: Final = 0.02  # between looks at the group metadata; also the longest wait for a command
 _ASK_SECONDS: Final = 1.5  # for one question to the coordinator
 _PAUSE: Final = 0.2  # between tries of it
-_RIVAL_LOOK: Final = 1.0  # after an assignment: who else is there
+_RIVAL_LOOK: Final = 1.0  # seconds after an assignment, and between looks for another member of our name
 _LEAVE_PATIENCE: Final = 3.0
 
 
@@ -53,9 +54,9 @@ class LibrdkafkaMembership:
 
     ``consumer``: builds the Consumer. ``eager``: its assignors take everything at each rebalance. ``broker_side``:
     KIP-848. ``static``: ``instance`` is its group instance id; ``close`` leaves only after ``leave``. ``alive`` is
-    asked every half second: when it says no for the rebalance timeout, the member gives itself up. ``check``: asked
-    with the members before it joins; raises what speaks against it, and returns the session timeout in seconds.
-    ``client`` is the one of ``take_over``; it is started and closed with the membership.
+    called every half second: when it returns ``False`` for the rebalance timeout, the member gives up. ``check`` is
+    called with the members before it joins; it raises what speaks against joining, and returns the session timeout in
+    seconds. ``client`` is the one of ``take_over``; it is started and closed with the membership.
     """
 
     def __init__(
@@ -81,20 +82,19 @@ class LibrdkafkaMembership:
         self._patience = rebalance_seconds  # for a predecessor to expire; with the session, once that is known
         self._client = client
         self._alive, self._check = alive, check
-        take_over.member_id = lambda: self._snapshot.member_id
-        self._snapshot = Snapshot(incarnation=0, generation=-1, member_id="", metadata=None)
+        take_over.member_id = lambda: self.snapshot.member_id
+        # The session timeout is known later; no report and no assignment of ours travels, so its graces are not used.
+        self._state = GroupMember(instance, session_seconds=0.0, rebalance_seconds=rebalance_seconds)
         self._deliver: Callable[[GroupEvent], None] | None = None
         self._thread = threading.Thread(target=self._run, name="kes-group", daemon=True)
         self._changed = threading.Condition()
-        self._waiting_for: set[int] = set()  # revoked, not yet released; guarded by _changed
         self._leave_asked = self._closing = False  # guarded by _changed
-        self._owned: frozenset[int] = frozenset()
         self._voided_generation = -1  # the last one of the incarnation before
         self._left = self._stopped = False
         self._alive_at = self._asked_at = 0.0
         self._rivals_at = float("inf")
-        self._rival_since = -1.0  # while somebody else has our name: since when
-        self._said: set[int] = set()  # errors that pass, each told once
+        self._rival_since = -1.0  # since when another member has our name; -1: none has
+        self._logged: set[int] = set()  # passing errors, each logged once
         self._others: frozenset[str] = frozenset()  # the members at the last look, for the log
 
     # ------------------------------------------------------------------ any thread
@@ -102,7 +102,7 @@ class LibrdkafkaMembership:
     @property
     def snapshot(self) -> Snapshot:
         """The newest snapshot. Read it once, right before offsets are sent."""
-        return self._snapshot
+        return self._state.snapshot
 
     def start(self, deliver: Callable[[GroupEvent], None]) -> None:
         """Join, and keep the membership. ``deliver`` is called on the membership's thread. Once only."""
@@ -115,17 +115,17 @@ class LibrdkafkaMembership:
     def released(self, partitions: Collection[int], incarnation: int, generation: int) -> None:
         """The last transaction on these revoked partitions is settled. Others than the revoked ones are ignored."""
         with self._changed:
-            self._waiting_for -= set(partitions if incarnation == self._snapshot.incarnation else ())
+            self._state.released(partitions, incarnation, generation)
             self._changed.notify_all()
 
     def handed_over(self, partition: int, order: Order) -> None:
-        """Nothing: librdkafka's members order no moves."""
+        """Do nothing: librdkafka's members order no moves."""
 
     def took(self, partition: int, incarnation: int) -> None:
-        """Nothing: librdkafka's members order no moves."""
+        """Do nothing: librdkafka's members order no moves."""
 
     def report(self, copies: Copies, *, announce: bool) -> None:
-        """Nothing: nobody would read it."""
+        """Do nothing: no leader would read it."""
 
     def leave(self) -> None:
         """Give everything up: ``Revoked`` follows, then ``Assigned`` with nothing, outside of the group."""
@@ -169,17 +169,17 @@ class LibrdkafkaMembership:
         return self._closing or self._stopped or self._left
 
     def _admitted(self) -> bool:
-        """Wait until nobody in the group has our name (a killed predecessor expires), and nothing else speaks against
-        joining. ``False``: it was closed meanwhile."""
-        said, until = False, None
+        """Wait until no member of the group has our name (a killed predecessor expires), and nothing else speaks
+        against joining. ``False``: it was closed meanwhile."""
+        logged, until = False, None
         while not self._ended:
             try:
                 roster = self._take_over.roster(time.monotonic() + _ASK_SECONDS)
                 self._patience = self._check(roster) + self._rebalance_seconds
             except BrokerUnavailable as error:
-                if not said:
+                if not logged:
                     log.warning("group %s: %s; trying on", self._group_id, error)
-                said, until = True, None
+                logged, until = True, None
                 self._pause(_PAUSE)
                 continue
             if self._static or not roster.rivals(self._instance, ""):
@@ -187,9 +187,9 @@ class LibrdkafkaMembership:
             until = until or time.monotonic() + self._patience
             if time.monotonic() > until:
                 raise self._taken()
-            if not said:
+            if not logged:
                 log.warning("%s; waiting for it to go, as a killed predecessor does with its session", self._taken())
-            said = True
+            logged = True
             self._pause(_PAUSE)
         return False
 
@@ -198,9 +198,9 @@ class LibrdkafkaMembership:
         return MembershipFatal(f"group {self._group_id}: {text}")
 
     def _serve(self) -> None:
-        """One Consumer's time."""
-        heard = GroupLog(self._client.addresses, f"group {self._group_id}")
-        term = Term(self._make_consumer(heard), heard)
+        """Serve one Consumer, from its subscription to its end."""
+        group_log = GroupLog(self._client.addresses, f"group {self._group_id}")
+        term = Term(self._make_consumer(group_log), group_log)
         term.consumer.subscribe(
             [self._topic],
             on_assign=partial(self._on_assign, term),
@@ -213,8 +213,8 @@ class LibrdkafkaMembership:
                 message = term.consumer.poll(_LOOK_SECONDS)
                 if message is not None and message.error() is not None:
                     self._on_error(term, message.error())
-                if heard.fatal is not None:
-                    self._on_fatal(term, heard.fatal)
+                if group_log.fatal is not None:
+                    self._on_fatal(term, group_log.fatal)
                 self._look(term)
                 self._do(term)
         except StreamsError as error:
@@ -226,7 +226,7 @@ class LibrdkafkaMembership:
             self._pause(_PAUSE)
 
     def _retire(self, term: Term) -> None:
-        """The snapshot is void before the group hears that we go. A dynamic member says so; a static one does not."""
+        """Void the snapshot, then close the Consumer: by that a dynamic member leaves, a static one does not."""
         term.over = True
         self._void_quietly()
 
@@ -240,7 +240,7 @@ class LibrdkafkaMembership:
             threading.Thread(target=close, name="kes-group-close", daemon=True).start()
 
     def _do(self, term: Term) -> None:
-        """What is asked of us, and what is due."""
+        """Do what was requested, and what is due."""
         now = time.monotonic()
         if self._leave_asked and not term.unsubscribed:
             term.unsubscribed = True
@@ -261,7 +261,7 @@ class LibrdkafkaMembership:
             self._look_for_rivals(now)
 
     def _was_left(self) -> None:
-        generation, member_id = self._snapshot.generation, self._snapshot.member_id
+        generation, member_id = self.snapshot.generation, self.snapshot.member_id
         self._void_quietly()
         if self._static and member_id:
             try:
@@ -270,7 +270,7 @@ class LibrdkafkaMembership:
                 log.warning("group %s: leaving failed (%s); the session has to expire", self._group_id, error)
         self._left = True
         none, plan = frozenset[int](), Assignment(members=(self._instance,), quit=True)
-        self._tell(Assigned(self._snapshot.incarnation, generation, none, none, plan))
+        self._tell(Assigned(self.snapshot.incarnation, generation, none, none, plan))
 
     def _look_for_rivals(self, now: float) -> None:
         """Two processes of one name that joined at the same moment did not see each other before."""
@@ -279,7 +279,7 @@ class LibrdkafkaMembership:
             roster = self._take_over.roster(now + _RIVAL_LOOK)
         except StreamsError:
             return
-        own = self._snapshot.member_id
+        own = self.snapshot.member_id
         self._others = roster.instances - {self._instance}
         rivals = [] if self._static or not own else roster.rivals(self._instance, own)
         if not rivals:
@@ -295,16 +295,16 @@ class LibrdkafkaMembership:
         with self._changed:
             self._changed.wait_for(lambda: self._closing, seconds)
 
-    # ------------------------------------------------------------------ the thread: what librdkafka says
+    # ------------------------------------------------------------------ the thread: what librdkafka reports
 
     def _look(self, term: Term) -> None:
         """Compare librdkafka's metadata with the snapshot: publish what is newer, void what is no more."""
-        if term.over or self._closing or (term.unsubscribed and not self._owned):
+        if term.over or self._closing or (term.unsubscribed and not self._state.holdings.owned):
             return
-        seen, known = term.metadata(), self._snapshot
+        seen, known = term.metadata(), self.snapshot
         if known.generation < 0:
-            # Nothing is published after a loss before librdkafka said what is ours. The broker-side protocol says
-            # nothing to a member that gets no partitions.
+            # Nothing is published after a loss before librdkafka reported our partitions. With the broker-side protocol
+            # it reports nothing to a member that gets none.
             fresh = seen.is_member and seen.generation != self._voided_generation
             if self._broker_side and fresh and not term.held:
                 self._publish(term, seen)
@@ -316,8 +316,8 @@ class LibrdkafkaMembership:
             self._publish(term, seen)
 
     def _publish(self, term: Term, seen: Metadata) -> None:
-        term.heard.on_answer()
-        self._snapshot = Snapshot(self._snapshot.incarnation, seen.generation, seen.member_id, seen.data)
+        term.log.on_answer()
+        self._state.joined(seen.generation, seen.member_id, seen.data)
 
     def _on_assign(self, term: Term, consumer: Any, partitions: list[TopicPartition]) -> None:
         # Nothing is taken: librdkafka's idea of what the group gave us does not depend on it, and nothing is fetched.
@@ -330,7 +330,7 @@ class LibrdkafkaMembership:
         before = term.held
         term.held = _numbers(partitions) | (frozenset() if self._eager else before)
         self._look(term)
-        if self._snapshot.generation < 0:
+        if self.snapshot.generation < 0:
             seen = term.metadata()
             if before or term.is_stale or not seen.is_member:
                 term.over = True  # evicted while this was on its way
@@ -339,24 +339,21 @@ class LibrdkafkaMembership:
         self._tell_assigned(term.held)
 
     def _tell_assigned(self, owned: frozenset[int]) -> None:
-        added = owned - self._owned
-        self._owned = owned
-        snapshot = self._snapshot
-        log.info(
-            "group %s: generation %d, partitions %s", self._group_id, snapshot.generation, group_wire.ranges(owned)
-        )
+        generation = self.snapshot.generation
+        log.info("group %s: generation %d, partitions %s", self._group_id, generation, group_wire.ranges(owned))
         # The others as of the last look: a take-over asks for them when it needs them (``RosterTakeOver``).
         assignment = Assignment(own=owned, members=(self._instance, *sorted(self._others)))
         self._rivals_at = time.monotonic() + _RIVAL_LOOK
-        self._tell(Assigned(snapshot.incarnation, snapshot.generation, owned, added, assignment))
+        self._tell(self._state.assign(generation, assignment))
 
     def _on_revoke(self, term: Term, consumer: Any, partitions: list[TopicPartition]) -> None:
         numbers = _numbers(partitions)
         self._look(term)
-        if not (term.over or self._closing) and numbers & self._owned:
-            self._barrier(term, numbers & self._owned)
+        if not (term.over or self._closing) and numbers & self._state.holdings.owned:
+            self._barrier(term, numbers & self._state.holdings.owned)
             self._look(term)
-        self._owned -= numbers
+        with self._changed:
+            self._state.holdings.released(numbers)
         term.held -= numbers
         if term.stale_since is not None:
             term.stale_since, term.over = None, term.over or bool(term.held)
@@ -371,17 +368,18 @@ class LibrdkafkaMembership:
 
     def _barrier(self, term: Term, revoked: frozenset[int]) -> None:
         """Wait until all is released. Ends early when the membership is void, or by the rebalance timeout."""
-        incarnation, deadline = self._snapshot.incarnation, time.monotonic() + self._rebalance_seconds
+        incarnation, deadline = self.snapshot.incarnation, time.monotonic() + self._rebalance_seconds
         with self._changed:
-            self._waiting_for = set(revoked)
-        self._tell(Revoked(incarnation, self._snapshot.generation, revoked))
+            event = self._state.begin_barrier(revoked)
+        self._tell(event)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or not self._waiting_for, _LOOK_SECONDS)
-                if self._closing or not self._waiting_for:
+                done = self._changed.wait_for(lambda: self._closing or self._state.is_barrier_open, _LOOK_SECONDS)
+                if done:
+                    self._state.end_barrier()
                     return
             self._look(term)
-            if self._snapshot.incarnation != incarnation:
+            if self.snapshot.incarnation != incarnation:
                 return
             if time.monotonic() > deadline:
                 self._void("revoked partitions were not released within the rebalance timeout")
@@ -390,13 +388,13 @@ class LibrdkafkaMembership:
 
     def _on_error(self, term: Term, error: KafkaError) -> None:
         if error.code() == KafkaError._FATAL or error.fatal():
-            self._on_fatal(term, error if term.heard.fatal is None else term.heard.fatal)
+            self._on_fatal(term, error if term.log.fatal is None else term.log.fatal)
             return
         failure = explained(name_of(error), error.str(), self._group_id, self._instance)
         if failure is not None:
             raise failure
-        if error.code() not in self._said:
-            self._said.add(error.code())
+        if error.code() not in self._logged:
+            self._logged.add(error.code())
             log.warning("group %s: %s: %s", self._group_id, error.name(), error.str())
 
     def _on_fatal(self, term: Term, error: KafkaError) -> None:
@@ -415,22 +413,19 @@ class LibrdkafkaMembership:
     # ------------------------------------------------------------------ the thread: small parts
 
     def _void(self, reason: str) -> None:
-        """Everything owned is void. The snapshot comes first: see the incarnation rule above. Repeating is harmless."""
-        if self._snapshot.generation < 0:
-            return
-        self._void_quietly()
-        log.warning("group %s: membership lost: %s", self._group_id, reason)
-        self._tell(Lost(self._snapshot.incarnation, reason))
+        """Everything owned is void. Repeating is harmless."""
+        lost = self._void_quietly(reason)
+        if lost is not None:
+            log.warning("group %s: membership lost: %s", self._group_id, reason)
+            self._tell(lost)
 
-    def _void_quietly(self) -> None:
-        if self._snapshot.generation >= 0:
-            self._voided_generation = self._snapshot.generation
-            incarnation = self._snapshot.incarnation + 1
-            self._snapshot = Snapshot(incarnation, generation=-1, member_id="", metadata=None)
-        self._owned = frozenset()
+    def _void_quietly(self, reason: str = "") -> Lost | None:
         with self._changed:
-            self._waiting_for = set()
+            generation, lost = self.snapshot.generation, self._state.lost(reason)
+            if lost is not None:
+                self._voided_generation = generation
             self._changed.notify_all()
+        return lost
 
     def _end(self, error: StreamsError) -> None:
         if self._stopped or self._closing:

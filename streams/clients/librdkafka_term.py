@@ -12,7 +12,7 @@ from streams.clients.connection import ConnectionLog
 
 
 class Metadata(msgspec.Struct, frozen=True):
-    """What is in librdkafka's group metadata bytes."""
+    """Fields of librdkafka's group metadata bytes."""
 
     generation: int
     member_id: str
@@ -33,7 +33,7 @@ def parse_metadata(data: bytes) -> Metadata:
 
 
 class GroupLog(ConnectionLog):
-    """Remembers a fatal error, which librdkafka tells in several places, once each."""
+    """Remembers a fatal error: librdkafka reports it in several places, in each of them once."""
 
     fatal: KafkaError | None = None
 
@@ -47,8 +47,8 @@ class GroupLog(ConnectionLog):
 class Term:
     """One Consumer, from its subscription to its end. ``held``: what librdkafka believes the group gave it."""
 
-    def __init__(self, consumer: Any, heard: GroupLog) -> None:
-        self.consumer, self.heard = consumer, heard
+    def __init__(self, consumer: Any, log: GroupLog) -> None:
+        self.consumer, self.log = consumer, log
         self.held: frozenset[int] = frozenset()
         self.over = False
         self.unsubscribed = False
@@ -61,9 +61,9 @@ class Term:
 
     @property
     def reason(self) -> str:
-        """Why the membership was lost, as far as can be told."""
-        if self.heard.down:
-            return f"the coordinator did not answer for a session timeout ({self.heard.reason})"
+        """Reason of the loss of the membership, as far as it is known."""
+        if self.log.down:
+            return f"the coordinator did not answer for a session timeout ({self.log.reason})"
         return "the group does not know this member any more"
 
     def metadata(self) -> Metadata:

@@ -1,13 +1,8 @@
 """A member of a consumer group, without a consumer: ``streams.group.Membership`` over kafka-python.
 
-Three rules carry the exactly-once guarantee (``docs/internals/membership.md`` has the facts behind them):
-
-* **Incarnation first.** When the membership is lost, the snapshot is replaced before anything else happens. A
-  transaction that began under an older incarnation finds another one right before it sends offsets, and is dropped.
-* **The new generation is published with the JoinGroup answer**: from then on the broker refuses the old one.
-* **Revoke is a barrier.** Joining again waits until ``released`` was called for all that was revoked; heartbeats go on.
-
-What it claims, and what is still a claim once a move is under way, is kept by ``core/holdings.py``.
+The rules that carry the exactly-once guarantee are those of ``core/group_member.py``, the machine that is driven here
+(``docs/internals/membership.md`` has the facts behind them). A new generation is published with the JoinGroup answer:
+from then on the broker refuses the old one. Heartbeats go on during a barrier.
 
 Threads: all state below belongs to kafka-python's IO thread, except ``snapshot`` (replaced by one assignment, read
 anywhere). The public methods post to that thread and return.
@@ -24,14 +19,14 @@ from typing import Any
 
 from streams.clients import group_coordinator, group_wire
 from streams.clients.group_coordinator import FATAL, GroupCoordinator, leave_group
-from streams.clients.group_settings import GroupSettings, Patience
+from streams.clients.group_settings import GroupSettings
 from streams.clients.kafka_python import WakeupNotifier
 from streams.clients.kafka_python import errors as kafka_errors
 from streams.clients.kafka_python_client import KafkaPythonClient
 from streams.clients.takeover import KafkaPythonTakeOver
-from streams.core.holdings import Holdings
+from streams.core.group_member import GroupMember
 from streams.errors import MembershipFatal, StreamsError
-from streams.group import Assigned, Assignment, Assignor, Copies, Fatal, GroupEvent, Lost, Order, Revoked, Snapshot
+from streams.group import Assignment, Assignor, Copies, Fatal, GroupEvent, Order, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +66,7 @@ class KafkaPythonMembership:
     Of several ``settings.assignors`` the broker chooses one that all members have, so a running group changes its
     strategy by two rolling restarts, the first one with both strategies. ``settings.static``: a restart within the
     session timeout gets its partitions back before others do, and ``close`` leaves only after ``leave``. ``alive`` is
-    asked every half second: when it says no for the rebalance timeout, the member gives itself up.
+    called every half second: when it returns ``False`` for the rebalance timeout, the member gives up.
     """
 
     def __init__(
@@ -81,28 +76,25 @@ class KafkaPythonMembership:
         self._topic, self._partitions = settings.topic, settings.partitions
         self._assignors = {group_wire.protocol(name): assignor for name, assignor in settings.assignors.items()}
         self._settings, self._client, self._alive = settings, client, alive
-        self._snapshot = Snapshot(incarnation=0, generation=-1, member_id="", metadata=None)
         self._deliver: Callable[[GroupEvent], None] | None = None
         self._coordinator: GroupCoordinator | None = None
         self._wake, self._released = WakeupNotifier(client.net), WakeupNotifier(client.net)
-        # Also a predecessor's counter must not fit: a restarted static member is given the assignment made for it.
-        self._holdings = Holdings(settings.instance, sequence=time.time_ns() // 1000)
-        self._unsaid = False  # something to tell came after the last report was made
-        self._waiting_for: set[int] = set()  # revoked, not yet released
+        self._state = GroupMember(
+            settings.instance,
+            session_seconds=settings.session_seconds,
+            rebalance_seconds=settings.rebalance_seconds,
+            # Also a predecessor's counter must not fit: a restarted static member is given the assignment made for it.
+            sequence=time.time_ns() // 1000,
+        )
         self._stopped = self._closed = False
         self._misses, self._trouble = 0, ""  # assignments in a row that were not for us; what was said last
-        # What a kill left of a predecessor is in the way until its session has expired, and may hold up a rebalance.
-        patience = settings.session_seconds + settings.rebalance_seconds
-        self._rival = Patience(patience)  # an older member has our name
-        self._riddle = Patience(patience)  # the leader's assignments cannot be read
-        self._refusal = Patience(settings.session_seconds + 1.0)  # the group has no strategy of ours
 
     # ------------------------------------------------------------------ any thread
 
     @property
     def snapshot(self) -> Snapshot:
         """The newest snapshot. Read it once, right before offsets are sent."""
-        return self._snapshot
+        return self._state.snapshot
 
     @property
     def joining_as(self) -> str:
@@ -120,12 +112,10 @@ class KafkaPythonMembership:
 
     def released(self, partitions: Collection[int], incarnation: int, generation: int) -> None:
         """The last transaction on these revoked partitions is settled. Others than the revoked ones are ignored."""
-        given = frozenset(partitions)
+        given = frozenset(partitions)  # as they are now: the caller may change them
 
         def note() -> None:
-            if (incarnation, generation) == (self._snapshot.incarnation, self._snapshot.generation):
-                self._holdings.released(given & self._waiting_for)
-                self._waiting_for -= given
+            self._state.released(given, incarnation, generation)
             self._released.notify()
 
         self._client.post(note)
@@ -134,7 +124,7 @@ class KafkaPythonMembership:
         """The release marker of this order is committed. Without effect if the order was withdrawn meanwhile."""
 
         def note() -> None:
-            self._holdings.handed_over(partition, order)
+            self._state.handed_over(partition, order)
             self._released.notify()
 
         self._client.post(note)
@@ -142,36 +132,20 @@ class KafkaPythonMembership:
     def took(self, partition: int, incarnation: int) -> None:
         """The marker of an incoming partition was there: it is ours now. Without effect if it is not expected."""
 
-        def note() -> None:
-            if incarnation == self._snapshot.incarnation:
-                self._holdings.took(partition)
-            if self._holdings.leaving:
-                self._say()  # it came while we are leaving: somebody else has to have it
-
-        self._client.post(note)
+        self._note(lambda: self._state.took(partition, incarnation))
 
     def report(self, copies: Copies, *, announce: bool) -> None:
-        """What the next JoinGroup shall tell about copies. ``announce``: join again to tell it, once, unless the last
-        report told this and all else that we claim now; when a join is under way, after that one. Do not change
+        """Put ``copies`` into the next JoinGroup's report. ``announce``: join again to send it, once, unless the last
+        report had this and all else that we claim now; when a join is under way, after that one. Do not change
         ``copies`` afterwards."""
 
-        def note() -> None:
-            self._holdings.copies = copies
-            if announce and not self._is_told():
-                self._say()
-
-        self._client.post(note)
+        self._note(lambda: self._state.copies_changed(copies, announce=announce))
 
     def leave(self) -> None:
         """Ask the group to take everything away: by moves if it can, else ``Revoked`` follows, then ``Assigned`` with
         nothing. Repeating it is harmless."""
 
-        def note() -> None:
-            self._holdings.leaving = True
-            if not self._holdings.told.leaving:
-                self._say()
-
-        self._client.post(note)
+        self._note(self._state.leave)
 
     def close(self, timeout_seconds: float) -> None:
         """Leave the group (a static member: only after ``leave``), end the thread and the shared client.
@@ -199,6 +173,13 @@ class KafkaPythonMembership:
                 log.warning("group %s: leaving took too long; the session has to expire", self._group_id)
         self._client.close(max(0.5, deadline - time.monotonic()))
 
+    def _note(self, event: Callable[[], object]) -> None:
+        def note() -> None:
+            event()
+            self._join_for_news()
+
+        self._client.post(note)
+
     # ------------------------------------------------------------------ IO thread: main coroutine
 
     async def _run(self) -> None:
@@ -220,7 +201,7 @@ class KafkaPythonMembership:
             except FATAL as error:
                 self.fatal(error)
             except kafka_errors.KafkaError as error:
-                self._say_once(error)
+                self._log_once(error)
                 await self._client.net.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
             except Exception:
@@ -229,8 +210,8 @@ class KafkaPythonMembership:
                 log.log(level, "group %s: unexpected failure; trying on", self._group_id, exc_info=True)
                 await self._client.net.sleep(_LONGEST_PAUSE)
 
-    def _say_once(self, error: Exception) -> None:
-        """Outages are told by the coordinator hooks and the client; this is for all else that keeps it from joining."""
+    def _log_once(self, error: Exception) -> None:
+        """Log an error that keeps it from joining. Outages are none: the coordinator hooks and the client log those."""
         trouble = type(error).__name__
         if not error.retriable and trouble != self._trouble and not self._stopped:  # type: ignore[attr-defined]
             log.warning("group %s: cannot join yet (%s); trying on", self._group_id, trouble)
@@ -238,14 +219,15 @@ class KafkaPythonMembership:
 
     def _refused(self, error: BaseException) -> None:
         """The group has members, and shares no strategy with us. They may be what a kill left of a predecessor."""
-        if self._refusal.begins():
+        now = time.monotonic()
+        if self._state.no_common_strategy.begins(now):
             self.voided("the group refuses its strategies")
             log.warning(
                 "group %s: it has members that know no strategy of ours (%s); waiting a session timeout for them to go",
                 self._group_id,
                 ", ".join(self._settings.assignors),
             )
-        elif self._refusal.is_over:
+        elif self._state.no_common_strategy.is_over(now):
             self.fatal(error)
 
     async def _step(self, coordinator: GroupCoordinator) -> None:
@@ -258,8 +240,8 @@ class KafkaPythonMembership:
             await coordinator.ensure_active_group_async(timeout_ms=None)
             coordinator.poll_heartbeat()
             self._trouble = ""
-            self._refusal.passed()
-        if self._rival.is_over:
+            self._state.no_common_strategy.passed()
+        if self._state.rival.is_over(time.monotonic()):
             self._end(group_coordinator.name_taken(self._group_id, self._instance))
         await self._wake(_IDLE_LOOK)
 
@@ -268,14 +250,13 @@ class KafkaPythonMembership:
     def subscriptions(self) -> list[tuple[str, bytes]]:
         """The report for the next JoinGroup, once for each protocol, the preferred one first.
 
-        Its counter makes the bytes differ, or a follower would not be heard.
+        Its counter makes the bytes differ: equal bytes of a follower would start no rebalance.
         """
-        self._unsaid = False
-        report = group_wire.encode_report(self._topic, self._holdings.report())
+        report = group_wire.encode_report(self._topic, self._state.report())
         return [(protocol, report) for protocol in self._assignors]
 
     def lead(self, protocol: str, members: dict[str, bytes]) -> dict[str, bytes]:
-        """This member leads: decide for all, by the strategy that the broker chose."""
+        """Assign as leader: decide for all members, by the strategy that the broker chose."""
         reports = {}
         for member_id, data in members.items():
             report, wrong = group_wire.decode_report(self._topic, member_id, data)
@@ -289,23 +270,21 @@ class KafkaPythonMembership:
 
     def published(self, generation: int, member_id: str) -> None:
         """A new generation is valid."""
-        before = self._snapshot
+        before = self.snapshot
         if before.generation >= 0 and before.member_id != member_id:
             self.voided("the group gave this member another id")
-            before = self._snapshot
         metadata = group_wire.group_metadata(self._group_id, generation, member_id, self._static_id)
-        self._snapshot = Snapshot(before.incarnation, generation, member_id, metadata)
+        self._state.joined(generation, member_id, metadata)
 
     async def joined(self, generation: int, data: bytes) -> None:
-        """The rebalance is complete: apply the assignment, or join again when it was not for us."""
+        """Apply the assignment of a complete rebalance, or join again when it was not for us."""
         await self._apply(generation, data)
-        if self._unsaid:  # it came while the report was under way; kafka-python forgets requests of that time
-            self._rejoin()
+        self._join_for_news()  # it may have come during the join; kafka-python forgets requests of that time
 
     async def _apply(self, generation: int, data: bytes) -> None:
         """First give up what was taken away, then take what is new."""
-        incarnation = self._snapshot.incarnation
-        if generation < 0 or self._snapshot.generation != generation:
+        incarnation = self.snapshot.incarnation
+        if generation < 0 or self.snapshot.generation != generation:
             self._rejoin()  # lost between the answers to JoinGroup and SyncGroup
             return
         assignment = self._understood(data)
@@ -315,31 +294,26 @@ class KafkaPythonMembership:
             self._rejoin()
             return
         self._misses = 0
-        holdings = self._holdings
-        rival = assignment.quit and not assignment.own and not holdings.leaving
-        if not rival:
-            self._rival.passed()
-        elif not holdings.owned:
+        state, holdings = self._state, self._state.holdings
+        if state.is_refused_for_rival(assignment):
             self._met_rival()
             return
-        joins_again = holdings.has_to_join_again(assignment)
+        joins_again = state.has_to_join_again(assignment)
         while revoked := holdings.revoked_by(assignment):  # again, should it have taken something meanwhile
-            joins_again = True
             if not await self._barrier(incarnation, revoked):
                 return
-        added = holdings.apply(generation, assignment)
+        assigned = state.assign(generation, assignment)
         owned, releasing, incoming = map(group_wire.ranges, (holdings.owned, holdings.releasing, holdings.incoming))
         moves = f"; to hand over {releasing}; to take {incoming}" if holdings.releasing or holdings.incoming else ""
         log.info("group %s: generation %d, partitions %s%s", self._group_id, generation, owned, moves)
-        under_way = holdings.releasing, holdings.incoming, holdings.told.copies
-        self._tell(Assigned(incarnation, generation, holdings.owned, added, assignment, *under_way))
-        if joins_again and not (assignment.quit and holdings.leaving):
+        self._tell(assigned)
+        if joins_again and not state.is_dismissed(assignment):
             self._rejoin()  # what was given up can be assigned now
 
     def _met_rival(self) -> None:
         """An older member has our instance name. It may be what a kill left of our predecessor: then it expires, and we
         are given its place. If it is still there after that time, it is alive."""
-        if self._rival.begins():
+        if self._state.rival.begins(time.monotonic()):
             log.warning(
                 "group %s: a member named %r is there already; waiting for it to go (a killed predecessor expires with "
                 "its session)",
@@ -350,57 +324,52 @@ class KafkaPythonMembership:
     def _understood(self, data: bytes) -> Assignment | None:
         """The assignment, if it answers our last report. Else it was made for a predecessor, or by something else."""
         try:
-            assignment = group_wire.decode_assignment(data, self._partitions, self._snapshot.member_id)
+            assignment = group_wire.decode_assignment(data, self._partitions, self.snapshot.member_id)
         except ValueError as error:
             self._strange(error)
             return None
-        self._riddle.passed()
-        return assignment if assignment.sequence == self._holdings.told.sequence else None
+        self._state.undecodable.passed()
+        return assignment if self._state.is_answer_to_report(assignment) else None
 
     def _strange(self, error: ValueError) -> None:
         """The leader is something else, or has other settings. It may go away, or be restarted with ours."""
-        if self._riddle.begins():
+        now = time.monotonic()
+        if self._state.undecodable.begins(now):
             log.warning("group %s: the assignment is not understood (%s); joining again", self._group_id, error)
-        elif self._riddle.is_over:
+        elif self._state.undecodable.is_over(now):
             self._end(group_coordinator.not_understood(self._group_id, error))
 
     async def _barrier(self, incarnation: int, revoked: frozenset[int]) -> bool:
         """Wait until all is released, or handed over, at most the rebalance timeout. ``False``: lost meanwhile."""
-        self._waiting_for = set(revoked)
-        self._tell(Revoked(incarnation, self._snapshot.generation, revoked))
-        while fine := self._snapshot.incarnation == incarnation and not self._stopped:
-            if not self._waiting_for & self._holdings.here:
+        self._tell(self._state.begin_barrier(revoked))
+        while fine := self.snapshot.incarnation == incarnation and not self._stopped:
+            if self._state.is_barrier_open:
                 break
             await self._released(_IDLE_LOOK)
-        self._waiting_for = set()  # what comes late is no answer to another barrier
+        self._state.end_barrier()
         return fine
 
     def voided(self, reason: str) -> None:
-        """Everything owned is void. The snapshot comes first: see the incarnation rule above. Repeating is harmless."""
-        if self._snapshot.generation < 0:
+        """Everything owned is void. Repeating is harmless."""
+        lost = self._state.lost(reason)
+        if lost is None:
             return
-        self._void_quietly()
+        self._released.notify()
         if not self._stopped:
             log.warning("group %s: membership lost: %s", self._group_id, reason)
-            self._tell(Lost(self._snapshot.incarnation, reason))
+            self._tell(lost)
 
     def woken(self) -> None:
-        """There is a reason to join again, or to look."""
+        """Wake the main coroutine: it has a reason to join again, or to look."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._wake.notify()
 
     def fatal(self, error: BaseException) -> None:
-        """The group will not have this member. Tells why, in our words, and ends."""
+        """End the membership: the group refuses this member. The error names reason and remedy."""
         strategies = tuple(self._settings.assignors)
         self._end(group_coordinator.explained(error, self._client, self._group_id, self._instance, strategies))
 
     # ------------------------------------------------------------------ IO thread: small parts
-
-    def _void_quietly(self) -> None:
-        self._snapshot = Snapshot(self._snapshot.incarnation + 1, generation=-1, member_id="", metadata=None)
-        self._holdings.void()
-        self._waiting_for = set()
-        self._released.notify()
 
     def _end(self, error: StreamsError) -> None:
         if self._stopped:
@@ -421,29 +390,24 @@ class KafkaPythonMembership:
         if not self._stopped and self._deliver is not None:
             self._deliver(event)
 
-    def _is_told(self) -> bool:
-        now, told = self._holdings, self._holdings.told
-        claims = (now.copies, now.owned, dict(now.releasing), frozenset(now.incoming))
-        return claims == (told.copies, told.owned, told.releasing, told.incoming)
-
-    def _say(self) -> None:
-        """Join again soon, to tell what was not told yet."""
-        self._unsaid = True
-        self._rejoin()
+    def _join_for_news(self) -> None:
+        if self._state.has_news:
+            self._rejoin()
 
     def _rejoin(self) -> None:
         if self._coordinator is not None:
             self._coordinator.request_rejoin()
 
     async def _depart(self, deadline: float) -> None:
-        """Stop for good; a LeaveGroup tells the others at once."""
+        """Stop for good, with a LeaveGroup: the others rebalance at once."""
         self._stopped = True
         member_id = self.joining_as
         if self._coordinator is not None:
             self._coordinator.stop()
-        self._void_quietly()
+        self._state.void()
+        self._released.notify()
         self.woken()
-        if member_id and (self._static_id is None or self._holdings.leaving):
+        if member_id and (self._static_id is None or self._state.holdings.leaving):
             await leave_group(self._client, self._group_id, member_id, self._static_id, deadline)
 
     def _crashed(self, error: BaseException) -> None:

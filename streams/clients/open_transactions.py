@@ -1,7 +1,8 @@
-"""Transactions that are open in a partition, and whether anybody is going to end them.
+"""Transactions that are open in a partition, and whether a coordinator is going to end them.
 
 A *hanging* transaction is open in the log, and no coordinator knows of it: a produce request that came after the end of
-its transaction began another one, which nobody commits, aborts or times out. Readers of committed records stop there.
+its transaction began another one, which no producer and no coordinator commits, aborts or times out. Readers of
+committed records stop there.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class OpenTransactions(Questions):
     """
 
     def find(self, topic: str, partitions: Collection[int], deadline: float) -> list[OpenTransaction]:
-        """What is open in these partitions, ordered by partition and offset. All brokers have to answer: a coordinator
-        that is silent may be the one that knows."""
+        """Find the open transactions in these partitions, ordered by partition and offset. All brokers have to answer:
+        a coordinator that is silent may be the one that knows."""
         numbers = sorted(set(partitions))
 
         async def work() -> list[OpenTransaction]:
@@ -80,7 +81,7 @@ class OpenTransactions(Questions):
             return []
         known = await self._known(frozenset(txn.producer_id for txn in found), deadline)
         before = {_place(txn) for txn in found}
-        # In this order: what was open before and after the coordinators were asked, was open when they were.
+        # In this order: a transaction open before and after the coordinators answered was open when they did.
         still = await self._until(deadline, step, lambda limit: self._open(topic, partitions, limit))
         return [
             msgspec.structs.replace(txn, transactional_id=owner, state=state)
@@ -126,12 +127,12 @@ class OpenTransactions(Questions):
 
         lists, silent = await self._each_broker("listing transactions", deadline, ids)
         for number, error in silent.items():
-            raise BrokerUnavailable(f"broker {number} does not tell whether it knows a transaction: {error}")
+            raise BrokerUnavailable(f"broker {number} does not report whether it knows a transaction: {error}")
         # A coordinator whose log has no leader is on no list, and goes on with its transactions when it is back.
         log = await self._until(deadline, "asking for coordinators", lambda limit: self._metadata(_LOG, limit))
         away = sorted(entry.partition_index for entry in log.partitions if entry.leader_id not in lists)
         if away:
-            raise BrokerUnavailable(f"the coordinators of {_LOG}{away} are away: what they know cannot be asked for")
+            raise BrokerUnavailable(f"the coordinators of {_LOG}{away} are away: their transactions cannot be listed")
         known: dict[tuple[int, str, int], tuple[str, str]] = {}
         for name in (name for names in lists.values() for name in names):
             step = f"describing the transaction of {name}"
@@ -176,7 +177,7 @@ def _place(txn: OpenTransaction) -> tuple[int, int, int, int]:
 def _only(
     topic: str, partition: int, start_offset: int, found: list[OpenTransaction], min_age_seconds: float
 ) -> OpenTransaction:
-    """The one that began there. ``OffsetError`` if it must not be ended by hand."""
+    """Return the transaction that began there. ``OffsetError`` if it must not be ended by hand."""
     where = f"{topic}[{partition}]"
     txn = next((txn for txn in found if txn.start_offset == start_offset), None)
     if txn is None:

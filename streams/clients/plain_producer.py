@@ -30,7 +30,7 @@ class PlainProducer:
         ``delivery_timeout_ms``: how long a record is tried. ``one_by_one``: each travels in a batch of its own.
         """
         self.is_broken = False
-        """Whether it takes no records any more (a fatal error of librdkafka): another one is needed."""
+        """Whether the producer takes no records any more (a fatal error of librdkafka): another one is needed."""
         self._alone = one_by_one
         self._timeout_ms = delivery_timeout_ms
         self._connection = ConnectionLog(settings.bootstrap_servers, f"{settings.client_id}.plain")
@@ -80,7 +80,7 @@ class PlainProducer:
         thread.start()
 
     def _reported(self, token: object, topic: str, error: KafkaError | None, message: Message) -> None:
-        """By ``poll``, on its thread."""
+        """Collect a delivery report: called by ``poll``, on its thread."""
         partition, offset = message.partition(), message.offset()
         partition = -1 if partition is None else partition
         if error is None:

@@ -14,27 +14,27 @@ from streams.errors import BrokerUnavailable, TopicError
 T = TypeVar("T")
 
 BROKER_SECONDS = 2.0
-"""For one answer of one broker; a frozen one costs as much, not the time of the whole step."""
+"""Time for one answer of one broker; a frozen one costs as much, not the time of the whole step."""
 
 
 class Questions:
-    """What all questions need, on a client that is shared and not closed. Coroutines run on the client's IO thread."""
+    """Ways to ask brokers, on a client that is shared and not closed. Coroutines run on the client's IO thread."""
 
     def __init__(self, client: KafkaPythonClient) -> None:
         self._client = client
         self._lost = False  # the last question found no answer at the addresses that the cluster names
 
     async def _connected(self, deadline: float) -> None:
-        """Until a broker has answered, for the first time or after a question in vain. Otherwise the cluster's own list
-        is asked: the client's ``connected`` begins at one of the configured addresses again, by chance at the frozen
-        one (18 s were seen)."""
+        """Wait until a broker has answered, for the first time or after a question in vain. Otherwise the cluster's own
+        list is used: the client's ``connected`` begins at one of the configured addresses again, by chance at the
+        frozen one (18 s were seen)."""
         if self._lost or not self._client.manager.cluster.brokers():
             await self._client.connected(deadline)
             self._lost = False
 
     async def _until(self, deadline: float, step: str, attempt: Callable[[float], Awaitable[T]]) -> T:
-        """As the client's ``until``; but no try waits longer for a broker than ``BROKER_SECONDS``: another one may lead
-        by then. A broker that is only slow is given more with each try that took too long."""
+        """Try as the client's ``until`` does; but no try waits longer for a broker than ``BROKER_SECONDS``: another one
+        may lead by then. A broker that is only slow is given more with each try that took too long."""
         patience = BROKER_SECONDS
 
         async def one_try() -> T:
@@ -56,7 +56,7 @@ class Questions:
         self, step: str, deadline: float, question: Callable[[int, float], Awaitable[T]]
     ) -> tuple[dict[int, T], dict[int, BrokerUnavailable]]:
         """Ask all brokers side by side: the answers, and those that gave none within ``BROKER_SECONDS``. Raises
-        ``BrokerUnavailable`` when nobody answers."""
+        ``BrokerUnavailable`` when none answers."""
         metadata = _metadata_request([])
         cluster = await self._until(deadline, step, lambda limit: self._client.send(metadata, None, limit))
         limit = time.monotonic() + BROKER_SECONDS
@@ -68,9 +68,9 @@ class Questions:
         }
         answers: dict[int, T] = {}
         silent: dict[int, BrokerUnavailable] = {}
-        for number, asked in asking.items():
+        for number, answer in asking.items():
             try:
-                answers[number] = await asked
+                answers[number] = await answer
             except BrokerUnavailable as error:
                 silent[number] = error
         if not answers:
@@ -78,7 +78,7 @@ class Questions:
         return answers, silent
 
     async def _by_leader(self, topic: str, partitions: list[int], deadline: float) -> dict[int, list[int]]:
-        """Broker -> those of the partitions that it leads; -1: nobody does for now."""
+        """Sort partitions by the broker that leads them; -1: none does for now."""
         leaders = {
             entry.partition_index: entry.leader_id for entry in (await self._metadata(topic, deadline)).partitions
         }

@@ -11,8 +11,8 @@ _shared: dict[ReceivedHeaders, ReceivedHeaders] = {}
 
 
 def received(headers: Any) -> ReceivedHeaders | None:
-    """What ``Message.headers()`` tells, as a tuple. Single headers, which are types as a rule, are one tuple for all
-    records that have them: so whoever looks at two of them knows that they are the same (``runtime.slices``).
+    """Return ``Message.headers()`` as a tuple. Single headers, which are types as a rule, are one tuple for all
+    records that have them, so that they can be compared by identity (``runtime.hot_path``).
 
     Any thread: at worst two of them keep a tuple each for a while.
     """

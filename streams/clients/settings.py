@@ -1,4 +1,4 @@
-"""What the user says about the cluster, as configurations of librdkafka's clients."""
+"""Configurations of librdkafka's clients, from the user's settings of the cluster."""
 
 from __future__ import annotations
 

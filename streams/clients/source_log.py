@@ -14,7 +14,7 @@ _CLOSE_SECONDS = 2.0
 
 class SourceLog:
     """``runtime.ports.SourceLog`` on a connection of its own. ``security`` are kafka-python settings. Making one starts
-    a thread and does no I/O; the questions block, and may be asked from any thread. Raises ``ConfigError`` for
+    a thread and does no I/O; the methods block, and any thread may call them. Raises ``ConfigError`` for
     addresses that are none."""
 
     def __init__(self, bootstrap_servers: str, client_id: str, security: Mapping[str, Any]) -> None:

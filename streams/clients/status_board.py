@@ -1,9 +1,9 @@
-"""Where members tell what they are doing, for tools to see: committed offsets of a group without members.
+"""Board on which members publish their state for tools: committed offsets of a group without members.
 
 Each instance has a group of its own, ``<group>.<instance>.status``. Its committed offset of a changelog partition is
 how far that instance has read it, so the usual tools show the lag of a restore; the rest travels as the commit's
-metadata (4096 bytes at most with a broker's defaults). It costs one small request whenever there is something new, and
-nobody depends on it: what is stale says when it was written.
+metadata (4096 bytes at most with a broker's defaults). It costs one small request whenever there is something new.
+No guarantee depends on it: a stale note has the time of its writing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LONGEST = 4000
 
 
 class Note(NamedTuple):
-    """What is said of one partition: an offset, and a text."""
+    """Note about one partition: an offset, and a text."""
 
     offset: int
     text: str
@@ -92,8 +92,8 @@ class StatusBoard:
         async def one(instance: str) -> dict[Place, Note]:
             group = status_group(self._group_id, instance)
             node = await self._client.coordinator(GROUP, group, deadline)
-            asked = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
-            request = OffsetFetchRequest(groups=[asked], require_stable=False, min_version=8, max_version=8)
+            group_query = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
+            request = OffsetFetchRequest(groups=[group_query], require_stable=False, min_version=8, max_version=8)
             found = (await self._client.send(request, node, deadline)).groups[0]
             raise_for(found.error_code)
             return {

@@ -39,7 +39,7 @@ _EARLIEST, _LATEST = -2, -1
 _FENCE_TIMEOUT_MS = 5000  # of the throw-away producer, which never begins a transaction
 
 FENCE_SECONDS = 3.0
-"""For ending one open transaction: its coordinator may have to be found, and the markers to be written."""
+"""Time for ending one open transaction: its coordinator may have to be found, and the markers to be written."""
 
 
 class KafkaPythonTakeOver(Questions):
@@ -58,12 +58,13 @@ class KafkaPythonTakeOver(Questions):
         Done by a throw-away InitProducerId: it aborts what is open, and fences the producer that held it. Raises
         ``ConfigError`` without the right to describe and write transactional ids.
 
-        Brokers are asked side by side. One that does not answer within ``BROKER_SECONDS``, or an abort that takes
+        Brokers are queried side by side. One that does not answer within ``BROKER_SECONDS``, or an abort that takes
         longer than ``FENCE_SECONDS``, is left out with a warning: **a missed fence costs time, no record**. What a
         departed member left open has either sent its offsets, then the barrier (``stable_offsets``) waits for its end;
-        or it has not, then the broker refuses them, because the generation is over, and without offsets nobody commits
-        it. Records of it below the high watermark keep a ``read_committed`` reader below, until they are settled. So
-        it holds up the partitions that it wrote to, and no others; a take-over that it holds up fences again.
+        or it has not, then the broker refuses them, because the generation is over, and without offsets no producer
+        commits it. Records of it below the high watermark keep a ``read_committed`` reader below, until they are
+        settled. So it holds up the partitions that it wrote to, and no others; a take-over that it holds up fences
+        again.
         """
 
         async def work() -> list[str]:
@@ -101,15 +102,15 @@ class KafkaPythonTakeOver(Questions):
     def is_member(self, member_id: str, generation: int, deadline: float) -> bool:
         """Whether the group has this member in this generation, and no newer one: by a heartbeat.
 
-        ``False``: it has not, or says so by no heartbeat (KIP-848). A static member needs no instance here: who takes
-        its place gets another id, and this one is unknown from then on.
+        ``False``: it has not, or its protocol has no such heartbeat (KIP-848). A static member needs no instance here:
+        a successor in its place gets another id, and this one is unknown from then on.
         """
         request = HeartbeatRequest(group_id=self._group_id, generation_id=generation, member_id=member_id)
 
         async def attempt(limit: float) -> bool:
             node = await self._client.coordinator(GROUP, self._group_id, limit)
             error = kafka_errors.for_code((await self._client.send(request, node, limit)).error_code)
-            # A rebalance that is being prepared has taken nothing from anybody yet.
+            # A rebalance that is being prepared has taken nothing from a member yet.
             return error in (kafka_errors.NoError, kafka_errors.RebalanceInProgressError)
 
         async def work() -> bool:
@@ -146,8 +147,8 @@ class KafkaPythonTakeOver(Questions):
 
     def remove_member(self, member_id: str, instance: str | None, deadline: float) -> bool:
         """Take a member out of the group, without waiting for its session: a dynamic one by its id, a static one by its
-        id and its instance. ``False``: that member was not in it (any more), also if somebody else has its instance
-        name now; nothing was changed then. ``ValueError`` without an id: it would hit whoever has the name."""
+        id and its instance. ``False``: that member was not in it (any more), also if another one has its instance
+        name now; nothing was changed then. ``ValueError`` without an id: it would hit any member with the name."""
         if not member_id:
             raise ValueError("remove_member needs a member id")
 
@@ -164,12 +165,12 @@ class KafkaPythonTakeOver(Questions):
         return self._client.call(work, deadline)
 
     def open_transactions(self, topic: str, partitions: Collection[int], deadline: float) -> list[OpenTransaction]:
-        """What is open in these partitions, and who knows of it; see ``OpenTransactions.find``."""
+        """Find the open transactions in these partitions, and their coordinators; see ``OpenTransactions.find``."""
         return OpenTransactions(self._client).find(topic, partitions, deadline)
 
     def log_sizes(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, int]:
-        """Bytes on disk of each partition, as its leader has it; partitions that nobody tells of are not in it, up to
-        none at all: this is a question that may be refused (it takes the right to describe the cluster)."""
+        """Bytes on disk of each partition, as its leader has it; partitions that no broker reports are not in it, up to
+        none at all: brokers may refuse the request (it takes the right to describe the cluster)."""
 
         async def work() -> dict[int, int]:
             await self._connected(deadline)
@@ -182,9 +183,9 @@ class KafkaPythonTakeOver(Questions):
             ]
             sizes: dict[int, int] = {}
             refusal: BaseException | None = None
-            for asked in asking:
+            for answer in asking:
                 try:
-                    sizes.update(await asked)
+                    sizes.update(await answer)
                 except kafka_errors.KafkaError as error:
                     refusal = error
             if refusal is not None:
@@ -220,7 +221,7 @@ class KafkaPythonTakeOver(Questions):
             return False
 
     async def _fence(self, transactional_id: str, deadline: float) -> bool:
-        """CONCURRENT_TRANSACTIONS says that the abort is under way: asked again until it is through."""
+        """Fence one transactional id. After CONCURRENT_TRANSACTIONS (the abort is under way) it is tried again."""
         deadline = min(deadline, time.monotonic() + FENCE_SECONDS)
         step = f"fencing {transactional_id}"
         await self._until(deadline, step, lambda limit: self._fence_once(transactional_id, limit))
@@ -289,7 +290,7 @@ class KafkaPythonTakeOver(Questions):
             ]
             for end in (_EARLIEST, _LATEST)
         ]
-        first, last = [{number: at for asked in each for number, at in (await asked).items()} for each in asking]
+        first, last = [{number: at for answer in each for number, at in (await answer).items()} for each in asking]
         return {number: (first[number], last[number]) for number in partitions}
 
     async def _log_dirs(self, topic: str, partitions: list[int], leader: int, deadline: float) -> dict[int, int]:
@@ -311,12 +312,12 @@ class KafkaPythonTakeOver(Questions):
     ) -> dict[int, int]:
         """Read uncommitted, so the high watermark; without a leader epoch, so an old one cannot be fenced."""
         topic_of = ListOffsetsRequest.ListOffsetsTopic
-        asked = [
+        queries = [
             topic_of.ListOffsetsPartition(partition_index=number, current_leader_epoch=-1, timestamp=timestamp)
             for number in partitions
         ]
         request = ListOffsetsRequest(
-            replica_id=-1, isolation_level=0, max_version=5, topics=[topic_of(name=topic, partitions=asked)]
+            replica_id=-1, isolation_level=0, max_version=5, topics=[topic_of(name=topic, partitions=queries)]
         )
         offsets = {}
         for entry in (

@@ -49,10 +49,10 @@ class TransactionalProducer:
     ``warm_up``, ``flush``, ``send_offsets``, ``commit`` and ``abort`` block and are for one worker thread; the two may
     overlap. ``close`` may be called by any thread, also while a call of the worker hangs.
 
-    A call that fails raises ``TransactionFailed``, whose ``kind`` tells what is left of transaction and producer. The
-    blocking calls honour their timeouts, with one exception that nothing here can cure: ``send_offsets`` hangs for ever
-    on a producer that sent offsets before the group's coordinator was restarted (every time, Kafka 4.1.1), and when
-    the group has no coordinator yet (a new cluster: join the group, or ask for its committed offsets, before). The
+    A call that fails raises ``TransactionFailed``, whose ``kind`` is the state that transaction and producer are left
+    in. The blocking calls honour their timeouts, with one exception that nothing here can cure: ``send_offsets`` hangs
+    for ever on a producer that sent offsets before the group's coordinator was restarted (every time, Kafka 4.1.1), and
+    when the group has no coordinator yet (a new cluster: join the group, or ask for its committed offsets, before). The
     caller needs a deadline of its own, and a new producer; one that has sent no offsets yet is fine.
     """
 
@@ -72,8 +72,8 @@ class TransactionalProducer:
         self._alone = one_by_one
         self.transactional_id = transactional_id
         self.refused: list[RefusedDelivery] = []
-        """What the broker refused in this transaction, in the order of the answers; emptied by ``begin``. Complete
-        after ``flush``, ``commit`` or ``abort`` came back."""
+        """Records that the broker refused in this transaction, in the order of the answers; emptied by ``begin``.
+        Complete after ``flush``, ``commit`` or ``abort`` came back."""
         self._connection = ConnectionLog(settings.bootstrap_servers, transactional_id)
         self._failed: KafkaError | None = None
         config = settings.producer(transactional_id, transaction_timeout_ms, one_by_one=one_by_one)
@@ -168,14 +168,14 @@ class TransactionalProducer:
 
     def poll(self) -> None:
         """Serve callbacks; never blocks. Frees the places of acknowledged records in the local queue."""
-        with contextlib.suppress(KafkaException, SystemError):  # a fatal error: the next blocking call tells it
+        with contextlib.suppress(KafkaException, SystemError):  # a fatal error: the next blocking call raises it
             self._poll(0)
 
     def flush(self, timeout_seconds: float) -> None:
         """Wait until every record is acknowledged. Blocks.
 
         Raises if a record failed. ``refused`` is filled if records (kind ``abortable``) or what they need (``blocked``)
-        are at fault; else the kind is what the failure of the delivery says. Nothing is committed then.
+        are at fault; else the kind is that of the failed delivery. Nothing is committed then.
         """
         try:
             left = self._flush_until_failed(timeout_seconds)
@@ -193,8 +193,8 @@ class TransactionalProducer:
             raise TransactionFailed("flush", "_TIMED_OUT", "unknown", self._named(reason))
 
     def _flush_until_failed(self, timeout_seconds: float) -> int:
-        """In slices: once a delivery failed, the records behind it are not sent any more, and waiting for them (4 s
-        measured) would be in vain."""
+        """Flush in slices: once a delivery failed, the records behind it are not sent any more, and waiting for them (4
+        s measured) would be in vain."""
         producer = self._open()
         deadline = time.monotonic() + timeout_seconds
         while True:
@@ -261,7 +261,8 @@ class TransactionalProducer:
                 raise self._broken(call, error) from None
 
     def _on_failed_delivery(self, output: Output | None, error: KafkaError | None, message: Message) -> None:
-        """Called by whoever polls, for failed deliveries only. Must not raise: a commit would pass it on."""
+        """Note a failed delivery; called on the thread that polls, for failed ones only. Must not raise: a commit would
+        pass it on."""
         if error is None:
             return
         code = error.code()

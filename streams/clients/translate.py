@@ -1,7 +1,7 @@
-"""What a librdkafka error means to the toolkit.
+"""The tables of librdkafka's error codes, and their meaning to the toolkit: to the engine and to Spark alike.
 
-The only place that looks at error codes. Messages carry the broker's or the client's *name* of an error, never a
-number.
+Spark, the embedded broker and the test tools have no list of codes of their own. Messages carry the broker's or the
+client's *name* of an error, never a number.
 Sources of the tables: librdkafka's ``INTRODUCTION.md`` (transactional error handling), and measurements against Kafka
 4.1.1: the code, and which of the three flags (fatal, abort needed, retriable) comes with it.
 """
@@ -85,14 +85,42 @@ NOT_AUTHORIZED: Final = frozenset(
     }
 )
 
-NO_ANSWER: Final = frozenset(
+DENIED: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})
+"""The credentials are refused."""
+
+READING_ENDS: Final = (
+    DENIED
+    | NOT_AUTHORIZED - {KafkaError.GROUP_AUTHORIZATION_FAILED}  # librdkafka looks a coordinator up; none is needed
+    | {
+        KafkaError._SSL,
+        KafkaError._BAD_MSG,
+        KafkaError._BAD_COMPRESSION,
+        KafkaError.INVALID_MSG,
+        KafkaError._NOT_IMPLEMENTED,
+    }
+)
+"""Errors in place of a record that stay, however often a bounded read without a group tries again."""
+
+UNREACHABLE: Final = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE})
+"""No broker could be connected to."""
+
+UNDECIDED: Final = frozenset(
     {
-        KafkaError._TRANSPORT,
+        KafkaError.UNSTABLE_OFFSET_COMMIT,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+    }
+)
+"""The group's coordinator does not know the committed offsets yet, or is another broker by now."""
+
+NO_ANSWER: Final = (
+    UNREACHABLE
+    | UNDECIDED
+    | {
         KafkaError._TIMED_OUT,
         KafkaError._TIMED_OUT_QUEUE,
         KafkaError._MSG_TIMED_OUT,
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._RESOLVE,
         KafkaError._WAIT_COORD,
         KafkaError._NOENT,  # a partition without a leader, to an admin client that asks for its offsets
         KafkaError._WAIT_CACHE,
@@ -101,17 +129,15 @@ NO_ANSWER: Final = frozenset(
         KafkaError._NODE_UPDATE,
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.BROKER_NOT_AVAILABLE,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.NOT_COORDINATOR,
         KafkaError.NOT_CONTROLLER,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.OFFSET_NOT_AVAILABLE,  # from a leader that is new
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError.NETWORK_EXCEPTION,
         KafkaError.KAFKA_STORAGE_ERROR,
-        KafkaError.UNSTABLE_OFFSET_COMMIT,
         KafkaError.REBOOTSTRAP_REQUIRED,
     }
 )
@@ -183,7 +209,7 @@ def request_failed(
         )
     if code in NO_ANSWER:
         return broker_unavailable(step, addresses, error, reason)
-    if code == KafkaError._AUTHENTICATION or code == KafkaError.SASL_AUTHENTICATION_FAILED:
+    if code in DENIED:
         return ConfigError(
             f"{step}: Kafka at {addresses} refuses the credentials ({error.str()}); check the sasl.* settings"
         )

@@ -1,19 +1,19 @@
-"""The plan that prepares nothing: sticky, cooperative (KIP-429). And what it shares with the others: shares and room.
+"""The strategy without preparation: sticky, cooperative (KIP-429). Shares and room serve the other strategies, too.
 
-Rules, in the order in which they decide (``claims`` reads who owns what, and what is on its way):
+Rules, in the order in which they decide (``claims`` reads the owners and the moves under way):
 
 1. Members that leave, and members whose instance name an older member holds already, get nothing new.
-2. The others share the partitions so that no two counts differ by more than one. Who owns most now has the larger
-   share.
-3. An owner keeps what it owns, up to its share. What is above it is taken away: it is in nobody's ``own`` this round,
-   its owner gives it up by a barrier and joins again, and the follow-up round finds it without an owner.
+2. The others share the partitions so that no two counts differ by more than one. The members that own most now have the
+   larger shares.
+3. An owner keeps what it owns, up to its share. A partition above it is taken away: it is in no member's ``own`` this
+   round, its owner gives it up by a barrier and joins again, and the follow-up round finds it without an owner.
 4. A partition without an owner goes at once to a member with room, first to one that has it ready.
 
 So no partition ever has two owners, a join or a leave settles in two rounds at most, and nothing moves that need not.
 Ties are broken by instance name, so every leader decides the same.
 
-``quit`` is set for everybody when all members are leaving, and for a member that has to go because of its name: it
-hears ``quit`` without having asked to leave.
+``quit`` is set for all members when all are leaving, and for a member that has to go because of its name: it receives
+``quit`` without having asked to leave.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from streams.group import Assignment, MemberReport
 
 
 def sticky_plan(partitions: int, reports: Mapping[str, MemberReport]) -> dict[str, Assignment]:
-    """Assignments by member id, for a topic of ``partitions`` partitions. Pure: any thread, any number of times."""
+    """Plan the assignments by member id, for a topic of ``partitions`` partitions. Pure: any thread, any number of
+    times."""
     claims = read_claims(partitions, reports)
     counts = claims.counts()
     room = Room(claims.active, counts, shares(partitions, claims.active, counts))
@@ -47,8 +48,8 @@ def sticky_plan(partitions: int, reports: Mapping[str, MemberReport]) -> dict[st
 def shares(
     partitions: int, active: list[str], counts: Mapping[str, int], after: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """How many partitions each active member may have. Who has more than the smaller share gets the larger one; of
-    several the one with the smallest number in ``after``; then the first by name."""
+    """Return the number of partitions that each active member may have. Members above the smaller share get the larger
+    one; of several the one with the smallest number in ``after``; then the first by name."""
     if not active:
         return {}
     after = after or {}
@@ -58,7 +59,7 @@ def shares(
 
 
 def ready_at(claims: Claims) -> dict[int, list[str]]:
-    """The active members that have a partition ready, by partition, in order."""
+    """Return the active members that have a partition ready, by partition, in order."""
     ready: dict[int, list[str]] = {}
     for member in claims.active:
         for partition in claims.reports[member].copies.ready:
@@ -67,7 +68,7 @@ def ready_at(claims: Claims) -> dict[int, list[str]]:
 
 
 class Room:
-    """Counts of partitions, shares, and quick answers to who has least or most room. Active members only."""
+    """Counts and shares of the active members, with quick look-ups of the member with least or most room."""
 
     def __init__(self, active: Iterable[str], count: Mapping[str, int], share: Mapping[str, int]) -> None:
         self._rank = {member: rank for rank, member in enumerate(active)}
@@ -79,30 +80,30 @@ class Room:
         heapify(self._by_count)
 
     def _entry(self, member: str) -> tuple[bool, int, int, str]:
-        """Those with room first, then by count."""
+        """Return a sort key: members with room first, then by count."""
         return self.left(member) <= 0, self.count[member], self._rank[member], member
 
     def left(self, member: str) -> int:
-        """How many more the member may have; below zero when it has too many."""
+        """Return how many more partitions the member may have; below zero when it has too many."""
         return self.share[member] - self.count[member]
 
     def set(self, member: str, count: int) -> None:
-        """It has so many now."""
+        """Set the member's number of partitions."""
         self.count[member] = count
         heappush(self._by_room, (-self.left(member), self._rank[member], member))
         heappush(self._by_count, self._entry(member))
 
     def least(self, among: Collection[str] = ()) -> str:
-        """The one with the fewest partitions ``among`` these; among all of them, with room if there is any, when these
-        are none."""
+        """Return the member with the fewest partitions ``among`` these. Without these: among all members, one with room
+        if there is any."""
         if among:
             return min(among, key=lambda member: (self.count[member], self._rank[member]))
         while self._by_count[0] != self._entry(self._by_count[0][-1]):
-            heappop(self._by_count)  # it says what was true before
+            heappop(self._by_count)  # outdated
         return self._by_count[0][-1]
 
     def roomiest(self, without: Collection[str] = ()) -> str | None:
-        """The one with the most room, not one of ``without``. ``None``: none of them has room."""
+        """Return the member with the most room that is not in ``without``. ``None``: none of them has room."""
         put_back: list[tuple[int, int, str]] = []
         found = None
         while self._by_room and found is None:

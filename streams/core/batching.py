@@ -1,10 +1,10 @@
-"""When a transaction is sealed: the self-tuning ("Nagle") rule.
+"""Decide when a transaction is sealed: the self-tuning ("Nagle") rule.
 
 While a transaction is under way the next one grows, so batches are as large as a commit is slow, and small when the
 broker is quick. The rule knows three numbers of the open transaction and one of the pipeline; it has no state.
 
-What a line, or a quota, carries in the time that a transaction has is found out: the bound in bytes is halved when that
-was too much, and grows slowly while transactions that come near it are committed.
+The bytes that a network, or a quota, carries in the time of one transaction are found by trying: the bound in bytes is
+halved when a transaction was too large, and grows slowly while transactions near the bound are committed.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ GROWTH: Final = 32
 
 
 class Seal(enum.Enum):
-    """What to do with the open transaction."""
+    """The next step for the open transaction."""
 
     NOW = "now"
     """Seal it."""
     LATER = "later"
     """Seal it when the delay is over, if nothing else happens before."""
     WHEN_FREE = "when free"
-    """Go on filling it; ask again when a transaction has settled."""
+    """Go on filling it; decide again when a transaction has settled."""
 
 
 def decide(config: PoolConfig, *, size: int, size_bytes: int, age_seconds: float, in_flight: int) -> Seal:
-    """What to do with an open transaction of ``size`` = max(events, records), opened ``age_seconds`` ago by its first
-    event, while ``in_flight`` sealed transactions are not settled yet."""
+    """Decide the next step for an open transaction of ``size`` = max(events, records), opened ``age_seconds`` ago by
+    its first event, while ``in_flight`` sealed transactions are not settled yet."""
     wanted = size >= config.target_batch_size or size_bytes >= config.max_batch_bytes
     if in_flight == 0:
         if wanted or age_seconds >= config.batch_delay_seconds:
@@ -47,19 +47,19 @@ def decide(config: PoolConfig, *, size: int, size_bytes: int, age_seconds: float
 
 
 def is_full(config: PoolConfig, *, size: int, size_bytes: int) -> bool:
-    """Whether intake has to stop until this transaction is sealed."""
+    """Check whether intake has to stop until this transaction is sealed."""
     return size >= config.max_batch_size or size_bytes >= config.max_batch_bytes
 
 
 def smaller(config: PoolConfig, size_bytes: int) -> PoolConfig:
-    """The rule after a transaction of so many bytes did not fit its time."""
+    """Return the rule after a transaction of so many bytes did not fit its time."""
     most = min(config.max_batch_bytes, max(LEAST_BYTES, min(config.max_batch_bytes, size_bytes) // 2))
     return msgspec.structs.replace(config, max_batch_bytes=most)
 
 
 def larger(config: PoolConfig, size_bytes: int, most_bytes: int) -> PoolConfig:
-    """The rule after one of so many bytes was committed; the bound is never more than ``most_bytes``."""
+    """Return the rule after a commit of so many bytes; the bound is never more than ``most_bytes``."""
     bound = config.max_batch_bytes
     if bound >= most_bytes or size_bytes < bound // 2:
-        return config  # it says nothing about larger ones
+        return config  # no evidence about larger transactions
     return msgspec.structs.replace(config, max_batch_bytes=min(most_bytes, bound + bound // GROWTH + 1))

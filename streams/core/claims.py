@@ -1,18 +1,20 @@
-"""What the members' reports come to: the reading that all strategies share, and the form of their answer.
+"""Read the state of every partition from the members' reports, for all strategies; and the draft of their plans.
 
-From claims, which are made at different moments and may contradict each other, to one state of every partition:
+Claims are made at different moments and may contradict each other. Each partition gets one state:
 
-* **settled**: somebody owns it, and it is not on its way. When two say so, one that was ordered to hand it over to the
-  other one has done so; otherwise the newer generation is right, because the other member missed a rebalance.
-* **moving**: its owner was ordered to hand it over, to a member that is there. Whether the marker is committed by now,
-  nobody can tell from claims. So every plan repeats the order, whatever else it wants.
-* **promised**: nobody may have it but one member, whose answer to this plan is not enough to let it go again: it was
-  told to expect the partition and nobody owns it any more (it may start at any moment, by the marker); or its order
-  points to a member that is gone, or that has had the partition and passed it on (the marker may be committed: then
-  it takes the partition over anew). It gets ``own``, even if it leaves, and no order before the next plan.
-* **free**: nobody's, any member may have it.
+* **settled**: a member owns it, and it is not on its way. When two claim it, and one of them was ordered to hand it
+  over to the other, it has done so; otherwise the newer generation is right, because the other member missed a
+  rebalance.
+* **moving**: its owner was ordered to hand it over, to a member that is there. Claims do not show whether the marker is
+  committed by now. So every plan repeats the order, whatever else it wants.
+* **promised**: only one member may have it, and that member's answer to this plan is not enough to let it go again.
+  Either the member expects the partition and it has no owner any more (the member may start at any moment, by the
+  marker); or the member's order points to a member that is gone, or that has had the partition and passed it on (the
+  marker may be committed: then the member takes the partition over anew). It gets ``own``, even if it leaves, and no
+  order before the next plan.
+* **free**: without an owner; any member may have it.
 
-Numbers outside of the topic are nobody's. Ties are broken by instance name, then by member id: every leader reads the
+Numbers outside of the topic have no owner. Ties are broken by instance name, then by member id: every leader reads the
 same.
 """
 
@@ -34,10 +36,11 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True):
-    """Every partition is in exactly one of ``settled``, ``promised`` (by member), ``moves`` and ``free``.
+    """The state of all partitions: each is in exactly one of ``settled``, ``promised`` (by member), ``moves`` and
+    ``free``.
 
     ``order``: all members by instance and id. ``rivals``: those whose instance name belongs to another member.
-    ``active``: those that may be given something, in order: neither leaving nor rivals. ``nobody_left``: all leave.
+    ``active``: those that may be given something, in order: neither leaving nor rivals. ``all_leave``: no member stays.
     """
 
     partitions: int
@@ -45,14 +48,14 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True):
     order: list[str]
     rivals: frozenset[str]
     active: list[str]
-    nobody_left: bool
+    all_leave: bool
     settled: dict[str, set[int]]
     promised: dict[str, set[int]]
     moves: dict[int, Move]
     free: list[int]
 
     def counts(self) -> dict[str, int]:
-        """How many partitions each member has, once what is on its way has arrived."""
+        """Return the number of partitions that each member has, once all moves under way have arrived."""
         counts = {member: len(self.settled[member]) + len(self.promised[member]) for member in self.order}
         for move in self.moves.values():
             counts[move.target] += 1
@@ -60,7 +63,7 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_claims(partitions: int, reports: Mapping[str, MemberReport]) -> Claims:
-    """The state of ``partitions`` partitions, from member id -> report. Pure: any thread, any number of times."""
+    """Read the state of ``partitions`` partitions from member id -> report. Pure: any thread, any number of times."""
     order = sorted(reports, key=lambda member: (reports[member].instance, member))
     rivals = _rivals(order, reports)
     claims = Claims(
@@ -69,7 +72,7 @@ def read_claims(partitions: int, reports: Mapping[str, MemberReport]) -> Claims:
         order=order,
         rivals=rivals,
         active=[member for member in order if member not in rivals and not reports[member].leaving],
-        nobody_left=all(reports[member].leaving for member in order),
+        all_leave=all(reports[member].leaving for member in order),
         settled={member: set() for member in order},
         promised={member: set() for member in order},
         moves={},
@@ -99,13 +102,14 @@ def _place(claims: Claims, partition: int, owner: str | None, expecting: str | N
     elif target.generation < ordered.generation or partition in target.incoming:
         claims.moves[partition] = Move(owner, ordered.to, ordered.generation)
     else:
-        # The target heard of it, and neither expects nor has it: it took it, and passed it on. Who got it says so.
+        # The target knows the order, and neither expects nor has the partition: it took it, and passed it on. The
+        # next receiver claims it.
         passed_on = expecting is not None and claims.reports[expecting].generation > ordered.generation
         claims.promised[expecting if expecting is not None and passed_on else owner].add(partition)
 
 
 def _rivals(order: list[str], reports: Mapping[str, MemberReport]) -> frozenset[str]:
-    """Members whose instance name belongs to another one: to the one that was in the newest generation."""
+    """Return the members whose instance name belongs to another one: to the one that was in the newest generation."""
     holder: dict[str, str] = {}
     for member in order:
         name = reports[member].instance
@@ -115,7 +119,7 @@ def _rivals(order: list[str], reports: Mapping[str, MemberReport]) -> frozenset[
 
 
 def _owners(partitions: int, order: list[str], reports: Mapping[str, MemberReport]) -> dict[int, str]:
-    """Who owns each partition, once double claims are decided."""
+    """Return the owner of each partition, once double claims are decided."""
     by_age = sorted(order, key=lambda member: reports[member].generation)
     owner: dict[int, str] = {}
     twice: set[int] = set()
@@ -129,7 +133,7 @@ def _owners(partitions: int, order: list[str], reports: Mapping[str, MemberRepor
         claiming = [member for member in by_age if partition in reports[member].owned]
         gave = {member for member in claiming if _ordered_to(reports[member], partition) in claiming}
         left = [member for member in claiming if member not in gave or len(gave) == len(claiming)]
-        # Of one generation: who was not ordered to hand it over. The other one did, and has not heard of it yet.
+        # Of one generation: the member without an order to hand it over. The other one did, and does not know it yet.
         left.sort(key=lambda member: (reports[member].generation, _ordered_to(reports[member], partition) is None))
         owner[partition] = left[-1]
     return owner
@@ -141,7 +145,7 @@ def _ordered_to(report: MemberReport, partition: int) -> str | None:
 
 
 def _expecting(order: list[str], reports: Mapping[str, MemberReport]) -> dict[int, str]:
-    """Who expects each partition: of several the one that was told last."""
+    """Return the member that expects each partition: of several the one with the newest generation."""
     expecting: dict[int, str] = {}
     for member in sorted(order, key=lambda member: reports[member].generation):
         expecting.update((partition, member) for partition in reports[member].incoming)
@@ -149,10 +153,10 @@ def _expecting(order: list[str], reports: Mapping[str, MemberReport]) -> dict[in
 
 
 class Draft:
-    """A plan in the making, with what every plan has to say: moves under way, names, counters. By member id.
+    """A plan in the making, by member id, with the parts that every plan has: moves under way, names, counters.
 
-    It starts with the moves under way and what is promised; a strategy adds to ``own``, ``standby`` and ``preparing``,
-    and orders moves. When all members leave, everything is taken away from everybody.
+    It starts with the moves under way and the promised partitions; a strategy adds to ``own``, ``standby`` and
+    ``preparing``, and orders moves. When all members leave, every partition is taken away from its owner.
     """
 
     def __init__(self, claims: Claims) -> None:
@@ -166,16 +170,16 @@ class Draft:
             self.order(partition, move)
 
     def order(self, partition: int, move: Move) -> None:
-        """Tell both sides of a move."""
+        """Put a move into the assignments of its donor and its target."""
         self.own[move.donor].discard(partition)
         self._release[move.donor][partition] = move.target
         self._incoming[move.target][partition] = move.since
 
     def assignments(self) -> dict[str, Assignment]:
-        """What each member is told."""
+        """Return the assignment of each member."""
         claims = self._claims
         names = tuple(claims.reports[member].instance for member in claims.order)
-        if claims.nobody_left:
+        if claims.all_leave:
             return {
                 member: Assignment(members=names, sequence=claims.reports[member].sequence, quit=True)
                 for member in claims.order

@@ -1,11 +1,11 @@
-"""What one member holds, as the group has to hear it: the claims that go into its next JoinGroup.
+"""The claims of one member: the contents of the report in its next JoinGroup.
 
 The group decides from claims, and claims travel slowly: between a JoinGroup and its plan a partition may be handed
-over, taken, or nobody's any more. Two rules keep that harmless, whatever comes first:
+over, be taken, or lose its owner. Two rules keep that harmless, whatever comes first:
 
-* **A move under way stays under way.** The owner claims ``releasing`` from the moment it was told until the marker is
-  committed; the receiver claims ``incoming`` until it has taken the partition. Plans keep such a move as it is while
-  both are members, so it does not matter whether the marker was committed before or after the claim was made.
+* **A move under way stays under way.** The owner claims ``releasing`` from the moment it received the order until the
+  marker is committed; the receiver claims ``incoming`` until it has taken the partition. Plans keep such a move as it
+  is while both are members, so it does not matter whether the marker was committed before or after the claim was made.
 * **What was withdrawn has no effect.** ``handed_over`` names its order; when the group has given the partition back
   meanwhile (the receiver is gone), it is owned, and the engine takes it over anew.
 
@@ -29,46 +29,47 @@ class Holdings:
         self.incoming: Mapping[int, int] = {}
         self.copies = Copies()
         self.leaving = False
-        self._told = MemberReport(instance=instance, sequence=sequence)
+        self._reported = MemberReport(instance=instance, sequence=sequence)
 
     @property
-    def told(self) -> MemberReport:
-        """The last report that was made."""
-        return self._told
+    def reported(self) -> MemberReport:
+        """The newest report."""
+        return self._reported
 
     @property
     def here(self) -> frozenset[int]:
-        """What is worked on here, or may be at any moment."""
-        return self.owned | self.incoming.keys()
+        """The partitions that this member works on, or may begin to work on at any moment."""
+        return self.owned.union(self.incoming)  # likewise not "|"
 
     def report(self) -> MemberReport:
-        """The report for the next JoinGroup. Its counter makes it differ from the one before."""
-        self._told = MemberReport(
-            instance=self._told.instance,
+        """Make the report for the next JoinGroup. Its counter makes it differ from the one before."""
+        self._reported = MemberReport(
+            instance=self._reported.instance,
             owned=self.owned,
             generation=self.generation,
             releasing=dict(self.releasing),
             incoming=frozenset(self.incoming),
             copies=self.copies,
             leaving=self.leaving,
-            sequence=self._told.sequence + 1,
+            sequence=self._reported.sequence + 1,
         )
-        return self._told
+        return self._reported
 
     def revoked_by(self, assignment: Assignment) -> frozenset[int]:
-        """What has to be given up before this assignment can be applied.
+        """Return the partitions that have to be given up before this assignment can be applied.
 
-        One that was claimed as incoming may have been taken since, and the plan repeats what was claimed. Any other
-        incoming one is a new move hither: what we still think that we own of it is not ours. What we await and the plan
-        gives to somebody else is to be given up, too: the marker may be there before we hear of it.
+        A partition that was claimed as incoming may have been taken since, and the plan repeats the claim. Any other
+        incoming one is a new move to this member: a partition of it that is still in ``owned`` here is not ours. An
+        incoming partition that the plan gives to another member is to be given up, too: its marker may arrive before
+        the member knows the plan.
         """
-        repeated = assignment.incoming.keys() & self._told.incoming
-        return self.here - assignment.own - assignment.release.keys() - repeated
+        repeated = assignment.incoming.keys() & self._reported.incoming
+        return self.here.difference(assignment.own, assignment.release, repeated)  # not "-": with keys that is a set
 
     def has_to_join_again(self, assignment: Assignment) -> bool:
-        """Whether the plan takes something away that was claimed: it counts on the next round to give it to somebody,
-        also if it is not here any more (handed over since the claim was made)."""
-        return bool(self._told.owned - assignment.own - assignment.release.keys())
+        """Check whether the plan takes a claimed partition away. The plan counts on the next round to give it to
+        another member, also if it is not here any more (handed over since the claim was made)."""
+        return bool(self._reported.owned - assignment.own - assignment.release.keys())
 
     def apply(self, generation: int, assignment: Assignment) -> frozenset[int]:
         """Apply an assignment once everything that it revokes was released; returns the partitions that are new.
@@ -76,8 +77,10 @@ class Holdings:
         An order to another receiver than the one that was claimed withdraws the order before it: the partition is ours,
         also if it was handed over to the former receiver meanwhile.
         """
-        told = self._told.releasing
-        anew = {number for number, to in assignment.release.items() if number not in told or told[number].to != to}
+        reported = self._reported.releasing
+        anew = {
+            number for number, to in assignment.release.items() if number not in reported or reported[number].to != to
+        }
         added = (assignment.own | anew) - self.owned
         self.owned |= added
         self.releasing = {
@@ -98,25 +101,25 @@ class Holdings:
         return known if known is not None and known.to == to else Order(to, generation)
 
     def released(self, partitions: Collection[int]) -> None:
-        """Revoked ones were given up."""
+        """Remove revoked partitions that were given up."""
         gone = frozenset(partitions)
         self.owned -= gone
         self.incoming = {number: since for number, since in self.incoming.items() if number not in gone}
 
     def handed_over(self, partition: int, order: Order) -> None:
-        """The marker of this order is committed. Without effect if the order does not stand any more."""
+        """Remove a partition: this order's marker is committed. Without effect if the order does not stand any more."""
         if self.releasing.get(partition) == order:
             self.owned -= {partition}
             self.releasing = {number: other for number, other in self.releasing.items() if number != partition}
 
     def took(self, partition: int) -> None:
-        """An incoming partition is worked on now."""
+        """Add an incoming partition to the owned ones: this member works on it now."""
         if partition in self.incoming:
             self.owned |= {partition}
             self.incoming = {number: since for number, since in self.incoming.items() if number != partition}
 
     def void(self) -> None:
-        """The membership is lost: nothing is owned, and nothing is under way. Copies hold what is committed: they
-        stay."""
+        """Drop all claims after a loss of the membership: nothing is owned, and no move is under way. Copies hold
+        committed records only: they stay."""
         self.owned, self.generation = frozenset(), -1
         self.releasing, self.incoming = {}, {}

@@ -1,20 +1,21 @@
-"""The plan that moves warm: a partition changes hands when its new owner has it ready, and not before.
+"""The strategy of warm moves: a partition changes hands when its new owner has it ready, and not before.
 
-In this order (``claims`` reads who owns what first, and every plan repeats moves that are under way):
+In this order (``claims`` reads the owners first, and every plan repeats moves that are under way):
 
-1. **Nobody's partitions** are assigned at once: to a member that has them ready, even above its share, because being
-   worked on comes first; else to the one that has least left to restore; else to the one with fewest.
-2. **Shares**: no two counts differ by more than one, and those who own most have the larger share. A member that did
-   not get copies ready in time has a smaller share for as long: what it is late with. The others share the rest.
-3. **Who has too many, or leaves, gives away** what a member with room has ready: ``release`` and ``incoming``, now.
-   Else a member with room is told to prepare it, one that is at it already if there is any. At most ``max_moves``
-   partitions and ``max_move_bytes`` of changelog are prepared at a time. Copies that are late are outside of these
-   bounds: their members go on restoring and are asked for nothing else in their place.
-4. **Standbys** (``standbys.py``) are placed for the time after all of these moves. What is ready is given up only when
-   what replaces it is ready.
+1. **Partitions without an owner** are assigned at once: to a member that has them ready, even above its share, because
+   being worked on comes first; else to the one that has least left to restore; else to the one with fewest.
+2. **Shares**: no two counts differ by more than one, and the members that own most have the larger shares. A member
+   that did not get copies ready in time has a share that is smaller by as many, for as long as they are late. The
+   others share the rest.
+3. **A member that has too many, or leaves, gives away** the partitions that a member with room has ready: ``release``
+   and ``incoming``, now. Else a member with room has to prepare them, one that has begun already if there is any. At
+   most ``max_moves`` partitions and ``max_move_bytes`` of changelog are prepared at a time. Copies that are late are
+   outside of these bounds: their members go on restoring and prepare no others in their place.
+4. **Standbys** (``standbys.py``) are placed for the time after all of these moves. A ready copy is given up only when
+   its replacement is ready.
 
-An order to release is only given for what a member said that it owns: of what it is given by this very plan, it could
-not be kept if the next rebalance came in between.
+An order to release is only given for partitions in the member's report: for a partition that this very plan assigns,
+the order could not be kept if the next rebalance came in between.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from streams.core.standbys import place_standbys
 from streams.group import Assignment, Assignor, MemberReport
 
 UNKNOWN: Final = 1 << 62
-"""Records left to restore, of a copy whose member did not say."""
+"""Records left to restore, of a copy whose member did not report them."""
 
 
 class PlanSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,11 +44,11 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def incremental(settings: PlanSettings) -> Assignor:
-    """The strategy of this module."""
+    """Make the strategy of this module."""
 
     def plan(partitions: int, reports: Mapping[str, MemberReport]) -> dict[str, Assignment]:
         claims = read_claims(partitions, reports)
-        if claims.nobody_left:
+        if claims.all_leave:
             return Draft(claims).assignments()
         return _Plan(claims, settings).made()
 
@@ -55,7 +56,7 @@ def incremental(settings: PlanSettings) -> Assignor:
 
 
 class _Copies:
-    """Copies that active members have of partitions that others work on."""
+    """Copies on active members of partitions that other members work on."""
 
     def __init__(self, claims: Claims) -> None:
         self.ready = ready_at(claims)
@@ -73,13 +74,13 @@ class _Copies:
             }
 
     def holders(self, partition: int) -> list[str]:
-        """Members that have a copy, the ready ones first."""
+        """Return the members that have a copy, the ready ones first."""
         restoring = (member for _, member in self.restoring.get(partition, ()))
         return [*self.ready.get(partition, ()), *restoring]
 
 
 class _Budget:
-    """What may be prepared at a time."""
+    """The number and the bytes of partitions that may be prepared at a time."""
 
     def __init__(self, settings: PlanSettings, sizes: dict[int, int]) -> None:
         self._moves, self._bytes = settings.max_moves, settings.max_move_bytes
@@ -87,7 +88,7 @@ class _Budget:
         self._any = False
 
     def spend(self, partition: int) -> bool:
-        """Whether this partition may be prepared too."""
+        """Take this partition from the budget, if it may be prepared, too; return whether it may."""
         size = self._sizes.get(partition, 0)
         if self._any and (self._moves < 1 or self._bytes < size):
             return False
@@ -98,7 +99,8 @@ class _Budget:
 
 
 class _Plan:
-    """One plan in the making: the steps above in turn. ``future``: who has each partition when all moves are done."""
+    """One plan in the making: the steps above in turn. ``future``: the owner of each partition after all
+    moves."""
 
     def __init__(self, claims: Claims, settings: PlanSettings) -> None:
         self._claims, self._settings = claims, settings
@@ -114,7 +116,7 @@ class _Plan:
         self._counts = claims.counts()
 
     def made(self) -> dict[str, Assignment]:
-        """The plan."""
+        """Make the plan."""
         if self._claims.active:
             self._assign_free()
             self._balance()
@@ -122,7 +124,7 @@ class _Plan:
             self._keep_standbys()
         return self._draft.assignments()
 
-    # ------------------------------------------------------------------------------------------ nobody's partitions
+    # --------------------------------------------------------------------------------------------- free partitions
 
     def _assign_free(self) -> None:
         claims, ready, restoring = self._claims, self._copies.ready, self._copies.restoring
@@ -140,7 +142,7 @@ class _Plan:
         self._counts.update(room.count)
 
     def _shares(self) -> dict[str, int]:
-        """Shares of the active members; smaller ones for those that are late."""
+        """Return the shares of the active members; smaller ones for those that are late."""
         claims, counts, late = self._claims, self._counts, self._copies.late
         after = self._after(claims.partitions // len(claims.active))
         fair = shares(claims.partitions, claims.active, counts, after)
@@ -153,8 +155,8 @@ class _Plan:
         return {**capped, **shares(claims.partitions - sum(capped.values()), others, counts, after)}
 
     def _after(self, least: int) -> dict[str, int]:
-        """Who comes later when larger shares are given to some of several that have as many: who can give at once,
-        because members with too few have its partitions ready."""
+        """Return the members' order for the larger shares, among members that have as many partitions. Members that can
+        give at once, because members with too few have their partitions ready, come later."""
         claims, counts = self._claims, self._counts
         after = dict.fromkeys(claims.order, 0)
         for partition, members in self._copies.ready.items():
@@ -187,7 +189,7 @@ class _Plan:
             self._prepare(donor, give[donor], room, budget)
 
     def _drain(self, leaving: list[str]) -> None:
-        """Give away what others have ready of members that leave. Who gets the larger shares is decided by that."""
+        """Give away the partitions of leaving members that others have ready: that decides about the larger shares."""
         claims, ready, counts = self._claims, self._copies.ready, self._counts
         least, larger = divmod(claims.partitions, len(claims.active))
         larger -= sum(counts[member] > least for member in claims.active)
@@ -203,7 +205,7 @@ class _Plan:
                 self._moved(partition, member)
 
     def _release(self, donor: str, number: int, room: Room) -> int:
-        """Give away what others have ready. Returns how many are still to be given away."""
+        """Give away the partitions that others have ready. Returns how many are still to be given away."""
         ready = self._copies.ready
         mine = sorted(
             (partition for partition in self._claims.settled[donor] & self._draft.own[donor] if partition in ready),
@@ -219,7 +221,7 @@ class _Plan:
         return number
 
     def _go_on_preparing(self, donor: str, number: int, room: Room, budget: _Budget) -> int:
-        """Stay with who is at it already, and is not late. Returns how many are still to be given away."""
+        """Go on with copies in preparation that are not late. Returns how many are still to be given away."""
         for partition in self._surplus(donor) if number > 0 else ():
             at_it = [
                 (left, member)
@@ -233,19 +235,20 @@ class _Plan:
         return number
 
     def _at_it(self, partition: int) -> list[tuple[int, str]]:
-        """(records left, member) of the copies of a partition. What is ready could not be released yet."""
+        """Return (records left, member) of the copies of a partition. The ready ones could not be released yet."""
         ready = [(0, member) for member in self._copies.ready.get(partition, ())]
         return ready + self._copies.restoring.get(partition, [])
 
     def _surplus(self, donor: str) -> list[int]:
-        """What a member with too many may give away: what it has, then what is on its way to it. That can be prepared
-        elsewhere, too; it is released once it has come and the copy is announced."""
+        """Return the partitions that a member with too many may give away: those that it has, then those on their way
+        to it. The latter can be prepared elsewhere, too; they are released once they have come and the copy is
+        announced."""
         own = {partition for partition in self._draft.own[donor] if self._future[partition] == donor}
         coming = (partition for partition, member in self._future.items() if member == donor and partition not in own)
         return [*sorted(own), *sorted(coming)]
 
     def _prepare(self, donor: str, number: int, room: Room, budget: _Budget) -> None:
-        """Begin with new copies."""
+        """Begin to prepare new copies."""
         for partition in self._surplus(donor) if number > 0 else ():
             if number > 0 and self._future[partition] == donor:
                 passed_over = {member for _, member in self._copies.restoring.get(partition, ())}
@@ -266,7 +269,7 @@ class _Plan:
     # ------------------------------------------------------------------------------------------------------- copies
 
     def _keep_late(self) -> None:
-        """As many late copies as a member has too few partitions: they are what it may still get."""
+        """Keep as many late copies as a member has too few partitions: it may still get those."""
         most = -(-self._claims.partitions // len(self._claims.active))
         for member, late in self._copies.late.items():
             number = max(0, most - self._counts[member])
@@ -292,13 +295,13 @@ class _Plan:
         for partition, members in placed.items():
             donor = donors.get(partition)
             if donor is not None and partition in draft.own[donor]:
-                told = [member for member in members if member != donor]
+                rest = [member for member in members if member != donor]
             else:
-                told = members
+                rest = members
             ready = self._copies.ready.get(partition, [])
-            lacking = len(members) - sum(member == donor or member in ready for member in told)
+            lacking = len(members) - sum(member == donor or member in ready for member in rest)
             taken = {*members, self._future[partition], donor}
             spare = [member for member in ready if member not in taken]
-            for member in [*told, *spare[:lacking]]:
+            for member in [*rest, *spare[:lacking]]:
                 if partition not in draft.preparing[member]:
                     draft.standby[member].add(partition)

@@ -1,10 +1,10 @@
-"""A partition's life on one member, as a table of legal moves.
+"""The states of a partition on one member, as a table of legal moves.
 
 A partition comes by an assignment or by a marker, is restored from its changelog, works, and ends in one of two ways:
 *released* after a barrier (everything that was admitted is settled; ``RELEASING`` with a marker that hands it over,
 ``DRAINING`` without), or *void* at once (the member lost it: nothing may be sent any more). ``RESTARTING`` is the
-member's own doing: the effects of an event turned out to be refused, or a store cannot be undone; the state is dropped
-and restored from the changelog, never patched.
+member's own decision: the effects of an event were refused, or a store cannot be undone; the state is dropped and
+restored from the changelog, never patched.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 
 class PartitionState(enum.Enum):
-    """Where a partition is in its life. ``to`` is the only way to move on."""
+    """The state of a partition. ``to`` is the only way to move on."""
 
     RESTORING = "restoring"
     ACTIVE = "active"
@@ -30,8 +30,8 @@ class PartitionState(enum.Enum):
         return self in (PartitionState.ACTIVE, PartitionState.RELEASING, PartitionState.DRAINING)
 
     def to(self, new: PartitionState) -> PartitionState:
-        """``new``, if that move is legal. Raises ``ValueError`` otherwise: it is a bug of the engine, never of its
-        input."""
+        """Return ``new``, if that move is legal. Raises ``ValueError`` otherwise: it is a bug of the engine, never of
+        its input."""
         if new not in LEGAL_MOVES[self]:
             raise ValueError(f"a partition cannot go from {self.value} to {new.value}")
         return new

@@ -1,9 +1,9 @@
-"""What to do about a transaction that failed: the failure table of the protocol as one pure function.
+"""Decide the next step for a failed transaction: the failure table of the protocol as one pure function.
 
-The order of the questions is the point. First whether the work is still ours: if not, nothing else matters. Then
-the time: the same thing is not tried for ever, and stopping is always safe, because the next start asks the changelog.
-Then whether the commit may have happened: only a commit that was asked for can have, and then nobody guesses. What is
-left is known to be aborted and is sent again.
+The order of the questions is the point. First whether the work is still ours: if not, nothing else matters. Then the
+time: the same transaction is not tried for ever, and stopping is always safe, because the next start looks into the
+changelog. Then whether the commit may have happened: only a requested commit can have happened, and then the changelog
+decides, never a guess. Any other transaction is known to be aborted and is sent again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Remedy(enum.Enum):
     DROP = "drop"
     """The partitions are not ours any more: send nothing, drop everything."""
     LOOK_UP = "look up"
-    """It may be committed: settle it with a new producer, then ask the changelog."""
+    """It may be committed: settle it with a new producer, then look it up in the changelog."""
     RESEND = "resend"
     """It is not committed: send it again."""
     RESEND_AFTER_NEWS = "resend after news"
@@ -29,9 +29,9 @@ class Remedy(enum.Enum):
 
 
 class Patience(msgspec.Struct, frozen=True):
-    """How long the same transaction is tried: ``seconds`` since its first failure; ``attempts`` when the broker keeps
-    answering with a refusal. (An outage is not a refusal, and what is blocked waits for an operator: there only the
-    time counts.)"""
+    """The limits of trying the same transaction: ``seconds`` since its first failure; ``attempts`` when the broker
+    keeps answering with a refusal. (An outage is not a refusal, and a blocked transaction waits for an operator: there
+    only the time counts.)"""
 
     seconds: float = 300.0
     attempts: int = 8
@@ -46,7 +46,7 @@ def remedy(
     seconds: float,
     patience: Patience,
 ) -> Remedy:
-    """The step for a transaction whose call failed with ``kind`` (see ``errors.TransactionFailed``).
+    """Decide the step for a transaction whose call failed with ``kind`` (see ``errors.TransactionFailed``).
 
     ``ours``: the membership it was opened under is still the current one. ``attempts``: how often it was sent, this
     time included. ``seconds``: since its first failure.
@@ -63,6 +63,6 @@ def remedy(
 
 
 def rebuild_all(kind: str) -> bool:
-    """Whether the producers of the other slots are to be replaced too: after anything that smells of an outage, calls
-    on producers made before it may hang for ever (rule R7)."""
+    """Check whether the producers of the other slots are to be replaced, too: after anything like an outage, calls on
+    producers made before it may hang for ever (rule R7)."""
     return kind == "unknown"

@@ -1,4 +1,4 @@
-"""From a record's type header to the function that handles it: a dict, frozen when the source starts."""
+"""Find the handler of a record by its type header: a dict, frozen when the source starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streams.records import TYPE_HEADER, VERSION_HEADER, ReceivedHeaders
 
 
 def type_and_version(headers: ReceivedHeaders | None) -> tuple[bytes | None, bytes | None]:
-    """Contents of the first type and the first version header; ``None`` without one, empty where it is null."""
+    """Return the first type and the first version header's contents; ``None`` without one, empty where it is null."""
     name = version = None
     for header, content in headers or ():
         if header == TYPE_HEADER and name is None:
@@ -25,13 +25,13 @@ def type_and_version(headers: ReceivedHeaders | None) -> tuple[bytes | None, byt
 
 
 def check_callable(what: str, function: object, *arguments: str) -> None:
-    """Raises ``RegistrationError``, also when ``arguments`` are named and the function does not take so many."""
+    """Check that a function can be called, with ``arguments`` if any are named; else ``RegistrationError``."""
     if not callable(function):
         raise RegistrationError(f"{what} is {function!r}, which cannot be called")
     if not arguments:
         return
     try:
-        # Not that of what a decorator wraps: the wrapper may well take other arguments.
+        # Not the signature of the wrapped function: a decorator's wrapper may well take other arguments.
         signature = inspect.signature(function, follow_wrapped=False)
     except Exception:  # some functions written in C have none, and reading annotations may run anything
         return
@@ -43,9 +43,9 @@ def check_callable(what: str, function: object, *arguments: str) -> None:
 
 
 class Route:
-    """What is known about one type of events. ``wire_version`` is the version header that needs no upcasting.
-    ``ahead`` (``runtime.stages.Ahead``): what does the work of these events ahead of their turn. ``is_batch``: the
-    handler gets a list of events."""
+    """An event type's handler and policy. ``wire_version`` is the version header that needs no upcasting. ``ahead``
+    (``async_work.async_stage.Ahead``): the stage that does the work of these events ahead of their turn. ``kind``
+    (``runtime.partition.handler_kind.HandlerKind``): of handlers in their turn that are not plain."""
 
     __slots__ = (
         "ahead",
@@ -54,8 +54,8 @@ class Route:
         "event_type",
         "handler",
         "is_async",
-        "is_batch",
         "is_blocking",
+        "kind",
         "name",
         "plain",
         "policy",
@@ -72,7 +72,7 @@ class Route:
         blocking: bool,
         policy: ErrorPolicy,
         ahead: Any = None,
-        batch: bool = False,
+        kind: Any = None,
     ) -> None:
         check_callable(f"the handler of {name}", handler)
         self.name = name
@@ -84,28 +84,33 @@ class Route:
         self.is_blocking = blocking
         if self.is_async and blocking:
             raise RegistrationError(f"the handler of {name} is async; blocking=True is for plain functions")
-        self.is_batch = batch
-        if batch and (self.is_async or blocking):
+        self.kind = kind
+        if kind is not None and (self.is_async or blocking):
             raise RegistrationError(
-                f"the handler of {name} has batch=True, which is for plain functions, without blocking=True; for calls "
-                "that take many items at a time there is AsyncBatcher"
+                f"the handler of {name} has {kind.option}, which is for plain functions, without blocking=True; "
+                f"{kind.instead}"
             )
         self.ahead = ahead
-        self.plain = not self.is_async and not blocking and ahead is None and not batch
+        self.plain = not self.is_async and not blocking and ahead is None and kind is None
         self.policy = policy
         self.decode: Callable[..., Any] = event_type.decode if event_type is not None else _as_it_is
         self.bare_decode: Callable[[bytes], Any] = event_type.bare_decode if event_type is not None else _as_it_is
         self.version = event_type.version if event_type is not None else 1
         self.wire_version = None if self.version == 1 else b"%d" % self.version
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Another process makes its own: what decoders are built of does not travel."""
-        made = partial(Route, blocking=self.is_blocking, policy=self.policy, ahead=self.ahead, batch=self.is_batch)
+    def with_policy(self, policy: ErrorPolicy) -> Route:
+        """Make the same route under another policy."""
+        made, arguments = self.__reduce__()
+        return made(*arguments, policy=policy)
+
+    def __reduce__(self) -> tuple[Callable[..., Route], tuple[Any, ...]]:
+        """Pickle the arguments only: another process builds its own decoders, which cannot be pickled."""
+        made = partial(Route, blocking=self.is_blocking, policy=self.policy, ahead=self.ahead, kind=self.kind)
         return made, (self.name, self.event_type, self.handler)
 
 
 class Router:
-    """Filled before the start, then only read."""
+    """The routes of an event source: filled before the start, then only read."""
 
     def __init__(self) -> None:
         self.routes: dict[bytes, Route] = {}
@@ -126,8 +131,14 @@ class Router:
             raise RegistrationError("there is a default handler already")
         self.default = route
 
+    def current(self, headers: ReceivedHeaders | None) -> Route | None:
+        """Find the route of a record with these headers, if that takes their version without an upcaster."""
+        name, version = type_and_version(headers)
+        route = self.routes.get(name or b"")
+        return route if route is not None and version == route.wire_version else None
+
     def freeze(self) -> None:
-        """The source starts: no more changes."""
+        """Refuse changes from now on: the source starts."""
         self._frozen = True
 
     @property
@@ -141,5 +152,5 @@ class Router:
 
 
 def _as_it_is(value: bytes | None, version: int = 1) -> bytes | None:
-    """The default handler gets the value as it came."""
+    """Return the value as it came: the default handler decodes nothing."""
     return value

@@ -1,8 +1,8 @@
-"""When the next run of a scheduled interjection is due.
+"""Compute the due times of a scheduled interjection.
 
-The next run is counted from the previous *due* time, so a schedule does not drift. What becomes of runs that were
-missed (the process was frozen, the partition was busy) is said by ``MissedRuns``. Jitter moves a single run by up to
-``jitter`` to either side, so that the partitions of many members do not act in step.
+The next run is counted from the previous *due* time, so a schedule does not drift. ``MissedRuns`` decides about runs
+that were missed (the process was frozen, the partition was busy). Jitter moves a single run by up to ``jitter`` to
+either side, so that the partitions of many members do not act in step.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from streams.errors import ConfigError
 
 
 class MissedRuns(enum.Enum):
-    """What follows when scheduled runs are late: by more than the interval, some were missed.
+    """The policy for late runs of a schedule: late by more than the interval, some were missed.
 
     ``SKIP``: one run at once, and then the rhythm goes on as before; the others are not made up for. ``DELAY``: one run
     at once, and the rhythm begins anew with it, so that two runs are never closer than the interval. ``CATCH_UP``: all
-    of them, one after another, with events in between. Counted from the moment a partition became active here: what was
-    due while nobody had it was not missed.
+    of them, one after another, with events in between. Counted from the moment a partition became active here: runs due
+    while no member had it were not missed.
     """
 
     SKIP = "skip"
@@ -42,16 +42,16 @@ class Schedule(msgspec.Struct, frozen=True):
             raise ConfigError(f"every is {self.every}; an interjection needs an interval of more than 0 seconds")
         if not 0 <= self.jitter <= self.every:
             raise ConfigError(f"jitter is {self.jitter}; it must be between 0 and every ({self.every} seconds)")
-        missed: object = self.missed  # whatever it is
+        missed: object = self.missed  # of any type
         if not isinstance(missed, MissedRuns):
             raise ConfigError(f"missed is {missed!r}; it must be one of {', '.join(map(str, MissedRuns))}")
 
     def first(self, now: float) -> float:
-        """The rhythm's first beat after a partition became active at ``now``."""
+        """Return the rhythm's first beat after a partition became active at ``now``."""
         return now + self.every
 
     def following(self, beat: float, now: float) -> float:
-        """The beat after ``beat``, whose run begins ``now``."""
+        """Return the beat after ``beat``, whose run begins ``now``."""
         if self.missed is MissedRuns.DELAY:
             return max(beat, now) + self.every
         following = beat + self.every
@@ -62,5 +62,5 @@ class Schedule(msgspec.Struct, frozen=True):
         return following
 
     def due(self, beat: float, rng: random.Random) -> float:
-        """When the run of this beat is due: the beat, moved by the jitter."""
+        """Return the due time of this beat's run: the beat, moved by the jitter."""
         return beat + (rng.uniform(-self.jitter, self.jitter) if self.jitter else 0.0)

@@ -1,8 +1,8 @@
-"""Where spare copies are kept: so that, whoever goes, the others have its partitions ready in just the right numbers.
+"""Place spare copies so that, when any member goes, the others have its partitions ready in just the right numbers.
 
-If a member goes, the others share what it had. How much each of them gets follows from the counts, so that is how many
-of its partitions each of them keeps a copy of (times the number of copies). Copies that are there stay where they are
-as long as they fit into these numbers; on a group at rest the numbers are met exactly, so nothing changes.
+If a member goes, the others share its partitions. The counts decide how many of them each other member gets; so many of
+them it keeps a copy of (times the number of copies). Copies that are there stay where they are as long as they fit into
+these numbers; on a group at rest the numbers are met exactly, so nothing changes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ def place_standbys(
     future: Mapping[int, str],
     holders: Mapping[int, Collection[str]],
 ) -> dict[int, list[str]]:
-    """Partition -> the active members that are to keep a spare copy of it: ``number`` of them, or all that there are.
+    """Return partition -> the active members that are to keep a spare copy of it: ``number`` of them, or all that there
+    are.
 
-    ``future``: who has each partition once all moves are done. ``holders``: active members that have its state now,
-    the better ones first.
+    ``future``: the owner of each partition once all moves are done. ``holders``: active members that have its state
+    now, the better ones first.
     """
     of: dict[str, list[int]] = {member: [] for member in active}
     for partition in sorted(future):
@@ -33,7 +34,7 @@ def place_standbys(
         )
         copies = min(number, len(others))
         if copies:
-            # As even as can be, and more where more would be taken over: at those that have fewest.
+            # As even as can be, and more where more would be taken over: on the members that have fewest.
             least, larger = divmod(copies * len(numbers), len(others))
             quota = {member: least + (rank < larger) for rank, member in enumerate(others)}
             for member, count in quota.items():
@@ -45,8 +46,8 @@ def place_standbys(
 def _spread(
     wanted: int, numbers: list[int], quota: dict[str, int], holders: Mapping[int, Collection[str]]
 ) -> dict[int, list[str]]:
-    """The partitions of one owner. The quotas add up to what is wanted, and none is larger than ``numbers``: so they
-    can be met exactly."""
+    """Place the copies of one owner's partitions. The quotas add up to what is wanted, and none is larger than
+    ``numbers``: so they can be met exactly."""
     placed: dict[int, list[str]] = {}
     for partition in numbers:
         chosen = placed[partition] = []
@@ -76,8 +77,9 @@ def _spread(
 
 
 def _swapped(lacking: list[str], placed: Mapping[int, list[str]], quota: dict[str, int]) -> str:
-    """All with something left of their quota have the partition that is ``lacking`` a copy. So one of them takes
-    another partition over, one that it has not, from a member that has not this one; that member is the answer."""
+    """Swap a copy for the partition that is ``lacking`` one, because all members with something left of their quota
+    have that partition already. One of them takes a copy of another partition, one that it has not, from a member that
+    has not the lacking one. Return that member."""
     spare = next(member for member, left in quota.items() if left > 0)
     chosen, other = next(
         (chosen, other) for chosen in placed.values() if spare not in chosen for other in chosen if other not in lacking

@@ -1,9 +1,9 @@
 """The strategies by name: how partitions are shared among the members.
 
 ``incremental`` moves a partition once its new owner has it ready (``incremental.py``), ``cooperative-sticky`` keeps
-what it can (``assignor.py``). The two here look at names only: every member knows from the list of members who has
-what. All of them give up first and assign in the follow-up round, and all of them keep moves that are under way, so a
-group may change from any of them to any other while it runs.
+what it can (``assignor.py``). The two here look at names only: every member knows each partition's owner from the list
+of members. All of them give up first and assign in the follow-up round, and all of them keep moves that are under way,
+so a group may change from any of them to any other while it runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from streams.group import Assignment, Assignor, MemberReport
 
 
 def assignor(name: str, settings: PlanSettings) -> Assignor:
-    """The strategy of this name, one of ``streams.config.STRATEGIES``. Raises ``KeyError`` for any other."""
+    """Return the strategy of this name, one of ``streams.config.STRATEGIES``. Raises ``KeyError`` for any other."""
     known: dict[str, Callable[[PlanSettings], Assignor]] = {
         "incremental": incremental,
         "cooperative-sticky": lambda _: sticky_plan,
@@ -29,8 +29,8 @@ def assignor(name: str, settings: PlanSettings) -> Assignor:
 
 
 def _by_place(place: Callable[[int, int, int], int]) -> Assignor:
-    """Each partition has its place in the list of the members. An owner that has another place gives it up; it is
-    assigned when nobody has it any more."""
+    """Make a strategy in which each partition has its place in the list of the members. An owner at another place gives
+    it up; it is assigned when it has no owner any more."""
 
     def plan(partitions: int, reports: Mapping[str, MemberReport]) -> dict[str, Assignment]:
         claims = read_claims(partitions, reports)
@@ -46,7 +46,7 @@ def _by_place(place: Callable[[int, int, int], int]) -> Assignor:
 
 
 def _range(partition: int, partitions: int, members: int) -> int:
-    """Ranges, the larger ones first."""
+    """Return the place by ranges, the larger ones first."""
     least, larger = divmod(partitions, members)
     in_larger = larger * (least + 1)
     return partition // (least + 1) if partition < in_larger else larger + (partition - in_larger) // least

@@ -1,18 +1,19 @@
-"""Timers of one partition: what is to happen at a certain time of day, by name, and in the order in which it is due.
+"""Timers of one partition: events for a certain time of day, by name, and in the order in which they are due.
 
-A heap of (due, name) beside a dict by name: setting, replacing, removing and taking the first one cost O(log n). What
-was replaced or removed stays in the heap until it comes to its top, or until half of the heap is of that kind.
+A heap of (due, name) beside a dict by name: setting, replacing, removing and taking the first one cost O(log n). A
+replaced or removed timer stays in the heap until it comes to its top, or until half of the heap is of that kind.
 """
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
+
+from streams.core.origin import Origin, timer_origin
 
 _SLACK: Final = 64
 """So many outdated entries of the heap are not worth building it anew."""
@@ -31,15 +32,13 @@ class Timer(msgspec.Struct, frozen=True):
 
     @property
     def due(self) -> datetime:
-        """When it is due, in UTC."""
+        """The due time, in UTC."""
         return datetime.fromtimestamp(self.due_ms / 1000, UTC)
 
     @property
-    def origin(self) -> int:
-        """What stands for an offset where effects are traced to their event: below -1, the same after a restart, and
-        another one once the timer is set anew for another time."""
-        digest = hashlib.blake2b(f"{self.due_ms} {self.name}".encode(), digest_size=7).digest()
-        return -2 - int.from_bytes(digest)
+    def origin(self) -> Origin:
+        """The origin of the effects of the timer's event."""
+        return timer_origin(self.due_ms, self.name)
 
 
 class Timers:
@@ -57,11 +56,11 @@ class Timers:
         return name in self._by_name
 
     def __iter__(self) -> Iterator[Timer]:
-        """In no order."""
+        """Iterate over the timers, in no order."""
         return iter(self._by_name.values())
 
     def apply(self, changes: Mapping[str, Timer | None]) -> None:
-        """Set these, by name; ``None`` removes one, if it is there."""
+        """Set these timers, by name; ``None`` removes one, if it is there."""
         for name, timer in changes.items():
             if timer is None:
                 self._by_name.pop(name, None)
@@ -72,7 +71,7 @@ class Timers:
             self._rebuild()
 
     def first(self) -> Timer | None:
-        """The one that is due first; of several at one time, the one with the lowest name."""
+        """Return the timer that is due first; of several at one time, the one with the lowest name."""
         heap = self._heap
         while heap:
             due_ms, name = heap[0]

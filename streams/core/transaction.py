@@ -1,12 +1,13 @@
-"""One transaction's life, from the first event that is admitted to the moment its outcome is known.
+"""The states of one transaction, from the first event that is admitted to the moment its outcome is known.
 
 Rules of this file
 * A transaction is a set of *cuts*: per partition the offset up to which it goes, and the store changes on the way (by
   key, the last one wins). Outputs are kept in order. All of it stays until the outcome is known, so that the same
   records can be sent again (exactly-once rule R4).
 * Only completed events are admitted, in the order of their partition: a transaction never waits for a handler.
-* ``size`` = max(events, records) is what the batching rule looks at; ``bytes`` are keys, values and headers.
-* What it was admitted from is kept, so that one that does not fit its time can be cut in two between any two events.
+* ``size`` = max(events, records) is the measure of the batching rule; ``bytes`` are keys, values and headers.
+* The admitted entries are kept, so that a transaction that does not fit its time can be cut in two between any two
+  events.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from typing import Final
 
 import msgspec
 
+from streams.core.origin import is_event
 from streams.records import Change, Headers, Output, headers_bytes
 
 
 class TransactionState(enum.Enum):
-    """Where a transaction is. ``SENDABLE`` is sealed, but (again) not with any producer."""
+    """The state of a transaction. ``SENDABLE`` is sealed, but (again) not with any producer."""
 
     OPEN = "open"
     SENDABLE = "sendable"
@@ -45,7 +47,7 @@ LEGAL_MOVES: Final[dict[TransactionState, frozenset[TransactionState]]] = {
 }
 
 Waiter = Callable[[BaseException | None], None]
-"""Told once how it ended: ``None`` when committed, else the reason why not."""
+"""Called once with the outcome: ``None`` when committed, else the reason why not."""
 
 
 class Admitted(msgspec.Struct, gc=False):
@@ -60,10 +62,10 @@ class Admitted(msgspec.Struct, gc=False):
     size: int
 
     def by_event(self) -> list[Admitted]:
-        """The same, one for each event that leaves anything; events that leave nothing are counted with the last. What
-        has no offsets of its own (a batch, a timer's event, an interjection) stays whole."""
+        """Split this into one entry for each event that has effects; events without effects are counted with the last.
+        Work without offsets of its own (a batch, a timer's event, an interjection) stays whole."""
         origins = sorted({effect.origin for effects in (self.outputs, self.changes) for effect in effects})
-        if not 1 < len(origins) <= self.events or origins[0] < 0 or origins[-1] >= self.offset:
+        if not 1 < len(origins) <= self.events or not (is_event(origins[0]) and is_event(origins[-1])):
             return [self]
         outputs: dict[int, list[Output]] = {origin: [] for origin in origins}
         changes: dict[int, list[Change]] = {origin: [] for origin in origins}
@@ -144,12 +146,12 @@ class Transaction:
 
     @property
     def size(self) -> int:
-        """What the batching rule counts: events or records, whichever is more."""
+        """The measure of the batching rule: events or records, whichever is more."""
         return self.events if self.events > self.records else self.records
 
     def admit(self, partition: int, offset: int, outputs: list[Output], changes: list[Change], events: int = 1) -> None:
         """Take in completed events of one partition: so many, in their order. ``offset`` is the watermark after them;
-        outputs and changes know their origins. The lists are kept: nobody changes them any more."""
+        outputs and changes know their origins. The lists are kept, and must not change any more."""
         cut = self.cuts.get(partition)
         if cut is None:
             cut = self.cuts[partition] = Cut()
@@ -178,12 +180,12 @@ class Transaction:
         self.admitted.append(Admitted(partition, offset, outputs, changes, events, size))
 
     def seal(self, now: float) -> None:
-        """Nothing is admitted any more."""
+        """Admit nothing any more."""
         self.to(TransactionState.SENDABLE)
         self.sealed_at = now
 
     def taken_back(self, now: float) -> None:
-        """It is known not to be committed: everything is as before the first attempt, to be sent again."""
+        """Return to the state before the first attempt, to be sent again: it is known not to be committed."""
         if self.state not in (TransactionState.OPEN, TransactionState.SENDABLE):  # else it was not sent at all
             self.to(TransactionState.SENDABLE)
         self.produced = 0
@@ -193,12 +195,12 @@ class Transaction:
             self.first_failure_at = now
 
     def wait(self, partition: int, waiter: Waiter) -> None:
-        """``waiter`` is told how it ended for all that was admitted of this partition so far."""
+        """Call ``waiter`` with the outcome of all that was admitted of this partition so far."""
         self.waiters.append((partition, self.cuts[partition].events, waiter))
 
     def without(self, partition: int) -> list[Waiter]:
-        """Take one partition's events out again (only while nothing of it can be committed any more). Returns those
-        who wait."""
+        """Take one partition's events out again (only while nothing of it can be committed any more). Returns their
+        waiters."""
         self.cuts.pop(partition, None)
         self.admitted = [entry for entry in self.admitted if entry.partition != partition]
         self.outputs = [output for entry in self.admitted for output in entry.outputs]
@@ -210,8 +212,9 @@ class Transaction:
         return gone
 
     def cut(self, most_bytes: int) -> list[Transaction]:
-        """The same in several transactions, in order, each of at most so many bytes or of one event; itself, if that is
-        one. Only while it is known not to be committed, and no producer has it. Their serials are the caller's."""
+        """Split this into several transactions, in order, each of at most so many bytes or of one event; itself, if
+        that is one. Only while it is known not to be committed, and no producer has it. Their serials are the
+        caller's."""
         parts = [self._part()]
         for entry in self.admitted:
             for one in entry.by_event() if entry.size > most_bytes else (entry,):
@@ -222,7 +225,7 @@ class Transaction:
             return [self]
         for partition, cut in self.cuts.items():
             with_it = [part for part in parts if partition in part.cuts]
-            with_it[-1].cuts[partition].release = cut.release  # the last word
+            with_it[-1].cuts[partition].release = cut.release  # with the last part only
             waiting = deque(entry for entry in self.waiters if entry[0] == partition)
             events = 0
             for part in with_it:
@@ -245,7 +248,7 @@ class Transaction:
         self.outputs = [known for entry in self.admitted for known in entry.outputs]
 
     def settle(self, error: BaseException | None) -> None:
-        """The outcome is known: committed (``None``), or given up for a reason. Tells those who wait, once."""
+        """Settle with the known outcome: committed (``None``), or given up for a reason. Calls the waiters, once."""
         self.to(TransactionState.DROPPED if error is not None else TransactionState.COMMITTED)
         waiters, self.waiters = self.waiters, []
         for _, _, waiter in waiters:

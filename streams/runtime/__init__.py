@@ -1,1 +1,1 @@
-"""The tasks of an event source and the threads they own. Reads top down: ``lifecycle`` starts everything else."""
+"""The tasks of an event source and the threads they own. Read it top down: ``engine`` starts everything else."""

@@ -88,7 +88,7 @@ class Inlet(Generic[T]):
         self._loop = asyncio.get_running_loop()
 
     def put(self, item: T) -> None:
-        """``receive(item)`` runs on the loop, in the order of the calls. Dropped silently once the loop is closed."""
+        """Run ``receive(item)`` on the loop, in the order of the calls. Dropped silently once the loop is closed."""
         _post(self._loop, self._receive, item)
 
 
@@ -118,7 +118,7 @@ def wait_for(
 
 
 def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: Any) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to hear it
+    with contextlib.suppress(RuntimeError):  # the loop is closed: no receiver is left
         loop.call_soon_threadsafe(function, *args)
 
 
@@ -128,7 +128,7 @@ def _resolve(future: asyncio.Future[T], result: T) -> None:
 
 
 def for_future(error: BaseException) -> BaseException:
-    """The error as a future takes it: ``StopIteration`` is refused, and who waits for that one would wait for ever."""
+    """Wrap an error that a future refuses (``StopIteration``): its waiter would wait for ever."""
     if not isinstance(error, StopIteration):
         return error
     raised = RuntimeError("the function raised StopIteration")

@@ -1,4 +1,4 @@
-"""What the toolkit itself writes into a changelog, beside the changes of the store (protocol, sections 6 and 8).
+"""The toolkit's own records in a changelog, beside the changes of the store (protocol, sections 6 and 8).
 
 Keys of these records begin with ``RESERVED_KEY_PREFIX``, so they are never taken for a change, and compaction keeps the
 last one of each kind.
@@ -46,12 +46,12 @@ class OffsetRecord(msgspec.Struct, frozen=True):
 
     @property
     def ids(self) -> TopicIds:
-        """The topics that the state belongs to."""
+        """Return the topics that the state belongs to."""
         return TopicIds(self.source_id, self.changelog_id)
 
 
 class ReleaseMarker(msgspec.Struct, frozen=True):
-    """The donor's last word: the partition goes to the member ``to`` (a member id), as ordered in ``generation``."""
+    """The donor's last record: the partition goes to the member ``to`` (a member id), as ordered in ``generation``."""
 
     to: str
     generation: int
@@ -72,30 +72,30 @@ T = TypeVar("T")
 
 
 def decode_offset(record: IncomingRecord) -> OffsetRecord:
-    """The offset record in this changelog record. Raises ``OffsetError`` if it is not one."""
+    """Decode the offset record in this changelog record. Raises ``OffsetError`` if it is not one."""
     return _decode(record, OffsetRecord, "offset record")
 
 
 def decode_release(record: IncomingRecord) -> ReleaseMarker:
-    """The release marker in this changelog record. Raises ``OffsetError`` if it is not one."""
+    """Decode the release marker in this changelog record. Raises ``OffsetError`` if it is not one."""
     return _decode(record, ReleaseMarker, "release marker")
 
 
 def timer_key(name: str) -> bytes:
-    """The key of the timer with this name. Raises ``UnicodeEncodeError`` for lone surrogates."""
+    """Return the key of the timer with this name. Raises ``UnicodeEncodeError`` for lone surrogates."""
     return TIMER_PREFIX + name.encode()
 
 
 def encode_timer(timer: Timer) -> bytes:
-    """The value of a timer's record."""
+    """Encode the value of a timer's record."""
     return msgspec.json.encode(
         TimerRecord(TIMER_FORMAT, timer.due_ms, timer.type, timer.version, timer.value, timer.key)
     )
 
 
 def decode_timer(record: IncomingRecord) -> tuple[str, Timer | None]:
-    """(name, timer) of the changelog record of a timer; ``None``: it is removed. Raises ``OffsetError`` for what cannot
-    be read."""
+    """Decode (name, timer) of the changelog record of a timer; ``None``: it is removed. Raises ``OffsetError`` for an
+    unreadable record."""
     try:
         name = (record.key or b"")[len(TIMER_PREFIX) :].decode()
     except UnicodeDecodeError as error:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from streams.clients import kafka_python_settings
 from streams.clients.admin import TopicAdmin
-from streams.clients.consumer import InputConsumer
+from streams.clients.consumer import INPUT, TAIL, LogConsumer
 from streams.clients.librdkafka_connect import connect_librdkafka_group
 from streams.clients.membership import connect_group
 from streams.clients.plain_producer import PlainProducer
@@ -16,15 +16,14 @@ from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.clients.source_log import SourceLog
 from streams.clients.status_board import StatusBoard
-from streams.clients.tail import ChangelogTail
 from streams.clients.transactional import TransactionalProducer
 from streams.config import EventSourceConfig
 from streams.core.strategies import PlanSettings, assignor
 from streams.group import Membership, TakeOver
+from streams.runtime.async_work.processes import in_process
 from streams.runtime.bridge import Worker, wait_for
-from streams.runtime.poller import Poller
-from streams.runtime.processes import in_process
-from streams.runtime.tail import Tail
+from streams.runtime.reading.log_follower import Tail
+from streams.runtime.reading.poller import Poller
 
 T = TypeVar("T")
 
@@ -36,7 +35,7 @@ ROOM_POLLS = 8
 
 
 class KafkaConnections:
-    """Everything one event source connects to. Building a client does no I/O but may take milliseconds."""
+    """The clients of one event source. Building a client does no I/O but may take milliseconds."""
 
     def __init__(self, config: EventSourceConfig) -> None:
         self._config = config
@@ -58,20 +57,20 @@ class KafkaConnections:
 
     @property
     def message_limit(self) -> int:
-        """The largest record that a producer takes, in bytes."""
+        """Return the size of the largest record that a producer takes, in bytes."""
         return int(self._config.client_settings.get("message.max.bytes", DEFAULT_MESSAGE_LIMIT))
 
     def worker(self, name: str) -> Worker:
-        """A thread for blocking calls."""
+        """Start a thread for blocking calls."""
         return Worker(name)
 
     async def in_process(self, function: Callable[..., T], *args: Any) -> T:
-        """A process for work that keeps a processor busy."""
+        """Run a function in a process of its own: work that keeps a processor busy."""
         return await in_process(function, *args)
 
     def producer(self, transactional_id: str, *, one_by_one: bool = False) -> TransactionalProducer:
-        """A producer that is not initialised yet; ``one_by_one`` sends each record in a batch of its own."""
-        timeout_ms = int(self._config.transaction_timeout_seconds * 1000)
+        """Build a producer that is not initialised yet; ``one_by_one`` sends each record in a batch of its own."""
+        timeout_ms = int(self._config.timeouts.transaction_timeout_seconds * 1000)
         return TransactionalProducer(
             self._settings, transactional_id, transaction_timeout_ms=timeout_ms, one_by_one=one_by_one
         )
@@ -84,7 +83,7 @@ class KafkaConnections:
         *,
         one_by_one: bool = False,
     ) -> PlainProducer:
-        """A producer without transactions, on this cluster or another one."""
+        """Build a producer without transactions, on this cluster or another one."""
         config = self._config
         settings = ClientSettings(
             bootstrap_servers or config.bootstrap_servers,
@@ -100,38 +99,38 @@ class KafkaConnections:
         """Run a coroutine on the loop, from another thread."""
         return wait_for(loop, start, timeout_seconds)
 
-    def consumer(self) -> InputConsumer:
+    def consumer(self) -> LogConsumer:
         """The consumer of the source topic."""
-        return InputConsumer(self._source_settings, self._config.topic)
+        return LogConsumer(self._source_settings, self._config.topic, INPUT)
 
     def input(self) -> Poller:
-        """The poll thread and its consumer."""
+        """Build the poll thread and its consumer."""
         config = self._config
         return Poller(
             self.consumer,
-            max_poll_records=config.max_poll_records,
-            room=ROOM_POLLS * config.max_poll_records,
-            room_bytes=min(config.max_queued_bytes, (config.max_queued_bytes_total + 1) // 2),
+            max_poll_records=config.queues.max_poll_records,
+            room=ROOM_POLLS * config.queues.max_poll_records,
+            room_bytes=min(config.queues.max_queued_bytes, (config.queues.max_queued_bytes_total + 1) // 2),
         )
 
     def reader(self) -> PartitionReader:
-        """A reader for look-ups."""
+        """Build a reader for look-ups."""
         return PartitionReader(self._settings)
 
     def tail(self) -> Tail:
         """The tail thread and its consumer, for warm copies and restores from the changelog."""
-        return Tail(lambda: ChangelogTail(self._settings, self._config.changelog))
+        return Tail(lambda: LogConsumer(self._settings, self._config.changelog, TAIL))
 
     def topics(self) -> TopicAdmin:
-        """Topic administration."""
+        """Build the client that creates and checks topics."""
         return TopicAdmin(self._settings)
 
     def source_topics(self) -> TopicAdmin:
-        """Topic administration on the cluster of the source."""
+        """Build the client for topics on the cluster of the source."""
         return TopicAdmin(self._source_settings)
 
     def source_log(self) -> SourceLog:
-        """Questions about the source topic on its own cluster."""
+        """Build the client for requests about the source topic on its own cluster."""
         security = kafka_python_settings.security_only(self._config.source_client_settings)
         return SourceLog(
             self._config.source_bootstrap_servers,
@@ -140,35 +139,37 @@ class KafkaConnections:
         )
 
     def status_board(self) -> StatusBoard:
-        """Where this member tells what it is doing."""
+        """Build the board for this member's status notes."""
         config = self._config
         return StatusBoard(config.bootstrap_servers, config.instance_id, self._security, config.group_id)
 
     def group(self, alive: Callable[[], bool]) -> tuple[Membership, TakeOver]:
-        """The membership and the questions of a take-over, on one connection; ``Membership.close`` closes both."""
+        """Build the membership and the requests of a take-over, on one connection; ``Membership.close`` closes both."""
         config = self._config
         common: dict[str, Any] = {
-            "session_timeout_ms": int(config.session_timeout_seconds * 1000),
-            "heartbeat_interval_ms": int(config.heartbeat_interval_seconds * 1000),
-            "rebalance_timeout_ms": int(config.rebalance_timeout_seconds * 1000),
-            "static": config.static_membership,
+            "session_timeout_ms": int(config.timeouts.session_timeout_seconds * 1000),
+            "heartbeat_interval_ms": int(config.timeouts.heartbeat_interval_seconds * 1000),
+            "rebalance_timeout_ms": int(config.timeouts.rebalance_timeout_seconds * 1000),
+            "static": config.group.static_membership,
             "security": self._security,
             "alive": alive,
             "changelog": config.changelog,
         }
-        if config.membership != "streams":
+        if config.group.membership != "streams":
             return connect_librdkafka_group(
                 self._settings,
                 config.group_id,
                 config.offsets_topic,
                 config.instance_id,
-                config.strategies,
-                broker_side=config.membership == "broker",
-                transaction_timeout_ms=int(config.transaction_timeout_seconds * 1000),
+                config.group.strategies,
+                broker_side=config.group.membership == "broker",
+                transaction_timeout_ms=int(config.timeouts.transaction_timeout_seconds * 1000),
                 **common,
             )
         settings = PlanSettings(
-            num_standbys=config.num_standbys, max_moves=config.max_moves, max_move_bytes=config.max_move_bytes
+            num_standbys=config.group.num_standbys,
+            max_moves=config.group.max_moves,
+            max_move_bytes=config.group.max_move_bytes,
         )
         return connect_group(
             config.bootstrap_servers,
@@ -176,6 +177,6 @@ class KafkaConnections:
             config.offsets_topic,
             config.num_partitions,
             config.instance_id,
-            {name: assignor(name, settings) for name in config.strategies},
+            {name: assignor(name, settings) for name in config.group.strategies},
             **common,
         )

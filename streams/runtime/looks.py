@@ -1,42 +1,39 @@
-"""Interjections that only looked: they are answered when it is proven that what they saw was the truth.
+"""Interjections that only looked: they are answered when the state that they saw is proven current.
 
-What changes nothing commits nothing, so no fence would refuse it: a member that was evicted while it was cut off, or
-frozen, would answer from a state that its successor has changed meanwhile. The proof is one of three, each of them of a
-moment *after* the look, at which the partition was still ours:
+An interjection without changes commits nothing, so no fence would refuse it: a member that was evicted while it was cut
+off, or frozen, would answer from a state that its successor has changed meanwhile. The proof is one of three, each of
+them of a moment *after* the look, at which the partition was still ours:
 
 * the commit of a transaction whose offsets are sent after the look, if one is unsettled: the group fences it;
 * else the group's answer to a heartbeat that was sent after the look: one for all looks that wait;
-* else, where the group does not say so (the broker's own protocol, a generation that ends, an outage), an empty
+* else, where the group's answer proves nothing (the broker's own protocol, a generation that ends, an outage), an empty
   transaction, which sends the watermark again (rule R1).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from streams.core.transaction import TransactionState, Waiter
 from streams.errors import StreamsError
-from streams.runtime.failures import TakenBack
+from streams.runtime.member import Member
+from streams.runtime.partition.failures import TakenBack
+from streams.runtime.partition.state import Partition
 from streams.runtime.signal import Broadcast, Signal
-
-if TYPE_CHECKING:
-    from streams.runtime.lifecycle import Engine
-    from streams.runtime.partition_worker import PartitionWorker
 
 
 class Looks:
-    """Those of one run that wait for their proof. On the loop."""
+    """The looks of one run that wait for their proof. On the loop."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._thread = engine.connections.worker("kes-looks")
-        self._waiting: list[tuple[PartitionWorker, Waiter]] = []
-        self._asking: list[tuple[PartitionWorker, Waiter]] = []  # their heartbeat is under way
-        self._came, self._told = Signal(), Broadcast()
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._thread = member.connections.worker("kes-looks")
+        self._waiting: list[tuple[Partition, Waiter]] = []
+        self._asking: list[tuple[Partition, Waiter]] = []  # their heartbeat is under way
+        self._came, self._answered = Signal(), Broadcast()
 
-    def answer(self, worker: PartitionWorker, waiter: Waiter) -> None:
-        """An interjection has looked at this partition and changed nothing: tell its waiter when that is proven."""
-        last = self._engine.pool.last_with(worker.partition)
+    def answer(self, worker: Partition, waiter: Waiter) -> None:
+        """Call the waiter of an interjection that has looked at this partition and changed nothing, once that is
+        proven."""
+        last = self._member.pool.last_with(worker.partition)
         if not worker.state.admits:
             waiter(TakenBack())
         elif last is None or last.state is TransactionState.COMMITTING:  # it may have met the fence before the look
@@ -45,13 +42,13 @@ class Looks:
         else:
             last.wait(worker.partition, waiter)
 
-    async def wait_answered(self, worker: PartitionWorker) -> None:
-        """Wait until no look at this partition asks for its proof any more: the last transaction comes after them."""
+    async def wait_answered(self, worker: Partition) -> None:
+        """Wait until no look at this partition waits for its proof any more: the last transaction comes after them."""
         while any(asking is worker for asking, _ in self._asking + self._waiting):
-            await self._told.wait()
+            await self._answered.wait()
 
     async def run(self) -> None:
-        """Ask for proofs until cancelled. Whoever waits then hears that it was in vain."""
+        """Prove looks until cancelled; then the waiting ones fail with ``TakenBack``."""
         try:
             while True:
                 while not self._waiting:
@@ -59,8 +56,8 @@ class Looks:
                 self._asking, self._waiting = self._waiting, []
                 proven = await self._is_proven()
                 while self._asking:
-                    self._tell(*self._asking.pop(), proven)
-                self._told.notify()
+                    self._answer(*self._asking.pop(), proven)
+                self._answered.notify()
         finally:
             for _, waiter in self._asking + self._waiting:
                 waiter(TakenBack())
@@ -70,23 +67,23 @@ class Looks:
         self._thread.abandon()
 
     async def _is_proven(self) -> bool:
-        engine, snapshot, sent = self._engine, self._engine.membership.snapshot, self._engine.now()
-        if snapshot.generation < 0 or snapshot.incarnation != engine.incarnation:
+        member, snapshot, sent = self._member, self._member.membership.snapshot, self._member.now()
+        if snapshot.generation < 0 or snapshot.incarnation != member.incarnation:
             return False
         # The broker's session timer starts when it receives the heartbeat, so later than ``sent``: until sent + session
-        # nobody else is given what is ours. Half of that, on a clock that goes on while the process stands still, and
-        # looked at when the answer is here: if it was frozen meanwhile, the proof is too old.
-        patience = engine.config.session_timeout_seconds / 2
+        # no other member is given our partitions. Half of that, on a clock that goes on while the process stands still,
+        # and looked at when the answer is here: if it was frozen meanwhile, the proof is too old.
+        patience = member.config.session_timeout_seconds / 2
         try:
             known = await self._thread.call(
-                engine.takeover_client.is_member, snapshot.member_id, snapshot.generation, sent + patience
+                member.takeover_client.is_member, snapshot.member_id, snapshot.generation, sent + patience
             )
         except StreamsError:
             return False
-        return known and engine.is_current and engine.now() < sent + patience
+        return known and member.is_current and member.now() < sent + patience
 
-    def _tell(self, worker: PartitionWorker, waiter: Waiter, proven: bool) -> None:
-        pool, partition = self._engine.pool, worker.partition
+    def _answer(self, worker: Partition, waiter: Waiter, proven: bool) -> None:
+        pool, partition = self._member.pool, worker.partition
         last = pool.last_with(partition)
         if not worker.state.admits:
             waiter(TakenBack())
@@ -94,5 +91,5 @@ class Looks:
             pool.admit(partition, worker.watermark, [], [], waiter)
         elif last is None:
             waiter(None)
-        else:  # what it saw may be on its way still
+        else:  # the state that it saw may not be committed yet
             last.wait(partition, waiter)

@@ -1,4 +1,4 @@
-"""What the runtime needs from outside, and nothing more: the seam between the engine and the clients.
+"""The interfaces of the clients to the runtime: the seam between the engine and the outside.
 
 Real ones are in ``clients`` and ``bridge``; simulated ones, on a loop whose time is an illusion, in the tests. Blocking
 methods are only ever called through a ``Blocking`` worker.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from streams.group import Membership, TakeOver
-from streams.records import Acknowledgement, IncomingRecord, Output, Record
+from streams.records import Acknowledgement, IncomingRecord, Output, Progress, Record
 from streams.topics import TopicIdentity, TopicSpec
 
 T = TypeVar("T")
@@ -69,42 +69,63 @@ class PlainProducer(Protocol):
     def close(self) -> None: ...
 
 
+class LogConsumer(Protocol):
+    """Reads partitions of one log, for one thread (``clients.consumer.LogConsumer``, which documents the methods)."""
+
+    def add(self, partition: int, offset: int) -> None: ...
+    def remove(self, partitions: Collection[int]) -> None: ...
+    def pause(self, partitions: Collection[int]) -> None: ...
+    def resume(self, partitions: Collection[int]) -> None: ...
+    def poll_batch(self, timeout_seconds: float, limit: int) -> Mapping[int, Progress]: ...
+    def take_failures(self) -> Mapping[int, Exception]: ...
+    def close(self) -> None: ...
+
+
 class Batch(NamedTuple):
-    """What one poll brought, by partition: records, how many bytes they have, and the epoch under which each partition
-    was being read. A partition that was removed and added again has another epoch, so what was on its way from before
-    can be told apart."""
+    """The records of one poll, by partition: records, their bytes, and the epoch under which each partition was being
+    read. A partition that was removed and added again has another epoch, so older records on their way are
+    recognised."""
 
     records: Mapping[int, list[IncomingRecord]]
     sizes: Mapping[int, int]
     epochs: Mapping[int, int]
 
 
-class Input(Protocol):
-    """The stream of input records (``poller.Poller``). Methods return at once."""
+class Reading(Protocol):
+    """Partitions of a log that are read by a thread (``reading.thread.ReadingThread``). Methods return at once, and may
+    be called from any thread."""
+
+    def add(self, partition: int, offset: int, epoch: int) -> None:
+        """Read a partition from this offset on (-1: from the start of its log). The epoch comes back with its news."""
+        ...
+
+    def remove(self, partitions: Collection[int]) -> None:
+        """Stop reading these. What is on its way may still come."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Input(Reading, Protocol):
+    """The stream of input records (``poller.Poller``)."""
 
     def start(
-        self,
-        deliver: Callable[[Batch], None],
-        fail: Callable[[Exception], None],
+        self, deliver: Callable[[Batch], None], make_room: Callable[[], None], fail: Callable[[Exception], None]
     ) -> None:
-        """Deliver batches to the loop until ``close``; or ``fail``, once. An empty batch says that there is no room and
-        has not been any for a while."""
+        """Deliver batches to the loop until ``close``; or ``fail``, once. ``make_room``: there is no room, and has not
+        been any for a while."""
         ...
 
     def expect(self, partitions: Collection[int]) -> None:
-        """These may be added soon, and whoever waits for them should not wait long. It replaces what was expected."""
+        """Expect these partitions to be added soon, without a long wait then. Replaces those expected before."""
         ...
 
-    def add(self, partition: int, offset: int, epoch: int) -> None: ...
-    def remove(self, partitions: Collection[int]) -> None: ...
     def pause(self, partition: int) -> None: ...
     def resume(self, partition: int) -> None: ...
 
     def handled(self, records: int, size: int) -> None:
-        """So many of the delivered records, of so many bytes, left the queues: room for more."""
+        """Report that so many of the delivered records, of so many bytes, left the queues: room for more."""
         ...
-
-    def close(self) -> None: ...
 
 
 class Reader(Protocol):
@@ -123,35 +144,24 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
-class Tail(Protocol):
-    """Follows partitions of the changelog, read committed, for as long as it is asked to (``runtime.tail.Tail``).
-    Methods return at once, and may be called from any thread."""
+class Tail(Reading, Protocol):
+    """Follows partitions of the changelog, read committed (``reading.log_follower.Tail``)."""
 
     def start(
         self,
         receive: Callable[[int, int, list[IncomingRecord], int, int], None],
         fail: Callable[[int, int, Exception], None],
     ) -> None:
-        """``receive(partition, epoch, records, position, end)`` on the tail's own thread, in order, also without
-        records when only the position moved: all below ``position`` was read; ``end`` is the high watermark as far as
-        it is known (-1: not yet). ``position == end``, or a call without records: caught up for now. ``fail(partition,
-        epoch, error)``: following that partition has ended (it is not at this place any more)."""
+        """Begin to follow: ``receive(partition, epoch, records, position, end)`` runs on the tail's own thread, in
+        order, also without records when only the position moved: all below ``position`` was read; ``end`` is the high
+        watermark as far as it is known (-1: not yet). ``position == end``, or a call without records: caught up for
+        now. ``fail(partition, epoch, error)``: following that partition has ended (it is not at this place any
+        more)."""
         ...
-
-    def follow(self, partition: int, offset: int, epoch: int) -> None:
-        """Read a partition from this offset on (-1: from the start of its log). The epoch comes back with each call of
-        ``receive``."""
-        ...
-
-    def forget(self, partition: int) -> None:
-        """Stop reading it. What is on its way may still come."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class SourceLog(Protocol):
-    """Questions about the source topic, on its own cluster (``clients.source_log.SourceLog``). They block; see
+    """Requests about the source topic, on its own cluster (``clients.source_log.SourceLog``). They block; see
     ``group.TakeOver``."""
 
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]: ...
@@ -169,7 +179,7 @@ class Topics(Protocol):
 
 
 class StatusBoard(Protocol):
-    """Where a member tells what it is doing (``clients.status_board.StatusBoard``, which documents the methods)."""
+    """The board of status notes (``clients.status_board.StatusBoard``, which documents the methods)."""
 
     def publish(
         self, instance: str, notes: Mapping[tuple[str, int], tuple[int, str]], timeout_seconds: float
@@ -193,13 +203,14 @@ class Connections(Protocol):
         *,
         one_by_one: bool = False,
     ) -> PlainProducer:
-        """Without ``bootstrap_servers`` it is connected as the event source is, and ``client_settings`` come on top."""
+        """Build a producer. Without ``bootstrap_servers`` it is connected as the event source is, and
+        ``client_settings`` come on top."""
         ...
 
     def wait_for(
         self, loop: AbstractEventLoop, start: Callable[[], Coroutine[Any, Any, T]], timeout_seconds: float | None
     ) -> T:
-        """On the thread of a worker: run a coroutine on the loop, and wait for its result (``bridge.wait_for``)."""
+        """Run a coroutine on the loop and wait for its result, on the thread of a worker (``bridge.wait_for``)."""
         ...
 
     def input(self) -> Input: ...
@@ -209,11 +220,11 @@ class Connections(Protocol):
     def topics(self) -> Topics: ...
 
     def source_topics(self) -> Topics:
-        """As ``topics``, on the cluster of the source; asked for only if that is another one."""
+        """Build ``topics`` on the cluster of the source; called only if that is another one."""
         ...
 
     def source_log(self) -> SourceLog:
-        """Asked for only if the source is on another cluster."""
+        """Build the requests about the source; called only if it is on another cluster."""
         ...
 
     def group(self, alive: Callable[[], bool]) -> tuple[Membership, TakeOver]: ...

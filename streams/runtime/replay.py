@@ -1,9 +1,10 @@
-"""Handlers over records that are not Kafka's: one partition's worker as in the engine, its host without a broker.
+"""Run handlers over records from elsewhere than Kafka: one partition's worker as in the engine, its host without a
+broker.
 
 Decoding, upcasters, retries, error policies, the journalled undo and the restart of stores that cannot be undone are
-the worker's own. What differs is outside of it: what completes is kept here instead of being sent; a store that has to
-be restored is filled from what completed so far, which is what its changelog would hold; retries do not wait, and no
-interjection is ever due.
+the worker's own. The host differs: effects of completed events are kept here instead of being sent; a store that has to
+be restored is filled from these, as its changelog would hold them; retries do not wait, and no interjection is ever
+due.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from typing import Any, NoReturn
 import msgspec
 
 from streams.config import EventSourceConfig
+from streams.core.known_failures import ALWAYS, KnownFailures
+from streams.core.origin import Origin
 from streams.core.partition import PartitionState
+from streams.core.policy import Failure
 from streams.core.router import Route, Router
 from streams.core.schedule import Schedule
 from streams.core.timers import Timer
@@ -27,23 +31,24 @@ from streams.errors import EventFailure, StreamsError
 from streams.metrics import EventFailed, Measurement
 from streams.outcomes import ErrorPolicy, ErrorResponse
 from streams.records import Change, IncomingRecord, Output, TopicPartition
-from streams.runtime.batch_handlers import NEVER_TOGETHER
+from streams.runtime.async_work.async_stage import Stages
+from streams.runtime.async_work.processes import in_process
 from streams.runtime.bridge import Worker
 from streams.runtime.changelog import TIMER_PREFIX
-from streams.runtime.copies import StateCopy, make_store
-from streams.runtime.failures import RestartNeeded
-from streams.runtime.handler_threads import HandlerThreads
-from streams.runtime.partition_worker import PartitionWorker
-from streams.runtime.processes import in_process
-from streams.runtime.stages import Stages
+from streams.runtime.ownership.replicas import Replica, make_store
+from streams.runtime.partition.failures import RestartNeeded
+from streams.runtime.partition.handler_threads import HandlerThreads
+from streams.runtime.partition.state import Partition
+from streams.runtime.partition.worker import PartitionWorker
 
 _replaying: ContextVar[bool] = ContextVar("_replaying", default=False)
 # Every failure of a replay is in its results, and not in the log. Other sources of the process go on logging theirs.
-logging.getLogger("streams.runtime.attempts").addFilter(lambda record: not _replaying.get())
+logging.getLogger("streams.runtime.partition.execution").addFilter(lambda record: not _replaying.get())
 
 
 class Program(msgspec.Struct, frozen=True):
-    """What an event source does, apart from where it runs. ``interjections``: names of those that are scheduled."""
+    """The routes and settings of an event source, apart from its connections. ``interjections``: names of those that
+    are scheduled."""
 
     config: EventSourceConfig
     routes: tuple[Route, ...]
@@ -54,7 +59,8 @@ class Program(msgspec.Struct, frozen=True):
 
     @property
     def fingerprint(self) -> tuple[tuple[str, ...], ...]:
-        """What two copies of one source have in common, as far as it can be seen from outside."""
+        """Return the parts of a source that two copies of it have in common, as far as they can be seen from
+        outside."""
         config = self.config
         where = ("config", config.group_id, config.topic, str(config.num_partitions), str(config.decode_policy))
         routes = [*self.routes, *([self.default] if self.default is not None else [])]
@@ -62,7 +68,7 @@ class Program(msgspec.Struct, frozen=True):
 
 
 class Completed(msgspec.Struct, frozen=True):
-    """What a slice of records led to, in order. ``dead``: offsets whose (only) output is their dead letter."""
+    """The effects of a slice of records, in order. ``dead``: offsets whose (only) output is their dead letter."""
 
     outputs: list[Output]
     dead: set[int]
@@ -72,9 +78,9 @@ class Completed(msgspec.Struct, frozen=True):
 class PartitionReplay:
     """One partition from a state and an offset on. Used on one event loop, by one task; ``close`` at the end.
 
-    ``stopped`` tells why it handles nothing any more: a record's policy said to stop, and the ``watermark`` stays at
-    that record. ``wall_ms`` is the time that dead letters get. No timer fires here; one that is set makes ``handle``
-    raise ``StreamsError``, unless ``ignores_timers``.
+    ``stopped`` is the error after which it handles nothing any more: a record's policy is to stop, and the
+    ``watermark`` stays at that record. ``wall_ms`` is the time that dead letters get. No timer fires here; one that is
+    set makes ``handle`` raise ``StreamsError``, unless ``ignores_timers``.
     """
 
     def __init__(self, program: Program, partition: int, *, wall_ms: int, ignores_timers: bool = False) -> None:
@@ -101,14 +107,14 @@ class PartitionReplay:
         self._timers: dict[str, Timer] = {}
         self._last_offset = -1
         self._completed = Completed([], set(), [])
-        self._known: dict[int, tuple[int, BaseException]] = {}  # failures that a new worker must not try again
+        self._known: dict[Origin, Failure] = {}  # failures that a new worker must not try again
         self._worker: PartitionWorker | None = None
         self._watermark = 0
 
     # -- before, and after ---------------------------------------------------------------------------------------------
 
     def restore(self, changes: Iterable[Change]) -> None:
-        """State to begin with: the last change of each key. Before anything is handled. Raises ``StreamsError`` for a
+        """Begin with a state: the last change of each key. Before any record is handled. Raises ``StreamsError`` for a
         key that comes twice: which of the two would be the last one?"""
         for change in changes:
             if change.key in self._state:
@@ -116,21 +122,21 @@ class PartitionReplay:
             self._keep(change)
 
     def begin(self, offset: int = 0) -> None:
-        """Records below this offset are in the state already; they are passed over."""
+        """Pass over the records below this offset: they are in the state already."""
         self._watermark = offset
 
     @property
     def watermark(self) -> int:
-        """The first offset that is not handled yet."""
+        """Return the first offset that is not handled yet."""
         return self._watermark if self._worker is None else self._worker.watermark
 
     def contents(self) -> Iterator[Change]:
-        """The state: the last change of each key that is there."""
+        """Return the state: the last change of each key that is there."""
         for key, value in self._state.items():
             yield Change(key, value, None, self._types.get(key, ""))
 
-    def looked(self, worker: PartitionWorker, waiter: Waiter) -> None:
-        """Nobody else works on it."""
+    def looked(self, partition: Partition, waiter: Waiter) -> None:
+        """Call the waiter at once: no other member can have changed the state."""
         waiter(None)
 
     def close(self) -> None:
@@ -186,21 +192,20 @@ class PartitionReplay:
             for change in self.contents():
                 store.receive_change(change)
             worker = self._worker = PartitionWorker(self, self.partition, 1)
-            copy = StateCopy(self.partition, 1, store, 0.0)
+            copy = Replica(self.partition, 1, store, 0.0)
             copy.timers = self._timers
             worker.adopt(copy)
             worker.state = worker.state.to(PartitionState.ACTIVE)
-            worker.watermark = self._watermark
-            worker.attempts.expect(self._known, self._watermark)
-            worker.attempts.alone_below = NEVER_TOGETHER  # or results would depend on how Spark cuts the data
+            worker.failures = KnownFailures(self._known)
+            worker.failures.single_until = ALWAYS  # or results would depend on how Spark cuts the data
+            worker.start_at(self._watermark)
         return self._worker
 
     def _restart(self, worker: PartitionWorker, need: RestartNeeded) -> None:
-        """The store cannot be undone: another one, filled from what is complete."""
-        known = worker.attempts.known()
-        if need.attempts:
-            known[need.offset] = (need.attempts, need.error)
-        self._known = known
+        """Replace a store that cannot be undone by a new one, filled from the completed changes."""
+        if need.failure.attempts:
+            worker.failures.add(need.origin, need.failure)
+        self._known = worker.failures.carried_over()
         self._timers = worker.timers.contents()
         worker.drop_store()
         self._worker = None
@@ -216,40 +221,40 @@ class PartitionReplay:
     # -- the worker's host ---------------------------------------------------------------------------------------------
 
     def admit(self, outputs: list[Output], changes: list[Change]) -> None:
-        """Events are complete."""
+        """Keep the effects of completed events."""
         self._completed.outputs.extend(outputs)
         for change in self._without_timers(changes):
             self._keep(change)
 
     def _without_timers(self, changes: list[Change]) -> list[Change]:
-        """The changes of the store. (Whether timers are set now says nothing: of many events one may have set what the
+        """Return the changes of the store. (The timers set now prove nothing: one event may have set a timer that the
         next one has removed.)"""
         for change in changes:
             if change.key.startswith(TIMER_PREFIX) and change.value is not None and not self._ignores_timers:
                 name = change.key[len(TIMER_PREFIX) :].decode()
                 raise StreamsError(
                     f"offset {change.origin}: an event sets the timer {name!r}, and a replay fires none: what it "
-                    "stores and sends would be missing. If that is nothing, say interjections='ignore'"
+                    "stores and sends would be missing. If they do nothing, pass interjections='ignore'"
                 )
         return [change for change in changes if not change.key.startswith(TIMER_PREFIX)]
 
     def measure(self, measurement: Measurement) -> None:
-        """Failed events are told of here, before their dead letter is admitted."""
+        """Note failed events, before their dead letter is admitted."""
         if isinstance(measurement, EventFailed):
             self._completed.failed.append(measurement)
             if measurement.response == ErrorResponse.DEAD_LETTER.value:
                 self._completed.dead.add(measurement.offset)
 
     async def in_process(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run it in a process of its own."""
+        """Run a function in a process of its own."""
         return await in_process(function, *args)
 
     def exit_now(self, text: str) -> NoReturn:
-        """The policy asks for the end of the process; here it is the end of the partition."""
+        """End the partition where the policy would end the process."""
         raise EventFailure(text)
 
     def wall_ms(self) -> int:
-        """The time that dead letters tell."""
+        """Return the time for dead letters."""
         return self._wall_ms
 
     def revoke_store(self, store: Any, partition: int) -> None:
@@ -258,7 +263,7 @@ class PartitionReplay:
 
 
 class _Kept:
-    """``host.Admission``: there is always room, and everything is settled at once."""
+    """``host.Admission`` with room at all times, where everything is settled at once."""
 
     is_full = False
 
@@ -287,9 +292,9 @@ class _Kept:
 
 
 class _NoInput:
-    """``ports.Input``: records are handed in by the caller."""
+    """``ports.Input`` for records that the caller hands in."""
 
-    def start(self, deliver: Callable[..., None], fail: Callable[[Exception], None]) -> None: ...
+    def start(self, *_: Any, **__: Any) -> None: ...
     def expect(self, partitions: Any) -> None: ...
     def add(self, partition: int, offset: int, epoch: int) -> None: ...
     def remove(self, partitions: Any) -> None: ...
@@ -303,12 +308,12 @@ def _described(route: Route) -> tuple[str, ...]:
     handler = route.handler
     name = f"{getattr(handler, '__module__', '')}.{getattr(handler, '__qualname__', type(handler).__qualname__)}"
     ahead = () if route.ahead is None else route.ahead.stage.described
-    batch = ("batch",) if route.is_batch else ()
-    return route.name, name, str(route.version), str(route.is_blocking), str(route.policy), *batch, *ahead
+    kind = () if route.kind is None else (route.kind.name,)
+    return route.name, name, str(route.version), str(route.is_blocking), str(route.policy), *kind, *ahead
 
 
 def _without_waiting(program: Program) -> Router:
-    """The same routes, with as many attempts, and no time between them."""
+    """Make the same routes, with as many attempts, and no time between them."""
     router = Router()
     for route in program.routes:
         router.add(_copy(route))
@@ -320,12 +325,4 @@ def _without_waiting(program: Program) -> Router:
 
 def _copy(route: Route) -> Route:
     policy: ErrorPolicy = msgspec.structs.replace(route.policy, backoff_seconds=0.0, max_backoff_seconds=0.0)
-    return Route(
-        route.name,
-        route.event_type,
-        route.handler,
-        blocking=route.is_blocking,
-        policy=policy,
-        ahead=route.ahead,
-        batch=route.is_batch,
-    )
+    return route.with_policy(policy)

@@ -19,13 +19,13 @@ class _Waiters:
         self._futures: list[asyncio.Future[None]] = []
 
     def wake(self) -> None:
-        """Who waits goes on; who comes later does not wait."""
+        """Wake the waiting tasks; tasks that come later do not wait."""
         self.woken = True
         for future in self._futures:
             _end(future)
 
     async def wait(self, timeout: float | None) -> None:
-        """Until woken, or until ``timeout`` seconds have passed."""
+        """Wait until woken, or until ``timeout`` seconds have passed."""
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         self._futures.append(future)
@@ -44,8 +44,7 @@ def _end(future: asyncio.Future[None]) -> None:
 
 
 class Signal:
-    """``notify`` wakes everybody who waits now; without anybody waiting, the next ``wait`` returns at once. On one
-    loop."""
+    """A flag whose ``notify`` wakes all waiting tasks; without any, the next ``wait`` returns at once. On one loop."""
 
     __slots__ = ("_waiters",)
 
@@ -53,7 +52,7 @@ class Signal:
         self._waiters = _Waiters()
 
     def notify(self) -> None:
-        """Something changed. Cheap when it was said already."""
+        """Wake the waiting tasks, or the next one. Cheap when repeated."""
         if not self._waiters.woken:
             self._waiters.wake()
 
@@ -69,7 +68,7 @@ class Signal:
 
 
 class Broadcast:
-    """As ``Signal``, for several who wait: ``notify`` wakes all who wait at that moment, and nobody later."""
+    """A ``Signal`` for several tasks: ``notify`` wakes all that wait at that moment, and none later."""
 
     __slots__ = ("_waiters",)
 
@@ -77,7 +76,7 @@ class Broadcast:
         self._waiters = _Waiters()
 
     def notify(self) -> None:
-        """Something changed."""
+        """Wake the tasks that wait now."""
         waiters, self._waiters = self._waiters, _Waiters()
         waiters.wake()
 

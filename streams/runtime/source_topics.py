@@ -25,8 +25,8 @@ LONGEST_PAUSE: Final = 5.0
 
 
 def specs(config: EventSourceConfig) -> list[TopicSpec]:
-    """The topics as they must be: source, changelog, dead letters, and the stand-in of a source on another cluster;
-    equal numbers of partitions. The source comes first."""
+    """Return the topics as they must be: source, changelog, dead letters, and the stand-in of a source on another
+    cluster; equal numbers of partitions. The source comes first."""
     replicated: dict[str, str] = {}
     if config.min_insync_replicas > 1:
         replicated["min.insync.replicas"] = str(config.min_insync_replicas)
@@ -45,7 +45,7 @@ def specs(config: EventSourceConfig) -> list[TopicSpec]:
 
 async def prepare(config: EventSourceConfig, connections: Connections) -> None:
     """Create or verify at the start. Waits as long as it takes for a broker that does not answer, or that is slow to
-    make a topic, and says so each time; what is refused raises ``TopicError``."""
+    make a topic, and logs it each time; a refusal raises ``TopicError``."""
     pause = FIRST_PAUSE
     while True:
         try:
@@ -61,11 +61,12 @@ async def prepare(config: EventSourceConfig, connections: Connections) -> None:
 
 
 async def create_and_verify(config: EventSourceConfig, connections: Connections) -> list[str]:
-    """Names of the topics that were created. Raises ``TopicError`` for differences, ``BrokerUnavailable``.
+    """Create missing topics, verify the others, return the names of the created ones. Raises ``TopicError`` for
+    differences, ``BrokerUnavailable``.
 
-    When there is a changelog, the source topic may have more partitions than the settings say: members go on with those
-    that they know, and warn. Without a changelog it is refused, before anything is made: which partitions keys belong
-    to is decided once, at the first start.
+    When there is a changelog, the source topic may have more partitions than the settings: members go on with those
+    that they know, and warn. Without a changelog it is refused, before anything is made: the partitions of keys are
+    decided once, at the first start.
     """
     source, changelog, *others = specs(config)
 
@@ -82,7 +83,7 @@ async def create_and_verify(config: EventSourceConfig, connections: Connections)
         created = topics.create(wanted, REQUEST_SECONDS)
         differences = topics.differences(wanted)
         unheard_of = {missing(spec.name) for spec in wanted}.intersection(differences)
-        if unheard_of:  # they are there since a moment ago, but the broker that was asked has not heard of it
+        if unheard_of:  # they are there since a moment ago, but this broker does not know them yet
             raise BrokerUnavailable("; ".join(sorted(unheard_of)))
         if differences:
             raise TopicError("; ".join(differences))
@@ -95,7 +96,7 @@ async def create_and_verify(config: EventSourceConfig, connections: Connections)
 
 
 async def delete(config: EventSourceConfig, connections: Connections) -> list[str]:
-    """Delete the topics; returns their names. A source on another cluster is somebody else's: it stays."""
+    """Delete the topics; returns their names. A source on another cluster belongs to others: it stays."""
     names = [spec.name for spec in specs(config)][1 if config.source_is_elsewhere else 0 :]
 
     def work(topics: Topics) -> list[str]:

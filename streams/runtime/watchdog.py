@@ -1,7 +1,8 @@
-"""Watches the event loop from a thread: a plain handler that takes long stops everything, and should be told apart.
+"""Watch the event loop from a thread: a plain handler that takes long stops everything, and should be recognised.
 
-Until ``limit_seconds`` the member stays in the group; then ``alive`` says no, and the membership leaves, so that
-others take over what this process cannot work on (the meaning of ``max.poll.interval.ms`` in other clients).
+Until ``limit_seconds`` the member stays in the group; then ``alive`` is false, and the membership leaves, so that
+others take over the partitions that this process cannot work on (the meaning of ``max.poll.interval.ms`` in other
+clients).
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ _log = logging.getLogger(__name__)
 
 PULSE_SECONDS = 0.25
 SLOW_SECONDS = 1.0
-"""From here on it is worth a line in the log: transactions of all partitions wait for so long."""
+"""A pause of the loop from which on it is logged: transactions of all partitions wait for so long."""
 
 
 class Watchdog:
-    """``run`` on the loop; the rest from any thread."""
+    """The watch over one event loop. ``run`` on the loop; the rest from any thread."""
 
     def __init__(self, limit_seconds: float) -> None:
         self._limit = limit_seconds
@@ -30,7 +31,7 @@ class Watchdog:
         self._loop_thread = 0
 
     def alive(self) -> bool:
-        """Whether the loop has shown life lately."""
+        """Check that the loop has run lately."""
         return time.monotonic() - self._beat < self._limit
 
     async def run(self) -> None:

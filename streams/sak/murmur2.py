@@ -1,4 +1,4 @@
-"""Where a key goes: the partitioner of Kafka's Java clients.
+"""Partition of a key, by the partitioner of Kafka's Java clients.
 
 The hash is Austin Appleby's public-domain MurmurHash2 (32 bits) with the seed that Kafka uses. In plain Python it costs
 about 2 us for a key of 20 bytes: fine for tools and tests; librdkafka has its own for what is produced.

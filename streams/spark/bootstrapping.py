@@ -4,16 +4,16 @@ State is the changelog, and the input offset lives in it beside the state. So th
 a running source would have written, an offset record behind those of each partition, and the group's offsets, which
 are what lag tools read. Then members restore from there as after any restart; nothing in the engine knows of it.
 
-Nobody may work on the source meanwhile. Asking whether the group is empty is not enough: somebody could start right
+No member may work on the source meanwhile. Asking whether the group is empty is not enough: a member could start right
 after the answer. The order makes it sure:
 
     1. the rows and the offset records are sent, then the group's offsets, all in one open transaction;
     2. only then the group is asked: no members, and what departed ones left open is ended; no offset is committed;
     3. commit.
 
-Whoever joins after 2 asks for the group's offsets before it reads the changelog, and that answer waits for our
-transaction. Whoever joined before is seen in 2, or is gone by then; what it may have committed came with offsets of
-the group, which are seen in 2 as well.
+A member that joins after 2 asks for the group's offsets before it reads the changelog, and that answer waits for our
+transaction. A member that joined before is seen in 2, or is gone by then; what it may have committed came with
+offsets of the group, which are seen in 2 as well.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from streams.event_source import EventSource
 from streams.records import Change
 from streams.records import TopicPartition as Partition
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds
-from streams.runtime.copies import make_store
+from streams.runtime.ownership.replicas import make_store
 from streams.runtime.replay import Program
 from streams.spark.kafka import TIMEOUT_SECONDS, client
 from streams.spark.lane import Lane, look, settle, write_lane
@@ -76,7 +76,7 @@ def bootstrap(source: EventSource[Any] | str, state: State) -> Bootstrapped:
     of the group or anything in the changelog, and when a position is not in the log of the source's topic. ``state``
     is a ``Replay`` or what ``changelog_state`` gives; ``ConfigError`` when it does not fit the source. Repeating it
     with the same state is harmless, also after an unclear answer; with another one it is refused. Blocks; driver only:
-    the driver holds one partition's state at a time. An open transaction of so many rows holds up nobody but the
+    the driver holds one partition's state at a time. An open transaction of so many rows holds up nothing but the
     members of this source, for a quarter of an hour at most.
     """
     if not isinstance(state, State):
@@ -194,7 +194,7 @@ def _batches(stores: DataFrame, offsets: Mapping[int, int], ids: TopicIds) -> It
 def _group_offsets(
     config: EventSourceConfig, kafka: dict[str, str], offsets: Mapping[int, int], checks: GroupChecks
 ) -> Callable[[Producer], None]:
-    """The last step of the transaction: from here on whoever joins waits for its outcome; so look again."""
+    """The last step of the transaction: from here on a member that joins waits for its outcome; so look again."""
     places = [TopicPartition(config.offsets_topic, number, offset) for number, offset in offsets.items()]
 
     def last_step(producer: Producer) -> None:

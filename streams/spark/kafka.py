@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
-from streams.clients.translate import NO_SUCH_TOPIC
+from streams.clients.translate import DENIED, NO_SUCH_TOPIC, UNREACHABLE
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError, TransactionFailed
 
 TIMEOUT_SECONDS = 30.0
@@ -23,9 +23,6 @@ GRACE_SECONDS = 2.0
 """What is waited beyond the client's own limit, before the client is taken for stuck."""
 
 K = TypeVar("K")
-
-_UNREACHABLE = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE)
-_DENIED = (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED)
 
 _log = logging.getLogger(__name__)
 
@@ -46,11 +43,11 @@ def translated(error: KafkaException, doing: str, kafka: dict[str, str]) -> Stre
     """Our error for the client's, with what was being done and where."""
     reason: KafkaError = error.args[0]
     servers = kafka["bootstrap.servers"]
-    if reason.code() in _DENIED:
+    if reason.code() in DENIED:
         return ConfigError(
             f"{doing}: {servers} refuses the credentials ({reason.name()}): check the options kafka.sasl.*"
         )
-    if reason.code() in _UNREACHABLE:
+    if reason.code() in UNREACHABLE:
         return BrokerUnavailable(
             f"{doing}: no answer from {servers} ({reason.name()}): is the broker up, the address right?"
         )

@@ -1,6 +1,6 @@
 """The lane write: rows and a marker in one Kafka transaction, exactly once for what is asked.
 
-    1. a new producer, ``init_transactions``: whoever held the transactional id before is fenced from here on, and
+    1. a new producer, ``init_transactions``: the former holder of the transactional id is fenced from here on, and
        what it left open is decided and settled;
     2. only then read the marker (an offset of a group that exists for this lane alone);
     3. the marker says that it is written, by this run or another one: done. It says no: refused (``markers.py``);
@@ -27,6 +27,7 @@ from typing import Any, Final, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from streams.clients.translate import BLOCKED, FENCED, NO_SUCH_TOPIC, NOT_AUTHORIZED, REFUSED, UNDECIDED
 from streams.errors import BrokerUnavailable, ConfigError, RecordRefused, StreamsError, TransactionFailed
 from streams.spark.kafka import TIMEOUT_SECONDS, client, partition_count, translated
 from streams.spark.marker_log import MarkerLog
@@ -35,27 +36,6 @@ from streams.spark.sending import Sender
 from streams.spark.write_options import SinkOptions
 
 _ROUNDS: Final = 3
-_FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
-_REFUSED = (
-    KafkaError.MSG_SIZE_TOO_LARGE,
-    KafkaError.INVALID_RECORD,
-    KafkaError.INVALID_TIMESTAMP,
-    KafkaError.POLICY_VIOLATION,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-)
-_FORBIDDEN = (
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    KafkaError.OFFSET_METADATA_TOO_LARGE,
-)
-
-_UNDECIDED: Final = (
-    KafkaError.UNSTABLE_OFFSET_COMMIT,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.NOT_COORDINATOR,
-)
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +83,7 @@ def write_lane(
     """Write ``batches()`` (Arrow; ``size`` bytes as staged) unless the marker says that they are written. Blocks.
 
     Returns what is in the lane now, and whether this call wrote it. Raises what ``request`` refuses with, and
-    ``TopicError``, ``RecordRefused``, ``BrokerUnavailable``, or ``TransactionFailed`` (``"fenced"``: somebody else
+    ``TopicError``, ``RecordRefused``, ``BrokerUnavailable``, or ``TransactionFailed`` (``"fenced"``: another writer
     took the lane over, or the transaction outlived its timeout). After an error nothing is visible, or all; ask again.
 
     ``last_step`` is called before each commit, in the open transaction, with its producer: for offsets of other groups,
@@ -143,7 +123,7 @@ def settle(lane: Lane, doing: object) -> None:
 def _fenced_producer(lane: Lane, group: Consumer, doing: object, size: int) -> Iterator[Producer]:
     """A new producer after ``init_transactions``; what is open when the block ends is aborted."""
     partition_count(group, lane.marker_topic, str(doing), lane.kafka)  # a producer's own question would create it
-    # An open transaction hides everything behind it from readers of committed records, until its timeout when nobody
+    # An open transaction hides everything behind it from readers of committed records, until its timeout when no client
     # comes back for it. So: as short as the rows allow (a minute, and a second more for each MiB), a quarter hour at
     # most.
     timeout_ms = lane.kafka.get("transaction.timeout.ms", min(60_000 + 1000 * (size >> 20), 900_000))
@@ -199,7 +179,7 @@ def _transaction(
 class _Former:
     """The marker under the lane's former name, behind a fence of its own, which lasts as long as ``stack``.
 
-    Whoever still writes under that name is not fenced by this lane's transactional id. So the marker is not just read:
+    A writer under that name is not fenced by this lane's transactional id. So the marker is not just read:
     ``leave``, before the first transaction under the new name, puts one in its place that every query is refused by
     (``markers.left_behind``). Until then nothing has changed. After it, and until that transaction is committed,
     ``marker`` still gives what was there.
@@ -213,13 +193,13 @@ class _Former:
         self.marker = None if self._found is None else inherited(self._found, lane.identity)
 
     def leave(self) -> None:
-        """Raises ``TransactionFailed`` when somebody has taken the former name over since."""
+        """Raises ``TransactionFailed`` when another writer has taken the former name over since."""
         if self._held is not None and self._found is not None:
             self._held.put(left_behind(self._found, self._identity))
 
 
 def _taken_over(lane: Lane, request: Request) -> Stored | None:
-    """The marker under the lane's former name, which nobody can write by any more. Raises what ``request`` refuses
+    """The marker under the lane's former name, by which no client can write any more. Raises what ``request`` refuses
     with: then nothing has changed."""
     with contextlib.ExitStack() as stack:
         former = _Former(stack, lane, request)
@@ -250,7 +230,7 @@ class Held:
         return stored
 
     def put(self, marker: Stored) -> None:
-        """Commit a marker, alone. Once. Raises ``TransactionFailed`` when somebody has fenced this one since."""
+        """Commit a marker, alone. Once. Raises ``TransactionFailed`` when another writer has fenced this one since."""
         if self._former is not None:
             self._former.leave()
         try:
@@ -263,7 +243,7 @@ class Held:
 
 @contextlib.contextmanager
 def hold(lane: Lane, doing: object) -> Iterator[Held]:
-    """Fence whoever writes into the lane, before the block begins."""
+    """Fence other writers of the lane, before the block begins."""
     with (
         _group_of(lane) as group,
         _fenced_producer(lane, group, doing, 0) as producer,
@@ -273,8 +253,8 @@ def hold(lane: Lane, doing: object) -> Iterator[Held]:
 
 
 def look(lane: Lane, doing: object) -> Stored | None:
-    """The marker as it is now. Only a look, which disturbs nobody: a run that is about to commit may not show yet, and
-    a killed run's open transaction is passed over (it would be undecided until its timeout)."""
+    """The marker as it is now. Only a look, which disturbs no writer: a run that is about to commit may not show yet,
+    and a killed run's open transaction is passed over (it would be undecided until its timeout)."""
     with _group_of(lane, isolation="read_uncommitted") as group:
         stored = _read_offset(group, lane, doing)
     former = lane.as_former() if stored is None else None
@@ -284,7 +264,7 @@ def look(lane: Lane, doing: object) -> Stored | None:
 
 @contextlib.contextmanager
 def _group_of(lane: Lane, isolation: str = "read_committed") -> Iterator[Consumer]:
-    """A consumer for the offsets of the lane's group. It never joins: nobody is a member.
+    """A consumer for the offsets of the lane's group. It never joins: the group has no members.
 
     ``read_committed``, for offsets, means that one that is being decided is waited for.
 
@@ -328,7 +308,7 @@ def _read_offset(group: Consumer, lane: Lane, doing: object) -> Stored | None:
             return found
         if error.code() == KafkaError.GROUP_ID_NOT_FOUND:
             return None
-        if error.code() not in _UNDECIDED or time.monotonic() > deadline:
+        if error.code() not in UNDECIDED or time.monotonic() > deadline:
             raise translated(KafkaException(error), f"{doing}: reading the marker", lane.kafka)
         time.sleep(0.05)
 
@@ -346,7 +326,7 @@ def _committed(consumer: Consumer, place: TopicPartition) -> tuple[Stored | None
 
 def _translated(error: KafkaException, lane: Lane, doing: object) -> StreamsError:
     reason: KafkaError = error.args[0]
-    if reason.code() in _FENCED:
+    if reason.code() in FENCED:
         return TransactionFailed(
             "commit_transaction", reason.name(), "fenced",
             f"{doing}: another run under this name took over (one of the two is too many: stop it), or the transaction "
@@ -358,11 +338,11 @@ def _translated(error: KafkaException, lane: Lane, doing: object) -> StreamsErro
             "this size, or this process stood still. Run it again. On a slow line: smaller batches "
             "(maxOffsetsPerTrigger), or a longer kafka.transaction.timeout.ms"
         )
-    if reason.code() in _REFUSED:
+    if reason.code() in (REFUSED | BLOCKED.keys()) - NO_SUCH_TOPIC:
         return RecordRefused(
             f"{doing}: the broker refuses a record ({reason.name()}: {reason.str()}); nothing was written"
         )
-    if reason.code() in _FORBIDDEN:
+    if reason.code() in NOT_AUTHORIZED or reason.code() == KafkaError.OFFSET_METADATA_TOO_LARGE:
         return ConfigError(
             f"{doing}: the broker refuses it ({reason.name()}: {reason.str()}): check the permissions of "
             f"{lane.identity} as transactional id and as group; nothing was written"

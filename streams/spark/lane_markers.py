@@ -155,7 +155,7 @@ class LaneRequest:
     plan: Plan
     lane: int
 
-    rows = None  # only the end of its rows tells a task how many there are
+    rows = None  # a task knows how many there are only at the end of its rows
 
     def __str__(self) -> str:
         return f"lane {self.lane} of {self.plan.sink!r}, batch {self.plan.batch}"

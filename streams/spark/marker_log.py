@@ -53,7 +53,7 @@ class MarkerLog:
         one.
 
         Reads up to the *end* of the partition, not to where committed records end at the moment: the transaction of
-        somebody else's lane may still be open in it, with a marker of this lane behind it.
+        another lane's transaction may still be open in it, with a marker of this lane behind it.
         """
         self._check()
         looking = client(Consumer, self._kafka, {"group.id": self._identity, "isolation.level": "read_uncommitted"})

@@ -1,11 +1,11 @@
 """What the marker of a lane says, and what follows from it. Pure: no clock, no broker.
 
-A lane is one transactional id and one consumer group of the same name, in which nobody is a member. The group's
+A lane is one transactional id and one consumer group of the same name, without members. The group's
 committed offset is the *marker*: it is committed in the same transaction as the rows, so it says what has been written.
-Whoever wants to write asks: is it written (``Written``)? may I (``None``)? Anything else is refused by an error.
+A writer asks first: is it written (``Written``)? may it be (``None``)? Anything else is refused by an error.
 
                       marker of ...
-    asked             nobody                      the same query           another query
+    request           no marker                   the same query           another query
     ----------------  --------------------------  -----------------------  -------------------------------------
     write W           write                       -                        - (a marker of W means: written)
     batch 0           write                       batch 0: written         replaceQuery names it: write, else refuse
@@ -50,7 +50,7 @@ class Written:
 
 
 class Request(Protocol):
-    """What somebody wants to write into a lane."""
+    """A request to write into a lane."""
 
     def written(self, stored: Stored | None) -> Written | None:
         """What the marker says: it is written, or (``None``) go on. Raises ``StreamsError`` to refuse."""

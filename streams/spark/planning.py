@@ -2,7 +2,7 @@
 
 Positions are offsets between records: a range holds ``begin`` and everything up to, without, ``end``. Offsets without
 a record (transaction markers, aborted and compacted records) count like the others, as they do for Spark's own Kafka
-connector: nobody knows what they hold without reading them.
+connector: what they hold is not known before they are read.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def advance(start: Positions, logs: Logs) -> Advance:
     """From ``start`` to what the logs hold now.
 
     A partition or topic that ``start`` does not know is new: it is read from its beginning, which is offset 0. So one
-    that ``start`` knows must not be forgotten when a broker has not heard of it yet: that is a loss, too. Where records
-    are gone the range begins at the next one there is, and ``losses`` tells.
+    that ``start`` knows must not be forgotten when a broker does not know it yet: that is a loss, too. Where records
+    are gone the range begins at the next one there is, and ``losses`` names it.
     """
     found = Advance()
     for topic, log in sorted(logs.items()):
@@ -142,8 +142,8 @@ def _stood(start: Positions, topic: str) -> str:
 def share(waiting: Mapping[K, int], limit: int) -> dict[K, int]:
     """Divide ``limit`` among those that wait, in proportion to what waits for each.
 
-    Nobody who waits gets nothing: with more of them than ``limit``, each gets 1. Otherwise exactly ``limit`` is given,
-    or all there is. Keys that wait for 0 get 0.
+    Each partition that waits gets something: with more of them than ``limit``, each gets 1. Otherwise exactly
+    ``limit`` is given, or all there is. Keys that wait for 0 get 0.
     """
     hungry = {key: size for key, size in waiting.items() if size > 0}
     total = sum(hungry.values())

@@ -1,7 +1,7 @@
 """Sentences about what is wrong with a value, as Spark expressions: null when all is well.
 
-Encoding and decoding both need them: a row that does not fit must be told by the name of its field, and Spark by itself
-would only make it null.
+Encoding and decoding both need them: a row that does not fit must be reported by the name of its field, and Spark by
+itself would only make it null.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from pyspark.sql.datasource import InputPartition
 
-from streams.clients.translate import BAD_OFFSET, NO_SUCH_TOPIC
+from streams.clients.translate import BAD_OFFSET, NO_SUCH_TOPIC, READING_ENDS
 from streams.errors import BrokerUnavailable, OffsetError, StreamsError
 from streams.spark.kafka import client, translated
 from streams.spark.read_options import ReadOptions
@@ -34,17 +34,6 @@ _LOOK_SECONDS: Final = 3.0
 
 _BELIEVE_SECONDS: Final = 3.0
 _AGAIN_SECONDS: Final = 0.3
-
-_FINAL: Final = (
-    KafkaError._AUTHENTICATION,
-    KafkaError.SASL_AUTHENTICATION_FAILED,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError._SSL,
-    KafkaError._BAD_MSG,
-    KafkaError._BAD_COMPRESSION,
-    KafkaError.INVALID_MSG,
-    KafkaError._NOT_IMPLEMENTED,
-)
 
 _WAYS_ON: Final = "Load the DataFrame again, or start the query again; failOnDataLoss=false goes on with what is there"
 
@@ -161,13 +150,13 @@ class _RangeReader:
         return wanted
 
     def _take_error(self, error: KafkaError) -> None:
-        """Raises what does not pass by itself. The rest is told when nothing comes any more."""
+        """Raises errors that do not pass by themselves. The others are reported when nothing comes any more."""
         span, code = self._span, error.code()
         if code in BAD_OFFSET:
             self._skip_what_is_gone()
         elif code in NO_SUCH_TOPIC:
             self.ended = not self.is_planned_topic()
-        elif code in _FINAL or error.fatal():
+        elif code in READING_ENDS or error.fatal():
             raise translated(KafkaException(error), f"reading {span.topic}[{span.partition}]", self._options.kafka)
         self._last_error = error.str()
 
@@ -192,10 +181,10 @@ class _RangeReader:
         else:
             self.ended = True
 
-    def _lost(self, told: str) -> None:
+    def _lost(self, text: str) -> None:
         if self._options.fail_on_data_loss:
-            raise OffsetError(f"{told}. {_WAYS_ON}")
-        _log.warning("failOnDataLoss=false: goes on although records are gone: %s", told)
+            raise OffsetError(f"{text}. {_WAYS_ON}")
+        _log.warning("failOnDataLoss=false: goes on although records are gone: %s", text)
 
     def _check_stall(self) -> None:
         now = time.monotonic()
@@ -206,7 +195,7 @@ class _RangeReader:
             self._look_for_topic()
 
     def _look_for_topic(self) -> None:
-        """A consumer of a topic that is deleted, or was made again, hears nothing of it for a long time."""
+        """A consumer of a topic that is deleted, or was made again, does not notice it for a long time."""
         try:
             now = _view_for(self._options).topic_id(self._span.topic)
         except KafkaException as error:
@@ -218,7 +207,7 @@ class _RangeReader:
         """Whether the topic is still the one that was planned. Otherwise raises ``OffsetError``, or logs the loss."""
         view, deadline = _view_for(self._options), time.monotonic() + _BELIEVE_SECONDS
         while not self._gone and (now := view.topic_id_patiently(self._span.topic)) != self._span.topic_id:
-            if time.monotonic() > deadline:  # so it is not just a broker that has not heard of the topic yet
+            if time.monotonic() > deadline:  # so it is not just a broker that does not know the topic yet
                 self._tell_gone(now)
             else:
                 time.sleep(_AGAIN_SECONDS)

@@ -48,7 +48,7 @@ RESULT: Final = pa.schema(
         ("text", pa.string()),
     ]
 )
-"""What a task gives: rows of all kinds in one schema, told apart by ``kind``."""
+"""What a task gives: rows of all kinds in one schema, distinguished by ``kind``."""
 
 
 def replayer(
@@ -204,11 +204,11 @@ class _Rows:
 
     def add_output(self, kind: str, output: Output, number: int) -> None:
         headers = tuple(output.headers or ())
-        told = self._types.get(headers)
-        if told is None:
+        type_of = self._types.get(headers)
+        if type_of is None:
             if len(self._types) >= _HEADERS_KNOWN:
                 self._types.clear()
-            told = self._types[headers] = _type_and_version(headers, output)
+            type_of = self._types[headers] = _type_and_version(headers, output)
         key, value, stamp, target = output.key, output.value, output.timestamp_ms or None, output.partition
         if type(key) is not bytes:
             key = _bytes(key, output)
@@ -217,7 +217,7 @@ class _Rows:
         self._size += len(value or b"") + len(key or b"")
         self._rows.append(
             (
-                kind, output.origin_partition, output.origin, number, output.topic, key, value, *told, headers,
+                kind, output.origin_partition, output.origin, number, output.topic, key, value, *type_of, headers,
                 None if target < 0 else target, stamp, None,
             )
         )  # fmt: skip

@@ -82,7 +82,7 @@ class Field:
 
 @dataclass(frozen=True, kw_only=True)
 class Structure:
-    """A class with fields. ``tag`` is the constant field by which msgspec tells union members apart."""
+    """A class with fields. ``tag`` is the constant field by which msgspec distinguishes union members."""
 
     name: str
     fields: tuple[Field, ...]
@@ -170,7 +170,7 @@ def _told_apart(shape: Structure, path: str) -> Structure:
     tag = [] if shape.tag is None else [shape.tag[0]]
     for names in ([field.name for field in shape.fields], [*(field.wire for field in shape.fields), *tag]):
         if len({name.lower() for name in names}) != len(names):
-            raise ConfigError(f"{path}: two fields differ only in case, which Spark does not tell apart")
+            raise ConfigError(f"{path}: two fields differ only in case, which Spark ignores")
     return shape
 
 

@@ -1,7 +1,7 @@
 """Rows on their way from a task to the driver: in the message of the task while they are few, else in a file it names.
 
-Nothing of this is visible to anybody. A staged file that nobody comes back for (its task was killed, its run died) lies
-in a folder that the next run of the same write or query removes.
+Nothing of this is visible to readers. A staged file that no task comes back for (its task was killed, its run died)
+lies in a folder that the next run of the same write or query removes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FOLDER_ATTEMPTS: Final = 10
 class Staged(WriterCommitMessage):
     """What one task leaves for the driver: Arrow IPC (lz4) in ``data``, or in the file ``path``.
 
-    ``query`` and ``batch`` are those that Spark told the task, ``None`` outside of a streaming query.
+    ``query`` and ``batch`` are those that Spark gave the task, ``None`` outside of a streaming query.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ def remove(folder: Path, *, up_to: Path) -> None:
         if parent == up_to or not parent.is_relative_to(up_to):
             return
         with contextlib.suppress(OSError):
-            parent.rmdir()  # fails while somebody else has something in it
+            parent.rmdir()  # fails while another run has something in it
 
 
 def remove_files(messages: Iterable[Staged]) -> None:
@@ -179,7 +179,7 @@ class _Stage(io.RawIOBase):
 
 
 def _check_own(folder: Path) -> None:
-    """Anybody may write into the temporary folder, so ours in it may be somebody else's: made before, to read along."""
+    """Any user may write into the temporary folder, so ours in it may be another user's: made before, to read along."""
     for place in (folder, *folder.parents):
         if place.name == f"kes-spark-{os.getuid()}" and place.parent == Path(tempfile.gettempdir()):
             found = place.lstat()

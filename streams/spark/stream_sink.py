@@ -1,8 +1,8 @@
 """``df.writeStream.format("grt")``: every micro-batch once, all of its rows at one instant.
 
 Tasks stage (see ``sink.py`` for why they must not send), and the driver's ``commit`` is one lane write for each batch,
-in the order of the tasks. The lane belongs to the *sink's name*, not to the query: whoever writes under the name finds
-the marker of whoever did before into the same topic, and fences it.
+in the order of the tasks. The lane belongs to the *sink's name*, not to the query: a writer under the name finds
+the marker of the one before it into the same topic, and fences that one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 class StreamWriter(DataSourceStreamArrowWriter):
     """Built anew for every batch, in the driver, and copied to the tasks; and once more where the batch is committed.
 
-    So making one asks nobody anything.
+    So making one asks no broker anything.
     """
 
     def __init__(self, options: StreamWriteOptions, schema: t.StructType, *, one_machine: bool) -> None:

@@ -152,8 +152,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _look(self, judge: Callable[[Logs], Advance]) -> tuple[Logs, Advance]:
         """What the logs hold now, and what that means.
 
-        A loss is only believed when it lasts: a broker that has just come up, or that has not heard of a new topic
-        yet, may tell of one that is none.
+        A loss is only believed when it lasts: a broker that has just come up, or that does not know a new topic
+        yet, may report one that is none.
         """
         deadline = time.monotonic() + _BELIEVE_SECONDS
         while True:
@@ -166,14 +166,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check(self, found: Advance) -> None:
         if not found.losses:
             return
-        told = "; ".join(found.losses)
+        losses = "; ".join(found.losses)
         if self._options.fail_on_data_loss:
             raise OffsetError(
-                f"records that this query has not read are gone: {told}. The query stops where its checkpoint stands. "
-                "Set failOnDataLoss=false to go on with what is there (the gap is then logged; a topic made again is "
+                f"records that this query has not read are gone: {losses}. The query stops where its checkpoint stands."
+                " Set failOnDataLoss=false to go on with what is there (the gap is then logged; a topic made again is "
                 "read from its beginning), or begin anew with another checkpointLocation"
             )
-        _log.warning("failOnDataLoss=false: goes on although records are gone: %s", told)
+        _log.warning("failOnDataLoss=false: goes on although records are gone: %s", losses)
 
 
 class RefusedStream(DataSourceStreamReader):
@@ -199,7 +199,7 @@ class RefusedStream(DataSourceStreamReader):
 
 
 def stream_reader(options: Mapping[str, str], schema: t.StructType) -> DataSourceStreamReader:
-    """The reader of a stream with these options, or one that tells what is wrong with them."""
+    """The reader of a stream with these options, or one that reports what is wrong with them."""
     try:
         return StreamReader(read_options(options, stream=True), schema)
     except ConfigError as error:

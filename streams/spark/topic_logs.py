@@ -23,7 +23,7 @@ from confluent_kafka import TopicPartition as _TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin import OffsetSpec as _OffsetSpec  # type: ignore[attr-defined]
 
-from streams.clients.translate import NO_SUCH_TOPIC
+from streams.clients.translate import NO_ANSWER, NO_SUCH_TOPIC
 from streams.errors import BrokerUnavailable, ConfigError, OffsetError, TopicError
 from streams.records import TopicPartition
 from streams.spark.kafka import ASK_SECONDS, GRACE_SECONDS, answers, client, translated
@@ -34,28 +34,6 @@ from streams.spark.read_options import EARLIEST, LATEST, ByPartition, Edge, Read
 _AGAIN_SECONDS: Final = 0.2
 _COMMIT_SECONDS: Final = 5.0
 _QUIET_SECONDS: Final = 5.0
-_PASSING: Final = frozenset(
-    {
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.REPLICA_NOT_AVAILABLE,
-        KafkaError.BROKER_NOT_AVAILABLE,
-        KafkaError.OFFSET_NOT_AVAILABLE,
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError.REQUEST_TIMED_OUT,
-        KafkaError.NETWORK_EXCEPTION,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
-        KafkaError._TIMED_OUT,
-        KafkaError._TRANSPORT,
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._RESOLVE,
-        KafkaError._WAIT_COORD,
-    }
-)
-"""What a restart of a broker or a change of leaders looks like while it lasts."""
 
 _spec: Any = _OffsetSpec
 _log = logging.getLogger(__name__)
@@ -172,7 +150,7 @@ class LogView:
             try:
                 return ask()
             except KafkaException as error:
-                if error.args[0].code() not in _PASSING:
+                if error.args[0].code() not in NO_ANSWER:
                     raise translated(error, doing, self._options.kafka) from error
                 if time.monotonic() > deadline:
                     raise BrokerUnavailable(

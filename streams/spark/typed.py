@@ -146,7 +146,7 @@ def _judged(typed: DataFrame, on_error: OnError) -> DataFrame:
     if on_error == "null":
         return typed
     checked = typed.withColumn(ERROR, _told(f.col(ERROR)))
-    good = f.col(ERROR).isNull()  # so that whoever looks at a field looks at the error
+    good = f.col(ERROR).isNull()  # so that a query of any field looks at the error
     fields = [name for name in typed.columns if name not in (ERROR, META)]
     return checked.select(*(f.when(good, f.col(f"`{name}`")).alias(name) for name in fields), ERROR, META)
 
@@ -154,8 +154,8 @@ def _judged(typed: DataFrame, on_error: OnError) -> DataFrame:
 def _told(error: Column) -> Column:
     """The same, but the job fails where there is an error."""
     what = f.coalesce(f.col(f"{META}.type"), f.lit("a record"))
-    told = f.concat(f.lit("cannot read "), what, f.lit(" at "), _where(), f.lit(": "), error)
-    return f.when(error.isNotNull(), f.raise_error(told).cast("string"))
+    text = f.concat(f.lit("cannot read "), what, f.lit(" at "), _where(), f.lit(": "), error)
+    return f.when(error.isNotNull(), f.raise_error(text).cast("string"))
 
 
 def split(df: DataFrame, event_classes: Iterable[type]) -> dict[type, DataFrame]:
@@ -174,7 +174,7 @@ def _readers(classes: type | Iterable[type]) -> list[EventColumns]:
         for name in names:
             if name.lower() in taken:
                 raise ConfigError(
-                    f"{reader.event.cls.__name__}: two columns would be called {name} (Spark does not tell case apart, "
+                    f"{reader.event.cls.__name__}: two columns would be called {name} (Spark ignores case, "
                     f"and {ERROR} and {META} are for events itself)"
                 )
             if not isinstance(classes, type):

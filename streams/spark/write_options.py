@@ -79,7 +79,7 @@ def stream_write_options(options: Mapping[str, str]) -> StreamWriteOptions:
         "sink",
         plain,
         "name this sink (for example 'flights-enricher'), the same name for ever: under it the topic's markers are "
-        "kept, which tell a restarted query what it has written already",
+        "kept, by which a restarted query knows what it has written already",
     )
     return StreamWriteOptions(
         **_common(plain, "sink"),

@@ -1,4 +1,4 @@
-"""What a table asks of the engine under it. Engines hold bytes, and know nothing of events, journals or types."""
+"""Protocols of the engine under a table. Engines hold bytes, and know nothing of events, journals or types."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class KeyValueEngine(Protocol):
         ...
 
     def delete(self, key: bytes, /) -> None:
-        """Deleting what is not there does nothing."""
+        """Delete a key; without effect if it is not there."""
         ...
 
     def items(self) -> Iterator[tuple[bytes, bytes]]: ...
@@ -48,8 +48,8 @@ class OrderedKeyValueEngine(KeyValueEngine, Protocol):
         reverse: bool = False,
         inclusive: tuple[bool, bool] = (True, False),
     ) -> Iterator[tuple[bytes, bytes]]:
-        """What lies between two keys (``None``: no end there). ``inclusive`` tells of each end whether it belongs to
-        it.
+        """Scan the keys and values between two keys (``None``: no end there). ``inclusive``: whether each end belongs
+        to it.
 
         ``reverse`` starts from the high end. Nothing if ``low`` is above ``high``.
         """

@@ -1,4 +1,4 @@
-"""What all stores over an engine share: the journal, the undo, the restore, the end.
+"""Base of all stores over an engine: the journal, the undo, the restore, the end.
 
 An event's writes go into the engine at once, and into the journal with the bytes that they replaced. If the event
 fails, the journal is walked backwards. The store keeps bytes, so nothing that a handler still holds can change it.
@@ -48,7 +48,7 @@ class JournalledBytes:
         self._apply(change.key, change.value)
 
     def revoked(self) -> None:
-        """Free everything. Whoever kept the store gets ``StoreError`` from now on."""
+        """Free everything. A caller that kept the store gets ``StoreError`` from now on."""
         self._close(f"the store of {self.partition} was revoked: the partition is no longer here")
 
     def _close(self, why: str) -> None:

@@ -17,7 +17,7 @@ class HashEngine:
         self._data.pop(key, None)
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
-        """In no promised order. Takes the list of keys at the start: 8 bytes a key."""
+        """Return all keys and values, in no promised order. Takes the list of keys at the start: 8 bytes a key."""
         for key in list(self._data):
             value = self._data.get(key)
             if value is not None:

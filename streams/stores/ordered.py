@@ -1,6 +1,6 @@
 """The ordered engine in memory: a dict for the values, a sorted list for the keys.
 
-New keys wait in a set and are merged into the sorted list when somebody asks for order. So restoring a large
+New keys wait in a set and are merged into the sorted list when a caller asks for order. So restoring a large
 changelog is one sort instead of one insertion per record, and a handler that only gets and puts never pays for the
 order.
 """

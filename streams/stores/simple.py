@@ -34,7 +34,8 @@ class SimpleStore(JournalledBytes, Generic[T]):
     def factory(
         item: type[Item], *, key: Callable[[Item], str], codec: Codec[Item] | None = None
     ) -> Callable[[TopicPartition], SimpleStore[Item]]:
-        """Makes an empty store for each partition. ``key`` takes the key from an item. Raises ``ConfigError``."""
+        """Return a factory of empty stores, one per partition. ``key`` takes the key from an item. Raises
+        ``ConfigError``."""
         chosen: Codec[Item] = codec_for(item) if codec is None else codec
         return lambda partition: SimpleStore(partition, chosen, key)
 
@@ -69,7 +70,7 @@ class SimpleStore(JournalledBytes, Generic[T]):
         return self._get(self._encode_key(key)) is not None
 
     def __iter__(self) -> Iterator[T]:
-        """All items in the order of their keys; the store may be written to meanwhile, as ``Table`` tells."""
+        """All items in the order of their keys; the store may be written to meanwhile, as ``Table`` describes."""
         for _, data in self._scan(self._engine.items()):
             yield self._codec.decode(data)
 

@@ -19,7 +19,7 @@ class Stateless:
         self._where = topic_partition
 
     def __getattr__(self, name: str) -> NoReturn:
-        """What a handler asks of the store that was forgotten."""
+        """Refuse the use of a store that the event source does not have."""
         if name.startswith("_"):
             raise AttributeError(name)
         raise NoStore(
@@ -28,7 +28,7 @@ class Stateless:
         )
 
     def receive_change(self, change: Change, /) -> None:
-        """The changelog of a stateless source has no changes: somebody gave this source the state of another one."""
+        """Refuse a change: the changelog of a stateless source has none, so this one belongs to another source."""
         raise OffsetError(
             f"the changelog of {self._where} holds state (key {change.key[:64]!r}), but the event source has "
             "no store: give it "
@@ -36,13 +36,13 @@ class Stateless:
         )
 
     def begin(self, journal: list[Change], /) -> None:
-        """Nothing to journal."""
+        """Do nothing: there is nothing to journal."""
 
     def end(self) -> None:
-        """Nothing was journalled."""
+        """Do nothing: nothing was journalled."""
 
     def undo(self, journal: list[Change], /) -> None:
-        """Nothing to undo."""
+        """Do nothing: there is nothing to undo."""
 
     def revoked(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there is nothing to free."""

@@ -56,10 +56,10 @@ class Table(JournalledBytes, Generic[K, V]):
         key_codec: Codec[Key] | None = None,
         value_codec: Codec[Value] | None = None,
     ) -> Callable[[TopicPartition], Table[Key, Value]]:
-        """What ``EventSource(store=...)`` wants: makes an empty table for each partition.
+        """Return a factory for ``EventSource(store=...)``: it makes an empty table for each partition.
 
         ``ordered=True`` keeps the keys sorted, for ``range``, ``prefix``, ``first`` and ``last``; the key's codec
-        must preserve order (``str``, ``bytes``, ``int``, tuples of them; own codecs say ``order_preserving = True``).
+        must preserve order (``str``, ``bytes``, ``int``, tuples of them; own codecs set ``order_preserving = True``).
         Without codecs ``codec_for`` chooses. Raises ``ConfigError``.
         """
         keys: Codec[Key] = codec_for(key) if key_codec is None else key_codec
@@ -127,7 +127,7 @@ class Table(JournalledBytes, Generic[K, V]):
         put(key_bytes, value_bytes)
 
     def delete(self, key: K) -> bool:
-        """Remove ``key``; tells whether it was there. Nothing is recorded if it was not."""
+        """Remove ``key``; return whether it was there. Nothing is recorded if it was not."""
         if key is None:
             self._refuse_null_key()
         return self._delete(self._encode_key(key)) is not None

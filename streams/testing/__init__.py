@@ -7,10 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streams.testing.chaos import FAULTS, Fault
     from streams.testing.driver import TestDriver
-    from streams.testing.driving import Unsettled
-    from streams.testing.points import POINTS, Point, Trap
+    from streams.testing.driver_base import Unsettled
+    from streams.testing.fault_points import POINTS, Point, Trap
+    from streams.testing.fault_search import FAULTS, Fault
     from streams.testing.schedule_search import SearchFailed, SearchReport, search
 
 __all__ = [
@@ -27,15 +27,15 @@ __all__ = [
 ]
 
 _HOME = {
-    "FAULTS": "streams.testing.chaos",
-    "Fault": "streams.testing.chaos",
-    "POINTS": "streams.testing.points",
-    "Point": "streams.testing.points",
+    "FAULTS": "streams.testing.fault_search",
+    "Fault": "streams.testing.fault_search",
+    "POINTS": "streams.testing.fault_points",
+    "Point": "streams.testing.fault_points",
     "SearchFailed": "streams.testing.schedule_search",
     "SearchReport": "streams.testing.schedule_search",
     "TestDriver": "streams.testing.driver",
-    "Trap": "streams.testing.points",
-    "Unsettled": "streams.testing.driving",
+    "Trap": "streams.testing.fault_points",
+    "Unsettled": "streams.testing.driver_base",
     "search": "streams.testing.schedule_search",
 }
 

@@ -1,4 +1,4 @@
-"""What must be true of every event source when nothing is under way: the checks of ``TestDriver.check``."""
+"""Invariants of every event source when nothing is under way: the checks of ``TestDriver.check``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
-from streams.testing.driven import DrivenWorld
+from streams.testing.world import DrivenWorld
 
 
 def broken_promises(world: DrivenWorld) -> Iterator[str]:
-    """What contradicts exactly-once: transactions that hang, input that was left out or handled again, stores that are
-    not what the changelog says."""
+    """List the contradictions to exactly-once: transactions that hang, input that was left out or handled again,
+    stores that differ from the changelog."""
     for log in world.broker.logs.values():
         if log.stable != log.end:
             yield f"{log.topic}[{log.partition}]: a transaction hangs, readers see {log.stable} of {log.end} offsets"
@@ -22,7 +22,7 @@ def broken_promises(world: DrivenWorld) -> Iterator[str]:
 
 
 def contents_of(store: Any) -> Any:
-    """What a store contains, as a value that can be compared; ``None`` if it has no ``items``."""
+    """Return the contents of a store as a value that can be compared; ``None`` if it has no ``items``."""
     return dict(store.items()) if hasattr(store, "items") else None
 
 
@@ -48,7 +48,7 @@ def _stores(world: DrivenWorld, partition: int) -> Iterator[str]:
         engine = member.engine
         if engine is None or expected is None or member.is_frozen:
             continue
-        worker, copy = engine.workers.get(partition), engine.copies.standing().get(partition)
+        worker, copy = engine.workers.get(partition), engine.replicas.standing().get(partition)
         where = f"{world.config.topic}[{partition}] on member {member.number}"
         if worker is not None and worker.state.value == "active" and contents_of(worker.store) != expected:
             yield f"the store of {where} holds {contents_of(worker.store)}, the changelog {expected}"

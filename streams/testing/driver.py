@@ -13,14 +13,14 @@ from streams.errors import ConfigError, NotOwned
 from streams.event_source import EventSource
 from streams.events import event_type_of
 from streams.records import IncomingRecord, Record
-from streams.runtime.event_context import EventContext
+from streams.runtime.partition.event_context import EventContext
 from streams.statistics import SourceStatistics
 from streams.testing.checks import broken_promises
-from streams.testing.driven import CALM, committed_records, until, watched
-from streams.testing.driving import Driving, Unsettled, decoded
-from streams.testing.points import Point, Trap
+from streams.testing.driver_base import Driving, Unsettled, decoded
+from streams.testing.fault_points import Point, Trap
 from streams.testing.simulation.faults import Conditions, Strike
 from streams.testing.simulation.virtual_time import elapse
+from streams.testing.world import CALM, committed_records, until, watched
 
 StoreT = TypeVar("StoreT")
 E = TypeVar("E")
@@ -38,8 +38,8 @@ class TestDriver(Driving, Generic[StoreT]):
     ``source`` is not started itself; its copies are (same handlers, schedules and store factory, each with an instance
     name of its own), so it can be used again. A function that makes a source is called for each start of a member
     instead, as a new process would run it. ``members`` are started, numbered from 0. All chance comes from ``seed``.
-    ``topics`` gives numbers of partitions to topics that have not as many as the source. ``conditions`` say how long
-    things take; ``patience`` for how many simulated seconds a call waits until everything is done. ``start=False``
+    ``topics`` gives numbers of partitions to topics that have not as many as the source. ``conditions`` are the delays
+    of things; ``patience`` for how many simulated seconds a call waits until everything is done. ``start=False``
     leaves it to ``start``, to set traps before.
 
     Use it from one thread, outside of event loops, as a context manager: ``close`` ends everything. What makes a
@@ -110,7 +110,7 @@ class TestDriver(Driving, Generic[StoreT]):
         return self.send_record(record, wait=wait)
 
     def send_record(self, record: Record, *, wait: bool = True) -> IncomingRecord:
-        """The same with a ready record, which may be one that no handler can read."""
+        """Append a ready record, which may be one that no handler can read, and run as ``send`` does."""
         self._check_open()
         world = self._world
         if record.topic != world.config.topic:
@@ -159,7 +159,7 @@ class TestDriver(Driving, Generic[StoreT]):
     def outputs(self, topic: str, /, *event_classes: type[Any]) -> list[Any]: ...
 
     def outputs(self, topic: str, /, *event_classes: type[Any]) -> list[Any]:
-        """What a ``read_committed`` reader sees of a topic, in the order in which it was written.
+        """Return the committed records of a topic, in the order in which they were written.
 
         Records; or events, if their classes are named. Raises ``DecodeError`` for a record of another type.
         """
@@ -175,7 +175,7 @@ class TestDriver(Driving, Generic[StoreT]):
     def new_outputs(self, topic: str, /, *event_classes: type[Any]) -> list[Any]: ...
 
     def new_outputs(self, topic: str, /, *event_classes: type[Any]) -> list[Any]:
-        """The same without what an earlier call for this topic has returned."""
+        """Return the outputs that no earlier call for this topic has returned."""
         seen = self._read.get(topic, -1)
         found = sorted(committed_records(self._world.broker, topic), key=lambda pair: pair[0].number)
         self._read[topic] = max([seen, *(entry.number for entry, _ in found)])
@@ -224,8 +224,8 @@ class TestDriver(Driving, Generic[StoreT]):
 
     def check(self) -> None:
         """Raise ``AssertionError`` for what contradicts exactly-once, whatever the source does: a transaction that
-        hangs, input that is not handled or was handled again, a store (or warm copy, if it has ``items()``) that is not
-        what its changelog says. When everything is settled."""
+        hangs, input that is not handled or was handled again, a store (or warm copy, if it has ``items()``) that
+        differs from its changelog. When everything is settled."""
         broken = list(broken_promises(self._world))
         if broken:
             raise AssertionError("\n".join(broken))
@@ -234,7 +234,7 @@ class TestDriver(Driving, Generic[StoreT]):
 
     @property
     def members(self) -> list[int]:
-        """Those that are running, frozen ones included."""
+        """Running members, frozen ones included."""
         return sorted(member.number for member in self._world.running())
 
     def owner(self, partition: int) -> int | None:
@@ -248,7 +248,7 @@ class TestDriver(Driving, Generic[StoreT]):
         return None
 
     def statistics(self, member: int | None = None) -> SourceStatistics:
-        """What a member says about itself."""
+        """Return the statistics of a member."""
         return self._member(member).source.statistics()
 
     def interject(self, partition: int, handler: Callable[[EventContext[StoreT]], Any]) -> Any:
@@ -267,7 +267,7 @@ class TestDriver(Driving, Generic[StoreT]):
         return answer
 
     def join(self) -> int:
-        """One more member; returns its number when the group is settled."""
+        """Start one more member; returns its number when the group is settled."""
         self._check_open()
         number = max(self._world.members, default=-1) + 1
         self._world.start(number)
@@ -275,7 +275,7 @@ class TestDriver(Driving, Generic[StoreT]):
         return number
 
     def leave(self, member: int | None = None) -> None:
-        """A member stops in good order; returns when it has, and the group is settled."""
+        """Stop a member in good order; returns when it has stopped, and the group is settled."""
         found = self._member(member)
         self._world.note(f"member {found.number} is stopped")
         found.source._ask_to_stop(drain=True)
@@ -285,7 +285,7 @@ class TestDriver(Driving, Generic[StoreT]):
             self._settled_if_outside()
 
     def rebalance(self, member: int | None = None) -> None:
-        """A guest joins, the group settles, and the guest leaves again. (``member`` is of no importance.)"""
+        """Let a guest join and leave again once the group is settled. (``member`` is of no importance.)"""
         guest = self.join()
         if self._stepping:
             self._world.loop.call_later(1.0, self._dismiss, guest)
@@ -319,7 +319,7 @@ class TestDriver(Driving, Generic[StoreT]):
         skip: int = 0,
         times: int = 1,
     ) -> Trap:
-        """``action(member)`` when a member passes this point (``points.POINTS``) the next time.
+        """Call ``action(member)`` when a member passes this point (``points.POINTS``) the next time.
 
         ``driver.at("commit.before", driver.crash)``; any function of a member's number will do. ``member`` and
         ``partition`` let it wait for these only, ``skip`` lets so many pass before, ``times`` makes it spring more
@@ -332,78 +332,78 @@ class TestDriver(Driving, Generic[StoreT]):
         return trap
 
     def crash(self, member: int | None = None) -> None:
-        """SIGKILL: a member is gone, without a word to anybody. The group finds out when its session has expired."""
+        """Kill a member (SIGKILL), without a LeaveGroup: the group notices when its session has expired."""
         found = self._member(member)
         self._world.note(f"member {found.number} is killed")
         found.crash()
 
     def freeze(self, member: int | None = None, seconds: float | None = None) -> None:
-        """SIGSTOP: a member's connections stand still, for so long or until ``thaw``."""
+        """Freeze a member (SIGSTOP): its connections stand still, for so long or until ``thaw``."""
         found = self._member(member)
         self._world.note(f"member {found.number} is frozen")
         found.process.frozen_until = float("inf") if seconds is None else self.now + seconds
 
     def thaw(self, member: int | None = None) -> None:
-        """SIGCONT."""
+        """Let a frozen member go on (SIGCONT)."""
         found = self._member(member)
         self._world.note(f"member {found.number} is thawed")
         found.process.frozen_until = self.now
 
     def fence(self, member: int | None = None) -> None:
-        """Somebody else takes a member's transactional ids: what it has open is aborted, its producers are fenced."""
+        """Take a member's transactional ids, as another process: its transactions are aborted, its producers fenced."""
         found, broker = self._member(member), self._world.broker
         self._world.note(f"member {found.number} is fenced")
         for name in found.transactional_ids:
             if name in broker.ids:
-                broker.init(name, self._world.config.transaction_timeout_seconds)
+                broker.init(name, self._world.config.timeouts.transaction_timeout_seconds)
 
     def evict(self, member: int | None = None) -> None:
-        """The group forgets a member, which finds out at its next heartbeat or commit, and joins again."""
+        """Evict a member from the group; it notices at its next heartbeat or commit, and joins again."""
         found = self._member(member)
         self._world.note(f"member {found.number} is evicted")
         for membership in found.process.memberships:
             self._world.group.leave(membership.member)
 
     def abort(self, member: int | None = None) -> None:
-        """The broker aborts a member's open transaction, as it does with one that is open for too long; without an
+        """Abort a member's open transaction on the broker, as it does with one that is open for too long; without an
         open one, the next one right before its commit."""
         found = self._member(member)
         if not self._world.broker.expire(found.transactional_ids):
             self.at("commit.before", self.abort, member=found.number)
 
     def lose_reply(self, call: Call, member: int | None = None) -> None:
-        """The next such call has its effect, but its answer does not come."""
+        """Lose the answer to the next such call: it has its effect."""
         self._strike(call, Strike.REPLY_LOST, member)
 
     def lose_request(self, call: Call, member: int | None = None) -> None:
-        """The next such call gets no answer, and has no effect either."""
+        """Lose the next such call: it has no effect and no answer."""
         self._strike(call, Strike.REQUEST_LOST, member)
 
     def delay(self, call: Call, member: int | None = None) -> None:
-        """The next such call (of a transaction) has its effect when nobody waits for it any more."""
+        """Delay the next such call (of a transaction): it has its effect after its caller has given up."""
         self._strike(call, Strike.LATE, member)
 
     def refuse(self, call: Call, member: int | None = None) -> None:
-        """The answer to the next such call (of a transaction) is an error, after which it has to be aborted."""
+        """Answer the next such call (of a transaction) with an error after which it has to be aborted."""
         self._strike(call, Strike.ABORTABLE, member)
 
     def outage(self, seconds: float) -> None:
-        """The broker does not answer for so long."""
+        """Stop the broker's answers for so long."""
         self._world.note(f"the broker is away for {seconds} s")
         self._world.broker.down_until = self._world.broker.last_outage = self.now + seconds
 
     def forget_group(self) -> None:
-        """The group's coordinator comes back without its memory: members, generation and offsets are gone."""
+        """Restart the group's coordinator without its memory: members, generation and offsets are gone."""
         self._world.note("the coordinator forgets the group")
         self._world.group.forget()
 
     def compact(self) -> None:
-        """The changelog is compacted."""
+        """Compact the changelog."""
         for log in self._world.broker.logs.values():
             if log.topic == self._world.config.changelog:
                 log.compact(log.stable)
 
     @property
     def trace(self) -> list[str]:
-        """What happened to members, with times: for messages."""
+        """Events of the members, with times, for messages."""
         return list(self._world.trace)

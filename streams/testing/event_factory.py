@@ -33,7 +33,7 @@ class EventFactory:
         self._counts: dict[type, int] = {}
 
     def __call__(self, event_class: type[E], /, **fields: Any) -> E:
-        """One event."""
+        """Make one event."""
         number = self._counts[event_class] = self._counts.get(event_class, -1) + 1
         rng = random.Random(f"{self._seed} {event_class.__qualname__} {number}")
         event = _Filling(rng, number).build(event_class, fields)
@@ -44,7 +44,7 @@ class EventFactory:
         return event
 
     def many(self, event_class: type[E], count: int, /, **fields: Any) -> list[E]:
-        """So many events, each with other values in the fields that are not given."""
+        """Make so many events, each with other values in the fields that are not given."""
         return [self(event_class, **fields) for _ in range(count)]
 
 

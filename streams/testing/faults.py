@@ -4,7 +4,7 @@
     await consume_with_faults(source, plan)     # instead of source.consume_events()
 
 The points lie around every call that the engine makes to the outside; ``POINTS`` lists them. SIGKILL leaves no time
-to tidy up, as a power cut or an out-of-memory kill would; SIGSTOP freezes the process until somebody continues it.
+to tidy up, as a power cut or an out-of-memory kill would; SIGSTOP freezes the process until SIGCONT.
 
 Faults on the line to the broker are made by ``KafkaProxy`` and ``Rule``, at home in ``streams.testing.proxy``.
 """
@@ -20,14 +20,13 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from streams.clients.consumer import InputConsumer
+from streams.clients.consumer import LogConsumer
 from streams.config import EventSourceConfig
 from streams.errors import ConfigError
 from streams.event_source import EventSource
 from streams.group import Copies, GroupEvent, Membership, Order, Snapshot, TakeOver
-from streams.records import IncomingRecord, Output
+from streams.records import IncomingRecord, Output, Progress
 from streams.runtime.connections import ROOM_POLLS, KafkaConnections
-from streams.runtime.poller import Poller, Records
 from streams.runtime.ports import (
     Blocking,
     Connections,
@@ -40,6 +39,7 @@ from streams.runtime.ports import (
     Tail,
     Topics,
 )
+from streams.runtime.reading.poller import Poller
 from streams.testing.proxy import KafkaProxy as KafkaProxy
 from streams.testing.proxy_rules import ArmedRule as ArmedRule
 from streams.testing.proxy_rules import Rule as Rule
@@ -117,11 +117,11 @@ async def consume_with_faults(source: EventSource[Any], plan: FaultPlan) -> None
 
 
 class _RealConnections(Connections, Protocol):
-    """What of ``KafkaConnections`` is used here."""
+    """The part of ``KafkaConnections`` that is used here."""
 
     @property
     def message_limit(self) -> int: ...
-    def consumer(self) -> InputConsumer: ...
+    def consumer(self) -> LogConsumer: ...
 
 
 class FaultyConnections:
@@ -139,7 +139,7 @@ class FaultyConnections:
         *,
         one_by_one: bool = False,
     ) -> PlainProducer:
-        """Untouched."""
+        """Pass through."""
         return self._real.plain_producer(
             bootstrap_servers, client_settings, delivery_timeout_seconds, one_by_one=one_by_one
         )
@@ -147,56 +147,56 @@ class FaultyConnections:
     def wait_for(
         self, loop: AbstractEventLoop, start: Callable[[], Coroutine[Any, Any, T]], timeout_seconds: float | None
     ) -> T:
-        """Untouched."""
+        """Pass through."""
         return self._real.wait_for(loop, start, timeout_seconds)
 
     def worker(self, name: str) -> Blocking:
-        """Untouched."""
+        """Pass through."""
         return self._real.worker(name)
 
     async def in_process(self, function: Callable[..., T], *args: Any) -> T:
-        """Untouched."""
+        """Pass through."""
         return await self._real.in_process(function, *args)
 
     def producer(self, transactional_id: str, *, one_by_one: bool = False) -> Producer:
-        """With points around every call of a transaction."""
+        """Add points around every call of a transaction."""
         return _FaultyProducer(self._real.producer(transactional_id, one_by_one=one_by_one), self._plan)
 
     def input(self) -> Poller:
-        """With points around the poll."""
+        """Add points around the poll."""
         return Poller(
             lambda: _FaultyConsumer(self._real.consumer(), self._plan),
-            max_poll_records=self._config.max_poll_records,
-            room=ROOM_POLLS * self._config.max_poll_records,
-            room_bytes=min(self._config.max_queued_bytes, (self._config.max_queued_bytes_total + 1) // 2),
+            max_poll_records=self._config.queues.max_poll_records,
+            room=ROOM_POLLS * self._config.queues.max_poll_records,
+            room_bytes=min(self._config.queues.max_queued_bytes, (self._config.queues.max_queued_bytes_total + 1) // 2),
         )
 
     def reader(self) -> Reader:
-        """Untouched: it only looks up."""
+        """Pass through: it only looks up."""
         return self._real.reader()
 
     def tail(self) -> Tail:
-        """With a point before what was read is given on."""
+        """Add a point before records are handed over."""
         return _FaultyTail(self._real.tail(), self._plan)
 
     def topics(self) -> Topics:
-        """Untouched."""
+        """Pass through."""
         return self._real.topics()
 
     def status_board(self) -> StatusBoard:
-        """Untouched."""
+        """Pass through."""
         return self._real.status_board()
 
     def source_topics(self) -> Topics:
-        """Untouched."""
+        """Pass through."""
         return self._real.source_topics()
 
     def source_log(self) -> SourceLog:
-        """Untouched."""
+        """Pass through."""
         return self._real.source_log()
 
     def group(self, alive: Callable[[], bool]) -> tuple[Membership, TakeOver]:
-        """With points around the answer to a revocation."""
+        """Add points around the answer to a revocation."""
         membership, takeover = self._real.group(alive)
         return _FaultyMembership(membership, self._plan), takeover  # a TakeOver only asks: no point in it
 
@@ -268,12 +268,16 @@ class _FaultyConsumer:
     def resume(self, partitions: Collection[int]) -> None:
         self._real.resume(partitions)
 
-    def poll_batch(self, timeout_seconds: float, limit: int) -> Records | None:
+    def poll_batch(self, timeout_seconds: float, limit: int) -> dict[int, Progress]:
         self._hit("poll.before")
-        batch: Records | None = self._real.poll_batch(timeout_seconds, limit)
-        if batch:
+        news: dict[int, Progress] = self._real.poll_batch(timeout_seconds, limit)
+        if news:
             self._hit("poll.after")
-        return batch
+        return news
+
+    def take_failures(self) -> Mapping[int, Exception]:
+        failures: Mapping[int, Exception] = self._real.take_failures()
+        return failures
 
     def close(self) -> None:
         self._real.close()
@@ -299,11 +303,11 @@ class _FaultyTail:
 
         self._real.start(received, fail)
 
-    def follow(self, partition: int, offset: int, epoch: int) -> None:
-        self._real.follow(partition, offset, epoch)
+    def add(self, partition: int, offset: int, epoch: int) -> None:
+        self._real.add(partition, offset, epoch)
 
-    def forget(self, partition: int) -> None:
-        self._real.forget(partition)
+    def remove(self, partitions: Collection[int]) -> None:
+        self._real.remove(partitions)
 
     def close(self) -> None:
         self._real.close()

@@ -35,7 +35,7 @@ _KINDS = ("environment", "docker", "embedded")
 
 
 class BrokerAddress(Protocol):
-    """What a test may rely on, whatever the broker is."""
+    """The broker as tests may use it, embedded or not."""
 
     @property
     def bootstrap_servers(self) -> str:
@@ -45,7 +45,7 @@ class BrokerAddress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GivenBroker:
-    """A broker that somebody else runs."""
+    """A broker that is already running."""
 
     bootstrap_servers: str
 

@@ -1,4 +1,4 @@
-"""The replay oracle: reads what an event source was given and what it left behind, and tells every difference.
+"""The replay oracle: reads what an event source was given and what it left behind, and reports every difference.
 
 The input up to the committed offsets is folded again by a function of yours, with a plain dict for a store: no
 engine, no transactions, no threads. What it yields must be what ``read_committed`` readers see: the *sequence* of
@@ -36,11 +36,11 @@ Fold = Callable[[State, IncomingRecord], Iterable[Sent]]
 """Applies one input record to the state of its partition, and yields what it sends."""
 
 SHOWN = 5
-"""Differences of one kind that are told in full."""
+"""Differences of one kind that are reported in full."""
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What was compared, and what was wrong. No ``differences``: exactly once."""
+    """Counts of what was compared, and the differences found. No ``differences``: exactly once."""
 
     inputs: int
     outputs: int

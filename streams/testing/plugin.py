@@ -79,7 +79,7 @@ def kes_event(kes_seed: int) -> EventFactory:
 
 @pytest.fixture(scope="session")
 def kes_broker(request: pytest.FixtureRequest) -> Iterator[BrokerAddress]:
-    """A real Kafka, found or started as ``streams.testing.fixtures`` says; one for the whole session."""
+    """A real Kafka, found or started as in ``streams.testing.fixtures``; one for the whole session."""
     from streams.testing.fixtures import session_broker
 
     try:

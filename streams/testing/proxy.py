@@ -30,7 +30,7 @@ from typing import Any, Final, Self
 
 from streams.broker.probe import HOST, free_port
 from streams.errors import ConfigError, StreamsError
-from streams.testing.proxy_links import Link, Waiting, close, read, write
+from streams.testing.proxy_links import Link, PendingRequest, close, read, write
 from streams.testing.proxy_rules import Action, ArmedRule, Rule, Side
 from streams.testing.proxy_wire import (
     Address,
@@ -141,8 +141,8 @@ class KafkaProxy:
         self.restore()
 
     def cut_off(self, *, client: str = "*", node: int | None = None) -> None:
-        """Nothing passes any more between these clients (pattern of ids) and the broker (all, without ``node``),
-        in either direction. Connections stay open, new ones can be made; what was sent arrives after ``restore``.
+        """Cut these clients (pattern of ids) off from the broker (all, without ``node``): nothing passes any more, in
+        either direction. Connections stay open, new ones can be made; what was sent arrives after ``restore``.
         """
         with self._lock:
             self._cuts.add(_Cut(client, node))
@@ -191,7 +191,7 @@ class KafkaProxy:
 
     @property
     def nodes(self) -> Mapping[int, str]:
-        """Number of a broker -> its own ``host:port``, as far as answers have told."""
+        """Number of a broker -> its own ``host:port``, as far as answers have named it."""
         with self._lock:
             return {node: f"{host}:{port}" for (host, port), node in self._nodes.items()}
 
@@ -298,7 +298,7 @@ class KafkaProxy:
                 self._clients[header.client_id] += 1
                 self._versions.setdefault(header.name, set()).add(header.version)
             armed = self._strike("request", header, link)
-            waiting = Waiting(header)
+            waiting = PendingRequest(header)
             if armed is not None:
                 if armed.rule.action == "drop":
                     link.abort()

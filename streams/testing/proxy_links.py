@@ -15,7 +15,7 @@ CLOSE_SECONDS: Final = 1.0
 
 
 @dataclass(eq=False, slots=True)
-class Waiting:
+class PendingRequest:
     """A request that was sent on, until it is answered."""
 
     header: RequestHeader
@@ -23,7 +23,7 @@ class Waiting:
     """Replies that will come: more than one after a doubled request."""
 
     deliver: int = 1
-    """Which of them the client is given."""
+    """The one of them that is passed on to the client."""
 
     seen: int = 0
 
@@ -36,7 +36,7 @@ class Link:
     client: tuple[asyncio.StreamReader, asyncio.StreamWriter]
     broker: tuple[asyncio.StreamReader, asyncio.StreamWriter]
     client_id: str = ""
-    waiting: dict[int, Waiting] = field(default_factory=dict)
+    waiting: dict[int, PendingRequest] = field(default_factory=dict)
 
     def abort(self) -> None:
         """Close both sides at once; what is on its way is lost."""
@@ -45,7 +45,7 @@ class Link:
 
 
 async def close(writer: asyncio.StreamWriter) -> None:
-    """What was written before is still sent, unless the other side does not take it."""
+    """Close a connection once its queued bytes are sent, unless the other side does not take them."""
     writer.close()
     try:
         async with asyncio.timeout(CLOSE_SECONDS):
@@ -55,7 +55,7 @@ async def close(writer: asyncio.StreamWriter) -> None:
 
 
 async def read(reader: asyncio.StreamReader) -> bytes | None:
-    """The next frame; nothing at the end of the stream."""
+    """Read the next frame; nothing at the end of the stream."""
     try:
         size = int.from_bytes(await reader.readexactly(4), "big")
     except asyncio.IncompleteReadError:

@@ -1,4 +1,4 @@
-"""Which requests and replies a proxy spoils, and how: see ``streams.testing.proxy``."""
+"""Rules for spoiling requests and replies in a proxy: see ``streams.testing.proxy``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Rule:
     ``action``
         ``"drop"``: close the client's connection instead of passing it on. ``"delay"``: pass it on after ``seconds``.
         ``"hold"``: pass it on when ``ArmedRule.release`` is called. ``"double"``: pass it on twice; of the replies to a
-        doubled request the client is given the one that ``answer`` says. ``"slow"``: pass it on after the time that it
+        doubled request the client is given the one that ``answer`` names. ``"slow"``: pass it on after the time that it
         takes at ``bytes_per_second``, on each connection.
     ``client``
         pattern of client ids (``fnmatch``): ``"bank.member-0*"``.
@@ -101,16 +101,16 @@ class ArmedRule:
 
     @property
     def seen(self) -> int:
-        """How many it applied to."""
+        """Number of requests or replies that it applied to."""
         return self._seen
 
     @property
     def struck(self) -> int:
-        """How many it spoiled."""
+        """Number of requests or replies that it spoiled."""
         return self._struck
 
     def wait_struck(self, count: int = 1, seconds: float = 30.0) -> bool:
-        """Wait until it has struck so often; whether it has."""
+        """Wait until it has struck so often; return whether it has."""
         with self._changed:
             return self._changed.wait_for(lambda: self._struck >= count, seconds)
 
@@ -128,7 +128,7 @@ class ArmedRule:
     # -- the proxy's side ---------------------------------------------------------------------------------------------
 
     def strikes(self, on: Side, header: RequestHeader, node: int | None) -> bool:
-        """Whether this one is to be spoiled; counts."""
+        """Count a request or reply, and return whether it is to be spoiled."""
         rule = self.rule
         if (
             on != rule.on
@@ -148,7 +148,7 @@ class ArmedRule:
             return True
 
     def draw_seconds(self) -> float:
-        """Of this delay."""
+        """Draw the seconds of this delay."""
         seconds = self.rule.seconds
         if isinstance(seconds, tuple):
             with self._changed:
@@ -156,7 +156,7 @@ class ArmedRule:
         return seconds
 
     def on_release(self, call: Callable[[], None]) -> None:
-        """Call this at the release, or now if it was."""
+        """Register a callback for the release; it is called at once if that was before."""
         with self._changed:
             if not self._released:
                 self._releasers.append(call)

@@ -1,9 +1,9 @@
-"""What a proxy must understand of Kafka's wire protocol: request headers, and the answers that name brokers.
+"""Kafka's wire protocol as far as a proxy has to read it: request headers, and the answers that name brokers.
 
 Everything else passes byte for byte. A frame is given here without the four bytes of its length.
 
 Layouts are those of the protocol's "flexible" versions (compact lengths, tagged fields) and of the ones before them;
-``FLEXIBLE_FROM`` says where an answer changes from one to the other.
+``FLEXIBLE_FROM`` has the version at which an answer changes from one to the other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Address = tuple[str, int]
 """(host, port)"""
 
 Rename = Callable[[int, Address], Address]
-"""(node number, its address) -> the address that clients shall be told."""
+"""(node number, its address) -> the address that clients shall get."""
 
 
 class Api(IntEnum):
@@ -74,7 +74,7 @@ def api_name(key: int) -> str:
 
 
 class MalformedFrame(ValueError):
-    """Not a frame of Kafka's protocol, or one of a layout that is not known here."""
+    """A frame that is not of Kafka's protocol, or of a layout that is not known here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class _Walk:
                 raise MalformedFrame("a length of more than five bytes")
 
     def _length(self, layout: str) -> int:
-        """Of a text, an array or bytes; -1: null."""
+        """Read the length of a text, an array or bytes; -1: null."""
         return self.varint() - 1 if self.flexible else self.number(layout)
 
     def text(self) -> str:
@@ -180,11 +180,11 @@ class _Walk:
         self.skip(max(self._length(">i"), 0))
 
     def times(self) -> range:
-        """Of an array: once per element."""
+        """Read the length of an array, as a range over its elements."""
         return range(max(self._length(">i"), 0))
 
     def tags(self, known: Callable[[int, _Walk], None] | None = None) -> None:
-        """Tagged fields; the fields that ``known`` looks at may change their size."""
+        """Read tagged fields; the fields that ``known`` looks at may change their size."""
         if not self.flexible:
             return
         for _ in range(self.varint()):
@@ -302,7 +302,7 @@ def _fetch(walk: _Walk, version: int) -> None:
 
 
 def _node_endpoints(tag: int, walk: _Walk) -> None:
-    """A reply "I am not the leader" may say where the leader is (tagged field 0)."""
+    """Read the leader's address, which a NOT_LEADER reply may have (tagged field 0)."""
     if tag != 0:
         return
     for _ in walk.times():

@@ -15,9 +15,9 @@ import msgspec
 
 from streams.errors import ConfigError
 from streams.event_source import EventSource
-from streams.testing.chaos import FAULTS, Chaos, Fault, check_faults, conditions_of
 from streams.testing.checks import contents_of
 from streams.testing.driver import TestDriver
+from streams.testing.fault_search import FAULTS, Chaos, Fault, check_faults, conditions_of
 
 StoreT = TypeVar("StoreT")
 Scenario = Callable[[TestDriver[Any]], object]
@@ -38,21 +38,21 @@ class SearchFailed(AssertionError):
 
 
 class SearchReport(msgspec.Struct, frozen=True):
-    """What a search that found nothing has done: the seeds, and how often each fault struck."""
+    """Report of a search that found nothing: its seeds, and how often each fault struck."""
 
     seeds: tuple[int, ...]
     happened: Mapping[str, int]
 
 
 class _Outcome(NamedTuple):
-    """What one run committed, in a form that does not depend on how partitions follow one another in time."""
+    """Committed results of one run, in a form that does not depend on the order of partitions in time."""
 
     outputs: dict[str, dict[bytes | None, list[Any]]]
     dead_letters: dict[int, list[Any]]
     state: dict[int, Any]
 
 
-class _Run(NamedTuple):
+class _SearchRun(NamedTuple):
     """``wrong``: what went wrong, empty if nothing did. ``happened``: which faults."""
 
     wrong: str
@@ -89,7 +89,7 @@ def search(
     check_faults(faults)
     chosen = _seeds(seeds)
 
-    def run(seed: int | None) -> _Run:
+    def run(seed: int | None) -> _SearchRun:
         return _run(source, scenario, seed, members, faults, invariant, topics or {}, patience)
 
     calm = run(None)
@@ -100,7 +100,7 @@ def search(
         if wrong:
             again = run(seed)
             same = again.trace == found.trace and again.wrong == found.wrong and again.outcome == found.outcome
-            raise SearchFailed(seed, _told(seed, wrong, found, same=same))
+            raise SearchFailed(seed, _message(seed, wrong, found, same=same))
         happened += found.happened
     return SearchReport(tuple(chosen), dict(sorted(happened.items())))
 
@@ -127,7 +127,7 @@ def _run(
     invariant: Scenario | None,
     topics: Mapping[str, int],
     patience: float,
-) -> _Run:
+) -> _SearchRun:
     if seed is None:
         with TestDriver(source, members, topics=topics, patience=patience) as driver:
             scenario(driver)
@@ -135,7 +135,7 @@ def _run(
             driver.check()
             if invariant is not None:
                 invariant(driver)
-            return _Run("", _outcome(driver), Counter(), driver.trace)
+            return _SearchRun("", _outcome(driver), Counter(), driver.trace)
     conditions = conditions_of(seed)
     with TestDriver(
         source, members, seed, topics=topics, conditions=conditions, patience=patience, start=False
@@ -150,8 +150,8 @@ def _run(
             if invariant is not None:
                 invariant(driver)
         except Exception as error:
-            return _Run(f"{type(error).__name__}: {error}", None, chaos.happened, driver.trace)
-        return _Run("", _outcome(driver), chaos.happened, driver.trace)
+            return _SearchRun(f"{type(error).__name__}: {error}", None, chaos.happened, driver.trace)
+        return _SearchRun("", _outcome(driver), chaos.happened, driver.trace)
 
 
 def _outcome(driver: TestDriver[Any]) -> _Outcome:
@@ -172,8 +172,8 @@ def _outcome(driver: TestDriver[Any]) -> _Outcome:
     return _Outcome(outputs, dead, state)
 
 
-def _difference(calm: _Run, found: _Run, ordered: bool, ignored: Collection[str]) -> str:
-    """What is committed otherwise than in calm, in words; empty if nothing is."""
+def _difference(calm: _SearchRun, found: _SearchRun, ordered: bool, ignored: Collection[str]) -> str:
+    """Describe the difference of committed results from those of the calm run; empty if there is none."""
     before, after = calm.outcome, found.outcome
     assert before is not None
     assert after is not None
@@ -214,13 +214,13 @@ def _cut(value: object) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + " ..."
 
 
-def _told(seed: int, wrong: str, found: _Run, *, same: bool) -> str:
+def _message(seed: int, wrong: str, found: _SearchRun, *, same: bool) -> str:
     faults = ", ".join(f"{count} x {name}" for name, count in found.happened.items()) or "none, only other delays"
     again = (
         "It goes exactly the same way when it is run again."
         if same
-        else "It went another way when it was run again: something outside of the driver has a say (a global, the real "
-        "clock, uuid, a file, the order of a set)."
+        else "It went another way when it was run again: something outside of the driver has an "
+        "influence (a global, the real clock, uuid, a file, the order of a set)."
     )
     happened = "\n  ".join(found.trace[-30:])
     return (

@@ -23,13 +23,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from streams import EventSource, EventSourceConfig, IncomingRecord
+from streams import ErrorPolicy, EventSource, EventSourceConfig, IncomingRecord
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.events import event_type_of
 from streams.records import Headers
 from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY, decode_offset
-from streams.runtime.dead_letters import PREFIX
+from streams.runtime.partition.dead_letters import PREFIX
 from streams.testing import Point
+from tests.vocabulary import TOTALS, Added, Work, register, tell_total
 
 Make = Callable[[EventSourceConfig], EventSource[Any]]
 Play = Callable[["BackEnd"], None]
@@ -194,6 +195,28 @@ class BackEnd(ABC):
 
     @abstractmethod
     def close(self) -> None: ...
+
+
+def making(work: Work, kind: str = "plain", on_error: ErrorPolicy | None = None, store: Any = TOTALS) -> Make:
+    """Makes sources with one handler."""
+
+    def make(config: EventSourceConfig) -> EventSource[Any]:
+        source = EventSource(config, store)
+        register(source, work, kind, on_error)
+        return source
+
+    return make
+
+
+def telling(end: BackEnd) -> Make:
+    """Makes sources that tell totals."""
+    return making(lambda ctx, event: tell_total(ctx, event, end.out))
+
+
+def feed(end: BackEnd, *names: str, deed: str = "", amount: int = 1) -> None:
+    """Send events, each by its name as key."""
+    for name in names:
+        end.send(Added(name, amount, deed), name)
 
 
 def described_error(error: BaseException) -> list[tuple[str, str]]:

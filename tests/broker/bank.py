@@ -97,13 +97,12 @@ def build(
         EventSourceConfig(
             group_id=group,
             topic=topic_of(group),
-            num_partitions=PARTITIONS,
             bootstrap_servers=bootstrap,
             instance_id=instance,
             metrics_handler=bank_probe.measure(plan),
             session_timeout_seconds=session,
             transaction_timeout_seconds=session * 0.8,
-            **settings,
+            **{"num_partitions": PARTITIONS, **settings},
         ),
         store=bank_probe.gated(store) if os.environ.get("BANK_GATE") else store,
     )
@@ -123,6 +122,8 @@ def build(
     slow_key, slow_ms = os.environ.get("BANK_SLOW_KEY", ""), float(os.environ.get("BANK_SLOW_MS", "0"))
 
     async def patient(ctx: EventContext[Table[str, Account]], event: Deposited) -> None:
+        if event.account == slow_key:
+            logging.getLogger("bank").info("the slow handler begins")
         if slow_key in (event.account, "*"):
             await asyncio.sleep(slow_ms / 1000)
         deposit(ctx, event)

@@ -68,12 +68,12 @@ def write_dump(source: EventSource[Any], path: Path) -> None:
             if worker.state.value == "active":
                 items = list(worker.store.dump())
                 stores.append(Held(partition, "active", 0, worker.inbox.records, items))
-        states = {copy.partition: copy.state for copy in engine.copies.statistics()}
-        with engine.copies._lock:
-            for partition, copy in engine.copies._copies.items():
+        states = {copy.partition: copy.state for copy in engine.replicas.statistics()}
+        with engine.replicas._lock:
+            for partition, copy in engine.replicas._copies.items():
                 left = copy.behind if copy.caught_up else max(copy.behind, 1)
                 stores.append(Held(partition, states.get(partition, "new"), left, 0, list(copy.store.dump())))
-    moves = 0 if engine is None else len(engine.moves.statistics())
+    moves = 0 if engine is None else len(engine.handover.statistics())
     draft = path.with_suffix(".draft")
     draft.write_bytes(msgspec.json.encode(Dump(source.config.instance_id, moves, stores)))
     draft.replace(path)

@@ -30,6 +30,8 @@ PROGRAM = Path(__file__).with_name("bank.py")
 ROOT = Path(__file__).parents[2]
 PATIENCE = 90.0
 BROKER_ENDS_SECONDS = 60.0
+JOINED = r"(?:engine|lifecycle) generation (\d+)"
+"""Lifecycle is the name of the engine's logger in the releases that a rolling upgrade begins with."""
 ENDLESS = 1_000_000
 """More deposits than any test waits for: such a load goes on until it is stopped. One that ends may end before what it
 was for has begun, on a machine that stands still for seconds, and then there is no work left that could go on."""
@@ -44,15 +46,16 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIEN
 
 
 class Worker:
-    """One worker process. ``log`` is what it wrote."""
+    """One worker process. ``log`` is what it wrote. A ``PYTHONPATH`` names the tree whose code it runs."""
 
     def __init__(self, bootstrap: str, group: str, instance: str, folder: Path, **environment: str) -> None:
         self.instance = instance
         self.log = folder / f"{instance}-{time.monotonic_ns()}.log"
         self._dump = self.log.with_suffix(".dump")
+        program = Path(environment.get("PYTHONPATH", ROOT)) / PROGRAM.relative_to(ROOT)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), bootstrap, group, instance],
+                [sys.executable, str(program), bootstrap, group, instance],
                 env={**os.environ, "PYTHONPATH": str(ROOT), "BANK_DUMP": str(self._dump), **environment},
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -90,7 +93,7 @@ class Worker:
 
     def dump(self) -> Dump | None:
         """All its stores, as they are now; ``None``: it does not say (not started yet, frozen, dead)."""
-        if not self.running or not self.said("lifecycle generation"):
+        if not self.running or not self.times(JOINED):
             return None
         self._dump.unlink(missing_ok=True)
         self.process.send_signal(signal.SIGUSR1)
@@ -134,6 +137,8 @@ class Bank:
     """A group under attack, on one broker. ``membership``: who speaks the group protocol for its members (by default
     as ``BANK_MEMBERSHIP`` says)."""
 
+    partitions = bank.PARTITIONS
+
     def __init__(self, bootstrap: str, group: str, folder: Path, membership: str = "") -> None:
         self.bootstrap, self.group, self.folder = bootstrap, group, folder
         self.membership = membership or os.environ.get("BANK_MEMBERSHIP") or "streams"
@@ -142,7 +147,7 @@ class Bank:
         self._settings = ClientSettings(bootstrap, {}, client_id="battery")
         admin = TopicAdmin(self._settings)
         specs = [
-            TopicSpec(name=name, partitions=bank.PARTITIONS, replication_factor=1)
+            TopicSpec(name=name, partitions=self.partitions, replication_factor=1)
             for name in (bank.topic_of(group), bank.output_of(group))
         ]
         admin.create(specs, 30.0)
@@ -245,9 +250,7 @@ class Bank:
 
     def generations(self) -> int:
         """The highest generation that any member has told of."""
-        found = (
-            re.findall(r"lifecycle generation (\d+)", worker.log.read_text(errors="replace")) for worker in self.workers
-        )
+        found = (re.findall(JOINED, worker.log.read_text(errors="replace")) for worker in self.workers)
         return max((int(number) for numbers in found for number in numbers), default=0)
 
     def times(self, pattern: str) -> int:
@@ -287,7 +290,7 @@ class Bank:
 
     @property
     def _numbers(self) -> range:
-        return range(bank.PARTITIONS)
+        return range(self.partitions)
 
     def _changelog(self) -> dict[int, Store]:
         name = changelog_name(self.group, bank.topic_of(self.group))

@@ -9,8 +9,8 @@ from streams import IncomingRecord
 from streams.records import Headers, Record
 from streams.testing import Point, TestDriver
 from streams.testing.checks import contents_of
-from streams.testing.driven import committed_records
-from streams.testing.simulation.broker import Broker, Entry
+from streams.testing.simulation.broker import Broker, LogEntry
+from streams.testing.world import committed_records
 from tests.broker.back_ends_kit import BackEnd, Make, Scenario
 
 STEP = 0.05
@@ -67,7 +67,7 @@ class DrivenBackEnd(BackEnd):
             self.driver.advance(STEP)
             epoch = broker.init(name, 60.0)
         for partition, key, value, headers in records:
-            broker.produce(name, epoch, self.topic, partition, Entry(key, value, headers, None))
+            broker.produce(name, epoch, self.topic, partition, LogEntry(key, value, headers, None))
         broker.end(name, epoch, commit)
         self.driver.advance(STEP)  # until the markers are written
 

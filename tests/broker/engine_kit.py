@@ -14,16 +14,17 @@ import msgspec
 from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from streams import EventContext, EventSource, EventSourceConfig, IncomingRecord, Table, event_type
+from streams import EventSource, EventSourceConfig, IncomingRecord
 from streams.clients.admin import TopicAdmin, Watermarks
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
-from streams.codecs import RESERVED_KEY_PREFIX, codec_for
+from streams.codecs import RESERVED_KEY_PREFIX
 from streams.metrics import Measurement
-from streams.records import TYPE_HEADER, Headers
+from streams.records import Headers
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
-from streams.runtime.dead_letters import PREFIX
+from streams.runtime.partition.dead_letters import PREFIX
 from streams.topics import TopicSpec
+from tests.vocabulary import ADDED, INTS, TOTALS, Total, Totals, added, count, register, tell_total
 
 PATIENCE = 30.0
 """Seconds until a condition that does not come true fails its test; on two busy cores a start takes some."""
@@ -32,33 +33,6 @@ STEADY = {"session_timeout_seconds": 14.0, "transaction_timeout_seconds": 12.0}
 """A machine that stands still for some seconds costs nobody his membership, and no transaction."""
 
 Condition = Callable[[], Any]
-
-
-@event_type("Added")
-class Added(msgspec.Struct, frozen=True):
-    """The input of most tests: add ``amount`` to ``name``. ``deed`` tells a handler what to do besides."""
-
-    name: str
-    amount: int = 1
-    deed: str = ""
-
-
-@event_type("Total")
-class Total(msgspec.Struct, frozen=True):
-    """The output: ``name`` stands at ``amount`` now."""
-
-    name: str
-    amount: int
-
-
-Totals = Table[str, int]
-TOTALS = Table.factory(key=str, value=int)
-INTS = codec_for(int)
-ADDED: Headers = [(TYPE_HEADER, b"Added")]
-
-
-def added(name: str, amount: int = 1, deed: str = "") -> bytes:
-    return msgspec.json.encode(Added(name, amount, deed))
 
 
 async def until(condition: Condition, what: str, seconds: float = PATIENCE) -> None:
@@ -128,6 +102,12 @@ class Lab:
     def source(self, **settings: Any) -> EventSource[Totals]:
         """A source with a ``Totals`` table, without handlers."""
         return EventSource(self.config(**settings), TOTALS)
+
+    def telling(self, **settings: Any) -> EventSource[Totals]:
+        """A source that adds, and tells totals in the output."""
+        source = self.source(**settings)
+        register(source, lambda ctx, event: tell_total(ctx, event, self.output))
+        return source
 
     async def send(
         self,
@@ -374,15 +354,10 @@ async def raised_by(work: Awaitable[Any]) -> BaseException:
     raise AssertionError("nothing was raised")
 
 
-def count(ctx: EventContext[Totals], event: Added) -> None:
-    """The plainest handler."""
-    ctx.store.put(event.name, ctx.store.get(event.name, 0) + event.amount)
-
-
 def source_of(lab: Lab, **settings: Any) -> EventSource[Totals]:
     """A source that counts."""
     source = lab.source(**settings)
-    source.register_event_type(Added, count)
+    register(source, count)
     return source
 
 

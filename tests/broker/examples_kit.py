@@ -3,13 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import signal
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -25,17 +18,8 @@ from streams.clients.settings import ClientSettings
 from streams.events import event_type_of
 from streams.testing.fixtures import BrokerAddress
 from streams.topics import TopicSpec
-
-ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 90.0
-
-
-def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> None:
-    """Wait for a condition, with a deadline."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain: {what}"
-        time.sleep(0.02)
+from tests.broker.battery_kit import PATIENCE, wait_until
+from tests.broker.kes_kit import ROOT, KesRun
 
 
 class Example:
@@ -47,7 +31,7 @@ class Example:
     def __init__(self, servers: str, module: ModuleType, *outputs: str, **environment: str) -> None:
         self.source: EventSource[Any] = module.source
         self.servers, self.module = servers, module.__name__
-        self.environment = {**os.environ, **environment, "KES_BOOTSTRAP_SERVERS": servers, "PYTHONPATH": str(ROOT)}
+        self.environment = {**environment, "KES_BOOTSTRAP_SERVERS": servers}
         self._settings = ClientSettings(servers, {}, client_id="examples-test")
         self._admin = TopicAdmin(self._settings)
         partitions = self.source.config.num_partitions
@@ -93,16 +77,16 @@ class Example:
         types = {event_type_of(cls).name: event_type_of(cls) for cls in classes}
         return [types[record.record_type or ""].decode(record.value or b"") for record in self.records(topic)]
 
-    def until_outputs(self, topic: str, count: int, workers: Workers) -> None:
+    def until_outputs(self, topic: str, count: int, workers: KesRun) -> None:
         """Wait until there are so many records."""
 
         def there() -> bool:
             assert workers.process.poll() is None, f"kes run has ended:\n{workers.log.read_text()[-3000:]}"
             return len(self.records(topic)) >= count
 
-        until(there, f"{count} records in {topic}; see {workers.log}")
+        wait_until(there, f"{count} records in {topic}; see {workers.log}")
 
-    def until_handled(self, count: int, workers: Workers) -> None:
+    def until_handled(self, count: int, workers: KesRun) -> None:
         """Wait until the group has committed so many input records."""
         config = self.source.config
 
@@ -110,16 +94,15 @@ class Example:
             assert workers.process.poll() is None, f"kes run has ended:\n{workers.log.read_text()[-3000:]}"
             return sum(self._admin.committed(config.group_id, config.topic).values()) >= count
 
-        until(there, f"{count} records of {config.topic} are handled; see {workers.log}")
+        wait_until(there, f"{count} records of {config.topic} are handled; see {workers.log}")
 
     @contextlib.contextmanager
-    def run(self, folder: Path, workers: int = 2) -> Iterator[Workers]:
+    def run(self, folder: Path, workers: int = 2) -> Iterator[KesRun]:
         """``kes run`` beside the test; at the end it is stopped in good order, if the test has not failed."""
-        running = Workers(self, folder, workers)
+        running = KesRun(f"{self.module}:source", workers, folder / "kes.log", ROOT, self.environment)
         try:
             yield running
-            running.process.terminate()
-            assert running.process.wait(PATIENCE) == 0, running.log.read_text()[-3000:]
+            assert running.stop() == 0, running.log.read_text()[-3000:]
         finally:
             running.close()
 
@@ -137,59 +120,3 @@ def example(kafka_broker: BrokerAddress) -> Iterator[Make]:
             return examples.enter_context(contextlib.closing(made))
 
         yield make
-
-
-class Workers:
-    """``kes run`` and its worker processes."""
-
-    def __init__(self, example: Example, folder: Path, workers: int) -> None:
-        self.log = folder / "kes.log"
-        self._said: list[dict[str, Any]] = []
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "streams", "-v", "run", f"{example.module}:source", "--json",
-                 "--workers", str(workers), "--instance-prefix", "w", "--max-crashes", "100"],
-                cwd=ROOT,
-                env=example.environment,
-                stdout=subprocess.PIPE,
-                stderr=log,
-            )  # fmt: skip
-        self._reading = threading.Thread(target=self._read)
-        self._reading.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._said.append(json.loads(line))
-
-    def _pids(self) -> list[int]:
-        return [line["pid"] for line in list(self._said) if line["event"] == "started"]
-
-    def kill(self, worker: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
-        """A signal to the process that is this worker now; after SIGKILL its supervisor starts another one."""
-
-        def struck() -> bool:
-            pid = self._pid(worker)
-            try:
-                if pid is not None:
-                    os.kill(pid, number)
-            except ProcessLookupError:  # its end is not told yet
-                return False
-            return pid is not None
-
-        until(struck, f"worker {worker} runs; see {self.log}")
-
-    def _pid(self, worker: int) -> int | None:
-        """Of the process, if the last that was said of it is not its end."""
-        said = [line for line in list(self._said) if line.get("worker") == f"w-{worker}" and "pid" in line]
-        return said[-1]["pid"] if said and said[-1]["event"] != "exited" else None
-
-    def close(self) -> None:
-        self.process.kill()
-        for pid in self._pids():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
-        self.process.wait(PATIENCE)
-        self._reading.join(PATIENCE)
-        assert self.process.stdout is not None
-        self.process.stdout.close()

@@ -12,9 +12,7 @@ from typing import Any
 
 
 class Service(ThreadingHTTPServer):
-    """Payments (``POST /charges``) and tariffs (``GET /tariffs/<meter>``): ``with Service(seed) as service``.
-
-    Scores too (``GET /scores/<transfer>``): those of ``poison`` transfers are never told.
+    """Payments (``POST /charges``): ``with Service(seed) as service``.
 
     A quarter of the calls is answered with 503, some are taken and answered too late. A charge whose idempotency key is
     known is answered as before, and not made again. The customer ``declined`` always hears 402.
@@ -27,10 +25,9 @@ class Service(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.calls: Counter[str] = Counter()
-        """By idempotency key, or path: how often it was called."""
+        """By idempotency key: how often it was called."""
         self.charged: dict[str, tuple[str, int]] = {}
         """By idempotency key: (customer, cents) of the charges that were made, in the order in which they were."""
-        self.down = False
         self._random = random.Random(seed)
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
@@ -52,36 +49,12 @@ class Service(ThreadingHTTPServer):
         with self._lock:
             self.calls[key] += 1
             luck = self._random.random()
-            if self.down or luck < 0.25:
+            if luck < 0.25:
                 return 503, {}, 0.0
             if customer == "declined":
                 return 402, {}, 0.0
             self.charged.setdefault(key, (customer, cents))
             return 200, {"receipt": f"receipt of {key}"}, 3.0 if luck > 0.98 else luck / 50
-
-    def tariff(self, meter: str) -> tuple[int, dict[str, Any], float]:
-        with self._lock:
-            self.calls[meter] += 1
-            luck = self._random.random()
-            return (503, {}, 0.0) if luck < 0.25 else (200, {"cents_per_kwh": tariff_of(meter)}, luck / 20)
-
-    def score(self, transfer: str) -> tuple[int, dict[str, Any], float]:
-        with self._lock:
-            self.calls[transfer] += 1
-            luck = self._random.random()
-            if transfer.startswith("poison") or self.down or luck < 0.25:
-                return 503, {}, 0.0
-            return 200, {"score": score_of(transfer)}, luck / 50
-
-
-def score_of(transfer: str) -> int:
-    """How risky it is."""
-    return sum(transfer.encode()) % 100
-
-
-def tariff_of(meter: str) -> int:
-    """What a kilowatt hour costs."""
-    return 20 + sum(meter.encode()) % 30
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -91,10 +64,6 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self._answer(*self.server.charge(self.headers["Idempotency-Key"], asked["customer"], asked["cents"]))
-
-    def do_GET(self) -> None:
-        kind, _, name = self.path.strip("/").partition("/")
-        self._answer(*(self.server.tariff if kind == "tariffs" else self.server.score)(name))
 
     def _answer(self, status: int, answer: dict[str, Any], seconds: float) -> None:
         time.sleep(seconds)

@@ -40,9 +40,7 @@ class Seat:
 
     def _hear(self, event: GroupEvent) -> None:
         if isinstance(event, Revoked) and self.release:
-            self.membership.released(
-                event.partitions, self.membership.snapshot.incarnation, self.membership.snapshot.generation
-            )
+            self.membership.released(event.partitions, event.incarnation, event.generation)
         with self.changed:
             self.heard.append((event, self.membership.snapshot))
             self.changed.notify_all()

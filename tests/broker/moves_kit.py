@@ -237,7 +237,7 @@ class Engine(Seat):
 
     def prepared(self, *numbers: int) -> None:
         with self.ledger.lock:
-            ready = frozenset(numbers) | self.membership._holdings.copies.ready
+            ready = frozenset(numbers) | self.membership._state.holdings.copies.ready
         self.membership.report(Copies(ready=ready), announce=True)
 
     def _tell(self, message: Any) -> None:
@@ -319,7 +319,7 @@ class MovingTable:
             with self.ledger.lock:
                 engines = {engine.name: engine for engine in self.ledger.engines if not engine.dead}
                 return all(
-                    self.ledger.works(name) == frozenset(share) == engines[name].membership._holdings.owned
+                    self.ledger.works(name) == frozenset(share) == engines[name].membership._state.holdings.owned
                     for name, share in shares.items()
                 )
 
@@ -343,7 +343,9 @@ class MovingTable:
                 works = [self.ledger.works(engine.name) for engine in engines]
                 quiet = all(
                     holdings.owned == work and not holdings.releasing and not holdings.incoming
-                    for holdings, work in zip((engine.membership._holdings for engine in engines), works, strict=True)
+                    for holdings, work in zip(
+                        (engine.membership._state.holdings for engine in engines), works, strict=True
+                    )
                 ) and not any(engine.void for engine in engines)
             counts = [len(work) for work in works]
             return quiet and sum(counts) == PARTITIONS and max(counts) - min(counts) <= 1
@@ -357,7 +359,7 @@ class MovingTable:
     def restart(self, engine: Engine, strategy: Any) -> Engine:
         """As a deployment does it: it leaves, gives everything away, and comes back under the same name."""
         engine.membership.leave()
-        until(lambda: not engine.working and not engine.membership._holdings.owned, "it keeps something")
+        until(lambda: not engine.working and not engine.membership._state.holdings.owned, "it keeps something")
         engine.dead = True
         engine.membership.close(3.0)
         return self.engine(engine.name, strategy).seated()

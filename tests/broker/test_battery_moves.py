@@ -11,15 +11,14 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from streams.broker import KafkaBroker
-from streams.testing.fixtures import BrokerAddress, OwnBroker
-from tests.broker.battery_kit import ENDLESS, PATIENCE, Bank, Worker, seed_of, wait_until
+from tests.broker.battery_kit import ENDLESS, PATIENCE, Bank, Worker, wait_until
+from tests.broker.gate import gate
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
@@ -34,26 +33,6 @@ DONOR_POINTS = ("marker commit.before", "marker commit.after", "handed_over.befo
 RECEIVER_POINTS = ("restore.half", "tail.received", "took.before", "took.after")
 POINTS = [("donor", point) for point in DONOR_POINTS] + [("receiver", point) for point in RECEIVER_POINTS]
 FREEZES = [("donor", "marker commit.before"), ("receiver", "took.before")]
-
-
-@pytest.fixture
-def bank_group(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> Iterator[Bank]:
-    bank = Bank(kafka_broker.bootstrap_servers, f"{topic_prefix}bank", tmp_path)
-    yield bank
-    bank.close()
-
-
-@pytest.fixture
-def broker(own_broker: OwnBroker) -> KafkaBroker:
-    return own_broker(start_timeout=150.0)  # it is started anew while members are at work
-
-
-@pytest.fixture
-def fragile_group(broker: KafkaBroker, topic_prefix: str, tmp_path: Path) -> Iterator[Bank]:
-    """On a broker of its own, which may be killed."""
-    bank = Bank(broker.bootstrap_servers, f"{topic_prefix}bank", tmp_path)
-    yield bank
-    bank.close()
 
 
 def fault_at(point: str, count: int, action: str = "kill") -> dict[str, str]:
@@ -117,17 +96,16 @@ def frozen(group: Bank, role: str, point: str, standbys: int, seed: int) -> None
     attack.finish(standbys)
 
 
-@pytest.mark.parametrize(("role", "point"), POINTS)
-def test_killed_in_a_move(bank_group: Bank, role: str, point: str) -> None:
+@pytest.mark.parametrize(("role", "point"), gate(POINTS, ("donor", "marker commit.after"), ("receiver", "took.before")))
+def test_killed_in_a_move(bank_group: Bank, role: str, point: str, seed: int) -> None:
     """Number 1: each point once, every second time with standbys."""
-    seed = seed_of()
     killed(bank_group, role, point, (seed + POINTS.index((role, point))) % 2, seed)
 
 
 @pytest.mark.parametrize(("role", "point"), FREEZES)
-def test_frozen_in_a_move(bank_group: Bank, role: str, point: str) -> None:
+@pytest.mark.nightly
+def test_frozen_in_a_move(bank_group: Bank, role: str, point: str, seed: int) -> None:
     """Past the session: the others go on without it, and it finds out."""
-    seed = seed_of()
     frozen(bank_group, role, point, (seed + FREEZES.index((role, point))) % 2, seed)
 
 
@@ -137,18 +115,17 @@ def test_frozen_in_a_move(bank_group: Bank, role: str, point: str) -> None:
 @pytest.mark.parametrize("action", ["kill", "freeze"])
 @pytest.mark.parametrize(("role", "point"), POINTS)
 def test_every_point_of_a_move(
-    bank_group: Bank, role: str, point: str, action: str, standbys: int, repetition: int
+    bank_group: Bank, role: str, point: str, action: str, standbys: int, repetition: int, seed: int
 ) -> None:
-    (killed if action == "kill" else frozen)(bank_group, role, point, standbys, seed_of() + 10 * repetition)
+    (killed if action == "kill" else frozen)(bank_group, role, point, standbys, seed + 10 * repetition)
 
 
 @pytest.mark.parametrize(
     ("events", "kills"), [(25_000, 5), pytest.param(100_000, 12, marks=[pytest.mark.soak, pytest.mark.timeout(420)])]
 )
-def test_killed_at_random_with_standbys(bank_group: Bank, events: int, kills: int) -> None:
+@pytest.mark.nightly
+def test_killed_at_random_with_standbys(bank_group: Bank, events: int, kills: int, seed: int) -> None:
     """Number 2: 4 members, each partition with a spare copy that is used when its owner dies."""
-    seed = seed_of()
-    print(f"SEED={seed}")
     rng = random.Random(seed)
     settings = {**QUICK, "BANK_STANDBYS": "1"}
     members = {name: bank_group.start(name, **settings) for name in (f"member-{number}" for number in range(4))}
@@ -180,11 +157,10 @@ def test_killed_at_random_with_standbys(bank_group: Bank, events: int, kills: in
 @pytest.mark.parametrize(
     ("rebalances", "pause"), [(8, 2.0), pytest.param(20, 3.0, marks=[pytest.mark.soak, pytest.mark.timeout(420)])]
 )
-def test_a_storm_of_rebalances(bank_group: Bank, rebalances: int, pause: float) -> None:
+@pytest.mark.nightly
+def test_a_storm_of_rebalances(bank_group: Bank, rebalances: int, pause: float, seed: int) -> None:
     """Number 7: members join, leave and die, one every few seconds. Nothing stands still afterwards. It goes on until
     there were so many generations: those that die before they have joined, or soon after, make none."""
-    seed = seed_of()
-    print(f"SEED={seed}")
     rng = random.Random(seed)
     settings = {**QUICK, "BANK_STANDBYS": str(seed % 2), "BANK_LEAVE_SECONDS": "4"}
     members = {name: bank_group.start(name, **settings) for name in ("member-0", "member-1")}
@@ -221,10 +197,9 @@ def test_a_storm_of_rebalances(bank_group: Bank, rebalances: int, pause: float) 
     bank_group.must_be_exact()
 
 
-def test_rolling_restart_under_load(bank_group: Bank) -> None:
+@pytest.mark.nightly
+def test_rolling_restart_under_load(bank_group: Bank, seed: int) -> None:
     """Each of four members is stopped and started again, with little more than a handful of generations each."""
-    seed = seed_of()
-    print(f"SEED={seed}")
     settings = {**PATIENT, "BANK_STANDBYS": "1"}
     names = [f"member-{number}" for number in range(4)]
     members = {name: bank_group.start(name, **settings) for name in names}
@@ -244,17 +219,15 @@ def test_rolling_restart_under_load(bank_group: Bank) -> None:
     assert generations <= 4 * 6, f"{generations} generations"
 
 
-def test_a_receiver_that_never_gets_ready(bank_group: Bank, tmp_path: Path) -> None:
+def test_a_receiver_that_never_gets_ready(bank_group: Bank, tmp_path: Path, seed: int) -> None:
     """Who leaves does not wait for it longer than its leave_timeout_seconds, and loses nothing."""
-    seed = seed_of()
-    print(f"SEED={seed}")
     gate = tmp_path / "gate"
     donor = bank_group.start("donor", **PATIENT, BANK_LEAVE_SECONDS="2")
-    wait_until(lambda: donor.said("lifecycle generation"), "the donor is in the group")
+    wait_until(lambda: donor.said("engine generation"), "the donor is in the group")
     bank_group.deposit(20_000, 4_000, seed, per_second=10_000)
     bank_group.wait_handled()
     receiver = bank_group.start("receiver", **PATIENT, BANK_GATE=str(gate), BANK_GATE_MS="5")
-    wait_until(lambda: receiver.said("lifecycle generation"), "the receiver is in the group")
+    wait_until(lambda: receiver.said("engine generation"), "the receiver is in the group")
     began = time.monotonic()
     assert donor.stop() == 0, donor.log.read_text()
     assert donor.said("were not handed over within leave_timeout_seconds"), donor.log.read_text()
@@ -269,12 +242,13 @@ def test_a_receiver_that_never_gets_ready(bank_group: Bank, tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["moving", pytest.param("preparing", marks=pytest.mark.soak)])
-def test_broker_dies_in_a_move(broker: KafkaBroker, fragile_group: Bank, tmp_path: Path, moment: str) -> None:
-    seed = seed_of()
-    print(f"SEED={seed}")
+@pytest.mark.nightly
+def test_broker_dies_in_a_move(
+    broker: KafkaBroker, fragile_group: Bank, tmp_path: Path, moment: str, seed: int
+) -> None:
     gate = tmp_path / "gate"
     donor = fragile_group.start("donor")
-    wait_until(lambda: donor.said("lifecycle generation"), "the donor is in the group")
+    wait_until(lambda: donor.said("engine generation"), "the donor is in the group")
     fragile_group.deposit(8_000, 2_000, seed, per_second=8_000)
     fragile_group.wait_handled()
     load = fragile_group.load(ENDLESS, 2_000, seed + 1, 600)
@@ -284,7 +258,7 @@ def test_broker_dies_in_a_move(broker: KafkaBroker, fragile_group: Bank, tmp_pat
     if moment == "moving":
         wait_until(lambda: donor.said("handed over to"), "the first partition is handed over")
     else:
-        wait_until(lambda: receiver.said("lifecycle generation"), "the receiver prepares")
+        wait_until(lambda: receiver.said("engine generation"), "the receiver prepares")
     broker.kill()
     broker.restart()
     gate.touch()
@@ -300,16 +274,17 @@ def test_broker_dies_in_a_move(broker: KafkaBroker, fragile_group: Bank, tmp_pat
 
 
 @pytest.mark.slow
-def test_broker_dies_while_a_standby_is_restored(broker: KafkaBroker, fragile_group: Bank, tmp_path: Path) -> None:
-    seed = seed_of()
-    print(f"SEED={seed}")
+@pytest.mark.nightly
+def test_broker_dies_while_a_standby_is_restored(
+    broker: KafkaBroker, fragile_group: Bank, tmp_path: Path, seed: int
+) -> None:
     gate = tmp_path / "gate"
     owner = fragile_group.start("owner", BANK_STANDBYS="1")
-    wait_until(lambda: owner.said("lifecycle generation"), "the owner is in the group")
+    wait_until(lambda: owner.said("engine generation"), "the owner is in the group")
     fragile_group.deposit(8_000, 2_000, seed, per_second=8_000)
     fragile_group.wait_handled()
     heir = fragile_group.start("heir", BANK_STANDBYS="1", BANK_GATE=str(gate), BANK_GATE_MS="1")
-    wait_until(lambda: heir.said("lifecycle generation"), "the heir restores")
+    wait_until(lambda: heir.said("engine generation"), "the heir restores")
     broker.kill()
     broker.restart()
     gate.touch()

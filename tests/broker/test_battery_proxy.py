@@ -6,14 +6,13 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from streams.testing.faults import KafkaProxy, Rule
-from streams.testing.fixtures import BrokerAddress
-from tests.broker.battery_kit import PATIENCE, Bank, Worker, seed_of, wait_until
+from tests.broker.battery_kit import PATIENCE, Bank, Worker, wait_until
+from tests.broker.gate import gate
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -75,15 +74,11 @@ class Attacked:
 
 
 @pytest.fixture
-def attacked(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> Iterator[Attacked]:
-    seed = seed_of()
-    print(f"SEED={seed}")
-    bank = Bank(kafka_broker.bootstrap_servers, f"{topic_prefix}bank", tmp_path)
-    with KafkaProxy(kafka_broker.bootstrap_servers) as proxy:
-        attacked = Attacked(bank, proxy, seed)
+def attacked(bank_group: Bank, seed: int) -> Iterator[Attacked]:
+    with KafkaProxy(bank_group.bootstrap) as proxy:
+        attacked = Attacked(bank_group, proxy, seed)
         yield attacked
         attacked._enough.set()
-        bank.close()
 
 
 def rule_for(api: str, fault: str, seed: int) -> Rule:
@@ -93,6 +88,7 @@ def rule_for(api: str, fault: str, seed: int) -> Rule:
 
 
 @pytest.mark.parametrize("api", OF_TRANSACTIONS)
+@pytest.mark.nightly
 def test_transactions_under_attack(attacked: Attacked, api: str) -> None:
     attacked.begin()
     for fault in FAULTS:
@@ -106,6 +102,7 @@ def test_transactions_under_attack(attacked: Attacked, api: str) -> None:
 
 
 @pytest.mark.parametrize("api", OF_THE_GROUP)
+@pytest.mark.nightly
 def test_rebalances_under_attack(attacked: Attacked, api: str) -> None:
     """A guest comes and goes, so that there are rebalances to be disturbed."""
     attacked.begin()
@@ -122,7 +119,7 @@ def test_rebalances_under_attack(attacked: Attacked, api: str) -> None:
     assert sum(attacked.proxy.struck.values()) == len(FAULTS)
 
 
-@pytest.mark.parametrize("on", ["request", "reply"])
+@pytest.mark.parametrize("on", gate(["request", "reply"], "reply"))
 def test_commit_whose_outcome_is_not_heard(attacked: Attacked, on: Any) -> None:
     """Held for one member until its producer is given up and replaced. The transaction is settled by asking, and
     the commits that arrive after that find their producer fenced."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,30 +21,14 @@ from streams.testing.fixtures import BrokerAddress
 from streams.topics import TopicSpec
 from tests.broker import bank
 from tests.broker.battery_kit import Bank, wait_until
+from tests.broker.gate import nightly
+from tests.broker.kes_kit import Kes
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
-ROOT = Path(__file__).resolve().parents[2]
 
-
-class Kes:
-    """The command ``kes group``."""
-
-    def __init__(self, broker: str) -> None:
-        self.environment = {
-            **os.environ, "KES_BOOTSTRAP_SERVERS": broker, "PYTHONPATH": str(ROOT), "COLUMNS": "160"
-        }  # fmt: skip
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "streams", "group", *arguments]
-        return subprocess.Popen(
-            command, env=self.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-
-    def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        process = self.start(*arguments)
-        out, err = process.communicate(timeout=60)
-        return process.returncode, out, err
+class KesGroup(Kes):
+    """``kes group``, and what it shows."""
 
     def data(self, name: str) -> dict[str, Any] | None:
         """What is shown; ``None``: there is no such group (yet)."""
@@ -71,8 +53,8 @@ class Kes:
 
 
 @pytest.fixture
-def kes(kafka_broker: BrokerAddress) -> Kes:
-    return Kes(kafka_broker.bootstrap_servers)
+def kes(kafka_broker: BrokerAddress, tmp_path: Path) -> KesGroup:
+    return KesGroup(kafka_broker.bootstrap_servers, tmp_path, "group")
 
 
 @pytest.fixture
@@ -87,7 +69,7 @@ def owned(found: dict[str, Any]) -> dict[str, int]:
 
 
 @pytest.fixture
-def watching(kes: Kes, group: Bank) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+def watching(kes: KesGroup, group: Bank) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     """``kes group --watch``, and the lines that it has written; killed at the end, if it still runs."""
     watch = kes.start(group.group, "--watch", "--interval", "0.2")
     seen: list[str] = []
@@ -104,7 +86,7 @@ def watching(kes: Kes, group: Bank) -> Iterator[tuple[subprocess.Popen[str], lis
 
 
 def test_members_of_ours_come_move_and_die(
-    kes: Kes, group: Bank, watching: tuple[subprocess.Popen[str], list[str]]
+    kes: KesGroup, group: Bank, watching: tuple[subprocess.Popen[str], list[str]]
 ) -> None:
     code, out, err = kes(group.group)
     assert (code, out) == (1, "")
@@ -169,9 +151,9 @@ def consumers(broker: str, count: int, **settings: str) -> Iterator[None]:
             thread.join(30)
 
 
-@pytest.mark.parametrize(("protocol", "kind"), [("classic", "classic"), ("consumer", "consumer")])
+@pytest.mark.parametrize(("protocol", "kind"), [nightly("classic", "classic"), ("consumer", "consumer")])
 def test_groups_of_other_consumers(
-    kes: Kes, kafka_broker: BrokerAddress, topic_prefix: str, protocol: str, kind: str
+    kes: KesGroup, kafka_broker: BrokerAddress, topic_prefix: str, protocol: str, kind: str
 ) -> None:
     topic, name = f"{topic_prefix}in", f"{topic_prefix}group"
     admin = TopicAdmin(ClientSettings(kafka_broker.bootstrap_servers, {}, client_id="test"))
@@ -191,8 +173,8 @@ def test_groups_of_other_consumers(
     kes.until(name, lambda found: found["members"] == [])
 
 
-def test_nobody_answers() -> None:
-    code, out, err = Kes("127.0.0.1:1")("shop", "--timeout", "1")
+def test_nobody_answers(tmp_path: Path) -> None:
+    code, out, err = Kes("127.0.0.1:1", tmp_path, "group")("shop", "--timeout", "1")
     assert (code, out) == (1, "")
     assert "127.0.0.1:1" in err
     assert "Traceback" not in err

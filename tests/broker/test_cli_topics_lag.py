@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from confluent_kafka import Producer
 from streams.clients.admin import TopicAdmin
 from streams.clients.settings import ClientSettings
 from streams.testing.fixtures import BrokerAddress
+from tests.broker.kes_kit import Kes
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -50,24 +50,6 @@ def on_deposited(ctx, event):
 """
 
 
-class Kes:
-    """The command in a folder with a module ``copier``."""
-
-    def __init__(self, broker: str, folder: Path) -> None:
-        self.folder = folder
-        self.environment = {**os.environ, "KES_BOOTSTRAP_SERVERS": broker, "COLUMNS": "160"}
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "streams", *arguments]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, cwd=self.folder, env=self.environment, text=True, stdout=pipe, stderr=pipe)
-
-    def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        process = self.start(*arguments)
-        out, err = process.communicate(timeout=60)
-        return process.returncode, out, err
-
-
 @pytest.fixture
 def kes(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> Kes:
     (tmp_path / "copier.py").write_text(SOURCE.format(prefix=topic_prefix, partitions=2))
@@ -90,6 +72,7 @@ def running(kes: Kes) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate(timeout=10)
 
 
+@pytest.mark.slow
 def test_from_a_plan_to_no_lag(
     kes: Kes, running: Callable[..., subprocess.Popen[str]], topic_prefix: str, kafka_broker: BrokerAddress
 ) -> None:
@@ -142,6 +125,7 @@ def lag_of(kes: Kes, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]
         assert time.monotonic() < deadline, found
 
 
+@pytest.mark.nightly
 def test_partitions_that_are_added_to_the_source(
     kes: Kes, running: Callable[..., subprocess.Popen[str]], topic_prefix: str, kafka_broker: BrokerAddress
 ) -> None:

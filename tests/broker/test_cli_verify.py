@@ -85,6 +85,7 @@ def verify(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
     return ended.returncode, json.loads(ended.stdout) if ended.stdout else {}, ended.stderr
 
 
+@pytest.mark.nightly
 def test_kept_under_kills_and_a_freeze(tmp_path: Path) -> None:
     code, verdict, _ = verify(tmp_path, "shop:source", "--events", "shop:sales", "--kills", "2", "--freezes", "1")
     assert verdict["differences"] == []
@@ -93,6 +94,7 @@ def test_kept_under_kills_and_a_freeze(tmp_path: Path) -> None:
     assert left_by(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_outputs_beside_the_transaction_are_caught(tmp_path: Path) -> None:
     code, verdict, _ = verify(tmp_path, "shop:beside", "--events", "shop:sales", "--kills", "3", "--freezes", "0")
     assert code == 1
@@ -101,6 +103,7 @@ def test_outputs_beside_the_transaction_are_caught(tmp_path: Path) -> None:
     assert {log.name for log in left_by(tmp_path)[0].iterdir()} >= {"undisturbed.log", "worker-0.log"}
 
 
+@pytest.mark.nightly
 def test_sigterm_leaves_nothing_behind(tmp_path: Path) -> None:
     trial = subprocess.Popen(command(tmp_path, "shop:source", "--events", "shop:sales"), **surroundings(tmp_path))
     deadline = time.monotonic() + 60

@@ -9,29 +9,19 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from streams.clients.admin import TopicAdmin
-from streams.clients.consumer import InputConsumer
+from streams.clients.consumer import INPUT, LogConsumer
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.clients.transactional import TransactionalProducer
 from streams.errors import BrokerUnavailable, OffsetError, Stopped, TopicError
 from streams.records import IncomingRecord
-from streams.testing.fixtures import BrokerAddress
+from streams.testing.faults import KafkaProxy, Rule
 from streams.topics import TopicSpec
 from tests.broker.outputs_kit import output
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
 SECONDS = 45.0
-
-
-@pytest.fixture
-def settings(kafka_broker: BrokerAddress) -> ClientSettings:
-    return ClientSettings(kafka_broker.bootstrap_servers)
-
-
-@pytest.fixture
-def admin(settings: ClientSettings) -> TopicAdmin:
-    return TopicAdmin(settings)
 
 
 @pytest.fixture
@@ -49,8 +39,8 @@ def producer(settings: ClientSettings, topic: str) -> Iterator[TransactionalProd
 
 
 @pytest.fixture
-def consumer(settings: ClientSettings, topic: str) -> Iterator[InputConsumer]:
-    consumer = InputConsumer(settings, topic)
+def consumer(settings: ClientSettings, topic: str) -> Iterator[LogConsumer]:
+    consumer = LogConsumer(settings, topic, INPUT)
     yield consumer
     consumer.close()
 
@@ -75,13 +65,15 @@ def write(
         producer.abort(SECONDS)
 
 
-def poll_until(consumer: InputConsumer, count: int, limit: int = 500) -> dict[int, list[IncomingRecord]]:
+def poll_until(consumer: LogConsumer, count: int, limit: int = 500) -> dict[int, list[IncomingRecord]]:
     got: dict[int, list[IncomingRecord]] = {}
     deadline = time.monotonic() + SECONDS
     while sum(map(len, got.values())) < count:
         assert time.monotonic() < deadline, f"{got} after {SECONDS} s, wanted {count} records"
-        for partition, records in (consumer.poll_batch(0.1, limit) or {}).items():
-            got.setdefault(partition, []).extend(records)
+        for partition, progress in consumer.poll_batch(0.1, limit).items():
+            got.setdefault(partition, []).extend(progress.records)
+        for failure in consumer.take_failures().values():
+            raise failure
     return got
 
 
@@ -103,10 +95,10 @@ def read(
 
 
 class TestInput:
-    """``InputConsumer``."""
+    """``LogConsumer`` of the input."""
 
     def test_committed_records_only_from_the_offset_on(
-        self, consumer: InputConsumer, producer: TransactionalProducer, topic: str
+        self, consumer: LogConsumer, producer: TransactionalProducer, topic: str
     ) -> None:
         write(producer, topic, 0, [b"a", b"b"])
         write(producer, topic, 0, [b"aborted"], commit=False)
@@ -117,9 +109,9 @@ class TestInput:
         assert got[0][0].offset == 1
         assert got[0][0].headers == (("h", b"x"),)
         assert abs(got[0][0].timestamp_ms - time.time() * 1000) < 60_000
-        assert consumer.poll_batch(0.2) is None
+        assert not consumer.poll_batch(0.2)
 
-    def test_partitions_come_and_go(self, consumer: InputConsumer, producer: TransactionalProducer, topic: str) -> None:
+    def test_partitions_come_and_go(self, consumer: LogConsumer, producer: TransactionalProducer, topic: str) -> None:
         for partition in range(3):
             write(producer, topic, partition, [b"%d-%d" % (partition, n) for n in range(50)])
         consumer.add(0, 0)
@@ -136,7 +128,7 @@ class TestInput:
         assert values(poll_until(consumer, 45)[0]) == [b"0-%d" % n for n in range(5, 50)]
 
     def test_a_pause_neither_loses_nor_repeats(
-        self, consumer: InputConsumer, producer: TransactionalProducer, topic: str
+        self, consumer: LogConsumer, producer: TransactionalProducer, topic: str
     ) -> None:
         write(producer, topic, 0, [b"%d" % n for n in range(400)])  # polls may bring more than was waited for
         consumer.add(0, 0)
@@ -144,7 +136,7 @@ class TestInput:
         for _ in range(4):
             consumer.pause([0])
             for _ in range(3):
-                assert consumer.poll_batch(0.05) is None
+                assert not consumer.poll_batch(0.05)
             consumer.resume([0])
             got += values(poll_until(consumer, 30, limit=30)[0])
         got += values(poll_until(consumer, 400 - len(got))[0])
@@ -153,7 +145,7 @@ class TestInput:
     @pytest.mark.parametrize("offset", [3, 1000])
     def test_an_offset_that_is_not_in_the_log(
         self,
-        consumer: InputConsumer,
+        consumer: LogConsumer,
         producer: TransactionalProducer,
         settings: ClientSettings,
         topic: str,
@@ -175,7 +167,7 @@ class TestInput:
         assert values(got[1]) == [b"fine"]
 
     def test_a_deleted_topic(
-        self, consumer: InputConsumer, producer: TransactionalProducer, admin: TopicAdmin, topic: str
+        self, consumer: LogConsumer, producer: TransactionalProducer, admin: TopicAdmin, topic: str
     ) -> None:
         write(producer, topic, 0, [b"a"])
         consumer.add(0, 0)
@@ -184,7 +176,7 @@ class TestInput:
         with pytest.raises(TopicError, match=topic):
             poll_until(consumer, 1)
 
-    def test_no_such_partition(self, consumer: InputConsumer, topic: str) -> None:
+    def test_no_such_partition(self, consumer: LogConsumer, topic: str) -> None:
         consumer.add(9, 0)
         with pytest.raises(TopicError, match=r"\[9\]"):
             poll_until(consumer, 1)
@@ -207,6 +199,21 @@ class TestReader:
             1: [b"1-5", b"1-6"],
         }
         assert read(reader, topic, {0: (7, 7)}) == {}
+
+    def test_a_fetch_that_takes_its_time_is_not_given_up(
+        self, settings: ClientSettings, producer: TransactionalProducer, topic: str
+    ) -> None:
+        """A slow line: fetching anew would drop the answer that is on its way, again and again."""
+        write(producer, topic, 0, [b"x" * 1_000] * 100)
+        with KafkaProxy(settings.bootstrap_servers) as proxy:
+            proxy.add(Rule(apis=["Fetch"], action="slow", bytes_per_second=30_000))
+            reader = PartitionReader(ClientSettings(proxy.bootstrap_servers))
+            try:
+                found = read(reader, topic, {0: (0, 101)})
+            finally:
+                reader.close()
+            assert len(found[0]) == 100
+            assert proxy.passed["Fetch"] <= 3, "one for the records: given up, it would be asked for again each second"
 
     def test_the_end_may_be_markers_and_aborted_records(
         self, reader: PartitionReader, producer: TransactionalProducer, admin: TopicAdmin, topic: str

@@ -14,12 +14,12 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from streams.clients.admin import TopicAdmin
+from streams.clients.consumer import LOG_START, TAIL, LogConsumer
 from streams.clients.settings import ClientSettings
-from streams.clients.tail import LOG_START, ChangelogTail
 from streams.clients.transactional import TransactionalProducer
 from streams.errors import OffsetError, StreamsError, TopicError
 from streams.records import IncomingRecord
-from streams.runtime.tail import Tail
+from streams.runtime.reading.log_follower import Tail
 from streams.testing.fixtures import BrokerAddress, OwnBroker
 from streams.topics import TopicSpec
 from tests.broker.outputs_kit import output
@@ -56,8 +56,8 @@ def producer(settings: ClientSettings, topic: str) -> Iterator[TransactionalProd
 
 
 @pytest.fixture
-def tail(settings: ClientSettings, topic: str) -> Iterator[ChangelogTail]:
-    tail = ChangelogTail(settings, topic)
+def tail(settings: ClientSettings, topic: str) -> Iterator[LogConsumer]:
+    tail = LogConsumer(settings, topic, TAIL)
     yield tail
     tail.close()
 
@@ -91,7 +91,7 @@ class Heard:
         self.at_end: set[int] = set()
         self.failures: dict[int, StreamsError] = {}
 
-    def poll(self, tail: ChangelogTail) -> None:
+    def poll(self, tail: LogConsumer) -> None:
         for partition, progress in tail.poll_batch(0.05).items():
             assert progress.position >= self.position.get(partition, 0)
             assert all(record.partition == partition for record in progress.records)
@@ -100,19 +100,19 @@ class Heard:
             (self.at_end.add if progress.at_end else self.at_end.discard)(partition)
         self.failures.update(tail.take_failures())
 
-    def until(self, tail: ChangelogTail, condition: Callable[[], bool]) -> None:
+    def until(self, tail: LogConsumer, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + SECONDS
         while not condition():
             assert time.monotonic() < deadline, vars(self)
             self.poll(tail)
 
-    def ends(self, tail: ChangelogTail, *partitions: int) -> None:
+    def ends(self, tail: LogConsumer, *partitions: int) -> None:
         self.until(tail, lambda: self.at_end >= set(partitions))
 
 
 class TestPosition:
     def test_it_counts_markers_and_aborted_records(
-        self, tail: ChangelogTail, producer: TransactionalProducer, topic: str
+        self, tail: LogConsumer, producer: TransactionalProducer, topic: str
     ) -> None:
         write(producer, topic, 0, [b"a", b"b"])
         write(producer, topic, 0, [b"no"] * 3, commit=False)
@@ -122,7 +122,7 @@ class TestPosition:
         assert (heard.values, heard.end, heard.at_end) == ({0: [b"b"]}, {0: 7}, {0})
 
     def test_it_moves_when_only_aborted_transactions_come(
-        self, tail: ChangelogTail, producer: TransactionalProducer, topic: str
+        self, tail: LogConsumer, producer: TransactionalProducer, topic: str
     ) -> None:
         """Nothing is delivered for them but a new end of the partition, each time."""
         write(producer, topic, 0, [b"a"])
@@ -136,7 +136,7 @@ class TestPosition:
         assert heard.values == {0: [b"a"]}
 
     def test_an_open_transaction_keeps_the_position_below_the_end(
-        self, tail: ChangelogTail, producer: TransactionalProducer, settings: ClientSettings, topic: str
+        self, tail: LogConsumer, producer: TransactionalProducer, settings: ClientSettings, topic: str
     ) -> None:
         other = writer(settings, topic, "other")
         write(producer, topic, 0, [b"a"])
@@ -155,7 +155,7 @@ class TestPosition:
         other.close()
 
     def test_an_empty_partition_and_the_very_end_are_told_too(
-        self, tail: ChangelogTail, producer: TransactionalProducer, settings: ClientSettings, topic: str
+        self, tail: LogConsumer, producer: TransactionalProducer, settings: ClientSettings, topic: str
     ) -> None:
         write(producer, topic, 0, [b"a"])
         wait_for_end(settings, topic, 0, 2)  # a commit may be answered before its marker is written
@@ -167,7 +167,7 @@ class TestPosition:
         assert heard.values == {0: [], 1: []}
 
     def test_the_log_may_begin_anywhere(
-        self, tail: ChangelogTail, producer: TransactionalProducer, settings: ClientSettings, topic: str
+        self, tail: LogConsumer, producer: TransactionalProducer, settings: ClientSettings, topic: str
     ) -> None:
         write(producer, topic, 0, [b"%d" % n for n in range(10)])
         truncate(settings, topic, 0, 4)
@@ -179,7 +179,7 @@ class TestPosition:
 
 class TestComingAndGoing:
     def test_nothing_is_left_over_of_an_earlier_life(
-        self, tail: ChangelogTail, producer: TransactionalProducer, topic: str
+        self, tail: LogConsumer, producer: TransactionalProducer, topic: str
     ) -> None:
         """Removed in the middle of what was prefetched, and added again at other offsets."""
         for partition in range(2):
@@ -194,19 +194,19 @@ class TestComingAndGoing:
                 news = tail.poll_batch(0.05, limit=100).get(0)
                 got += [record.offset for record in news.records] if news else []
             assert got == list(range(start, start + len(got)))
-            tail.remove(0)
+            tail.remove([0])
             assert 0 not in tail.poll_batch(0.05)
 
-    def test_a_partition_can_be_followed_once(self, tail: ChangelogTail, topic: str) -> None:
+    def test_a_partition_can_be_followed_once(self, tail: LogConsumer, topic: str) -> None:
         tail.add(0, 0)
         with pytest.raises(ValueError, match=f"{topic}\\[0\\]"):
             tail.add(0, 0)
-        tail.remove(0)
-        tail.remove(0)
+        tail.remove([0])
+        tail.remove([0])
         tail.add(0, 0)
 
     def test_adding_to_an_idle_and_to_a_busy_tail_is_quick(
-        self, tail: ChangelogTail, producer: TransactionalProducer, settings: ClientSettings, topic: str
+        self, tail: LogConsumer, producer: TransactionalProducer, settings: ClientSettings, topic: str
     ) -> None:
         """20 to 50 ms on a quiet machine; librdkafka's traps here are waits of 500 ms and more."""
         for partition in range(PARTITIONS):
@@ -231,7 +231,7 @@ class TestComingAndGoing:
                     tail.add(partition, offset)
                     heard.ends(tail, partition)
                     took.append(time.monotonic() - began)
-                    tail.remove(partition)
+                    tail.remove([partition])
                     heard.at_end.discard(partition)
                     heard.position.pop(partition)
                 if partition == 1:
@@ -240,7 +240,7 @@ class TestComingAndGoing:
         assert statistics.median(took) < 0.25, took
 
     def test_what_is_committed_is_here_soon(
-        self, tail: ChangelogTail, producer: TransactionalProducer, topic: str
+        self, tail: LogConsumer, producer: TransactionalProducer, topic: str
     ) -> None:
         """1 ms (p50) to 3 ms (p99) after the commit returned, on a quiet machine."""
         for partition in range(PARTITIONS):
@@ -271,7 +271,7 @@ class TestFailures:
     @pytest.mark.parametrize("offset", [3, 1000])
     def test_an_offset_that_is_not_in_the_log_ends_its_partition_only(
         self,
-        tail: ChangelogTail,
+        tail: LogConsumer,
         producer: TransactionalProducer,
         settings: ClientSettings,
         topic: str,
@@ -293,7 +293,7 @@ class TestFailures:
         assert heard.values[0] == [b"%d" % n for n in range(5, 10)]
 
     def test_a_log_that_is_cut_behind_the_reader_harms_nobody_and_before_it_is_told(
-        self, tail: ChangelogTail, producer: TransactionalProducer, settings: ClientSettings, topic: str
+        self, tail: LogConsumer, producer: TransactionalProducer, settings: ClientSettings, topic: str
     ) -> None:
         write(producer, topic, 0, [b"a", b"b"])
         tail.add(0, 0)
@@ -304,7 +304,7 @@ class TestFailures:
         heard.until(tail, lambda: heard.values[0] == [b"a", b"b", b"c"])
         assert not heard.failures
 
-    def test_no_such_partition(self, tail: ChangelogTail, producer: TransactionalProducer, topic: str) -> None:
+    def test_no_such_partition(self, tail: LogConsumer, producer: TransactionalProducer, topic: str) -> None:
         tail.add(9, 0)
         tail.add(0, 0)
         heard = Heard()
@@ -315,7 +315,7 @@ class TestFailures:
         heard.until(tail, lambda: heard.values.get(0) == [b"fine"])
 
     def test_a_deleted_topic(
-        self, tail: ChangelogTail, producer: TransactionalProducer, admin: TopicAdmin, topic: str
+        self, tail: LogConsumer, producer: TransactionalProducer, admin: TopicAdmin, topic: str
     ) -> None:
         write(producer, topic, 0, [b"a"])
         tail.add(0, 0)
@@ -341,7 +341,7 @@ class TestThread:
         caplog.set_level(logging.INFO, logger="streams.clients.connection")
         broker = own_broker(start_timeout=150.0)
         settings, topic = ClientSettings(broker.bootstrap_servers), topic_prefix + "log"
-        tail = Tail(lambda: ChangelogTail(settings, topic))
+        tail = Tail(lambda: LogConsumer(settings, topic, TAIL))
         request.addfinalizer(tail.close)
         TopicAdmin(settings).create([TopicSpec(name=topic, partitions=2, replication_factor=1)])
         heard: list[tuple[int, int, list[bytes | None], int, int]] = []
@@ -357,13 +357,13 @@ class TestThread:
                 time.sleep(0.01)
 
         tail.start(receive, lambda _partition, _epoch, error: failed.append(error))
-        tail.follow(0, 0, 7)
-        tail.follow(1, -1, 8)
+        tail.add(0, 0, 7)
+        tail.add(1, -1, 8)
         wait(lambda: {(0, 7, (), 0, 0), (1, 8, (), 0, 0)} <= {(p, e, tuple(r), *at) for p, e, r, *at in heard})
         first = writer(settings, topic)
         write(first, topic, 0, [b"a"])
         wait(lambda: any(call[:3] == (0, 7, [b"a"]) for call in heard))
-        tail.forget(1)
+        tail.remove([1])
         broker.kill()
         wait(lambda: "can not be reached" in caplog.text)
         broker.restart()

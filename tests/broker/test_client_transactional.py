@@ -28,16 +28,6 @@ def group_metadata(group: str, generation: int = -1, member: str = "") -> bytes:
 
 
 @pytest.fixture
-def settings(kafka_broker: BrokerAddress) -> ClientSettings:
-    return ClientSettings(kafka_broker.bootstrap_servers)
-
-
-@pytest.fixture
-def admin(settings: ClientSettings) -> TopicAdmin:
-    return TopicAdmin(settings)
-
-
-@pytest.fixture
 def topic(admin: TopicAdmin, topic_prefix: str) -> str:
     admin.create([TopicSpec(name=topic_prefix + "t", partitions=2, replication_factor=1)])
     return topic_prefix + "t"

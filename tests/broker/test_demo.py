@@ -20,6 +20,7 @@ pytest.importorskip("pyspark")
 pytest.importorskip("matplotlib")
 
 from examples.flights import ingest
+from tests.broker.gate import gate
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1_000)]
 
@@ -125,13 +126,14 @@ def _status(process: psutil.Process) -> str:
         return psutil.STATUS_ZOMBIE
 
 
-def test_every_number_is_right(tmp_path: Path) -> None:
-    with demo("--events", "20000", "--json", "--out", str(tmp_path)) as run:
+@pytest.mark.parametrize("flights", gate([2_000, 20_000], 2_000))
+def test_every_number_is_right(tmp_path: Path, flights: int) -> None:
+    with demo("--events", str(flights), "--json", "--out", str(tmp_path)) as run:
         code = run.end(900)
         found = summary(run)
     assert code == 0, run.said
     assert found["right"]
-    assert found["flights"] == 20_000
+    assert found["flights"] == flights
     assert [check["name"] for check in found["checks"] if check["wrong"]] == []
     assert all(check["compared"] for check in found["checks"])
     if found["killed"] is not None:  # so few flights may be over before it comes to that
@@ -142,6 +144,7 @@ def test_every_number_is_right(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("phase", ["starting Kafka", "Spark turns the file", "folding flights"])
+@pytest.mark.nightly
 def test_ctrl_c_ends_everything(tmp_path: Path, phase: str) -> None:
     with demo("--events", "20000", "--out", str(tmp_path)) as run:  # enough that it is not over before the signal
         run.wait_for(phase)
@@ -153,6 +156,7 @@ def test_ctrl_c_ends_everything(tmp_path: Path, phase: str) -> None:
         assert "interrupted; everything is stopped" in run.said
 
 
+@pytest.mark.nightly
 def test_nothing_outlives_a_killed_demo(tmp_path: Path) -> None:
     with demo("--events", "3000", "--out", str(tmp_path)) as run:
         run.wait_for("folding flights")
@@ -163,6 +167,7 @@ def test_nothing_outlives_a_killed_demo(tmp_path: Path) -> None:
         assert gone(children) == []
 
 
+@pytest.mark.nightly
 def test_a_second_demo_in_the_same_folder_says_so(tmp_path: Path) -> None:
     with demo("--events", "3000", "--out", str(tmp_path)) as first:
         first.wait_for("starting Kafka")

@@ -11,60 +11,24 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient  # type: ignore[attr-defined]
 
 from streams.broker import KafkaBroker, kafka_broker
 from streams.broker.probe import free_port, metadata
 from streams.errors import EmbeddedBrokerError
 from streams.testing.fixtures import BrokerAddress, OwnBroker
+from tests.broker.embedded_kit import alive, consume, make_topic, produce, wait_until
+from tests.broker.gate import gate
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
 ROOT = Path(__file__).parents[2]
-
-
-def make_topic(servers: str, name: str) -> None:
-    admin = AdminClient({"bootstrap.servers": servers})
-    for done in admin.create_topics([NewTopic(name, 1, 1)]).values():
-        done.result(30)
-
-
-def produce(servers: str, topic: str, values: list[str]) -> None:
-    producer = Producer({"bootstrap.servers": servers, "acks": "all"})
-    for value in values:
-        producer.produce(topic, value.encode())
-    assert producer.flush(30) == 0
-
-
-def consume(servers: str, topic: str, count: int) -> list[str]:
-    consumer = Consumer({"bootstrap.servers": servers, "group.id": f"{topic}-readers", "auto.offset.reset": "earliest"})
-    consumer.subscribe([topic])
-    try:
-        messages = consumer.consume(count, 30)
-        return [(message.value() or b"").decode() for message in messages]
-    finally:
-        consumer.close()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "the condition did not come true in time"
-        time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def port_of(broker: KafkaBroker) -> int:
@@ -98,6 +62,7 @@ def test_killed_and_restarted_it_has_every_acknowledged_row(own_broker: OwnBroke
     assert consume(address, "rows", len(rows)) == rows
 
 
+@pytest.mark.nightly
 def test_orderly_restart_keeps_port_and_data(own_broker: OwnBroker) -> None:
     broker = own_broker(durable=True, heap_mb=256)
     address, first = broker.bootstrap_servers, broker.pid
@@ -108,6 +73,7 @@ def test_orderly_restart_keeps_port_and_data(own_broker: OwnBroker) -> None:
     assert consume(address, "rows", 1) == ["a"]
 
 
+@pytest.mark.nightly
 def test_a_broker_that_ended_by_itself_is_noticed_and_can_be_restarted(own_broker: OwnBroker) -> None:
     broker = own_broker()
     assert broker.pid is not None
@@ -130,6 +96,7 @@ def test_frozen_it_is_silent_and_thawed_it_answers(own_broker: OwnBroker) -> Non
 
 
 @pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.nightly
 def test_a_frozen_broker_can_be_stopped(tmp_path: Path, kept: bool) -> None:
     with KafkaBroker(data_dir=tmp_path / "data" if kept else None) as broker:
         pid = broker.pid
@@ -144,6 +111,7 @@ def test_a_frozen_broker_can_be_stopped(tmp_path: Path, kept: bool) -> None:
 # -- data -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_named_data_outlive_the_broker_on_any_port(tmp_path: Path) -> None:
     folder = tmp_path / "kept here"
     with KafkaBroker(data_dir=folder) as broker:
@@ -156,6 +124,7 @@ def test_named_data_outlive_the_broker_on_any_port(tmp_path: Path) -> None:
         assert consume(broker.bootstrap_servers, "rows", 2) == ["a", "b"]
 
 
+@pytest.mark.nightly
 def test_unnamed_data_end_with_the_broker() -> None:
     broker = KafkaBroker().start()
     folder = broker.data_dir
@@ -169,6 +138,7 @@ def test_unnamed_data_end_with_the_broker() -> None:
         assert broker.data_dir != folder
 
 
+@pytest.mark.nightly
 def test_two_side_by_side(own_broker: OwnBroker) -> None:
     one, two = own_broker(), own_broker(properties={"message.max.bytes": "2000"})
     assert one.bootstrap_servers != two.bootstrap_servers
@@ -189,6 +159,7 @@ def test_port_taken_is_named() -> None:
             KafkaBroker(port=port).start()
 
 
+@pytest.mark.nightly
 def test_a_free_port_that_somebody_else_takes_first_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         ports = iter([server.getsockname()[1]])
@@ -202,13 +173,14 @@ def test_a_data_folder_belongs_to_one_broker(
 ) -> None:
     first = own_broker(data_dir=tmp_path / "data")
     with monkeypatch.context() as patched:
-        patched.setattr(kafka_broker, "Kept", None)  # nothing of a second one may touch these files
+        patched.setattr(kafka_broker, "GuardianHandle", None)  # nothing of a second one may touch these files
         with pytest.raises(EmbeddedBrokerError, match=r"data folder .* is in use by another broker"):
             KafkaBroker(data_dir=tmp_path / "data").start()
     first.stop()
     own_broker(data_dir=tmp_path / "data")
 
 
+@pytest.mark.nightly
 def test_a_data_folder_is_held_by_the_broker_itself(tmp_path: Path) -> None:
     with KafkaBroker(data_dir=tmp_path) as broker:
         assert broker.pid is not None
@@ -247,6 +219,7 @@ def test_disk_full_while_the_data_folder_is_made(monkeypatch: pytest.MonkeyPatch
         assert broker.is_running
 
 
+@pytest.mark.nightly
 def test_a_restart_on_a_full_disk_says_so(own_broker: OwnBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = own_broker()
     broker.kill()
@@ -284,6 +257,7 @@ def test_an_interrupted_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
     assert broker.data_dir is None
 
 
+@pytest.mark.nightly
 def test_started_twice_is_refused(own_broker: OwnBroker) -> None:
     with pytest.raises(EmbeddedBrokerError, match="started already"):
         own_broker().start()
@@ -310,6 +284,7 @@ def listed(name: str) -> list[dict[str, Any]]:
     return [broker for broker in json.loads(kes("status", "--json").stdout) if broker["name"] == name]
 
 
+@pytest.mark.slow
 def test_command_line_broker_outlives_its_command(name: str, tmp_path: Path) -> None:
     arguments = ("--name", name, "--port", "0", "--data-dir", str(tmp_path / "data"), "--set", "num.partitions=3")
     started = kes("start", *arguments, "--json")
@@ -337,6 +312,7 @@ def test_command_line_broker_outlives_its_command(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("victim", ["pid", "keeper_pid"])
+@pytest.mark.nightly
 def test_command_line_broker_that_was_killed_is_not_listed_and_its_name_is_free(name: str, victim: str) -> None:
     facts = json.loads(kes("start", "--name", name, "--port", "0", "--json").stdout)
     os.kill(facts[victim], signal.SIGKILL)
@@ -364,7 +340,7 @@ def test_command_line_mistakes_are_told_plainly(arguments: tuple[str, ...], said
     assert "Traceback" not in answer.stderr
 
 
-@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("ended_by", gate([signal.SIGINT, signal.SIGTERM, signal.SIGKILL], signal.SIGINT))
 def test_a_start_that_is_interrupted_leaves_nothing_running(name: str, ended_by: signal.Signals) -> None:
     command = [sys.executable, "-c", "from streams.cli.main import run; run()", "broker", "start"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

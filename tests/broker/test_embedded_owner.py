@@ -8,14 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from streams.testing.fixtures import OwnBroker
+from tests.broker.embedded_kit import alive, wait_until
+from tests.broker.gate import gate
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
@@ -34,20 +34,6 @@ if sys.argv[1] == "returns":
     sys.exit(0)
 time.sleep(60)
 """
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "the condition did not come true in time"
-        time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 @contextlib.contextmanager
@@ -69,7 +55,10 @@ def owner(how: str) -> Iterator[tuple[subprocess.Popen[str], int, int, Path]]:
 
 @pytest.mark.parametrize(
     ("how", "ended_by"),
-    [("returns", None), ("sleeps", signal.SIGTERM), ("sleeps", signal.SIGKILL), ("forked", signal.SIGKILL)],
+    gate(
+        [("returns", None), ("sleeps", signal.SIGTERM), ("sleeps", signal.SIGKILL), ("forked", signal.SIGKILL)],
+        ("sleeps", signal.SIGKILL),
+    ),
 )
 def test_a_broker_ends_with_its_owner(how: str, ended_by: signal.Signals | None) -> None:
     with owner(how) as (process, broker, keeper, folder):
@@ -82,6 +71,7 @@ def test_a_broker_ends_with_its_owner(how: str, ended_by: signal.Signals | None)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python 3.12 and later, of a fork beside threads
+@pytest.mark.nightly
 def test_a_forked_copy_cannot_end_the_broker(own_broker: OwnBroker) -> None:
     broker = own_broker()
     child = os.fork()
@@ -94,6 +84,7 @@ def test_a_forked_copy_cannot_end_the_broker(own_broker: OwnBroker) -> None:
     assert broker.data_dir.exists()
 
 
+@pytest.mark.nightly
 def test_a_frozen_broker_ends_with_its_owner_too() -> None:
     with owner("sleeps") as (process, broker, keeper, folder):
         os.kill(broker, signal.SIGSTOP)
@@ -102,12 +93,14 @@ def test_a_frozen_broker_ends_with_its_owner_too() -> None:
         assert not folder.exists()
 
 
+@pytest.mark.nightly
 def test_a_signal_to_the_terminals_group_is_the_owners_business() -> None:
     with owner("sleeps") as (process, broker, _, _):
         assert os.getsid(broker) != os.getsid(process.pid)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
+@pytest.mark.nightly
 def test_a_broker_ends_with_its_keeper() -> None:
     with owner("sleeps") as (_, broker, keeper, folder):
         os.kill(keeper, signal.SIGKILL)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from streams.clients.admin import TopicAdmin
 from streams.clients.settings import ClientSettings
-from streams.testing.fixtures import BrokerAddress
 from tests.broker import bank
 from tests.broker.bank_ahead import KINDS
-from tests.broker.battery_kit import ENDLESS, Bank, seed_of, wait_until
+from tests.broker.battery_kit import ENDLESS, Bank, wait_until
+from tests.broker.gate import gate
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
@@ -22,18 +20,10 @@ QUICK = {"BANK_SESSION_SECONDS": "2"}
 EVENTS, KEYS = 3_000, 60
 
 
-@pytest.fixture
-def bank_group(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> Iterator[Bank]:
-    bank = Bank(kafka_broker.bootstrap_servers, f"{topic_prefix}bank", tmp_path)
-    yield bank
-    bank.close()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_killed_at_random(bank_group: Bank, kind: str) -> None:
+@pytest.mark.parametrize("kind", gate(KINDS, "job"))
+@pytest.mark.slow
+def test_killed_at_random(bank_group: Bank, kind: str, seed: int) -> None:
     """Two members, one of them killed again and again while jobs run."""
-    seed = seed_of()
-    print(f"SEED={seed}")
     rng = random.Random(seed)
     settings = {**QUICK, "BANK_HANDLER": kind}
     victim, _ = bank_group.start("victim", **settings), bank_group.start("other", **settings)
@@ -53,11 +43,12 @@ def test_killed_at_random(bank_group: Bank, kind: str) -> None:
     assert report.inputs == EVENTS
 
 
-def test_partitions_move_while_jobs_run(bank_group: Bank) -> None:
+@pytest.mark.nightly
+def test_partitions_move_while_jobs_run(bank_group: Bank, seed: int) -> None:
     """Members come and go in good order; jobs in front end, the rest is done by the next owner."""
     settings = {"BANK_HANDLER": "job", "BANK_JOB_MS": "100"}
     first = bank_group.start("a", **settings)
-    load = bank_group.load(ENDLESS, KEYS, seed_of(), 200)
+    load = bank_group.load(ENDLESS, KEYS, seed, 200)
     try:
         bank_group.wait_handled(200)
         second = bank_group.start("b", **settings)
@@ -76,13 +67,13 @@ def test_partitions_move_while_jobs_run(bank_group: Bank) -> None:
     bank_group.must_be_exact()
 
 
-def test_a_slow_key_holds_up_its_partition_and_no_other(bank_group: Bank) -> None:
+def test_a_slow_key_holds_up_its_partition_and_no_other(bank_group: Bank, seed: int) -> None:
     """While one job of a minute runs, the other partitions are done to their ends, and its own partition has not passed
     it."""
     settings = {"BANK_HANDLER": "job", "BANK_SLOW_KEY": "account-0", "BANK_SLOW_MS": "60000"}
     bank_group.start("a", **settings)
-    bank_group.deposit(1, 1, seed_of())
-    bank_group.deposit(2_000, KEYS, seed_of())
+    bank_group.deposit(1, 1, seed)
+    bank_group.deposit(2_000, KEYS, seed)
     admin = TopicAdmin(ClientSettings(bank_group.bootstrap, {}, client_id="test"))
     try:
         topic = bank.topic_of(bank_group.group)

@@ -10,21 +10,18 @@ import pytest
 from streams import EventContext, PoolConfig, Record
 from streams.errors import TransactionFailed
 from streams.testing.faults import KafkaProxy, Rule
-from streams.testing.fixtures import BrokerAddress
-from tests.broker.engine_kit import Added, Lab, Running, Total, Totals, added
+from tests.broker.engine_kit import Lab, Running
+from tests.vocabulary import Added, Total, Totals, added
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(90)]
+
+PARTITIONS = 2
 
 ROOM = 200
 """Records that a partition may queue before it is paused."""
 POLL = 50
 MOST = ROOM + 9 * POLL
 """On top of that comes what is on its way from the poll thread when the pause begins: eight polls and the last one."""
-
-
-@pytest.fixture
-def lab(kafka_broker: BrokerAddress, topic_prefix: str) -> Lab:
-    return Lab(kafka_broker.bootstrap_servers, topic_prefix, partitions=2)
 
 
 async def test_a_slow_partition_holds_up_only_itself(lab: Lab) -> None:

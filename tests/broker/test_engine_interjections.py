@@ -9,29 +9,15 @@ from datetime import timedelta
 
 import pytest
 
-from streams import SKIP, STOP, EventContext, EventSource, ExecutionState, PoolConfig, SourceState
+from streams import EventContext, PoolConfig, SourceState
 from streams.errors import MembershipLost, NotOwned, RegistrationError, Stopped
-from streams.metrics import EventFailed
 from streams.testing.faults import KafkaProxy
-from streams.testing.fixtures import BrokerAddress
-from tests.broker.engine_kit import PATIENCE, Added, Lab, Running, Total, Totals, raised_by, start_failure, until
+from tests.broker.engine_kit import PATIENCE, Lab, Running, raised_by, source_of, until
+from tests.vocabulary import Total, Totals
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(90)]
 
-
-@pytest.fixture
-def lab(kafka_broker: BrokerAddress, topic_prefix: str) -> Lab:
-    return Lab(kafka_broker.bootstrap_servers, topic_prefix, partitions=2)
-
-
-def source_of(lab: Lab, **settings: object) -> EventSource[Totals]:
-    source = lab.source(**settings)
-
-    def handler(ctx: EventContext[Totals], event: Added) -> None:
-        ctx.store.put(event.name, ctx.store.get(event.name, 0) + event.amount)
-
-    source.register_event_type(Added, handler)
-    return source
+PARTITIONS = 2
 
 
 def tell(lab: Lab, name: str = "told", amount: int = 1) -> object:
@@ -68,28 +54,6 @@ async def test_awaiting_means_committed(lab: Lab) -> None:
         await run.until_handled(0, 1)
 
 
-async def test_in_the_order_of_the_partition(lab: Lab) -> None:
-    """It comes behind what is queued, sees its effects, and what comes later sees its own."""
-    await lab.create()
-    source = source_of(lab)
-    seen: list[tuple[int | None, int | None]] = []
-
-    async def look(ctx: EventContext[Totals]) -> ExecutionState:
-        seen.append((ctx.store.get("a"), ctx.store.get("mark")))
-        await asyncio.sleep(0)
-        ctx.store.put("mark", len(seen))
-        return ExecutionState.COMPLETE
-
-    async with Running(source) as run:
-        await lab.add(*["a"] * 50)
-        await run.until_handled(50, 0)
-        await source.interject(0, look)
-        await source.interject(0, look)
-        assert await source.interject_all(look) == {0: None, 1: None}
-    assert seen[:2] == [(50, None), (50, 1)]
-    assert sorted(seen[2:], key=str) == sorted([(50, 2), (None, None)], key=str)
-
-
 async def test_many_at_once(lab: Lab) -> None:
     """All are committed, each once, in the order in which they were asked for."""
     await lab.create()
@@ -103,36 +67,6 @@ async def test_many_at_once(lab: Lab) -> None:
     async with Running(source):
         await asyncio.gather(*(source.interject(0, count) for _ in range(100)))
         assert await lab.totals() == [("n", number) for number in range(1, 101)]
-
-
-@pytest.mark.parametrize("kind", ["raise", "ctx.fail", "fatal"])
-async def test_errors_go_to_the_caller(lab: Lab, kind: str) -> None:
-    """Undone, and raised where it was asked for; the source goes on, whatever the policy is."""
-    await lab.create()
-    source = source_of(lab, error_policy=STOP)
-
-    def bad(ctx: EventContext[Totals]) -> ExecutionState:
-        ctx.store.put("trace", 1)
-        ctx.forward(lab.output, Total("trace", 1))
-        if kind == "raise":
-            raise KeyError("the reason")
-        if kind == "ctx.fail":
-            return ctx.fail(KeyError("the reason"))
-        return ExecutionState.FATAL
-
-    async with Running(source) as run:
-        error = await raised_by(source.interject(0, bad))
-        if kind == "fatal":
-            assert "FATAL" in str(error)
-        else:
-            assert isinstance(error, KeyError), repr(error)
-            assert "the reason" in str(error)
-        await lab.add("a")
-        await run.until_handled(1, 0)
-        with pytest.raises(BaseExceptionGroup):
-            await source.interject_all(bad)
-    assert await lab.counts() == {"a": 1}
-    assert await lab.records() == []
 
 
 @pytest.mark.parametrize("membership", ["streams", "librdkafka"])
@@ -244,47 +178,3 @@ async def test_scheduled(lab: Lab) -> None:
         assert not any(max(pair) < 0.1 for pair in itertools.pairwise(gaps)), f"missed runs are made up for: {gaps}"
     assert await lab.committed() == {0: 0, 1: 0}
     await lab.check_settled()
-
-
-async def test_scheduled_between_a_stream_of_events(lab: Lab) -> None:
-    """A full queue does not starve them."""
-    await lab.create()
-    source = lab.source()
-    ran: list[int] = []
-
-    async def slow(ctx: EventContext[Totals], event: Added) -> None:
-        await asyncio.sleep(0.005)
-
-    source.register_event_type(Added, slow)
-    source.schedule_interjection(lambda ctx: ran.append(ctx.topic_partition.partition), every=0.1)
-    await lab.add(*["a"] * 300)
-    async with Running(source) as run:
-        await run.until_handled(300, 0)
-    assert ran.count(0) >= 5
-
-
-@pytest.mark.parametrize("policy", ["skip", "stop"])
-async def test_a_scheduled_run_that_fails(lab: Lab, policy: str) -> None:
-    await lab.create()
-    failures: list[EventFailed] = []
-    source = source_of(lab, metrics_handler=lambda m: failures.append(m) if isinstance(m, EventFailed) else None)
-    runs: list[int] = []
-
-    def bad(ctx: EventContext[Totals]) -> None:
-        runs.append(ctx.topic_partition.partition)
-        ctx.store.put("trace", 1)
-        raise ValueError("not today")
-
-    source.schedule_interjection(bad, every=0.05, on_error=SKIP if policy == "skip" else STOP)
-    if policy == "stop":
-        error = await start_failure(source)
-        assert "not today" in str(error)
-        assert "bad" in str(error), "the interjection is named"
-        assert lab.topic in str(error)
-    else:
-        async with Running(source) as run:
-            await run.until(lambda: runs.count(0) >= 3, "it runs again and again")
-            await lab.add("a")
-            await run.until_handled(1, 0)
-        assert await lab.counts() == {"a": 1}
-    assert failures[0].response == ("continue" if policy == "skip" else "fail_consumer")

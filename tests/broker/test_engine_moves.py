@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from streams import EventContext, EventSource
 from streams.metrics import Measurement, MembershipChanged, PartitionMoved, TakeOverDone
 from streams.testing.fixtures import BrokerAddress
-from tests.broker.engine_kit import Added, Lab, Running, Total, Totals, until
+from tests.broker.engine_kit import Lab, Running, until
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(120)]
 
@@ -25,16 +24,7 @@ class Member:
 
     def __init__(self, lab: Lab, name: str, **settings: Any) -> None:
         self.measured: list[Measurement] = []
-        self.source: EventSource[Totals] = lab.source(
-            instance_id=name, metrics_handler=self.measured.append, **settings
-        )
-
-        def add(ctx: EventContext[Totals], event: Added) -> None:
-            total = ctx.store.get(event.name, 0) + event.amount
-            ctx.store.put(event.name, total)
-            ctx.forward(lab.output, Total(event.name, total), key=event.name)
-
-        self.source.register_event_type(Added, add)
+        self.source = lab.telling(instance_id=name, metrics_handler=self.measured.append, **settings)
         self.running = Running(self.source, active=0)
 
     @property

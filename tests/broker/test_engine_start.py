@@ -4,54 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 import pytest
 from confluent_kafka import Producer
 
-from streams import SKIP, EventContext, SourceState
+from streams import SourceState
 from streams.errors import OffsetError, RegistrationError, TopicError
 from streams.metrics import Measurement, OffsetMismatch, TransactionSettled
 from streams.runtime.changelog import OFFSET_KEY
-from streams.testing.fixtures import BrokerAddress
-from tests.broker.engine_kit import (
-    PATIENCE,
-    Added,
-    Lab,
-    Running,
-    Total,
-    Totals,
-    count,
-    handle,
-    source_of,
-    start_failure,
-)
+from tests.broker.engine_kit import PATIENCE, Lab, Running, handle, source_of, start_failure
+from tests.vocabulary import Total
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(90)]
-
-
-@pytest.fixture
-def lab(kafka_broker: BrokerAddress, topic_prefix: str) -> Lab:
-    return Lab(kafka_broker.bootstrap_servers, topic_prefix)
 
 
 # -- registration ------------------------------------------------------------------------------------------------------
 
 
-async def test_registration(lab: Lab) -> None:
-    source = lab.source()
-    source.register_event_type(Added, count)
-    with pytest.raises(RegistrationError, match="'Added' has a handler already"):
-        source.register_event_type(Added, count)
-    with pytest.raises(RegistrationError, match="event"):
-        source.register_event_type(int, lambda ctx, event: None)
-    source.register_default_handler(lambda ctx, value: None)
-    with pytest.raises(RegistrationError, match="default handler"):
-        source.register_default_handler(lambda ctx, value: None)
-
-    async def patient(ctx: EventContext[Totals], event: Total) -> None: ...
-
-    with pytest.raises(RegistrationError, match="async"):
-        source.register_event_type(Total, patient, blocking=True)
+async def test_what_is_too_late_for_a_source_that_runs(lab: Lab) -> None:
+    source = source_of(lab)
     await lab.create()
     async with Running(source):
         with pytest.raises(RegistrationError, match="too late"):
@@ -130,40 +102,6 @@ async def test_foreign_records_and_tombstones(lab: Lab, caplog: pytest.LogCaptur
     assert f"{lab.changelog}[0]@" in caplog.text
 
 
-@pytest.mark.parametrize("value", [b"{}", b"rubbish", b'{"offset":"1"}', b"", b"[" * 10_000])
-async def test_an_offset_record_that_cannot_be_read(lab: Lab, value: bytes) -> None:
-    await lab.create()
-    await lab.create(lab.changelog, cleanup_policy="compact")
-    await lab.send(value, OFFSET_KEY, None, topic=lab.changelog)
-    await lab.flush()
-    error = await start_failure(source_of(lab))
-    assert isinstance(error, OffsetError), repr(error)
-    assert f"{lab.changelog}[0]@0" in str(error)
-
-
-async def test_a_newer_offset_record_with_more_fields(lab: Lab) -> None:
-    """A later version may say more; what is known is enough."""
-    await lab.create()
-    await lab.create(lab.changelog, cleanup_policy="compact")
-    await lab.add("passed", "taken")
-    newer = b'{"offset":1,"writer":"w","serial":1,"generation":1,"more":{"x":[1]}}'
-    await lab.send(newer, OFFSET_KEY, None, topic=lab.changelog)
-    await lab.flush()
-    await handle(lab, until_offset=2)
-    assert await lab.counts() == {"taken": 1}
-
-
-async def test_a_value_in_the_changelog_that_cannot_be_decoded(lab: Lab) -> None:
-    """It fails the events that read it (their policy decides), and no others."""
-    await lab.create()
-    await handle(lab, "a", until_offset=1)
-    await lab.send(b"rubbish", b"a", None, topic=lab.changelog)
-    await lab.add("a", "b")
-    await handle(lab, until_offset=3, error_policy=SKIP)
-    assert (await lab.state())[b"a"] == b"rubbish"
-    assert (await lab.state())[b"b"] != b"rubbish"
-
-
 async def test_gaps_of_aborted_transactions(lab: Lab) -> None:
     """A changelog whose tail is nothing but aborted records and markers: the position counts."""
     await lab.create()
@@ -214,32 +152,40 @@ async def test_latest_that_was_never_committed_starts_anew(lab: Lab) -> None:
     assert await lab.counts() == {"a": 1, "b": 1, "c": 1}
 
 
-async def test_source_topic_made_again(lab: Lab) -> None:
-    await lab.create()
-    await handle(lab, "a", "b", until_offset=2)
+async def make_again(lab: Lab) -> tuple[str, ...]:
     await lab.delete(lab.topic)
     await lab.create(lab.topic)
     await lab.add("x", "y", "z")
-    error = await start_failure(source_of(lab))
-    assert isinstance(error, OffsetError), repr(error)
     [description] = lab.admin.describe([lab.topic]).values()
     assert description is not None
-    assert f"{lab.topic}[0]" in str(error)
-    assert description.topic_id.translate(str.maketrans("+/", "-_")) in str(error), "the ids are named"
-    assert await lab.counts() == {"a": 1, "b": 1}, "nothing was touched"
+    return (description.topic_id.translate(str.maketrans("+/", "-_")),)  # the ids are named
 
 
-async def test_log_cut_below_the_offset(lab: Lab) -> None:
-    await lab.create()
-    await handle(lab, "a", "b", until_offset=2)
+async def cut_the_log(lab: Lab) -> tuple[str, ...]:
     await lab.add("c", "d", "e")
     await lab.delete_records(lab.topic, {0: 4})
+    return "2", "4"
+
+
+async def lose_the_changelog(lab: Lab) -> tuple[str, ...]:
+    """The group has an offset, the state is gone: starting from nothing would be silently wrong."""
+    await lab.delete(lab.changelog)
+    return (lab.changelog,)
+
+
+@pytest.mark.parametrize("happens", [make_again, cut_the_log, lose_the_changelog])
+async def test_an_offset_that_does_not_fit_is_refused_by_name(
+    lab: Lab, happens: Callable[[Lab], Awaitable[tuple[str, ...]]]
+) -> None:
+    await lab.create()
+    await handle(lab, "a", "b", until_offset=2)
+    named = await happens(lab)
     error = await start_failure(source_of(lab))
     assert isinstance(error, OffsetError), repr(error)
-    assert f"{lab.topic}[0]" in str(error)
-    assert "2" in str(error)
-    assert "4" in str(error)
-    assert await lab.committed() == {0: 2}
+    for text in (f"{lab.topic}[0]", *named):
+        assert text in str(error)
+    if happens is not lose_the_changelog:
+        assert await lab.counts() == {"a": 1, "b": 1}, "nothing was touched"
 
 
 async def test_log_cut_up_to_the_offset_is_fine(lab: Lab) -> None:
@@ -248,30 +194,6 @@ async def test_log_cut_up_to_the_offset_is_fine(lab: Lab) -> None:
     await lab.delete_records(lab.topic, {0: 2})
     await handle(lab, "a", until_offset=3)
     assert await lab.counts() == {"a": 2, "b": 1}
-
-
-async def test_offset_beyond_the_end(lab: Lab) -> None:
-    await lab.create()
-    await lab.create(lab.changelog, cleanup_policy="compact")
-    await lab.add("a")
-    record = b'{"offset":7,"writer":"w","serial":1,"generation":1,"source_id":""}'
-    await lab.send(record, OFFSET_KEY, None, topic=lab.changelog)
-    await lab.flush()
-    error = await start_failure(source_of(lab))
-    assert isinstance(error, OffsetError), repr(error)
-    assert f"{lab.topic}[0]" in str(error)
-    assert "7" in str(error)
-
-
-async def test_changelog_gone(lab: Lab) -> None:
-    """The group has an offset, the state is gone: starting from nothing would be silently wrong."""
-    await lab.create()
-    await handle(lab, "a", until_offset=1)
-    await lab.delete(lab.changelog)
-    error = await start_failure(source_of(lab))
-    assert isinstance(error, OffsetError), repr(error)
-    assert f"{lab.topic}[0]" in str(error)
-    assert lab.changelog in str(error)
 
 
 async def test_group_offset_gone_or_moved(lab: Lab) -> None:

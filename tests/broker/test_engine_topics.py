@@ -16,16 +16,13 @@ from streams.cli import console, main
 from streams.errors import OffsetError, TopicReplaced
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.connections import KafkaConnections
-from streams.runtime.environment import Environment
-from streams.testing.fixtures import BrokerAddress
-from tests.broker.engine_kit import Lab, Running, Totals, source_of, start_failure
+from streams.runtime.system import Environment
+from tests.broker.engine_kit import Lab, Running, source_of, start_failure
+from tests.vocabulary import Totals
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(90)]
 
-
-@pytest.fixture
-def lab(kafka_broker: BrokerAddress, topic_prefix: str) -> Lab:
-    return Lab(kafka_broker.bootstrap_servers, topic_prefix, partitions=2)
+PARTITIONS = 2
 
 
 def watchful(lab: Lab) -> EventSource[Totals]:

@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(480)]
 HOUR_MS = 3_600_000
 
 
+@pytest.mark.nightly
 def test_every_payment_is_booked_once_with_the_rate_of_its_time(example: Make, tmp_path: Path) -> None:
     shop = example(conversion, "bookings")
     with contextlib.closing(TopicAdmin(ClientSettings(shop.servers))) as admin:
@@ -35,7 +36,7 @@ def test_every_payment_is_booked_once_with_the_rate_of_its_time(example: Make, t
     shop.send((f"a{n % 7}", Paid(f"a{n % 7}", "USD" if n % 2 else "EUR", 100)) for n in range(70))
     with shop.run(tmp_path) as workers:
         shop.until_outputs("bookings", 70, workers)
-        workers.kill()
+        workers.signal()
         shop.send([("x", Paid("x", "XXX", 100))])  # nobody ever says what it is worth
         shop.send((f"a{n % 7}", Paid(f"a{n % 7}", "USD", 100)) for n in range(7))
         shop.until_outputs("bookings", 77, workers)

@@ -21,6 +21,7 @@ MARGIN = 10.0
 RECOVERY = 90.0
 
 
+@pytest.mark.nightly
 def test_a_frozen_broker_does_not_hold_up_a_take_over(tmp_path: Path) -> None:
     """While it stands still, for longer than any time-out of a client, so that nothing here waits for its thaw."""
     with KafkaCluster(3, properties={"broker.session.timeout.ms": f"{BROKER_SESSION * 1000:.0f}"}) as cluster:

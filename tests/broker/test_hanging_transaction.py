@@ -20,10 +20,11 @@ from streams.clients.kafka_python import InitProducerIdRequest
 from streams.clients.kafka_python_client import KafkaPythonClient, raise_for
 from streams.clients.open_transactions import OpenTransactions
 from streams.errors import OffsetError
-from streams.runtime import takeover
+from streams.runtime.ownership import takeover
 from streams.testing.fixtures import OwnBroker
-from tests.broker.engine_kit import PATIENCE, Lab, Running, Totals, source_of, until
+from tests.broker.engine_kit import PATIENCE, Lab, Running, source_of, until
 from tests.broker.membership_kit import Transactor
+from tests.vocabulary import Totals
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.asyncio, pytest.mark.timeout(120)]
 

@@ -14,8 +14,9 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from streams.clients.librdkafka_group import Roster
 from streams.clients.librdkafka_term import Metadata, parse_metadata
 from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal
-from streams.group import Assigned, Fatal, Lost, Revoked
+from streams.group import Assigned, Lost, Revoked
 from tests.broker.contract_kit import STEADY_MS, AnySeat, Desk, laid_desk, set_broker_session, stays
+from tests.broker.gate import gate, nightly
 from tests.broker.membership_kit import PARTITIONS, Transactor, everything, until
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
@@ -112,6 +113,7 @@ class Bare:
 # ---------------------------------------------------------------------------------------------------- facts
 
 
+@pytest.mark.nightly
 def test_what_is_not_taken_is_not_fetched_and_is_ours_all_the_same(desk: Desk) -> None:
     producer = Producer({"bootstrap.servers": desk.servers, "log_level": 0})
     for number in range(PARTITIONS):
@@ -223,17 +225,19 @@ def test_open_transactions_of_the_departed_are_ended_and_nobody_elses(desk: Desk
     assert len(offsets) == PARTITIONS
 
 
+@pytest.mark.nightly
 def test_nobody_is_fenced_by_a_list_that_does_not_have_ourselves(desk: Desk) -> None:
     seat = desk.seat("a")
     seat.owning(PARTITIONS)
     theirs = transactor(desk, "b")
     theirs.open(seat.membership.snapshot.metadata)
     seat.take_over.member_id = lambda: "somebody who was evicted"
-    with pytest.raises(BrokerUnavailable, match="nobody is fenced"):
+    with pytest.raises(BrokerUnavailable, match="no member is fenced"):
         seat.take_over.fence_departed((), soon())
     theirs.producer.commit_transaction(30)
 
 
+@pytest.mark.nightly
 def test_the_list_of_members(desk: Desk) -> None:
     seat = desk.seat("a")
     assert seat.owning(PARTITIONS).assignment.members == ("a",)
@@ -246,6 +250,7 @@ def test_the_list_of_members(desk: Desk) -> None:
     assert roster.rivals("a", seat.membership.snapshot.member_id) == []
 
 
+@pytest.mark.nightly
 def test_a_member_that_somebody_saw_die_can_be_removed_at_once(desk: Desk) -> None:
     survivor, dies = desk.seat("a"), desk.seat("b")
     settled(survivor, dies)
@@ -267,9 +272,7 @@ def test_evicted_within_a_barrier_and_back_with_nothing_of_before(desk: Desk) ->
     assert other.take_over.remove_member(old.member_id, None, soon())
     assert commits.commit(old.metadata) == "UNKNOWN_MEMBER_ID"
     if desk.kind == "broker":  # which tells only after the callback
-        evicted.membership.released(
-            revoked.partitions, evicted.membership.snapshot.incarnation, evicted.membership.snapshot.generation
-        )
+        evicted.membership.released(revoked.partitions, revoked.incarnation, revoked.generation)
     lost = evicted.lost()
     since = evicted.events.index(lost) + 1
     evicted.wait(lambda event: isinstance(event, Assigned) and bool(event.owned), since)
@@ -283,16 +286,7 @@ def test_evicted_within_a_barrier_and_back_with_nothing_of_before(desk: Desk) ->
 # ---------------------------------------------------------------------------------------------------- static members
 
 
-def test_a_static_member_that_restarts_gets_its_partitions_back(desk: Desk) -> None:
-    other, restarts = desk.seat("a", static=True), desk.seat("b", static=True)
-    settled(other, restarts)
-    mine, since = restarts.assigned()[-1].owned, len(other.events)
-    restarts.membership.close(5.0)  # without `leave`: it stays a member for the session timeout
-    assert desk.seat("b", static=True).owning(len(mine)).owned == mine
-    assert not any(isinstance(event, Revoked | Lost) for event in other.events[since:])
-    assert not any(event.added for event in other.events[since:] if isinstance(event, Assigned))
-
-
+@pytest.mark.nightly
 def test_a_static_member_that_leaves_is_gone_at_once(desk: Desk) -> None:
     other, leaves = desk.seat("a", static=True), desk.seat("b", static=True)
     settled(other, leaves)
@@ -303,36 +297,10 @@ def test_a_static_member_that_leaves_is_gone_at_once(desk: Desk) -> None:
     assert time.monotonic() - before < STEADY_MS / 1000 - 2, "the session is not waited for"
 
 
-def test_a_static_name_that_is_taken(desk: Desk) -> None:
-    """The classic protocol believes the newcomer, the broker-side one whoever is there."""
-    short = {"session_timeout_ms": EVICTION_MS, "rebalance_timeout_ms": EVICTION_MS}
-    first = desk.seat("shop", static=True, **short)
-    first.owning(PARTITIONS)
-    second = desk.seat("shop", static=True, **short)
-    loser, winner = (second, first) if desk.kind == "broker" else (first, second)
-    # Who is refused tries on for longer than a session: the one before may have died.
-    loser.wait(lambda event: isinstance(event, Fatal), patience=90.0)
-    error = loser.fatal()
-    assert isinstance(error, MembershipFatal)
-    assert "'shop'" in str(error)
-    assert loser.membership.snapshot.metadata is None
-    if loser is first:
-        assert isinstance(first.events[-2], Lost)  # what it owned is void before it is told why
-    winner.owning(PARTITIONS)
-    assert not winner.heard_of(Lost)
-
-
-def test_a_static_member_that_was_killed_comes_back(desk: Desk) -> None:
-    victim = desk.seat("b", static=True)
-    victim.owning(PARTITIONS)
-    victim.membership.close(3.0)
-    desk.seat("b", static=True).owning(PARTITIONS)
-
-
 # ---------------------------------------------------------------------------------------------------- strategies
 
 
-@pytest.mark.parametrize("strategies", [("range",), ("roundrobin",), ("roundrobin", "range")])
+@pytest.mark.parametrize("strategies", [("range",), nightly(("roundrobin",)), nightly(("roundrobin", "range"))])
 def test_librdkafkas_other_strategies(classic: Desk, strategies: tuple[str, ...]) -> None:
     first = classic.seat("a", strategies=strategies)
     first.owning(PARTITIONS)
@@ -344,6 +312,7 @@ def test_librdkafkas_other_strategies(classic: Desk, strategies: tuple[str, ...]
     assert not first.heard_of(Lost)
 
 
+@pytest.mark.nightly
 def test_a_running_group_migrates_from_one_strategy_to_another(classic: Desk) -> None:
     """Members that know both, one by one; then members that know the new one only."""
     rounds = [("range",), ("roundrobin", "range"), ("roundrobin",)]
@@ -357,16 +326,18 @@ def test_a_running_group_migrates_from_one_strategy_to_another(classic: Desk) ->
     assert members[0].take_over.roster(soon()).protocol == "roundrobin"
 
 
+@pytest.mark.nightly
 def test_the_brokers_range(broker_side: Desk) -> None:
     members = [broker_side.seat(name, strategies=("range",)) for name in "ab"]
     settled(*members)
     until(lambda: members[0].take_over.roster(soon()).protocol == "range", "another assignor is used")
 
 
-@pytest.mark.parametrize("way", [("librdkafka", "broker"), ("broker", "librdkafka")])
-def test_a_running_group_migrates_between_librdkafka_and_the_broker(classic: Desk, way: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"), gate([("librdkafka", "broker"), ("broker", "librdkafka")], ("librdkafka", "broker"))
+)
+def test_a_running_group_migrates_between_librdkafka_and_the_broker(classic: Desk, before: str, after: str) -> None:
     """Kafka converts the group when the first member of the new kind joins (group.consumer.migration.policy)."""
-    before, after = way
     set_broker_session(classic.servers, classic.group, STEADY_MS)
     first = classic.seat("a", kind=before)
     first.owning(PARTITIONS)
@@ -383,6 +354,7 @@ def test_a_running_group_migrates_between_librdkafka_and_the_broker(classic: Des
 
 
 @pytest.mark.parametrize(("there", "comes"), [("streams", "librdkafka"), ("streams", "broker")])
+@pytest.mark.nightly
 def test_members_that_do_not_understand_each_other(classic: Desk, there: str, comes: str) -> None:
     first = classic.seat("a", kind=there)
     first.owning(PARTITIONS)
@@ -393,12 +365,6 @@ def test_members_that_do_not_understand_each_other(classic: Desk, there: str, co
 
 
 # ---------------------------------------------------------------------------------------------------- refusals
-
-
-def test_a_session_timeout_that_the_broker_refuses(classic: Desk) -> None:
-    error = classic.seat("a", session_timeout_ms=100, heartbeat_interval_ms=30).fatal()
-    assert isinstance(error, ConfigError)
-    assert "group.min.session.timeout.ms" in str(error)
 
 
 def test_a_transaction_timeout_that_outlives_the_brokers_session(broker_side: Desk) -> None:

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from streams.clients import group_wire
-from streams.errors import MembershipFatal
-from streams.group import Assigned, Lost, Revoked, Snapshot
+from streams.errors import ConfigError, MembershipFatal
+from streams.group import Assigned, Fatal, Lost, Revoked, Snapshot
 from tests.broker.contract_kit import KINDS, SESSION_MS, STEADY_MS, AnySeat, Desk, laid_desk, stays
+from tests.broker.gate import gate, nightly
 from tests.broker.membership_kit import PARTITIONS, Transactor, everything, until
 
 pytestmark = pytest.mark.broker
@@ -27,7 +28,7 @@ def session_ms() -> int:
     return STEADY_MS
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=gate(KINDS, "streams"))
 def desk(
     request: pytest.FixtureRequest, kafka_broker: Any, topic_prefix: str, tmp_path: Path, session_ms: int
 ) -> Iterator[Desk]:
@@ -55,6 +56,7 @@ def test_alone_with_everything(desk: Desk, transactor: Transactor) -> None:
     event = seat.owning(PARTITIONS)
     assert event.added == event.owned == event.assignment.own == frozenset(range(PARTITIONS))
     assert event.incarnation == seat.membership.snapshot.incarnation == 0
+    assert event.assignment.members == ("a",)
     assert seat.heard[-1][1].generation == event.generation  # the snapshot was there before the event
     assert transactor.commit(metadata(seat)) == "ok"
 
@@ -75,6 +77,7 @@ def test_only_the_published_metadata_is_taken(desk: Desk, transactor: Transactor
     assert transactor.commit(metadata(seat)) == "ok"
 
 
+@pytest.mark.parametrize("desk", KINDS, indirect=True)
 def test_a_second_member_gets_half_and_the_first_keeps_the_rest(desk: Desk, transactor: Transactor) -> None:
     first = desk.seat("a")
     first.owning(PARTITIONS)
@@ -110,15 +113,14 @@ def test_what_is_revoked_is_assigned_only_after_its_release(desk: Desk, transact
         time.sleep(0.1)
     assert not any(event.owned for event in second.assigned())
     some = frozenset(list(revoked.partitions)[:2])
-    first.membership.released(some, first.membership.snapshot.incarnation, first.membership.snapshot.generation)
+    first.membership.released(some, revoked.incarnation, revoked.generation)
     stays(lambda: not any(event.owned for event in second.assigned()), 0.5, "assigned before all was released")
-    first.membership.released(
-        revoked.partitions - some, first.membership.snapshot.incarnation, first.membership.snapshot.generation
-    )
+    first.membership.released(revoked.partitions - some, revoked.incarnation, revoked.generation)
     assert second.owning(PARTITIONS // 2).owned == revoked.partitions
     assert not first.heard_of(Lost)
 
 
+@pytest.mark.parametrize("desk", KINDS, indirect=True)
 def test_leaving_is_a_barrier_and_then_nothing(desk: Desk, transactor: Transactor) -> None:
     other, leaves = desk.seat("a"), desk.seat("b")
     settled(other, leaves)
@@ -145,19 +147,18 @@ def test_a_leaving_member_keeps_everything_until_its_release(desk: Desk) -> None
         lambda: not any(event.added for event in other.assigned() if event in other.events[before:]), 1.0, "too early"
     )
     assert isinstance(revoked, Revoked)
-    leaves.membership.released(
-        revoked.partitions, leaves.membership.snapshot.incarnation, leaves.membership.snapshot.generation
-    )
+    leaves.membership.released(revoked.partitions, revoked.incarnation, revoked.generation)
     other.owning(PARTITIONS, before)
 
 
-def test_closing_without_leaving_is_known_to_the_others_at_once(desk: Desk) -> None:
+def test_closing_without_leaving_is_known_to_the_others_at_once(desk: Desk, transactor: Transactor) -> None:
     other, goes = desk.seat("a"), desk.seat("b")
     settled(other, goes)
-    before, since = time.monotonic(), len(other.events)
+    old, before, since = metadata(goes), time.monotonic(), len(other.events)
     goes.membership.close(5.0)
     other.owning(PARTITIONS, since)
     assert time.monotonic() - before < desk.session_ms / 2000  # below the session timeout
+    assert transactor.commit(old) == "UNKNOWN_MEMBER_ID"
 
 
 def test_nothing_is_left_of_a_closed_member(desk: Desk) -> None:
@@ -259,7 +260,49 @@ def test_a_second_process_under_the_same_name_has_to_go(desk: Desk) -> None:
     until(lambda: len(first.assigned()[-1].owned) == PARTITIONS, "the first one does not have everything")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def test_a_static_member_that_restarts_gets_its_partitions_back(desk: Desk) -> None:
+    other, restarts = desk.seat("a", static=True), desk.seat("b", static=True)
+    settled(other, restarts)
+    mine, since = restarts.assigned()[-1].owned, len(other.events)
+    restarts.membership.close(5.0)  # without `leave`: it stays a member for the session timeout
+    successor = desk.seat("b", static=True)
+    event = successor.owning(len(mine))
+    assert event.owned == mine
+    if desk.kind == "streams":
+        told = successor.membership._state.holdings.reported
+        assert event.assignment.sequence == told.sequence, "an assignment made for its predecessor"
+    assert not any(isinstance(event, Revoked | Lost) for event in other.events[since:])
+    assert not any(event.added for event in other.events[since:] if isinstance(event, Assigned))
+
+
+def test_a_static_name_that_is_taken(desk: Desk) -> None:
+    """The classic protocols believe the newcomer, the broker-side one whoever is there."""
+    short = {"session_timeout_ms": 5000, "rebalance_timeout_ms": 5000}
+    first = desk.seat("shop", static=True, **short)
+    first.owning(PARTITIONS)
+    second = desk.seat("shop", static=True, **short)
+    loser, winner = (second, first) if desk.kind == "broker" else (first, second)
+    # Who is refused tries on for longer than a session: the one before may have died.
+    loser.wait(lambda event: isinstance(event, Fatal), patience=90.0)
+    error = loser.fatal()
+    assert isinstance(error, MembershipFatal)
+    assert ("another process" if desk.kind == "streams" else "'shop'") in str(error)
+    assert loser.membership.snapshot.metadata is None
+    if loser is first:
+        assert isinstance(first.events[-2], Lost)  # what it owned is void before it is told why
+    winner.owning(PARTITIONS)
+    assert not winner.heard_of(Lost)
+
+
+@pytest.mark.parametrize("desk", ["streams", nightly("librdkafka")], indirect=True)
+def test_a_session_timeout_that_the_broker_refuses(desk: Desk) -> None:
+    error = desk.seat("a", session_timeout_ms=100, heartbeat_interval_ms=30).fatal()
+    assert isinstance(error, ConfigError)
+    for setting in ("group.min.session.timeout.ms", "group.max.session.timeout.ms"):
+        assert setting in str(error)
+
+
+@pytest.mark.parametrize("kind", gate(KINDS, "streams"))
 def test_no_broker_is_waited_for_and_said_once(kind: str, topic_prefix: str, caplog: pytest.LogCaptureFixture) -> None:
     """A machine that stands still may have it said once more, and closing take longer: but not each time."""
 

@@ -191,7 +191,7 @@ def test_what_is_announced_while_a_join_is_under_way_is_told_after_it(table: Mov
     count = len(wishes.reports)
     copies = Copies(ready=frozenset({1, 2}))
     b.membership.report(copies, announce=True)
-    until(lambda: b.membership._holdings.copies == copies, "not noted")
+    until(lambda: b.membership._state.holdings.copies == copies, "not noted")
     wishes.gate.set()
     until(lambda: len(wishes.reports) > count, "it is not told")
     assert wishes.reports[count]["b"].copies == copies
@@ -217,7 +217,7 @@ def test_leaving_while_a_join_is_under_way_is_told_after_it(table: MovingTable) 
     count = len(wishes.reports)
     b.membership.leave()
     b.membership.leave()
-    until(lambda: b.membership._holdings.leaving, "not noted")
+    until(lambda: b.membership._state.holdings.leaving, "not noted")
     wishes.gate.set()
     until(lambda: len(wishes.reports) > count, "it is not told")
     assert wishes.reports[count]["b"].leaving

@@ -82,6 +82,7 @@ def read(servers: str, topic: str) -> Iterator[Message]:
         consumer.close()
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_readme_do_what_it_says(shell: Shell) -> None:
     prepare, run, feed, lag = blocks()
     shell.run(prepare)

@@ -15,7 +15,9 @@ import pytest
 
 from streams import Change, ErrorPolicy, ErrorResponse, EventContext, EventSource, Record, TopicPartition
 from streams.testing.fixtures import BrokerAddress
-from tests.broker.engine_kit import TOTALS, Added, Lab, Running, Total, added, until
+from tests.broker.engine_kit import Lab, Running, until
+from tests.broker.gate import gate
+from tests.vocabulary import TOTALS, Added, Total, added
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(180)]
 
@@ -103,8 +105,11 @@ def active(source: EventSource[Any]) -> int:
     return sum(partition.state == "active" for partition in source.statistics().partitions)
 
 
-@pytest.mark.parametrize("blocking", [False, True], ids=["async", "blocking"])
-@pytest.mark.parametrize("store", [Plain, TOTALS], ids=["plain", "table"])
+@pytest.mark.parametrize(
+    ("store", "blocking"),
+    gate([(Plain, False), (Plain, True), (TOTALS, False), (TOTALS, True)], (Plain, False)),
+    ids=["plain-async", "plain-blocking", "table-async", "table-blocking"],
+)
 async def test_moves_of_a_source_that_has_trouble(
     kafka_broker: BrokerAddress, topic_prefix: str, store: Callable[[TopicPartition], Any], blocking: bool
 ) -> None:

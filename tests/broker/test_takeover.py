@@ -294,6 +294,7 @@ def test_sizes_that_nobody_tells_are_no_error(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_without_the_right_to_it_there_are_no_sizes(
     own_broker: OwnBroker, topic_prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:

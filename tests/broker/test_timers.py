@@ -16,10 +16,11 @@ import pytest_asyncio
 from streams import EventSource
 from streams.runtime.changelog import TIMER_PREFIX
 from streams.runtime.connections import KafkaConnections
-from streams.runtime.environment import Environment
+from streams.runtime.system import Environment
 from streams.testing.fixtures import BrokerAddress
 from tests.broker import timer_worker
-from tests.broker.engine_kit import Lab, Running, Totals, until
+from tests.broker.engine_kit import Lab, Running, until
+from tests.vocabulary import Totals
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(300)]
 
@@ -139,6 +140,7 @@ async def test_they_move_with_their_partition(lab: Lab) -> None:
     assert await kept(lab) == set()
 
 
+@pytest.mark.nightly
 async def test_processes_that_are_killed(lab: Lab, tmp_path: Path) -> None:
     """With kill -9, between setting and firing: each timer fires once, none early."""
     seed = int(os.environ.get("SEED", "7"))

@@ -23,24 +23,13 @@ from streams import (
 )
 from streams.events import event_type_of
 from streams.testing.fixtures import BrokerAddress
-from tests.broker.back_ends_kit import BackEnd, Scenario, scenario, turn_of_others
-from tests.broker.engine_kit import TOTALS, Added, Total, Totals
-from tests.broker.two_back_ends import compare
+from tests.broker.back_ends_kit import BackEnd, Scenario, feed, scenario, turn_of_others
+from tests.broker.two_back_ends import must_be_equal
+from tests.vocabulary import TOTALS, Added, Total, Totals, tell_total
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
 NAMES = ["a", "b", "c", "a", "b", "a", "d", "a", "e", "b"]
-
-
-def feed(end: BackEnd, *names: str, deed: str = "") -> None:
-    for name in names:
-        end.send(Added(name, 1, deed), name)
-
-
-def finish(end: BackEnd, ctx: EventContext[Totals], name: str, amount: int) -> None:
-    total = ctx.store.get(name, 0) + amount
-    ctx.store.put(name, total)
-    ctx.forward(end.out, Total(name, total), key=name)
 
 
 async def doubled(event: Added) -> int:
@@ -60,7 +49,7 @@ def jobs(end: BackEnd) -> None:
         scheduler: AsyncJobScheduler[Totals, Added, int] = AsyncJobScheduler(
             source,
             doubled,
-            lambda ctx, event, amount: finish(end, ctx, event.name, amount),
+            lambda ctx, event, amount: tell_total(ctx, Added(event.name, amount), end.out),
             config=SchedulerConfig(concurrency=4),
         )
         scheduler.register_event_type(Added, key=lambda event: event.name, on_error=DEAD_LETTER)
@@ -88,7 +77,7 @@ def concurrent_handlers(end: BackEnd) -> None:
         async def handle(ctx: EventContext[Totals], event: Added) -> None:
             amount = await doubled(event)
             await ctx.turn()
-            finish(end, ctx, event.name, amount)
+            tell_total(ctx, Added(event.name, amount), end.out)
 
         return source
 
@@ -110,7 +99,7 @@ def chain(end: BackEnd) -> None:
     def make(config: EventSourceConfig) -> EventSource[Totals]:
         source = EventSource(config, TOTALS)
         last: AsyncJobScheduler[Totals, int, int] = AsyncJobScheduler(
-            source, tripled, lambda ctx, item, result: finish(end, ctx, f"by {item}", result)
+            source, tripled, lambda ctx, item, result: tell_total(ctx, Added(f"by {item}", result), end.out)
         )
         first: AsyncJobScheduler[Totals, Added, int] = AsyncJobScheduler(source, doubled, then=last)
         first.register_event_type(Added, key=lambda event: event.name)
@@ -134,7 +123,7 @@ def batches(end: BackEnd) -> None:
 
         def written(ctx: EventContext[Totals], items: Sequence[Any]) -> None:
             for item in items:
-                finish(end, ctx, item.key, item.result)
+                tell_total(ctx, Added(item.key, item.result), end.out)
 
         batcher: AsyncBatcher[Totals, int] = AsyncBatcher(
             source, write, written, config=BatcherConfig(max_batch_size=3, max_delay_seconds=0.01)
@@ -163,7 +152,7 @@ def batch_handlers(end: BackEnd) -> None:
         @source.register_event_type(Added, batch=True, on_error=DEAD_LETTER)
         def handle(ctx: BatchContext[Totals], events: list[Added]) -> None:
             for event in events:
-                finish(end, ctx, event.name, event.amount)
+                tell_total(ctx, Added(event.name, event.amount), end.out)
                 if event.deed == "large":
                     ctx.forward(end.out, Total("x" * 3_000, 0), key=event.name)
                 if event.deed == "later":
@@ -195,9 +184,9 @@ def timers(end: BackEnd) -> None:
 
     def handle(ctx: EventContext[Totals], event: Added) -> None:
         if ctx.timer is not None:
-            finish(end, ctx, f"{event.name} by timer {ctx.timer.name} {ctx.timer.key!r}", event.amount)
+            tell_total(ctx, Added(f"{event.name} by timer {ctx.timer.name} {ctx.timer.key!r}", event.amount), end.out)
         elif event.deed == "cancel":
-            finish(end, ctx, event.name, int(ctx.cancel_timer(event.name)))
+            tell_total(ctx, Added(event.name, int(ctx.cancel_timer(event.name))), end.out)
         elif event.deed == "twice":
             ctx.schedule_in(3600.0, Added(event.name, 1), name=event.name)
             ctx.schedule_in(0.2, Added(event.name, 2), name=event.name)
@@ -294,5 +283,4 @@ SCENARIOS = [jobs, concurrent_handlers, chain, batches, batch_handlers, timers, 
 
 @pytest.mark.parametrize("one", SCENARIOS, ids=str)
 def test_same_answers(kafka_broker: BrokerAddress, one: Scenario) -> None:
-    found = compare(one, kafka_broker.bootstrap_servers)
-    assert not found, "\n".join(found)
+    must_be_equal(one, kafka_broker.bootstrap_servers)

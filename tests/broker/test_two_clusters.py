@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from confluent_kafka import Consumer, TopicPartition
 
-from streams import EventContext, EventSource, EventSourceConfig
+from streams import EventSource, EventSourceConfig
 from streams.broker import KafkaBroker
 from streams.cli import main
 from streams.clients.admin import TopicAdmin
@@ -21,7 +21,8 @@ from streams.clients.settings import ClientSettings
 from streams.errors import OffsetError, TopicError
 from streams.testing.fixtures import BrokerAddress
 from streams.topics import TopicSpec
-from tests.broker.engine_kit import Added, Lab, Running, Total, Totals, start_failure
+from tests.broker.engine_kit import Lab, Running, start_failure
+from tests.vocabulary import Totals
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
@@ -36,15 +37,8 @@ class Two:
         self.near = Lab(servers, prefix, PARTITIONS)
 
     def source(self, name: str, **settings: Any) -> EventSource[Totals]:
-        source = self.near.source(instance_id=name, **{"source_bootstrap_servers": self.far.bootstrap, **settings})
-
-        def add(ctx: EventContext[Totals], event: Added) -> None:
-            total = ctx.store.get(event.name, 0) + event.amount
-            ctx.store.put(event.name, total)
-            ctx.forward(self.near.output, Total(event.name, total), key=event.name)
-
-        source.register_event_type(Added, add)
-        return source
+        settings = {"source_bootstrap_servers": self.far.bootstrap, **settings}
+        return self.near.telling(instance_id=name, **settings)
 
     async def check(self, rounds: int) -> None:
         deadline = asyncio.get_running_loop().time() + 60
@@ -54,12 +48,6 @@ class Two:
         assert sorted(await self.near.totals()) == sorted(
             (f"k{partition}", amount) for partition in range(PARTITIONS) for amount in range(1, rounds + 1)
         )
-
-
-@pytest.fixture(scope="module")
-def far_broker() -> Iterator[KafkaBroker]:
-    with KafkaBroker() as broker:
-        yield broker
 
 
 @pytest_asyncio.fixture

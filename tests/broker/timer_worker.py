@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from streams import EventContext, EventSource, EventSourceConfig, event_type
-from tests.broker.engine_kit import TOTALS, Added, Total
+from tests.vocabulary import TOTALS, Added, Total
 
 
 @event_type("Rang")

@@ -26,6 +26,12 @@ def real(scenario: Scenario, bootstrap: str) -> tuple[str, dict[str, Any]]:
     return prefix, played(RealBackEnd(scenario, prefix, bootstrap))
 
 
+def must_be_equal(scenario: Scenario, bootstrap: str) -> None:
+    """Fail with the differences."""
+    found = compare(scenario, bootstrap)
+    assert not found, "\n".join(found)
+
+
 def compare(scenario: Scenario, bootstrap: str, seeds: range = range(3)) -> list[str]:
     """Differences between the broker and the driver, with each of some seeds."""
     prefix, expected = real(scenario, bootstrap)

@@ -1,62 +1,73 @@
-"""Explore the protocol model by hand: larger configurations, single rules taken out, traces in words.
+"""Explore the models by hand: larger configurations, single rules taken out, traces in words.
 
-python tests/model/run.py                        the standard configurations, whole
+python tests/model/run.py                        the standard configurations of the protocol, whole
+python tests/model/run.py --spark                those of the Spark sink (with any of the options below, too)
 python tests/model/run.py --deep --states 2000000   the larger ones, that many states of each
 python tests/model/run.py --without S7_FENCE     one rule out, with its counterexample
 python tests/model/run.py --rules                every rule out in turn, a table
+python tests/model/run.py --spark --holes        what no rule closes
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from model.configs import DEEP, MISSED_IN, MISSED_LATE, STANDARD
-from model.rules import Model, Rule
-from model.search import search
+from model import configs, rules, spark_configs, spark_search
+from model.search import Verdict, search
 
-MISSED = {**MISSED_IN, **MISSED_LATE}
+
+def searched(config: Any, out: Iterable[Any], states: int) -> Verdict:
+    """The search of a configuration of either model without these rules."""
+    if isinstance(config, rules.Config):
+        return search(rules.Model(config, frozenset(out)), states)
+    return spark_search.search(spark_search.model_of(config, out), states)
 
 
 def main() -> int:
     """Exit code 1 when the whole protocol breaks, or a rule is not missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--spark", action="store_true", help="the Spark sink, not the protocol of commits and moves")
     parser.add_argument("--states", type=int, default=10_000_000, help="at most this many states of each configuration")
     parser.add_argument("--deep", action="store_true", help="the larger configurations")
     parser.add_argument("--only", default="", help="configurations whose name contains this")
-    parser.add_argument(
-        "--without", choices=[rule.name for rule in MISSED], help="one rule out, in its own configuration"
-    )
+    parser.add_argument("--without", default="", help="one rule out, in its own configuration")
     parser.add_argument("--rules", action="store_true", help="every rule out in turn")
+    parser.add_argument("--holes", action="store_true", help="the configurations that break with all rules in")
     asked = parser.parse_args()
+    of: Any = spark_configs if asked.spark else configs
+    missed: dict[Any, Any] = {**of.MISSED_IN, **of.MISSED_LATE}
     if asked.without:
-        rule = Rule[asked.without]
-        print(search(Model(MISSED[rule], frozenset({rule})), asked.states))
+        named = {rule.name: rule for rule in missed}
+        if asked.without not in named:
+            parser.error(f"--without takes one of {', '.join(named)}")
+        rule = named[asked.without]
+        print(searched(missed[rule], {rule}, asked.states))
         return 0
     if asked.rules:
-        return _rules(asked.states)
-    broken = 0
-    for config in DEEP if asked.deep else STANDARD:
+        return _rules(missed, asked.states)
+    broken = False
+    for config in getattr(of, "HOLES", ()) if asked.holes else of.DEEP if asked.deep else of.STANDARD:
         if asked.only in config.name:
-            verdict = search(Model(config, frozenset()), asked.states)
+            verdict = searched(config, (), asked.states)
             print(f"{config.name}: {verdict}", flush=True)
             broken |= bool(verdict.problem)
-    return int(broken)
+    return int(broken and not asked.holes)
 
 
-def _rules(states: int) -> int:
+def _rules(missed: dict[Any, Any], states: int) -> int:
     unmissed = 0
-    for rule in MISSED:
-        verdict = search(Model(MISSED[rule], frozenset({rule})), states)
+    for rule, config in missed.items():
+        verdict = searched(config, {rule}, states)
         unmissed += not verdict.problem
         told = f"{len(verdict.trace)} steps: {verdict.problem}" if verdict.problem else "NOT MISSED"
-        print(
-            f"{rule.name:28} {rule.value[0]:6} {verdict.states:7} states {verdict.seconds:5.1f} s  {told}", flush=True
-        )
+        print(f"{rule.name:28} {verdict.states:7} states {verdict.seconds:5.1f} s  {told}", flush=True)
     return int(unmissed > 0)
 
 

@@ -37,7 +37,7 @@ DEEP: tuple[Config | LaneConfig, ...] = (
     LaneConfig("three drivers, one batch", drivers=3, widths=(1, 2), batches=1),
     LaneConfig("three drivers, other number of lanes", drivers=3, widths=(1, 2)),
 )
-"""Too large for a test run; ``spark_run.py`` explores as much of each as it is told to."""
+"""Too large for a test run; ``run.py --spark`` explores as much of each as it is told to."""
 
 _FEW = Config("", drivers=2, batches=1, units=1, rounds=0)
 
@@ -91,4 +91,4 @@ MISSED_IN: dict[Rule, Config | LaneConfig] = {
 """Where a rule is missed: the search of this world without the rule must end in a counterexample."""
 
 MISSED_LATE: dict[Rule, Config | LaneConfig] = {Rule.PIN_KEEPS_ROWS: _CHANGE_LATE}
-"""The same, where the counterexample is too far away for a test run: for ``spark_run.py``."""
+"""The same, where the counterexample is too far away for a test run: for ``run.py --spark``."""

@@ -1,6 +1,6 @@
 """The Spark sink's protocol, searched state by state: with all its rules it holds, without any one it does not.
 
-``docs/internals/spark-protocol.md`` explains the model; ``spark_run.py`` prints the counterexamples in words.
+``docs/internals/spark-protocol.md`` explains the model; ``run.py --spark`` prints the counterexamples in words.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -26,9 +27,9 @@ from streams import (
 )
 from streams.records import TYPE_HEADER
 from streams.testing import TestDriver
-from tests.property.kit import quiet, seeded
+from tests.property.kit import seeded
 
-__all__ = ["quiet"]  # the fixture
+pytestmark = pytest.mark.usefixtures("quiet")
 
 EXAMPLES = int(os.environ.get("BATCH_EXAMPLES", "40"))
 OUT, LIMIT = "out", 200

@@ -29,9 +29,9 @@ from streams import (
     event_type,
 )
 from streams.testing import TestDriver
-from tests.property.kit import quiet, seeded
+from tests.property.kit import seeded
 
-__all__ = ["quiet"]  # the fixture
+pytestmark = pytest.mark.usefixtures("quiet")
 
 EXAMPLES = int(os.environ.get("BATCH_EXAMPLES", "40"))
 OUT, SIDE = "out", "side"

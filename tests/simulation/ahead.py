@@ -13,7 +13,7 @@ from streams.events import event_type
 from streams.job_settings import JobRetry, SchedulerConfig
 from streams.outcomes import DEAD_LETTER, ErrorPolicy, ErrorResponse
 from streams.records import IncomingRecord
-from streams.runtime.event_context import EventContext
+from streams.runtime.partition.event_context import EventContext
 from streams.testing.simulation.virtual_time import elapse
 
 SECONDS = (0.0, 0.001, 0.01, 0.1, 0.1, 0.5, 2.0)

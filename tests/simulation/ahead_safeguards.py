@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from streams.runtime import line, partition_worker
-from streams.runtime.jobs import JobStage
+from streams.runtime.async_work.job_stage import JobStage
+from streams.runtime.partition import reorder_buffer, worker
 
 from .safeguards import Patch, Safeguard
 
@@ -13,7 +13,7 @@ from .safeguards import Patch, Safeguard
 def whoever_is_done_is_next(patch: Patch) -> None:
     """Finalizers run as their jobs end, and what is admitted has gaps before it."""
 
-    def is_ready(self: line.Line) -> bool:
+    def is_ready(self: reorder_buffer.ReorderBuffer) -> bool:
         for entry in list(self.entries):
             if entry.is_settled:
                 self.entries.remove(entry)
@@ -21,28 +21,28 @@ def whoever_is_done_is_next(patch: Patch) -> None:
                 return True
         return False
 
-    patch.setattr(line.Line, "is_ready", property(is_ready))
+    patch.setattr(reorder_buffer.ReorderBuffer, "is_ready", property(is_ready))
 
 
 def plain_handlers_do_not_wait_for_jobs(patch: Patch) -> None:
-    """They are not put in the line, and are admitted although there are events before them."""
-    handle = partition_worker.PartitionWorker._in_line
+    """They are not put in the reorder buffer, and are admitted although there are events before them."""
+    handle = worker.PartitionWorker._step_ahead
 
     async def at_once(self: Any, records: Any, start: int) -> int:
-        if not self._entrance.is_blocked and not self._entrance.goes_ahead(records[start]):
-            await self.attempts.one(records[start], None)
+        if not self._issuer.is_blocked and not self._issuer.goes_ahead(records[start]):
+            await self._execution.one(records[start], None)
             self.inbox.handled(1)
             return start + 1
         return await handle(self, records[: start + 1], start)
 
-    patch.setattr(partition_worker.PartitionWorker, "_in_line", at_once)
+    patch.setattr(worker.PartitionWorker, "_step_ahead", at_once)
 
 
 def jobs_are_done_when_they_have_begun(patch: Patch) -> None:
     """As if the result did not matter: committed, although a crash may take the job with it."""
     add = JobStage.add
 
-    def told(self: JobStage, entry: line.Entry, key: Any, item: Any) -> None:
+    def told(self: JobStage, entry: reorder_buffer.Entry, key: Any, item: Any) -> None:
         add(self, entry, key, item)
         entry.settle(lambda ctx: None)
 

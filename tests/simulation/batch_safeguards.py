@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from streams.runtime.attempts import Attempts
-from streams.runtime.batch_handlers import TOGETHER, BatchContext
+from streams.core.known_failures import KnownFailures
+from streams.core.origin import batch_end, is_batch
+from streams.core.policy import Failure
+from streams.runtime.partition.batch_handlers import BatchContext
 
 from .safeguards import Patch, Safeguard, _nothing, failed_events_are_not_undone
 
@@ -17,21 +19,24 @@ def lists_that_failed_are_not_undone(patch: Patch) -> None:
 
 
 def refused_lists_are_their_last_events_fault(patch: Patch) -> None:
-    patch.setattr(BatchContext, "origin", property(lambda self: self._origin % TOGETHER))
+    def of_the_last(self: BatchContext[Any]) -> int:
+        return batch_end(self._batch) if is_batch(self._batch) else self._batch
+
+    patch.setattr(BatchContext, "_origin", property(of_the_last))
 
 
 def refused_lists_are_tried_again_as_they_are(patch: Patch) -> None:
-    patch.setattr(Attempts, "apart", _nothing)
+    patch.setattr(KnownFailures, "split_batch", _nothing)
 
 
 def what_came_apart_is_forgotten_by_a_restart(patch: Patch) -> None:
     """Of a store that cannot undo, or after a refused record."""
-    known = Attempts.known
+    carried_over = KnownFailures.carried_over
 
-    def less(self: Attempts) -> dict[int, Any]:
-        return {origin: failure for origin, failure in known(self).items() if origin < TOGETHER}
+    def less(self: KnownFailures) -> dict[int, Failure]:
+        return {origin: failure for origin, failure in carried_over(self).items() if not is_batch(origin)}
 
-    patch.setattr(Attempts, "known", less)
+    patch.setattr(KnownFailures, "carried_over", less)
 
 
 BATCH_SAFEGUARDS: dict[str, Safeguard] = {

@@ -9,7 +9,7 @@ import msgspec
 from streams.event_source import EventSource
 from streams.events import event_type
 from streams.outcomes import DEAD_LETTER
-from streams.runtime.batch_handlers import BatchContext
+from streams.runtime.partition.batch_handlers import BatchContext
 
 REFUSED, BROKEN = 8, 9
 """Amounts of events that send what the broker refuses, or fail."""

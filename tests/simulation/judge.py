@@ -159,7 +159,7 @@ class Judge:
                 engine = member.source._engine
                 if engine is None or member.process.dead or member.task.done():
                     continue
-                worker, copy = engine.workers.get(partition), engine.copies.standing().get(partition)
+                worker, copy = engine.workers.get(partition), engine.replicas.standing().get(partition)
                 if worker is not None:
                     self._same_but_ticks(f"store of {partition} at {name}", expected, worker.store)
                     self._compare(f"timers of {partition} at {name}", timers, worker.timers.contents())

@@ -6,31 +6,32 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from streams.core import claims
+from streams.core.group_member import GroupMember
 from streams.core.holdings import Holdings
 from streams.core.partition import PartitionState
 from streams.core.transaction import Cut
 from streams.group import Order
 from streams.records import Output
 from streams.runtime.changelog import RELEASE_KEY, OffsetRecord, ReleaseMarker
-from streams.runtime.copies import FROM_START, StateCopies, StateCopy
-from streams.runtime.lifecycle import Engine
-from streams.runtime.moves import Moves
-from streams.runtime.partition_worker import PartitionWorker
-from streams.runtime.partitions import Partitions
-from streams.runtime.takeover import TakeOvers
-from streams.testing.simulation import membership, producer
+from streams.runtime.engine import Engine
+from streams.runtime.ownership.handover import Handover
+from streams.runtime.ownership.partitions import Partitions
+from streams.runtime.ownership.replicas import FROM_START, Replica, Replicas
+from streams.runtime.ownership.takeover import TakeOvers
+from streams.runtime.partition.worker import PartitionWorker
+from streams.testing.simulation import producer
 
 from .safeguards import Patch, Safeguard
 
-Fits = Callable[[StateCopy], bool]
+Fits = Callable[[Replica], bool]
 
 
-def _read_markers(patch: Patch, read: Callable[[StateCopies, ReleaseMarker], ReleaseMarker]) -> None:
+def _read_markers(patch: Patch, read: Callable[[Replicas, ReleaseMarker], ReleaseMarker]) -> None:
     """Receivers see other markers than there are."""
-    take = StateCopies.take
+    take = Replicas.take
 
-    def misread(self: StateCopies, partition: int, when: Fits = lambda _: True) -> StateCopy | None:
-        def fits(copy: StateCopy) -> bool:
+    def misread(self: Replicas, partition: int, when: Fits = lambda _: True) -> Replica | None:
+        def fits(copy: Replica) -> bool:
             seen = copy.marker
             copy.marker = None if seen is None else read(self, seen)
             try:
@@ -40,12 +41,12 @@ def _read_markers(patch: Patch, read: Callable[[StateCopies, ReleaseMarker], Rel
 
         return take(self, partition, fits)
 
-    patch.setattr(StateCopies, "take", misread)
+    patch.setattr(Replicas, "take", misread)
 
 
 def markers_are_for_everybody(patch: Patch) -> None:
-    def for_me(copies: StateCopies, seen: ReleaseMarker) -> ReleaseMarker:
-        return ReleaseMarker(copies._engine.membership.snapshot.member_id, seen.generation)
+    def for_me(copies: Replicas, seen: ReleaseMarker) -> ReleaseMarker:
+        return ReleaseMarker(copies._member.membership.snapshot.member_id, seen.generation)
 
     _read_markers(patch, for_me)
 
@@ -53,8 +54,8 @@ def markers_are_for_everybody(patch: Patch) -> None:
 def markers_are_for_the_instance(patch: Patch) -> None:
     """Whoever has the same name is meant too: the successor of a receiver that was thrown out."""
 
-    def for_my_name(copies: StateCopies, seen: ReleaseMarker) -> ReleaseMarker:
-        engine: Any = copies._engine
+    def for_my_name(copies: Replicas, seen: ReleaseMarker) -> ReleaseMarker:
+        engine: Any = copies._member
         instances = engine.connections.process.world.instances
         member = engine.membership.snapshot.member_id
         return ReleaseMarker(member, seen.generation) if instances.get(seen.to) == instances.get(member) else seen
@@ -81,8 +82,8 @@ def withdrawn_orders_count_when_carried_out(patch: Patch) -> None:
 
 def donors_go_on_after_the_marker(patch: Patch) -> None:
     async def release(self: Partitions, worker: PartitionWorker, order: Order) -> bool:
-        self._engine.pool.admit_release(worker.partition, worker.watermark, ReleaseMarker(order.to, order.generation))
-        await self._engine.pool.wait_settled(worker.partition)
+        self._member.pool.admit_release(worker.partition, worker.watermark, ReleaseMarker(order.to, order.generation))
+        await self._member.pool.wait_settled(worker.partition)
         if worker.state is not PartitionState.ACTIVE:
             return False
         self._close_intake(worker, PartitionState.RELEASING)
@@ -114,7 +115,7 @@ def handed_over_before_it_is_committed(patch: Patch) -> None:
         await self._finish(worker)
         if worker.state is not PartitionState.RELEASING:
             return False
-        self._engine.pool.admit_release(worker.partition, worker.watermark, ReleaseMarker(order.to, order.generation))
+        self._member.pool.admit_release(worker.partition, worker.watermark, ReleaseMarker(order.to, order.generation))
         worker.state = worker.state.to(PartitionState.RELEASED)
         self._forget(worker)
         return True
@@ -123,7 +124,7 @@ def handed_over_before_it_is_committed(patch: Patch) -> None:
 
 
 def standbys_are_promoted_as_they_are(patch: Patch) -> None:
-    def reaches(self: StateCopies, partition: int, goal: int) -> bool:
+    def reaches(self: Replicas, partition: int, goal: int) -> bool:
         copy = self._copies.get(partition)
         return copy is not None and (copy.caught_up or copy.position >= goal)
 
@@ -132,18 +133,18 @@ def standbys_are_promoted_as_they_are(patch: Patch) -> None:
     def at_once(self: TakeOvers, worker: Any, offset: Any, source: Any, changelog_end: int, ids: Any) -> Any:
         return start(self, worker, offset, source, FROM_START, ids)
 
-    patch.setattr(StateCopies, "reaches", reaches)
+    patch.setattr(Replicas, "reaches", reaches)
     patch.setattr(TakeOvers, "_start", at_once)
 
 
 def the_tails_epoch_is_not_looked_at(patch: Patch) -> None:
-    received = StateCopies._received
+    received = Replicas._received
 
-    def whatever(self: StateCopies, partition: int, epoch: int, records: Any, position: int, end: int) -> None:
+    def whatever(self: Replicas, partition: int, epoch: int, records: Any, position: int, end: int) -> None:
         copy = self._copies.get(partition)
         received(self, partition, -1 if copy is None else copy.epoch, records, position, end)
 
-    patch.setattr(StateCopies, "_received", whatever)
+    patch.setattr(Replicas, "_received", whatever)
 
 
 def lost_stores_are_kept_as_copies(patch: Patch) -> None:
@@ -157,24 +158,24 @@ def lost_stores_are_kept_as_copies(patch: Patch) -> None:
             return
         worker.store = None
         void(self, worker)
-        engine: Any = self._engine
+        engine: Any = self._member
         end = engine.connections.process.broker.log(engine.config.changelog, worker.partition).stable
-        engine.copies.adopt(worker.partition, store, record, timers, end)
+        engine.replicas.adopt(worker.partition, store, record, timers, end)
 
     patch.setattr(Partitions, "_void", keep)
 
 
 def cancelled_events_leave_their_traces_in_copies(patch: Patch) -> None:
-    was_handed_over = Moves._was_handed_over
+    was_handed_over = Handover._was_handed_over
 
-    def keep(self: Moves, worker: PartitionWorker, order: Order, position: int | None) -> None:
+    def keep(self: Handover, worker: PartitionWorker, order: Order, position: int | None) -> None:
         scope, worker.scope = worker.scope, _NeverCancelled()  # type: ignore[assignment]
         try:
             was_handed_over(self, worker, order, position)
         finally:
             worker.scope = scope
 
-    patch.setattr(Moves, "_was_handed_over", keep)
+    patch.setattr(Handover, "_was_handed_over", keep)
 
 
 class _NeverCancelled:
@@ -183,16 +184,16 @@ class _NeverCancelled:
 
 def spare_copies_begin_where_the_receiver_is(patch: Patch) -> None:
     """What it wrote until then is missed."""
-    adopt = StateCopies.adopt
+    adopt = Replicas.adopt
 
     def at_the_end(
-        self: StateCopies, partition: int, store: Any, offset: OffsetRecord | None, timers: Any, position: int
+        self: Replicas, partition: int, store: Any, offset: OffsetRecord | None, timers: Any, position: int
     ) -> None:
-        engine: Any = self._engine
+        engine: Any = self._member
         log = engine.connections.process.broker.log(engine.config.changelog, partition)
         adopt(self, partition, store, offset, timers, log.stable)
 
-    patch.setattr(StateCopies, "adopt", at_the_end)
+    patch.setattr(Replicas, "adopt", at_the_end)
 
 
 def foreign_records_answer_a_look_up(patch: Patch) -> None:
@@ -208,12 +209,12 @@ def foreign_records_answer_a_look_up(patch: Patch) -> None:
 
 
 def late_answers_end_other_barriers(patch: Patch) -> None:
-    patch.setattr(membership.SimMembership, "_is_answer", lambda self, generation: True)
-    patch.setattr(membership.SimMembership, "_waits_no_more", lambda self: None)
+    patch.setattr(GroupMember, "_is_answer", lambda self, incarnation, _: incarnation == self.snapshot.incarnation)
+    patch.setattr(GroupMember, "end_barrier", lambda self: None)
 
 
 def copies_that_others_write_to_are_judged(patch: Patch) -> None:
-    patch.setattr(StateCopies, "written_at", lambda self, partition: -1)
+    patch.setattr(Replicas, "written_at", lambda self, partition: -1)
     patch.setattr(Engine, "is_current", property(lambda self: True))
 
 

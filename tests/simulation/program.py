@@ -15,7 +15,7 @@ from streams.event_source import EventSource
 from streams.events import event_type, event_type_of
 from streams.outcomes import DEAD_LETTER, SKIP, ErrorPolicy, ErrorResponse, ExecutionState
 from streams.records import Change, IncomingRecord, TopicPartition
-from streams.runtime.event_context import EventContext
+from streams.runtime.partition.event_context import EventContext
 from streams.stores import Table
 from streams.testing.simulation.virtual_time import elapse
 

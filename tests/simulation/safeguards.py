@@ -11,14 +11,15 @@ from streams.core.partition import PartitionState
 from streams.core.transaction import Transaction, TransactionState
 from streams.errors import TransactionFailed
 from streams.group import Lost, Revoked, Snapshot
-from streams.runtime import transaction_pool
-from streams.runtime.lifecycle import Engine
-from streams.runtime.partition_worker import PartitionWorker
-from streams.runtime.partitions import Partitions
-from streams.runtime.recovery import Recovery
-from streams.runtime.slot import Slot
-from streams.runtime.takeover import TakeOvers
-from streams.runtime.transaction_pool import TransactionPool
+from streams.runtime.engine import Engine
+from streams.runtime.ownership.partitions import Partitions
+from streams.runtime.ownership.takeover import TakeOvers
+from streams.runtime.partition.unit import Unit
+from streams.runtime.partition.worker import PartitionWorker
+from streams.runtime.transactions import pool as transaction_pool
+from streams.runtime.transactions.pool import TransactionPool
+from streams.runtime.transactions.producer_slot import Slot
+from streams.runtime.transactions.recovery import Recovery
 from streams.testing.simulation import clients, process
 
 Patch = pytest.MonkeyPatch
@@ -182,11 +183,7 @@ def revoked_is_answered_at_once(patch: Patch) -> None:
 
 
 def failed_events_are_not_undone(patch: Patch) -> None:
-    def only_end(self: PartitionWorker, journal: Any) -> None:
-        if self.is_journalled and self.store is not None:
-            self.store.end()
-
-    patch.setattr(PartitionWorker, "undo", only_end)
+    patch.setattr(Unit, "_undo", _nothing)
 
 
 def refused_events_leave_their_state(patch: Patch) -> None:
@@ -202,7 +199,7 @@ def old_batches_are_taken(patch: Patch) -> None:
         for partition, records in batch.records.items():
             worker = self.workers.get(partition)
             if worker is None or worker.state is not PartitionState.ACTIVE:
-                self._engine.input.handled(len(records), 0)
+                self._member.input.handled(len(records), 0)
             else:
                 worker.inbox.add(records, 0)
 

@@ -5,10 +5,8 @@ A safeguard that nobody misses is either superfluous or not tested.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -20,18 +18,12 @@ from .safeguards import SAFEGUARDS, Safeguard
 from .timer_safeguards import TIMER_SAFEGUARDS
 from .world import simulate
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 ALL = {**SAFEGUARDS, **MOVE_SAFEGUARDS, **AHEAD_SAFEGUARDS, **TIMER_SAFEGUARDS, **BATCH_SAFEGUARDS}
 TRIES = int(os.environ.get("SIM_TRIES", "40"))
 TAKEN_OUT_WRONGLY = re.compile(r"\b(TypeError|AttributeError|NameError)\(")
 """No world that goes wrong by these shows that anything is missed: what stands in for the safeguard does not fit."""
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """The engine has much to complain about here."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def first_miss(safeguard: Safeguard) -> tuple[int, str, list[str]] | None:

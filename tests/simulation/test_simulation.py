@@ -7,10 +7,8 @@ all of them from one profile.
 from __future__ import annotations
 
 import functools
-import logging
 import os
 from collections import Counter
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -18,6 +16,8 @@ import pytest
 from .plans import PROFILES, plan_of
 from .watch import STEPS
 from .world import World, simulate
+
+pytestmark = pytest.mark.usefixtures("quiet")
 
 FIRST = int(os.environ.get("SIM_FIRST", "0"))
 COUNT = int(os.environ.get("SIM_SEEDS", str(6 * len(PROFILES))))
@@ -32,14 +32,6 @@ class Outcome(NamedTuple):
     wrong: str
     met: frozenset[str]
     counts: Counter[str]
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Faults are the daily bread here; the engine's warnings about them would be megabytes."""
-    logging.disable(logging.ERROR)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @functools.cache

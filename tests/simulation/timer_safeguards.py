@@ -7,9 +7,10 @@ from typing import Any
 from streams.core.timers import Timer, Timers
 from streams.records import Change, IncomingRecord
 from streams.runtime.changelog import decode_timer
-from streams.runtime.copies import StateCopies, StateCopy
-from streams.runtime.partition_worker import PartitionWorker
-from streams.runtime.timers import PartitionTimers
+from streams.runtime.ownership.replicas import Replica, Replicas
+from streams.runtime.partition.due_timers import DueTimers
+from streams.runtime.partition.timers import PartitionTimers
+from streams.runtime.partition.worker import PartitionWorker
 
 from .safeguards import Patch, Safeguard, _nothing
 
@@ -31,25 +32,25 @@ def timers_are_not_in_the_transaction(patch: Patch) -> None:
 
 
 def copies_do_not_collect_timers(patch: Patch) -> None:
-    patch.setattr(StateCopy, "_receive_timer", _nothing)
+    patch.setattr(Replica, "_receive_timer", _nothing)
 
 
 def copies_pass_over_removals(patch: Patch) -> None:
-    def receive(self: StateCopy, record: IncomingRecord) -> None:
+    def receive(self: Replica, record: IncomingRecord) -> None:
         name, timer = decode_timer(record)
         if timer is not None:
             self.timers[name] = timer
 
-    patch.setattr(StateCopy, "_receive_timer", receive)
+    patch.setattr(Replica, "_receive_timer", receive)
 
 
 def donors_forget_the_timers_of_what_they_keep(patch: Patch) -> None:
-    adopt = StateCopies.adopt
+    adopt = Replicas.adopt
 
-    def without(self: StateCopies, partition: int, store: Any, offset: Any, timers: Any, position: int) -> None:
+    def without(self: Replicas, partition: int, store: Any, offset: Any, timers: Any, position: int) -> None:
         adopt(self, partition, store, offset, {}, position)
 
-    patch.setattr(StateCopies, "adopt", without)
+    patch.setattr(Replicas, "adopt", without)
 
 
 def what_is_restored_has_no_timers(patch: Patch) -> None:
@@ -61,7 +62,7 @@ def a_new_worker_keeps_the_timers_of_the_last(patch: Patch) -> None:
     kept = dict[tuple[int, int], Timers]()
     made = PartitionWorker.adopt
 
-    def adopt(self: PartitionWorker, copy: StateCopy) -> None:
+    def adopt(self: PartitionWorker, copy: Replica) -> None:
         made(self, copy)
         self.timers._timers = kept.setdefault((id(self.engine), self.partition), self.timers._timers)
 
@@ -70,29 +71,29 @@ def a_new_worker_keeps_the_timers_of_the_last(patch: Patch) -> None:
 
 def timers_fire_before_they_are_due(patch: Patch) -> None:
     """By a look at the wrong time of day; their handlers know the right one."""
-    now_ms, run_due, fire = PartitionTimers.now_ms, PartitionTimers.run_due, PartitionTimers._fire
+    now_ms, run_due, fire = PartitionTimers.now_ms, DueTimers.run_due, DueTimers._fire
     early: set[PartitionTimers] = set()  # several partitions look at the same time
 
-    async def too_soon(self: PartitionTimers) -> bool:
-        early.add(self)
+    async def too_soon(self: DueTimers) -> bool:
+        early.add(self._timers)
         try:
             return await run_due(self)
         finally:
-            early.discard(self)
+            early.discard(self._timers)
 
-    async def in_time(self: PartitionTimers, timer: Timer) -> None:
-        early.discard(self)
+    async def in_time(self: DueTimers, timer: Timer) -> None:
+        early.discard(self._timers)
         await fire(self, timer)
-        early.add(self)
+        early.add(self._timers)
 
     patch.setattr(PartitionTimers, "now_ms", lambda self: now_ms(self) + (300 if self in early else 0))
-    patch.setattr(PartitionTimers, "run_due", too_soon)
-    patch.setattr(PartitionTimers, "_fire", in_time)
+    patch.setattr(DueTimers, "run_due", too_soon)
+    patch.setattr(DueTimers, "_fire", in_time)
 
 
 def timers_wait_for_events(patch: Patch) -> None:
     """Nobody looks at the time of day while nothing comes in."""
-    patch.setattr(PartitionTimers, "seconds_to_next", _nothing)
+    patch.setattr(DueTimers, "seconds_to_next", _nothing)
 
 
 CRASHES = ("crashes", "everything", "handlers")

@@ -16,7 +16,7 @@ import msgspec
 from streams.group import Assignment, MemberReport
 from streams.metrics import BatchFailed, Measurement, OffsetMismatch, TransactionSettled
 from streams.runtime.changelog import ReleaseMarker
-from streams.testing.simulation.broker import Entry
+from streams.testing.simulation.broker import LogEntry
 from streams.testing.simulation.virtual_time import elapse
 
 STEPS = ("ordered", "told", "closed", "produced", "committed", "handing", "handed", "taking", "took", "announced")
@@ -85,7 +85,7 @@ class Watch:
         if any(name in pair for pair in self.moving.values()):
             self.counts["struck within a move"] += 1
 
-    def _marker(self, what: str, partition: int, entry: Entry) -> None:
+    def _marker(self, what: str, partition: int, entry: LogEntry) -> None:
         assert entry.txn is not None
         marker = msgspec.json.decode(entry.value or b"", type=ReleaseMarker)
         donor = entry.txn.name.split(".")[1]

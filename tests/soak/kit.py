@@ -46,8 +46,9 @@ class Member(Worker):
 class SoakBank(Bank):
     """The bank's topics with three copies, made before anybody starts, and members with standbys."""
 
+    partitions = PARTITIONS
+
     def __init__(self, cluster: KafkaCluster, group: str, folder: Path) -> None:
-        bank.PARTITIONS = PARTITIONS
         self.bootstrap, self.group, self.folder = cluster.bootstrap_servers, group, folder
         self.workers: list[Worker] = []
         self.produced = 0

@@ -19,10 +19,8 @@ PARTITIONS = 8
 
 def build(bootstrap: str, group: str, instance: str) -> EventSource[Table[str, bank.Account]]:
     """The bank's source with one standby per partition and three copies of its topics."""
-    bank.PARTITIONS = PARTITIONS
-    return bank.build(
-        bootstrap, group, instance, FaultPlan(), num_standbys=1, replication_factor=3, min_insync_replicas=2
-    )
+    copies = {"num_standbys": 1, "replication_factor": 3, "min_insync_replicas": 2}
+    return bank.build(bootstrap, group, instance, FaultPlan(), num_partitions=PARTITIONS, **copies)
 
 
 async def main(bootstrap: str, group: str, instance: str) -> None:

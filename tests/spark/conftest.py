@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import DataFrame, SparkSession
 
 import streams.spark as kes_spark
 from streams.testing.fixtures import BrokerAddress
+from tests.spark.log_kit import Log
 from tests.spark.proof_kit import Trial
 
 MakeTopic = Callable[..., str]
@@ -25,34 +28,64 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture
-def make_topic(kafka_broker: BrokerAddress, topic_prefix: str) -> MakeTopic:
+def make_topic(log: Log, topic_prefix: str) -> MakeTopic:
     """``make_topic("name", partitions)`` makes a topic of this test alone, and gives its full name."""
-    admin = AdminClient({"bootstrap.servers": kafka_broker.bootstrap_servers})
 
     def make(name: str = "events", partitions: int = 1) -> str:
         topic = topic_prefix + name
-        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+        log.create(topic, partitions)
         return topic
 
     return make
 
 
+@pytest.fixture(scope="session")
+def servers(kafka_broker: BrokerAddress) -> str:
+    return kafka_broker.bootstrap_servers
+
+
+@pytest.fixture(scope="session")
+def log(servers: str) -> Log:
+    return Log(servers)
+
+
 @pytest.fixture
-def read(spark: SparkSession, kafka_broker: BrokerAddress) -> Read:
+def read(spark: SparkSession, servers: str) -> Read:
     """``read(topic, **options)``: the topic as ``format("grt")`` gives it."""
 
     def load(topic: str, **options: str) -> DataFrame:
-        reader = spark.read.format("grt").option("kafka.bootstrap.servers", kafka_broker.bootstrap_servers)
+        reader = spark.read.format("grt").option("kafka.bootstrap.servers", servers)
         return reader.option("subscribe", topic).options(**options).load()
 
     return load
 
 
 @pytest.fixture
-def trial(
-    request: pytest.FixtureRequest, kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path
-) -> Iterator[Trial]:
-    """A job under test with as many events as the module's ``EVENTS`` say."""
-    trial = Trial(kafka_broker.bootstrap_servers, tmp_path, topic_prefix, request.module.EVENTS)
-    yield trial
-    trial.close()
+def make_trial(request: pytest.FixtureRequest, topic_prefix: str, tmp_path: Path) -> Iterator[Callable[[str], Trial]]:
+    """``make_trial(servers)``: a job under test, with the events of the proof's short form or (mark soak) its long one.
+
+    ``KES_PROOF_REPORT`` names a file that gets a line of JSON for each: what was done, and what the oracle saw.
+    """
+    long = request.node.get_closest_marker("soak") is not None
+    events = int(os.environ.get("KES_PROOF_EVENTS") or 200_000) if long else 12_000
+    began = time.monotonic()
+    trials: list[Trial] = []
+
+    def make(servers: str) -> Trial:
+        trials.append(Trial(servers, tmp_path, topic_prefix, events))
+        return trials[-1]
+
+    yield make
+    seconds, load = round(time.monotonic() - began), round(os.getloadavg()[1], 1)
+    for trial in trials:
+        trial.close()
+        line = json.dumps({"what": request.node.name, **trial.seen, "seconds": seconds, "load": load})
+        print(line)
+        if name := os.environ.get("KES_PROOF_REPORT"):
+            with Path(name).open("a") as file:
+                file.write(line + "\n")
+
+
+@pytest.fixture
+def trial(servers: str, make_trial: Callable[[str], Trial]) -> Trial:
+    return make_trial(servers)

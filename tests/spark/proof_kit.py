@@ -10,15 +10,15 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka import Producer
 
 from streams.clients.admin import TopicAdmin
 from streams.clients.settings import ClientSettings
 from streams.topics import TopicSpec
+from tests.spark.log_kit import Log, until
 from tests.spark.proof_job import JobSpec
 from tests.spark.proof_points import Strike, environment, job_processes, signal_job
 
@@ -46,14 +46,6 @@ class Report(msgspec.Struct, frozen=True):
     def exact(self) -> bool:
         """Every event once, in order, as it was, and no transaction open."""
         return not (self.missing or self.duplicated or self.out_of_order or self.changed or self.hanging)
-
-
-def wait_until(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
-    """Wait for a condition, with a deadline; never for luck."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain: {what}"
-        time.sleep(0.02)
 
 
 def seed() -> int:
@@ -107,7 +99,7 @@ class Job:
         """By the strike that waits for it, which takes all of its processes."""
         code = self.wait(seconds)
         assert code == -signal.SIGKILL, f"exit code {code}: {self.tail()}"
-        wait_until(lambda: not job_processes(self.process.pid), "all processes of the job have ended", 30)
+        until(lambda: not job_processes(self.process.pid), "all processes of the job have ended", 30)
 
     def kill(self) -> None:
         """SIGKILL to all of its processes, frozen or not; safe to repeat."""
@@ -135,12 +127,15 @@ class Trial:
         self.source, self.target = prefix + "source", prefix + "target"
         self.checkpoint = folder / "checkpoint"
         self.jobs: list[Job] = []
+        self.seen: dict[str, object] = {}
+        """What the oracle has seen last, and what had been done."""
         self._sink = prefix + "copy"
         self._admin = TopicAdmin(ClientSettings(servers, {}, client_id="proof"))
         specs = [
             TopicSpec(name=name, partitions=partitions, replication_factor=1) for name in (self.source, self.target)
         ]
         self._admin.create(specs, 60.0)
+        self._log = Log(servers)
         self._load()
 
     def _load(self) -> None:
@@ -186,7 +181,7 @@ class Trial:
     def wait_struck(self, strike: Strike) -> None:
         """Until it has; the job that it is for must be running."""
         job = self.jobs[-1]
-        wait_until(lambda: self.struck(strike) or not job.running, strike.mark)
+        until(lambda: self.struck(strike) or not job.running, strike.mark)
         assert self.struck(strike), job.tail()
 
     def release(self) -> None:
@@ -210,7 +205,7 @@ class Trial:
 
     def committed_rows(self) -> int:
         """Rows that readers of committed records see now."""
-        return sum(1 for _ in self._read("read_committed"))
+        return sum(1 for _ in self._log.records(self.target))
 
     def check(self, *, patience_seconds: float = BROKER_ENDS_SECONDS) -> Report:
         """The oracle's word. A transaction that is open is given the time that the broker needs to end it."""
@@ -226,7 +221,7 @@ class Trial:
         seen: Counter[int] = Counter()
         last: dict[bytes, int] = {}
         out_of_order = changed = 0
-        for message in self._read("read_committed"):
+        for message in self._log.records(self.target):
             number, key = int((message.value() or b"-1 ").split(b" ")[0]), message.key() or b""
             seen[number] += 1
             if (key, message.value()) != (key_of(number), value_of(number)) or dict(message.headers() or []) != _TYPE:
@@ -241,44 +236,17 @@ class Trial:
             duplicated=sum(times - 1 for times in seen.values()),
             out_of_order=out_of_order,
             changed=changed,
-            aborted=sum(1 for _ in self._read("read_uncommitted")) - rows,
+            aborted=sum(1 for _ in self._log.records(self.target, committed=False)) - rows,
             hanging=hanging,
         )
 
-    def must_be_exact(self) -> Report:
-        """Every event once, in order, and no transaction open."""
+    def must_be_exact(self, **facts: object) -> Report:
+        """Every event once, in order, and no transaction open. ``facts``: what else the line of the report names."""
         report = self.check()
         assert report.exact, report
         assert report.rows == self.events, report
-        print(report)
+        self.seen = {**msgspec.to_builtins(report), "runs": len(self.jobs), **facts}
         return report
-
-    def _read(self, isolation: str) -> Iterator[Message]:
-        """All records of the target, partition by partition in order, as one kind of reader sees them."""
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.servers,
-                "group.id": "the oracle",
-                "isolation.level": isolation,
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "auto.offset.reset": "earliest",
-                "log_level": 0,
-            }
-        )
-        try:
-            left = set(self._admin.watermarks(self.target))
-            consumer.assign([TopicPartition(self.target, number, 0) for number in left])
-            deadline = time.monotonic() + PATIENCE
-            while left:
-                assert time.monotonic() < deadline, f"{self.target}{sorted(left)} cannot be read to the end"
-                for message in consumer.consume(5000, 0.2):
-                    if message.error() is None:
-                        yield message
-                    else:
-                        left.discard(message.partition() or 0)
-        finally:
-            consumer.close()
 
     def close(self) -> None:
         """End what is left running."""
@@ -311,7 +279,7 @@ def kill_in_transactions(
         job = trial.start(spec=spec)
         before = trial.batches_done
         batches = draw.randrange(3)
-        wait_until(lambda: trial.batches_done >= before + batches or not job.running, "batches", PATIENCE)  # noqa: B023
+        until(lambda: trial.batches_done >= before + batches or not job.running, "batches", PATIENCE)  # noqa: B023
         while job.running and not trial.open_transaction:
             pass
         moment = time.monotonic() + draw.uniform(0, longest_ms) / 1000

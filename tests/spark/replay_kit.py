@@ -9,13 +9,16 @@ from typing import Any
 
 import msgspec
 from confluent_kafka import Producer
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from streams import EventSource
+from streams.clients.admin import Watermarks
 from streams.events import event_type_of
-from streams.records import TYPE_HEADER, VERSION_HEADER, Headers
+from streams.metrics import Measurement
+from streams.records import TYPE_HEADER, VERSION_HEADER, Headers, IncomingRecord
+from streams.topics import TopicSpec
 from tests.broker.engine_kit import Lab, Running
-from tests.spark.replay_sources import Closed, Failing, Heavy, Moved, Slow
+from tests.spark.replay_sources import PARTITIONS, Closed, Failing, Heavy, Moved, Slow, bank
 
 Sent = tuple[int, bytes | None, bytes | None, Headers]
 """An input record: partition, key, value, headers."""
@@ -65,17 +68,6 @@ def produce(servers: str, topic: str, records: list[Sent]) -> None:
     assert producer.flush(30) == 0
 
 
-def ran(source: EventSource[Any], lab: Lab) -> None:
-    """Run the real source until everything in its topic is handled and committed."""
-
-    async def run() -> None:
-        ends = {number: mark.end for number, mark in (await lab.watermarks(source.config.topic)).items()}
-        async with Running(source) as running:
-            await running.until_handled(*(ends[number] for number in sorted(ends)))
-
-    asyncio.run(run())
-
-
 def state_of(lab: Lab, topic: str, partition: int) -> dict[bytes, bytes]:
     """The last value per key in a changelog partition."""
     from streams.codecs import RESERVED_KEY_PREFIX
@@ -91,6 +83,53 @@ def state_of(lab: Lab, topic: str, partition: int) -> dict[bytes, bytes]:
 
 def stores_of(df: DataFrame, partition: int) -> dict[bytes, bytes]:
     return {bytes(row.key): bytes(row.value) for row in df.where(df.partition == partition).collect()}
+
+
+class Stage:
+    """The bank of one test: its topics, its members, and what is in its logs."""
+
+    def __init__(self, lab: Lab, prefix: str, spark: SparkSession) -> None:
+        self.lab, self.prefix, self.spark = lab, prefix, spark
+        self.measured: list[Measurement] = []
+        self.out = [f"{prefix}stood", f"{prefix}closed"]
+        self.config = self.bank().config
+        self.topic, self.changelog = self.config.topic, self.config.changelog
+        names = [self.topic, *self.out]
+        lab.admin.create([TopicSpec(name=name, partitions=PARTITIONS, replication_factor=1) for name in names], 30.0)
+
+    def bank(self, **changes: Any) -> EventSource[Any]:
+        return bank(self.prefix, bootstrap_servers=self.lab.bootstrap, metrics_handler=self.measured.append, **changes)
+
+    def produce(self, count: int, seed: int) -> None:
+        produce(self.lab.bootstrap, self.topic, moves(count, partitions=PARTITIONS, seed=seed))
+
+    def run(self) -> None:
+        """Run the bank until everything in its topic is handled and committed."""
+
+        ends = self.ends
+
+        async def run() -> None:
+            async with Running(self.bank()) as running:
+                await running.until_handled(*(ends[number] for number in sorted(ends)))
+
+        asyncio.run(run())
+
+    @property
+    def ends(self) -> dict[int, int]:
+        marks: dict[int, Watermarks] = self.lab.admin.watermarks(self.topic)
+        return {number: mark.end for number, mark in marks.items()}
+
+    def read(self, *topics: str) -> DataFrame:
+        reader = self.spark.read.format("grt").option("kafka.bootstrap.servers", self.lab.bootstrap)
+        return reader.option("subscribe", ",".join(topics or [self.topic])).load()
+
+    def records(self, *topics: str) -> list[IncomingRecord]:
+        return [record for name in topics for record in self.lab._records(name, None)]
+
+    def must_have_stored(self, stores: DataFrame) -> None:
+        """Byte for byte what the changelog holds, partition by partition."""
+        for partition in range(PARTITIONS):
+            assert state_of(self.lab, self.changelog, partition) == stores_of(stores, partition)
 
 
 def by_key(rows: list[Any]) -> dict[tuple[str, bytes | None], list[tuple[bytes | None, Headers]]]:

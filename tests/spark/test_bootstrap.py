@@ -18,13 +18,10 @@ from streams import EventSource, EventSourceConfig
 from streams.clients.group_checks import GroupChecks
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import ConfigError, OffsetError, TopicError
-from streams.metrics import Measurement, OffsetMismatch, TakeOverDone
+from streams.metrics import OffsetMismatch, TakeOverDone
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
-from streams.testing.fixtures import BrokerAddress
-from streams.topics import TopicSpec
 from tests.broker.engine_kit import Lab, Running
-from tests.spark.conftest import Read
-from tests.spark.replay_kit import by_key, moves, produce, ran, state_of, stores_of
+from tests.spark.replay_kit import Stage, by_key, state_of
 from tests.spark.replay_sources import PARTITIONS, bank
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(400)]
@@ -33,23 +30,8 @@ POSITIONS = "partition int, offset long"
 ONE = [(0, b"a", b'{"cents":1,"events":1}', None)]
 
 
-class Stage:
-    """One test's bank: its topics, its members, and what is in its logs."""
-
-    def __init__(self, lab: Lab, prefix: str, spark: SparkSession) -> None:
-        self.lab, self.prefix, self.spark = lab, prefix, spark
-        self.measured: list[Measurement] = []
-        self.out = [f"{prefix}stood", f"{prefix}closed"]
-        self.config = self.bank().config
-        self.topic, self.changelog = self.config.topic, self.config.changelog
-        names = [self.topic, *self.out]
-        lab.admin.create([TopicSpec(name=name, partitions=PARTITIONS, replication_factor=1) for name in names], 30.0)
-
-    def bank(self) -> EventSource[Any]:
-        return bank(self.prefix, bootstrap_servers=self.lab.bootstrap, metrics_handler=self.measured.append)
-
-    def produce(self, count: int, seed: int) -> None:
-        produce(self.lab.bootstrap, self.topic, moves(count, partitions=PARTITIONS, seed=seed))
+class Bank(Stage):
+    """A bank that begins with a state."""
 
     def state(self, rows: list[Any], positions: dict[int, int]) -> kes_spark.State:
         stores = self.spark.createDataFrame(rows, STATE)
@@ -59,16 +41,13 @@ class Stage:
         return kes_spark.bootstrap(self.bank(), state)
 
     def changelog_offsets(self) -> dict[int, int]:
-        found = {}
-        for record in self.lab._records(self.changelog, None):
-            if record.key == OFFSET_KEY:
-                found[record.partition] = decode_offset(record).offset
-        return found
+        found = self.records(self.changelog)
+        return {record.partition: decode_offset(record).offset for record in found if record.key == OFFSET_KEY}
 
     def changelog_ids(self) -> set[frozenset[str]]:
         """The topics that the positions belong to, by their ids."""
-        records = [record for record in self.lab._records(self.changelog, None) if record.key == OFFSET_KEY]
-        return {frozenset(decode_offset(record).ids) - {""} for record in records}
+        found = self.records(self.changelog)
+        return {frozenset(decode_offset(record).ids) - {""} for record in found if record.key == OFFSET_KEY}
 
     def committed(self) -> dict[int, int]:
         return self.lab.admin.committed(self.config.group_id, self.topic)
@@ -76,54 +55,55 @@ class Stage:
     def is_untouched(self) -> bool:
         """Whether there is no trace of a bootstrap that readers could see."""
         there = self.changelog in self.lab.admin._client.list_topics(timeout=30).topics
-        return not (there and self.lab._records(self.changelog, None)) and self.committed() == {}
+        return not (there and self.records(self.changelog)) and self.committed() == {}
 
 
 @pytest.fixture
-def stage(kafka_broker: BrokerAddress, topic_prefix: str, spark: SparkSession) -> Stage:
-    return Stage(Lab(kafka_broker.bootstrap_servers, topic_prefix, PARTITIONS), topic_prefix, spark)
+def stage(servers: str, topic_prefix: str, spark: SparkSession) -> Bank:
+    return Bank(Lab(servers, topic_prefix, PARTITIONS), topic_prefix, spark)
 
 
-def test_a_source_goes_on_from_a_replay_of_its_history(stage: Stage, read: Read) -> None:
+@pytest.mark.nightly
+def test_a_source_goes_on_from_a_replay_of_its_history(stage: Bank) -> None:
     """Byte-equal stores, the offsets of the replay, and from there on everything once."""
     stage.produce(600, seed=1)
-    history = read(stage.topic)
+    history = stage.read()
     with kes_spark.replay(stage.bank(), history) as replayed:
         begun = stage.bootstrap(replayed)
         assert (begun.written, dict(begun.offsets), begun.keys) == (True, replayed.offsets, replayed.stores.count())
         assert stage.changelog_offsets() == stage.committed() == replayed.offsets
         assert {len(ids) for ids in stage.changelog_ids()} == {2}, "each position names source and changelog"
-        for partition in range(PARTITIONS):
-            assert state_of(stage.lab, stage.changelog, partition) == stores_of(replayed.stores, partition)
+        stage.must_have_stored(replayed.stores)
         stage.produce(300, seed=2)
-        ran(stage.bank(), stage.lab)
-        with kes_spark.replay(stage.bank(), read(stage.topic)) as everything:
+        stage.run()
+        with kes_spark.replay(stage.bank(), stage.read()) as everything:
             assert everything.records == 900
-            for partition in range(PARTITIONS):
-                assert state_of(stage.lab, stage.changelog, partition) == stores_of(everything.stores, partition)
+            stage.must_have_stored(everything.stores)
             assert stage.changelog_offsets() == stage.committed() == everything.offsets
             news = everything.outputs.collect()
     after = [row for row in news if row.cause.offset >= begun.offsets[row.cause.partition]]
-    sent = [record for name in stage.out for record in stage.lab._records(name, None)]
+    sent = stage.records(*stage.out)
     assert 0 < len(sent) == len(after) < len(news)
     assert by_key(sent) == by_key(after)
     assert not [each for each in stage.measured if isinstance(each, OffsetMismatch)]
     assert len([each for each in stage.measured if isinstance(each, TakeOverDone)]) == PARTITIONS
 
 
-def test_partitions_without_a_position_begin_at_the_start_of_their_log(stage: Stage) -> None:
+@pytest.mark.nightly
+def test_partitions_without_a_position_begin_at_the_start_of_their_log(stage: Bank) -> None:
     stage.produce(30, seed=1)
     asyncio.run(stage.lab.delete_records(stage.topic, {2: 3}))
     begun = stage.bootstrap(stage.state(ONE, {0: 5}))
     assert dict(begun.offsets) == stage.changelog_offsets() == {0: 5, 1: 0, 2: 3}
 
 
-def test_the_same_state_again_is_harmless_and_another_one_is_refused(stage: Stage) -> None:
+@pytest.mark.nightly
+def test_the_same_state_again_is_harmless_and_another_one_is_refused(stage: Bank) -> None:
     stage.produce(60, seed=1)
     first = stage.bootstrap(stage.state(ONE, {0: 5}))
     again = stage.bootstrap(stage.state(ONE, {0: 5}))
     assert (again.written, again.committed_at_ms) == (False, first.committed_at_ms)
-    ran(stage.bank(), stage.lab)
+    stage.run()
     assert not stage.bootstrap(stage.state(ONE, {0: 5})).written  # it says that it is done, not that it is there now
     for other in (stage.state(ONE, {0: 6}), stage.state([(0, b"a", b'{"cents":2,"events":1}', None)], {0: 5})):
         with pytest.raises(OffsetError, match="was given another state before"):
@@ -133,7 +113,7 @@ def test_the_same_state_again_is_harmless_and_another_one_is_refused(stage: Stag
 # ------------------------------------------------------------------------------------------------- refusals
 
 
-def test_refused_while_the_group_is_alive(stage: Stage) -> None:
+def test_refused_while_the_group_is_alive(stage: Bank) -> None:
     async def run() -> None:
         async with Running(stage.bank()):
             with pytest.raises(OffsetError, match=r"group .* is alive .*: stop all members"):
@@ -143,28 +123,28 @@ def test_refused_while_the_group_is_alive(stage: Stage) -> None:
     assert stage.is_untouched()
 
 
-def test_refused_where_the_group_has_been_at_work(stage: Stage) -> None:
+def test_refused_where_the_group_has_been_at_work(stage: Bank) -> None:
     stage.produce(30, seed=1)
-    ran(stage.bank(), stage.lab)
-    before = len(stage.lab._records(stage.changelog, None))
+    stage.run()
+    before = len(stage.records(stage.changelog))
     with pytest.raises(OffsetError, match=r"has a position already \(.*moves\[0\] at offset"):
         stage.bootstrap(stage.state(ONE, {}))
-    assert len(stage.lab._records(stage.changelog, None)) == before
+    assert len(stage.records(stage.changelog)) == before
 
 
-def test_refused_where_the_changelog_holds_something(stage: Stage) -> None:
+def test_refused_where_the_changelog_holds_something(stage: Bank) -> None:
     """Also when the group's offsets have expired, or were deleted."""
     stage.produce(30, seed=1)
-    ran(stage.bank(), stage.lab)
+    stage.run()
     stage.lab.admin._client.delete_consumer_groups([stage.config.group_id])[stage.config.group_id].result(30)
     with pytest.raises(OffsetError, match="holds state or a position already"):
         stage.bootstrap(stage.state(ONE, {}))
     assert stage.committed() == {}
 
 
-def test_refused_where_positions_are_not_in_the_log(stage: Stage) -> None:
+def test_refused_where_positions_are_not_in_the_log(stage: Bank) -> None:
     stage.produce(90, seed=1)
-    ends = {number: mark.end for number, mark in stage.lab.admin.watermarks(stage.topic).items()}
+    ends = stage.ends
     with pytest.raises(
         OffsetError, match=rf"moves\[1\]: the state goes on at offset {ends[1] + 1}, but the log begins"
     ):
@@ -178,13 +158,15 @@ def test_refused_where_positions_are_not_in_the_log(stage: Stage) -> None:
     assert stage.bootstrap(stage.state(ONE, {0: ends[0], 1: ends[1]})).written
 
 
-def test_refused_for_a_topic_that_is_not_there(stage: Stage) -> None:
+@pytest.mark.nightly
+def test_refused_for_a_topic_that_is_not_there(stage: Bank) -> None:
     config = EventSourceConfig(group_id="g", topic="nobody-made-this", num_partitions=1)
     source: EventSource[None] = EventSource(msgspec.structs.replace(config, bootstrap_servers=stage.lab.bootstrap))
     with pytest.raises(TopicError, match="nobody-made-this"):
         kes_spark.bootstrap(source, stage.state([], {}))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
@@ -195,13 +177,14 @@ def test_refused_for_a_topic_that_is_not_there(stage: Stage) -> None:
         ([(0, b"a", b"1", None), (0, b"a", b"2", None)], "key b'a' of partition 0 more than once"),
     ],
 )
-def test_refused_for_a_state_that_is_none(stage: Stage, rows: list[Any], told: str) -> None:
+def test_refused_for_a_state_that_is_none(stage: Bank, rows: list[Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         stage.bootstrap(stage.state(rows, {}))
     assert stage.is_untouched()
 
 
-def test_refused_for_a_source_without_a_store(stage: Stage) -> None:
+@pytest.mark.nightly
+def test_refused_for_a_source_without_a_store(stage: Bank) -> None:
     source: EventSource[None] = EventSource(stage.config)
     with pytest.raises(ConfigError, match="the source's store does not take the state"):
         kes_spark.bootstrap(source, stage.state(ONE, {}))
@@ -235,7 +218,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], None]
 class Beside:
     """A member that runs on a thread of its own."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Bank) -> None:
         self.source = stage.bank()
         self._thread = threading.Thread(target=self.source.run, daemon=True)
 
@@ -267,7 +250,8 @@ class Beside:
         self._thread.join(30)
 
 
-def test_who_joins_before_the_last_look_is_seen(stage: Stage, between: list[Callable[[], None]]) -> None:
+@pytest.mark.nightly
+def test_who_joins_before_the_last_look_is_seen(stage: Bank, between: list[Callable[[], None]]) -> None:
     stage.produce(60, seed=1)
     member = Beside(stage)
     between.extend([member.start, lambda: pytest.fail("somebody is at work, and was not seen")])
@@ -277,15 +261,14 @@ def test_who_joins_before_the_last_look_is_seen(stage: Stage, between: list[Call
     assert stage.committed().get(0, 0) == stage.changelog_offsets().get(0, 0) != 5  # its own work, nothing of ours
 
 
-def test_who_joins_after_the_last_look_waits_for_the_outcome(
-    stage: Stage, between: list[Callable[[], None]], read: Read
-) -> None:
+@pytest.mark.nightly
+def test_who_joins_after_the_last_look_waits_for_the_outcome(stage: Bank, between: list[Callable[[], None]]) -> None:
     stage.produce(60, seed=1)
     member = Beside(stage)
     between.extend([lambda: None, member.start_and_wait_in_vain])
-    with kes_spark.replay(stage.bank(), read(stage.topic).where("offset < 10")) as replayed:
+    with kes_spark.replay(stage.bank(), stage.read().where("offset < 10")) as replayed:
         assert stage.bootstrap(replayed).written
-        ends = {number: mark.end for number, mark in stage.lab.admin.watermarks(stage.topic).items()}
+        ends = stage.ends
 
         async def until_handled() -> None:
             while stage.committed() != ends:
@@ -293,14 +276,13 @@ def test_who_joins_after_the_last_look_waits_for_the_outcome(
 
         asyncio.run(asyncio.wait_for(until_handled(), 60))
         member.stop()
-        with kes_spark.replay(stage.bank(), read(stage.topic)) as everything:
-            for partition in range(PARTITIONS):
-                assert state_of(stage.lab, stage.changelog, partition) == stores_of(everything.stores, partition)
-            sent = [record for name in stage.out for record in stage.lab._records(name, None)]
+        with kes_spark.replay(stage.bank(), stage.read()) as everything:
+            stage.must_have_stored(everything.stores)
+            sent = stage.records(*stage.out)
             assert len(sent) == everything.outputs.where("cause.offset >= 10").count()
 
 
-def test_what_a_dead_member_left_open_cannot_be_committed_any_more(stage: Stage) -> None:
+def test_what_a_dead_member_left_open_cannot_be_committed_any_more(stage: Bank) -> None:
     stage.lab.admin.create(bank(stage.prefix).specs(), 30.0)
     zombie = Producer(
         {
@@ -323,7 +305,7 @@ def test_what_a_dead_member_left_open_cannot_be_committed_any_more(stage: Stage)
 
 
 def test_a_run_that_fails_half_way_leaves_nothing_and_can_be_repeated(
-    stage: Stage, between: list[Callable[[], None]]
+    stage: Bank, between: list[Callable[[], None]]
 ) -> None:
     def fail() -> None:
         raise RuntimeError("killed here")
@@ -336,13 +318,14 @@ def test_a_run_that_fails_half_way_leaves_nothing_and_can_be_repeated(
     assert state_of(stage.lab, stage.changelog, 0) == {b"a": ONE[0][2]}
 
 
-def test_a_changelog_is_the_beginning_of_another_source(stage: Stage, read: Read) -> None:
+@pytest.mark.nightly
+def test_a_changelog_is_the_beginning_of_another_source(stage: Bank) -> None:
     """A group of another name goes on where this one stands: what it has stored, without its history."""
     stage.produce(120, seed=3)
-    ran(stage.bank(), stage.lab)
+    stage.run()
     config = msgspec.structs.replace(stage.config, group_id=f"{stage.prefix}other")
     other: EventSource[Any] = EventSource(config, stage.bank()._store_factory)
-    with kes_spark.changelog_state(read(stage.changelog)) as state:
+    with kes_spark.changelog_state(stage.read(stage.changelog)) as state:
         begun = kes_spark.bootstrap(other, state)
         assert dict(begun.offsets) == stage.changelog_offsets()
     for partition in range(PARTITIONS):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -12,16 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from streams.testing.fixtures import BrokerAddress
 from tests.spark.cluster_job import ROWS
 from tests.spark.cluster_kit import ROOT, SPECULATION, StandaloneCluster
 from tests.spark.conftest import MakeTopic
 from tests.spark.proof_kit import Trial
-from tests.spark.proof_points import Strike
+from tests.spark.proof_points import BATCH_WRITE, Strike
 
-pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
-
-EVENTS = 12_000
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -30,43 +26,49 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneClus
         yield cluster
 
 
+@pytest.fixture
+def staging(tmp_path: Path) -> dict[str, str]:
+    """Options that stage every row in files."""
+    (tmp_path / "staging").mkdir()
+    return {"stagingDir": str(tmp_path / "staging"), "stagingThreshold": "0"}
+
+
 def test_a_batch_write_with_files_in_a_shared_folder(
-    cluster: StandaloneCluster, kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path
+    cluster: StandaloneCluster, trial: Trial, staging: dict[str, str]
 ) -> None:
-    trial = Trial(kafka_broker.bootstrap_servers, tmp_path, topic_prefix, EVENTS)
-    staging = tmp_path / "staging"
-    staging.mkdir()
-    with contextlib.closing(trial):
-        options = {"stagingDir": str(staging), "stagingThreshold": "0"}
-        strike = Strike("stage.after", 0, "raise")  # a task that has staged its file is tried again: the file is left
-        spec = trial.spec(write="batch", settings=cluster.settings, write_options=options)
-        trial.start(strike, spec=spec).must_finish()
-        assert trial.struck(strike)
-        trial.must_be_exact()
-        assert [str(path.relative_to(staging)) for path in staging.rglob("*")] == []
+    strike = Strike("stage.after", BATCH_WRITE, "raise")  # a task that has staged its file is tried again: it is left
+    spec = trial.spec(write="batch", settings=cluster.settings, write_options=staging)
+    trial.start(strike, spec=spec).must_finish()
+    assert trial.struck(strike)
+    trial.must_be_exact()
+    assert list(Path(staging["stagingDir"]).rglob("*")) == []
 
 
+@pytest.mark.parametrize("in_files", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_executors_killed_while_they_write(
-    cluster: StandaloneCluster, kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path
+    cluster: StandaloneCluster, trial: Trial, staging: dict[str, str], in_files: bool
 ) -> None:
     """By SIGKILL, half way through the rows of a task, in every second batch; and a straggler whose copy is quicker."""
-    trial = Trial(kafka_broker.bootstrap_servers, tmp_path, topic_prefix, EVENTS)
-    with contextlib.closing(trial):
-        settings = {**cluster.settings, **SPECULATION}
-        faults = ("kill-executor", "slow")
-        spec = trial.spec(rows_per_batch=EVENTS // 5, settings=settings, task_faults=faults, slow_seconds=30.0)
-        trial.start(spec=spec).must_finish()
-        assert len(list(tmp_path.glob("task-kill-executor-*"))) == 1
-        assert len(list(tmp_path.glob("task-slow-*"))) == 1
-        assert list(tmp_path.glob("again-slow-*"))  # the copy, or two where the machine is slow
-        assert trial.must_be_exact().aborted == 0
+    spec = trial.spec(
+        rows_per_batch=trial.events // 5,
+        settings={**cluster.settings, **SPECULATION},
+        task_faults=("kill-executor", "slow"),
+        slow_seconds=30.0,
+        write_options=staging if in_files else {},
+    )
+    trial.start(spec=spec).must_finish(900)
+    assert len(list(trial.folder.glob("task-kill-executor-*"))) == 1
+    assert len(list(trial.folder.glob("task-slow-*"))) == 1
+    assert list(trial.folder.glob("again-slow-*"))  # the copy, or two where the machine is slow
+    assert trial.must_be_exact().aborted == 0
+    assert list(Path(staging["stagingDir"]).rglob("*.arrow")) == []
 
 
 def test_upcasters_and_handlers_run_on_the_workers(
-    cluster: StandaloneCluster, kafka_broker: BrokerAddress, make_topic: MakeTopic
+    cluster: StandaloneCluster, servers: str, make_topic: MakeTopic
 ) -> None:
     """Classes and handlers are imported there: they are installed with the package, or lie on the workers' path."""
-    arguments = [json.dumps(cluster.settings), kafka_broker.bootstrap_servers, make_topic(partitions=2)]
+    arguments = [json.dumps(cluster.settings), servers, make_topic(partitions=2)]
     ended = subprocess.run(
         [sys.executable, "-m", "tests.spark.cluster_job", *arguments],
         cwd=ROOT,

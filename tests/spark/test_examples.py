@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import signal
+import subprocess
+import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,20 +25,58 @@ from examples.bank import Balance, Deposited
 from examples.spark import log_to_parquet, new_version, reconcile, reprocess, restore, two_topics
 from examples.spark.common import read
 from examples.topics import create_topics
-from tests.spark.examples_kit import DEPOSITS, Bank, bank_at_work, kill, start
+from streams.broker import KafkaBroker
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).resolve().parents[2]
+DEPOSITS = 3_000
 RECIPES = sorted(
     path.stem for path in (ROOT / "examples" / "spark").glob("*.py") if path.stem not in ("__init__", "common")
 )
 
 
+@dataclass(frozen=True)
+class Bank:
+    """``paid``: account to what all its deposits add up to. The event source has handled them all, and was stopped."""
+
+    servers: str
+    paid: Counter[str]
+
+
 @pytest.fixture(scope="module")
 def bank() -> Iterator[Bank]:
-    with bank_at_work() as found:
-        yield found
+    """A broker of its own, ``bank-events`` with deposits, and what ``examples.bank`` has made of them."""
+    with KafkaBroker() as broker:
+        servers = broker.bootstrap_servers
+        create_topics(servers, {"bank-events": 10, "bank-balances": 10})
+        paid = bank_feed.pay_in(servers, DEPOSITS, seed=5)
+        source = start("-m", "streams", "run", "examples.bank:source", servers=servers)
+        try:
+            count, last = bank_feed.watch(servers, DEPOSITS, dict.fromkeys(range(10), 0))
+            assert (count, last) == (DEPOSITS, paid)
+        finally:
+            source.send_signal(signal.SIGTERM)
+            assert source.wait(60) == 0
+        yield Bank(servers, paid)
+
+
+def start(*arguments: str, servers: str) -> subprocess.Popen[bytes]:
+    """Python in the checkout, as leader of a process group of its own, with the broker in its environment."""
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "KES_BOOTSTRAP_SERVERS": servers},
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to the process and everything that it started in its group (Spark's Java); waits for it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(30)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -55,6 +99,7 @@ def contents(records: DataFrame) -> list[tuple[object, ...]]:
     return [(row.partition, row.key, row.value, row.timestamp, tuple(map(tuple, row.headers or []))) for row in rows]
 
 
+@pytest.mark.nightly
 def test_restore_brings_back_every_record_as_it_was_and_only_once(
     spark: SparkSession, bank: Bank, tmp_path: Path
 ) -> None:
@@ -68,6 +113,7 @@ def test_restore_brings_back_every_record_as_it_was_and_only_once(
     assert contents(read(spark, bank.servers, "bank-events-restored")) == before
 
 
+@pytest.mark.nightly
 def test_a_new_version_has_no_seam(spark: SparkSession, bank: Bank, tmp_path: Path) -> None:
     create_topics(bank.servers, {new_version.NEW: 10})
     first = new_version.backfill(spark, bank.servers, tmp_path)
@@ -84,6 +130,7 @@ def test_a_new_version_has_no_seam(spark: SparkSession, bank: Bank, tmp_path: Pa
     assert {row.currency for row in new.select("currency").distinct().collect()} == {"EUR"}
 
 
+@pytest.mark.nightly
 def test_a_changed_handler_is_compared_with_production_and_published_once(
     spark: SparkSession, bank: Bank, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +170,7 @@ def test_a_changed_handler_is_compared_with_production_and_published_once(
     assert {tuple(row) for row in last.collect()} == {tuple(row) for row in paid.collect()}
 
 
+@pytest.mark.nightly
 def test_two_topics_and_the_dead_letters_in_one_transaction(spark: SparkSession, bank: Bank, tmp_path: Path) -> None:
     topics = (two_topics.LARGE, two_topics.SMALL, two_topics.REFUSED)
     create_topics(bank.servers, dict.fromkeys(topics, 10))
@@ -152,6 +200,7 @@ def totals(deposits: DataFrame) -> dict[str, tuple[int, int]]:
     return {row.account: (row["count"], row.cents) for row in rows}
 
 
+@pytest.mark.nightly
 def test_the_log_as_parquet_has_every_record_once(spark: SparkSession, bank: Bank, tmp_path: Path) -> None:
     for at_most in (1_000, 50):  # the second time there is nothing new
         log_to_parquet.start(spark, bank.servers, tmp_path, at_most=at_most).awaitTermination()

@@ -1,8 +1,7 @@
-"""Recipes that are killed and started again, and the one that brings its own event source."""
+"""The recipe that brings its own event source."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,47 +15,13 @@ from examples.flights import aircraft, ingest
 from examples.flights.cluster import Cluster
 from examples.flights.events import FLIGHTS_TOPIC, FlightArrived, FlightCancelled, FlightDeparted
 from examples.flights.verify import time_of
-from examples.spark import flights_stream, log_to_parquet
+from examples.spark import flights_stream
 from examples.spark.common import read
 from streams.broker import KafkaBroker
-from tests.spark.examples_kit import DEPOSITS, Bank, bank_at_work, kill, start
 
-pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(1200)]
 
-PATIENCE = 400.0
 Flight = FlightDeparted | FlightArrived | FlightCancelled
-
-
-@pytest.fixture(scope="module")
-def bank() -> Iterator[Bank]:
-    with bank_at_work() as found:
-        yield found
-
-
-@pytest.mark.soak  # three starts of a job; kills of the same kind are in test_proof_kills.py
-def test_the_log_as_parquet_has_every_record_once_over_kills(spark: SparkSession, bank: Bank, tmp_path: Path) -> None:
-    arguments = ("-m", "examples.spark.log_to_parquet", "--out", str(tmp_path), "--at-most", "800")
-    finished = tmp_path / "events" / "_spark_metadata"
-    for batches in (1, 3):
-        job = start(*arguments, servers=bank.servers)
-        try:
-            deadline = time.monotonic() + PATIENCE
-            while not (finished / str(batches)).exists():
-                assert job.poll() is None, "it has finished before it could be killed"
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-        finally:
-            kill(job)
-    last = start(*arguments, servers=bank.servers)
-    try:
-        assert last.wait(PATIENCE) == 0
-    finally:
-        kill(last)
-    kept = spark.read.parquet(str(tmp_path / "events")).select(*log_to_parquet.NATURAL_KEY)
-    raw = read(spark, bank.servers, log_to_parquet.TOPICS).select(*log_to_parquet.NATURAL_KEY)
-    assert raw.count() == 2 * DEPOSITS  # and a balance for each
-    assert kept.exceptAll(raw).isEmpty()
-    assert raw.exceptAll(kept).isEmpty()
 
 
 @pytest.fixture

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import streams.spark as kes_spark
-from examples import bank_feed
+from examples import bank, bank_feed
 from examples.topics import create_topics
+from streams import EventSource
 from streams.broker import KafkaBroker
 from streams.spark import read_options, write_options
+from tests.broker.engine_kit import Running
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = ROOT / "docs" / "guides"
@@ -57,16 +61,20 @@ def run(python: str, folder: Path, servers: str) -> str:
     return ended.stdout
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def servers() -> Iterator[str]:
-    with KafkaBroker() as broker:
+    with KafkaBroker() as broker:  # the topics of the pages have plain names
         yield broker.bootstrap_servers
 
 
-@pytest.mark.spark
-@pytest.mark.broker
-@pytest.mark.slow
-@pytest.mark.timeout(600)
+def runs(test: Callable[..., None]) -> Callable[..., None]:
+    """Marks of a test that runs a page."""
+    for mark in ("spark", "broker", "slow", "nightly"):
+        test = getattr(pytest.mark, mark)(test)
+    return pytest.mark.timeout(600)(test)
+
+
+@runs
 def test_the_python_of_the_guide_runs(servers: str, tmp_path: Path) -> None:
     (tmp_path / "flights.csv").write_text(FLIGHTS)
     create_topics(servers, {"flights": 4, "late-flights": 4, "flights-archive": 4})
@@ -75,10 +83,7 @@ def test_the_python_of_the_guide_runs(servers: str, tmp_path: Path) -> None:
     assert re.search(r"\|\s+N14228\|\s+101\|", shown), shown
 
 
-@pytest.mark.spark
-@pytest.mark.broker
-@pytest.mark.slow
-@pytest.mark.timeout(600)
+@runs
 def test_the_spark_part_of_the_readme_runs(servers: str, tmp_path: Path) -> None:
     create_topics(servers, {"bank-events": 10, "bank-large-deposits": 10})
     paid = bank_feed.pay_in(servers, 50, seed=1)
@@ -92,21 +97,38 @@ def test_the_spark_part_of_the_readme_runs(servers: str, tmp_path: Path) -> None
     assert any(re.search(rf"{account}\|\s+{cents}\|", shown) for account, cents in paid.items()), shown
 
 
+@runs
+def test_the_python_of_the_guide_of_replays_runs(servers: str, tmp_path: Path) -> None:
+    """Beside a bank that was at work."""
+    create_topics(servers, {"bank-events": 10, "bank-balances": 10})
+    bank_feed.pay_in(servers, deposits := 2_000, seed=1)
+    config = msgspec.structs.replace(bank.source.config, bootstrap_servers=servers)
+    source = EventSource(config, bank.source._store_factory)
+    source.register_event_type(bank.Deposited, bank.on_deposited)
+
+    async def handle_all() -> None:
+        async with Running(source) as running:
+            await running.until_committed(deposits)
+
+    asyncio.run(handle_all())
+    shown = run(blocks(GUIDES / "spark-replay.md"), tmp_path, servers)
+    assert "the stores of production are those of its history: True" in shown
+    assert (
+        f"production is what its own handlers give: Comparison(same={deposits}, missing=0, extra=0, different=0)"
+        in shown
+    )
+    assert "with the bonus: Comparison(" in shown
+    assert shown.rstrip().splitlines()[-1].startswith("True ")
+
+
 def test_every_option_is_in_the_guide() -> None:
-    page = (GUIDES / "spark.md").read_text()
-    known = {
-        *read_options._BOTH, *read_options._ONLY_BATCH, *read_options._ONLY_STREAM,
-        *write_options._COMMON, *write_options._WRITE, *write_options._STREAM,
-    } - {"runId"}  # fmt: skip
-    assert sorted(name for name in known if not re.search(rf"`{name}\b", page)) == []
-
-
-def test_the_guide_names_no_option_that_there_is_not() -> None:
+    """And no other."""
     page = (GUIDES / "spark.md").read_text()
     known = {
         *read_options._BOTH, *read_options._ONLY_BATCH, *read_options._ONLY_STREAM,
         *write_options._COMMON, *write_options._WRITE, *write_options._STREAM,
     }  # fmt: skip
+    assert sorted(name for name in known - {"runId"} if not re.search(rf"`{name}\b", page)) == []
     tables = re.findall(r"^\| option \|.*?\n\n", page, re.M | re.S)
     assert len(tables) >= 2
     named = {

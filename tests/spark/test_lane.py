@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from streams.errors import ConfigError, RecordRefused, StreamsError, TopicError, TransactionFailed
 from streams.sak.murmur2 import partition_of
@@ -21,8 +20,8 @@ from streams.spark.lane import Lane, look, settle, write_lane
 from streams.spark.markers import BatchRequest
 from streams.spark.stream_sink import lane_of
 from streams.spark.write_options import stream_write_options
-from streams.testing.fixtures import BrokerAddress
 from tests.spark.conftest import MakeTopic
+from tests.spark.log_kit import Log
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -38,14 +37,13 @@ def dies(producer: Producer) -> None:
 class Topic:
     """One topic and the lane ``sink`` that writes into it."""
 
-    def __init__(self, servers: str, name: str, *, topic_of_rows: str | None = "") -> None:
-        self.servers = servers
-        self.name = name
+    def __init__(self, log: Log, name: str, *, topic_of_rows: str | None = "") -> None:
+        self.log, self.servers, self.name = log, log.servers, name
         self.lane = Lane(
             identity=f"kes.spark.stream.{name}",
             marker_topic=name,
             topic=name if topic_of_rows == "" else topic_of_rows,
-            kafka={"bootstrap.servers": servers},
+            kafka={"bootstrap.servers": log.servers},
         )
 
     def ask(self, batch: int, rows: int, query: str = "q") -> BatchRequest:
@@ -61,43 +59,20 @@ class Topic:
     def records(self, topic: str | None = None, *, committed: bool = True) -> list[Any]:
         """Everything in the topic, in the order of its partitions and offsets."""
         settle(self.lane, self.ask(0, 0))
-        level = "read_committed" if committed else "read_uncommitted"
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.servers,
-                "group.id": "reader",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "isolation.level": level,
-            }
-        )
-        try:
-            return sorted(
-                _all(consumer, topic or self.name), key=lambda message: (message.partition(), message.offset())
-            )
-        finally:
-            consumer.close()
+        found = self.log.records(topic or self.name, committed=committed)
+        return sorted(found, key=lambda message: (message.partition() or 0, message.offset() or 0))
 
-
-def _all(consumer: Consumer, topic: str) -> Iterator[Any]:
-    partitions = consumer.list_topics(topic, 30).topics[topic].partitions
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
-    ended: set[int | None] = set()
-    while len(ended) < len(partitions):
-        message = consumer.poll(30)
-        assert message is not None, "the broker does not answer"
-        error = message.error()
-        if error is None:
-            yield message
-        elif error.code() == KafkaError._PARTITION_EOF:
-            ended.add(message.partition())
-        else:
-            raise KafkaException(error)
+    def keep_markers(self, partitions: int = 1, policy: str = "compact") -> str:
+        """Make a log of markers for the lane."""
+        name = self.name + ".markers"
+        self.log.create(name, partitions, **{"cleanup.policy": policy})
+        self.lane = dataclasses.replace(self.lane, marker_log=name)
+        return name
 
 
 @pytest.fixture
-def topic(kafka_broker: BrokerAddress, make_topic: MakeTopic) -> Topic:
-    return Topic(kafka_broker.bootstrap_servers, make_topic(partitions=2))
+def topic(log: Log, make_topic: MakeTopic) -> Topic:
+    return Topic(log, make_topic(partitions=2))
 
 
 def values(records: list[Any]) -> list[bytes]:
@@ -125,34 +100,6 @@ def test_batches_one_after_the_other_and_each_once(topic: Topic) -> None:
     assert marker.offset == 4
 
 
-def test_what_is_in_a_record(topic: Topic) -> None:
-    when = dt.datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=dt.UTC)
-    headers = pa.array(
-        [[("x", b"1"), ("__grt__", b"old"), ("x", None)], [], None, [("__grt__", b"kept")]],
-        pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
-    )
-    topic.write(
-        0,
-        {
-            "key": pa.array(["k", "", None, "t"], pa.string()),
-            "value": pa.array([b"v", b"", None, None], pa.binary()),
-            "type": ["A", "B", "C", None],
-            "version": pa.array([1, 7, None, 3], pa.int32()),
-            "headers": headers,
-            "partition": pa.array([1, 1, 1, 1], pa.int32()),
-            "timestamp": pa.array([when, when, when, None], pa.timestamp("us", "UTC")),
-        },
-    )
-    first, empty, tombstone, kept = topic.records()
-    assert (first.key(), first.value(), first.partition()) == (b"k", b"v", 1)
-    assert first.headers() == [("__grt__", b"A"), ("x", b"1"), ("x", None)]
-    assert (empty.key(), empty.value(), empty.headers()) == (b"", b"", [("__grt__", b"B"), ("__grv__", b"7")])
-    assert (tombstone.key(), tombstone.value(), tombstone.headers()) == (None, None, [("__grt__", b"C")])
-    assert (kept.key(), kept.value(), kept.headers()) == (b"t", None, [("__grt__", b"kept")])
-    assert [record.timestamp()[1] for record in (first, empty, tombstone)] == [int(when.timestamp() * 1000)] * 3
-    assert abs(kept.timestamp()[1] / 1000 - dt.datetime.now(dt.UTC).timestamp()) < 600
-
-
 def test_order_is_that_of_the_batches_and_keys_go_where_java_puts_them(topic: Topic) -> None:
     rows = [(str(number % 7), str(number).encode()) for number in range(5000)]
     tables = [
@@ -170,9 +117,9 @@ def test_order_is_that_of_the_batches_and_keys_go_where_java_puts_them(topic: To
     assert len({place for _, place in places}) == 2
 
 
-def test_rows_that_name_their_topics(kafka_broker: BrokerAddress, make_topic: MakeTopic) -> None:
+def test_rows_that_name_their_topics(log: Log, make_topic: MakeTopic) -> None:
     first, second = make_topic("first"), make_topic("second", 3)
-    both = Topic(kafka_broker.bootstrap_servers, first, topic_of_rows=None)
+    both = Topic(log, first, topic_of_rows=None)
     both.write(0, {"topic": [first, second, second], "value": [b"a", b"b", b"c"], "partition": [0, 2, None]})
     assert (values(both.records()), values(both.records(second))) == ([b"a"], [b"b", b"c"])
     wrong: list[tuple[dict[str, Any], str]] = [
@@ -289,7 +236,7 @@ def test_one_name_over_two_topics_is_two_sinks(
     topic: Topic, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither fences the other in the middle of its transaction."""
-    first, second = of_sink(topic, topic.name), of_sink(Topic(topic.servers, make_topic("other")), topic.name)
+    first, second = of_sink(topic, topic.name), of_sink(Topic(topic.log, make_topic("other")), topic.name)
     for batch in range(2):
         other = partial(second.write, batch, {"value": [b"b"]}, query="other")
         monkeypatch.setattr(lane_module, "Producer", in_commit(other))
@@ -300,7 +247,7 @@ def test_one_name_over_two_topics_is_two_sinks(
 def test_a_sink_of_the_version_before_goes_on_under_its_new_name(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver of that version is in the middle of batch 1. It is fenced, and finds no way back."""
     now = of_sink(topic, topic.name)
-    before = Topic(topic.servers, topic.name)
+    before = Topic(topic.log, topic.name)
     former = now.lane.as_former()
     assert former is not None
     before.lane = former
@@ -328,8 +275,7 @@ def test_a_sink_of_the_version_before_goes_on_under_its_new_name(topic: Topic, m
 
 
 def test_what_a_dead_run_left_open_is_aborted(topic: Topic) -> None:
-    dead = Producer({"bootstrap.servers": topic.servers, "transactional.id": topic.lane.identity})
-    dead.init_transactions(30)
+    dead = topic.log.transaction(topic.lane.identity)
     dead.begin_transaction()
     dead.produce(topic.name, b"half")
     dead.flush(30)
@@ -339,16 +285,13 @@ def test_what_a_dead_run_left_open_is_aborted(topic: Topic) -> None:
 
 
 def test_a_marker_log_keeps_what_the_group_has_forgotten(topic: Topic, make_topic: MakeTopic) -> None:
-    admin = AdminClient({"bootstrap.servers": topic.servers})
-    log = topic.name + ".markers"
-    admin.create_topics([NewTopic(log, 3, 1, config={"cleanup.policy": "compact"})])[log].result(30)
-    topic.lane = dataclasses.replace(topic.lane, marker_log=log)
-    other = Topic(topic.servers, make_topic("other"))
+    log = topic.keep_markers(3)
+    other = Topic(topic.log, make_topic("other"))
     other.lane = dataclasses.replace(other.lane, marker_log=log)
     for batch in range(3):
         assert topic.write(batch, {"value": [b"%d" % batch]})
     assert other.write(0, {"value": [b"x"]})
-    admin.delete_consumer_groups([topic.lane.identity])[topic.lane.identity].result(30)
+    topic.log.forget_group(topic.lane.identity)
     assert not topic.write(2, {"value": [b"2"]})
     assert topic.write(3, {"value": [b"3"]})
     assert look(topic.lane, "test") is not None  # and the group knows again
@@ -357,18 +300,14 @@ def test_a_marker_log_keeps_what_the_group_has_forgotten(topic: Topic, make_topi
 
 def test_a_marker_behind_another_sinks_open_transaction_is_waited_for(topic: Topic) -> None:
     """Committed records end before it at the moment; a read that stopped there would find an older marker, or none."""
-    admin = AdminClient({"bootstrap.servers": topic.servers})
-    log = topic.name + ".markers"
-    admin.create_topics([NewTopic(log, 1, 1, config={"cleanup.policy": "compact"})])[log].result(30)
-    topic.lane = dataclasses.replace(topic.lane, marker_log=log)
+    log = topic.keep_markers()
     assert topic.write(0, {"value": [b"0"]})
-    dead = Producer({"bootstrap.servers": topic.servers, "transactional.id": topic.name + ".dead"})
-    dead.init_transactions(30)
+    dead = topic.log.transaction(topic.name + ".dead")
     dead.begin_transaction()
     dead.produce(log, b"half", b"another")
     dead.flush(30)
     assert topic.write(1, {"value": [b"1"]})
-    admin.delete_consumer_groups([topic.lane.identity])[topic.lane.identity].result(30)
+    topic.log.forget_group(topic.lane.identity)
     with ThreadPoolExecutor(1) as pool:
         again = pool.submit(topic.write, 1, {"value": [b"1"]})
         with pytest.raises(TimeoutError):
@@ -379,10 +318,7 @@ def test_a_marker_behind_another_sinks_open_transaction_is_waited_for(topic: Top
 
 
 def test_a_marker_log_must_be_compacted_and_nothing_else(topic: Topic) -> None:
-    admin = AdminClient({"bootstrap.servers": topic.servers})
-    log = topic.name + ".markers"
-    admin.create_topics([NewTopic(log, 1, 1, config={"cleanup.policy": "compact,delete"})])[log].result(30)
-    topic.lane = dataclasses.replace(topic.lane, marker_log=log)
+    log = topic.keep_markers(policy="compact,delete")
     with pytest.raises(ConfigError, match="must be compact, and nothing else"):
         topic.write(0, {"value": [b"0"]})
     topic.lane = dataclasses.replace(topic.lane, marker_log=log + "-no")

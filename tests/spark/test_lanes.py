@@ -19,7 +19,6 @@ from streams.spark.lane_markers import NOTHING, LaneMetadata, LaneRequest, Plan
 from streams.spark.lanes import lane_of, write_lanes
 from streams.spark.markers import Stored, inherited, left_behind
 from streams.spark.write_options import stream_write_options
-from streams.testing.fixtures import BrokerAddress
 from tests.spark.conftest import MakeTopic, Read
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(240)]
@@ -124,12 +123,10 @@ def test_lanes_that_were_left_behind_let_no_run_write() -> None:
 
 
 def test_lanes_of_the_version_before_go_on_under_their_new_names(
-    kafka_broker: BrokerAddress, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+    servers: str, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its driver has pinned both lanes, and one of its tasks has written."""
-    settings = stream_write_options(
-        {"bootstrap.servers": kafka_broker.bootstrap_servers, "topic": make_topic(), "sink": "s"}
-    )
+    settings = stream_write_options({"bootstrap.servers": servers, "topic": make_topic(), "sink": "s"})
     now = [lane_of(settings, number) for number in range(2)]
     before = [lane for lane in (each.as_former() for each in now) if lane is not None]
     old, new = plan(0), dataclasses.replace(plan(0), token="new")
@@ -158,12 +155,12 @@ def written(topic: str, options: dict[str, str], read: Read, lanes: int = 4) -> 
 
 
 def test_every_row_once_in_order_per_key_and_a_second_time_nothing(
-    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read
+    spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read
 ) -> None:
     topic = make_topic(partitions=3)
-    options = {"bootstrap.servers": kafka_broker.bootstrap_servers}
+    options = {"bootstrap.servers": servers}
     settings: dict[str, Any] = {"sink": topic, "topic": topic, "order": ["id"]}
-    settings["servers"] = kafka_broker.bootstrap_servers
+    settings["servers"] = servers
     first = write_lanes(rows_of(spark), None, lanes=3, **settings)
     assert sum(first.written.values()) == ROWS
     assert set(first.written) == {0, 1, 2}
@@ -181,8 +178,10 @@ def test_every_row_once_in_order_per_key_and_a_second_time_nothing(
         write_lanes(rows_of(spark), 3, lanes=3, **settings)
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 def test_in_a_stream_with_another_number_of_lanes_from_batch_to_batch(
-    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read, tmp_path: Any
+    spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read, tmp_path: Any
 ) -> None:
     topic = make_topic(partitions=2)
     numbers = iter([2, 4, 1, 3])
@@ -191,7 +190,7 @@ def test_in_a_stream_with_another_number_of_lanes_from_batch_to_batch(
     def write(df: DataFrame, batch: int) -> None:
         lanes = next(numbers)
         rows = df.selectExpr("cast(value % 50 as string) key", "cast(value as string) value")
-        settings: dict[str, Any] = {"sink": topic, "topic": topic, "servers": kafka_broker.bootstrap_servers}
+        settings: dict[str, Any] = {"sink": topic, "topic": topic, "servers": servers}
         write_lanes(rows, batch, lanes=lanes, **settings)
         assert write_lanes(rows, batch, lanes=lanes, **settings).written == {}
         if lanes > 1:
@@ -213,24 +212,22 @@ def test_in_a_stream_with_another_number_of_lanes_from_batch_to_batch(
     assert next(numbers, None) is None, query.exception()
     query.stop()
     assert len(failed) == 3
-    values = Counter(
-        int(row.value) for row in written(topic, {"bootstrap.servers": kafka_broker.bootstrap_servers}, read)
-    )
+    values = Counter(int(row.value) for row in written(topic, {"bootstrap.servers": servers}, read))
     assert values == Counter(range(2000))
 
 
 def test_an_input_that_is_cut_writes_nothing_of_its_lane(
-    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Upstream failures end the iterator of a task cleanly: here every lane loses its last rows, with the end row."""
     topic = make_topic()
     routed: Callable[..., DataFrame] = lanes_module._routed
     monkeypatch.setattr(lanes_module, "_routed", lambda *given: routed(*given).where("not _end"))
-    settings: dict[str, Any] = {"sink": topic, "topic": topic, "servers": kafka_broker.bootstrap_servers}
+    settings: dict[str, Any] = {"sink": topic, "topic": topic, "servers": servers}
     rows = rows_of(spark).drop("id")
     with pytest.raises(Exception, match="its rows end without the end row"):
         write_lanes(rows, None, lanes=2, **settings)
-    options = {"bootstrap.servers": kafka_broker.bootstrap_servers}
+    options = {"bootstrap.servers": servers}
     assert written(topic, options, read) == []
     monkeypatch.undo()
     assert sum(write_lanes(rows, None, lanes=2, **settings).written.values()) == ROWS
@@ -238,15 +235,14 @@ def test_an_input_that_is_cut_writes_nothing_of_its_lane(
 
 
 def test_a_run_whose_lanes_were_taken_over_writes_no_more(
-    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read
+    spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read
 ) -> None:
     topic = make_topic()
-    options = {"bootstrap.servers": kafka_broker.bootstrap_servers, "topic": topic, "sink": topic}
+    options = {"bootstrap.servers": servers, "topic": topic, "sink": topic}
     settings = stream_write_options(options)
     old = Plan(sink=topic, query="batch write", batch=0, lanes=1, token="old")
     lanes_module._pin(settings, old)
     rows = rows_of(spark, 10).drop("id")
-    servers = kafka_broker.bootstrap_servers
     assert write_lanes(rows, None, sink=topic, topic=topic, lanes=2, servers=servers).written
     with pytest.raises(StreamsError, match="another run has taken the lanes over"):
         write_lane(lane_of(settings, 0), LaneRequest(plan=old, lane=0), list, size=0)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from streams.errors import ConfigError
-from streams.spark.options import addressed, checked, kafka_settings
+from streams.spark.options import addressed, agreed, checked, kafka_settings
+from streams.spark.read_options import Edge, ReadOptions, Topics, read_options
 from streams.spark.write_options import stream_write_options, write_options
 
 pytestmark = pytest.mark.spark
+READ = {"kafka.bootstrap.servers": "b:1", "subscribe": "a, b"}
 WRITE = {"bootstrap.servers": "b:1", "topic": "t", "writeId": "w"}
+SINK = {"bootstrap.servers": "b:1", "topic": "t", "sink": "s", "checkpointLocation": "c", "queryName": "q", "path": ""}
 
 
 @pytest.fixture(autouse=True)
@@ -17,13 +24,102 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KES_BOOTSTRAP_SERVERS", raising=False)
 
 
-def test_secrets_stay_out_of_repr() -> None:
-    assert "hunter2" not in repr(write_options({**WRITE, "kafka.sasl.password": "hunter2"}))
+def batch(change: dict[str, str]) -> ReadOptions:
+    return read_options({**READ, **change})
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
+def stream(change: dict[str, str]) -> ReadOptions:
+    return read_options({**READ, **change}, stream=True)
+
+
+def write(change: dict[str, str]) -> Any:
+    return write_options({**WRITE, **change})
+
+
+def sink(change: dict[str, str]) -> Any:
+    return stream_write_options({**SINK, **change})
+
+
+Make = Callable[[dict[str, str]], object]
+WRONG: dict[tuple[Make, ...], list[tuple[dict[str, str], str]]] = {
+    (batch, stream): [
+        ({"startingOfsets": "latest"}, "unknown option startingofsets .* did you mean startingOffsets"),
+        ({"topic": "x"}, "unknown option topic for reading"),
+        ({"subscribe": " , "}, "option subscribe is missing"),
+        ({"subscribe": ""}, "option subscribe is missing"),
+        ({"subscribePattern": "x"}, "subscribe and subscribePattern cannot go together"),
+        ({"subscribe": "", "subscribePattern": "("}, "option subscribePattern is no regular expression"),
+        ({"subscribe": "", "assign": "a"}, "option assign must be JSON"),
+        ({"subscribe": "", "assign": "{}"}, "option assign must be JSON"),
+        ({"subscribe": "", "assign": '{"a": []}'}, "option assign must be JSON"),
+        ({"subscribe": "", "assign": '{"a": [-1]}'}, "option assign must be JSON"),
+        ({"subscribe": "", "assign": '{"a": [true]}'}, "option assign must be JSON"),
+        (
+            {"subscribe": "", "assign": '{"a": [0, 1]}', "startingOffsets": '{"a":{"0":1}}'},
+            r"names the partitions \[0\] of a, but assign names \[0, 1\]",
+        ),
+        ({"isolation": "none"}, "option isolation must be"),
+        ({"startingOffsets": "5"}, "option startingOffsets must be earliest, latest or JSON"),
+        ({"startingOffsets": '{"a":{"0":1.5},"b":{"0":1}}'}, "option startingOffsets must be"),
+        ({"startingOffsets": '{"a":{"0":true},"b":{"0":1}}'}, "option startingOffsets must be"),
+        ({"startingTimestamp": "yesterday"}, "option startingTimestamp must be a number"),
+        ({"startingTimestamp": "12.7"}, "option startingTimestamp must be a whole number"),
+        ({"startingTimestamp": "inf"}, "option startingTimestamp must be at least 0, not inf"),
+        ({"minPartitions": "1e400"}, "option minPartitions must be at least 1, not 1e400"),
+        ({"stallSeconds": "inf"}, "option stallSeconds must be at least 1"),
+        ({"startingTimestamp": "-1"}, "option startingTimestamp must be at least 0"),
+        ({"startingOffsetsByTimestamp": '{"a":{"0":-1},"b":{"0":1}}'}, r"a\[0\] has the impossible time -1"),
+        ({"startingOffsetsByTimestampStrategy": "guess"}, "must be error or latest"),
+        ({"stallSeconds": "soon"}, "option stallSeconds must be a number"),
+        ({"stallSeconds": "nan"}, "option stallSeconds must be at least 1"),
+        ({"failOnDataLoss": "perhaps"}, "option failOnDataLoss must be true or false"),
+        ({"includeHeaders": "1"}, "option includeHeaders must be true or false"),
+        ({"minPartitions": "0"}, "option minPartitions must be at least 1"),
+        ({"minPartitions": "1.5"}, "option minPartitions must be a whole number"),
+        ({"maxRecordsPerPartition": "many"}, "option maxRecordsPerPartition must be a number"),
+        ({"groupIdPrefix": "x"}, "option groupIdPrefix .*commitOffsetsTo"),
+        ({"kafkaConsumer.pollTimeoutMs": "1"}, "use stallSeconds"),
+        ({"kafka.isolation.level": "read_committed"}, "use the option isolation"),
+        ({"kafka.sasl.jaas.config": "x"}, "belongs to Java clients: use kafka.sasl.username"),
+        ({"bootstrap.servers": "other:1"}, "differ"),
+        ({"kafka.bootstrap.servers": ""}, "option kafka.bootstrap.servers is missing"),
+        ({"types": " , "}, "option types is empty"),
+        (
+            {"startingTimestamp": "9223372036854775808"},
+            "startingTimestamp must be .* at most 9223372036854775807",
+        ),
+        ({"startingTimestamp": "1e30"}, "startingTimestamp must be .* at most 9223372036854775807"),
+        ({"sasl.password": "x"}, "unknown option sasl.password .* did you mean kafka.sasl.password"),
+    ],
+    (batch,): [
+        ({"endingOffsets": "earliest"}, "option endingOffsets must be latest or JSON"),
+        ({"endingOffsets": '{"a":{"0":1}}'}, r"option endingOffsets names the topics \['a'\], but subscribe"),
+        ({"endingOffsets": '{"a":{"0":1},"b":{"0":-3}}'}, r"option endingOffsets: b\[0\] has the impossible offset"),
+        (
+            {"startingOffsets": '{"a":{"0":7},"b":{"0":-2}}', "endingOffsets": '{"a":{"0":6},"b":{"0":3}}'},
+            r"option endingOffsets: a\[0\] ends at 6, before it begins \(startingOffsets: 7\)",
+        ),
+        (
+            {
+                "startingOffsetsByTimestamp": '{"a":{"0":7},"b":{"0":7}}',
+                "endingOffsetsByTimestamp": '{"a":{"0":9},"b":{"0":6}}',
+            },
+            r"option endingOffsetsByTimestamp: b\[0\] ends at 6, before it begins",
+        ),
+        ({"startingTimestamp": "7", "endingTimestamp": "6"}, r"endingTimestamp \(6\) is before startingTimestamp"),
+        ({"maxOffsetsPerTrigger": "5"}, "option maxOffsetsPerTrigger is for streams"),
+        ({"commitOffsetsTo": "g"}, "option commitOffsetsTo is for streams"),
+    ],
+    (stream,): [
+        ({"endingOffsets": "latest"}, "option endingOffsets is for batch reads"),
+        ({"endingTimestamp": "1"}, "option endingTimestamp is for batch reads"),
+        ({"maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger must be at least 1"),
+        ({"maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "6"}, "is larger than maxOffsetsPerTrigger"),
+        ({"maxTriggerDelay": "soon"}, "option maxTriggerDelay must be a length of time"),
+        ({"maxTriggerDelay": "-5s"}, "option maxTriggerDelay must be a length of time"),
+    ],
+    (write,): [
+        ({"WRITEID": "other"}, "option WRITEID is given twice, with different values"),
         ({"writeId": ""}, "option writeId is missing: name this write"),
         ({"writeId": "a\nb"}, "printable"),
         ({"topic": ""}, "option topic is missing"),
@@ -34,35 +130,7 @@ def test_secrets_stay_out_of_repr() -> None:
         ({"stagingDir": "hdfs://nn/staging"}, "option stagingDir must be a path .*not the address hdfs://nn/staging"),
         ({"stagingDir": "file:/staging"}, "option stagingDir must be a path"),
     ],
-)
-def test_wrong_options_for_writing(change: dict[str, str], problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        write_options({**WRITE, **change})
-
-
-STREAM = {
-    "bootstrap.servers": "b:1",
-    "topic": "t",
-    "sink": "s",
-    "checkpointLocation": "c",
-    "queryName": "q",
-    "path": "",
-}
-
-
-def test_streaming_takes_sparks_own_options() -> None:
-    options = stream_write_options(STREAM)
-    assert (options.sink, options.topic, options.marker_topic) == ("s", "t", "t")
-    assert (options.replace_query, options.last_written_batch) == (None, None)
-    given = {"lastWrittenBatch": "1b4e-28ba:41", "replaceQuery": "1b4e-28bb", "asyncProgressTrackingEnabled": "false"}
-    options = stream_write_options({**STREAM, **given})
-    assert (options.last_written_batch, options.replace_query) == (("1b4e-28ba", 41), "1b4e-28bb")
-    assert "hunter2" not in repr(stream_write_options({**STREAM, "kafka.sasl.password": "hunter2"}))
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
+    (sink,): [
         ({"sink": ""}, "option sink is missing: name this sink"),
         ({"sink": "x" * 201}, "option sink must be at most 200"),
         ({"sink": "w \u00e4"}, "printable ASCII characters"),
@@ -77,10 +145,101 @@ def test_streaming_takes_sparks_own_options() -> None:
         ({"asyncProgressTrackingEnabled": "true"}, "asyncProgressTrackingEnabled cannot be true"),
         ({"replaceQery": "x"}, "did you mean replaceQuery"),
     ],
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "problem"),
+    [(make, *row) for makers, rows in WRONG.items() for make in makers for row in rows],
 )
-def test_wrong_options_for_streaming(change: dict[str, str], problem: str) -> None:
+def test_wrong_options(make: Make, change: dict[str, str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        stream_write_options({**STREAM, **change})
+        make(change)
+
+
+@pytest.mark.parametrize("make", [batch, stream, write, sink])
+def test_secrets_stay_out_of_repr(make: Make) -> None:
+    assert "hunter2" not in repr(make({"kafka.sasl.password": "hunter2"}))
+
+
+def test_names_ignore_case_and_have_aliases() -> None:
+    options = read_options(
+        {"SUBSCRIBE": "a", "Bootstrap.Servers": "b:1", "StartingOffsets": "LATEST", "kafka.debug": "x"}
+    )
+    assert options.topics == Topics(names=("a",))
+    assert options.starting == Edge("startingOffsets", "latest")
+    assert options.ending == Edge("endingOffsets", "latest")
+    assert options.kafka == {"bootstrap.servers": "b:1", "debug": "x"}
+    assert options.committed_only
+    assert batch({}).topics == Topics(names=("a", "b"))
+
+
+def test_a_batch_begins_at_the_beginning_and_a_stream_at_the_end() -> None:
+    assert batch({}).starting == Edge("startingOffsets", "earliest")
+    assert stream({}).starting == Edge("startingOffsets", "latest")
+
+
+def test_words_may_be_written_in_any_case() -> None:
+    words = {"isolation": "READ_UNCOMMITTED", "includeHeaders": "False ", "failOnDataLoss": "FALSE"}
+    options = batch(words)
+    assert (options.committed_only, options.include_headers, options.fail_on_data_loss) == (False, False, False)
+
+
+def test_three_ways_to_choose_topics() -> None:
+    assert read_options({"subscribePattern": "a.*", "bootstrap.servers": "b:1"}).topics == Topics(pattern="a.*")
+    assigned = read_options({"assign": '{"a": [1, 0, 1]}', "bootstrap.servers": "b:1"}).topics
+    assert assigned == Topics(assigned={"a": (0, 1)})
+
+
+def test_a_time_wins_over_times_by_partition_and_those_over_offsets() -> None:
+    times = '{"a":{"0":5},"b":{"0":6}}'
+    assert read_options(
+        {**READ, "startingTimestamp": "7", "startingOffsetsByTimestamp": times, "startingOffsets": "latest"}
+    ).starting == Edge("startingTimestamp", 7, is_time=True)
+    assert read_options({**READ, "endingOffsetsByTimestamp": times, "endingOffsets": "latest"}).ending == Edge(
+        "endingOffsetsByTimestamp", {"a": {0: 5}, "b": {0: 6}}, is_time=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("15m", 900), ("30s", 30), ("1500", 1.5), ("500ms", 0.5), ("2min", 120), ("1h", 3600)]
+)
+def test_the_forms_of_a_length_of_time(text: str, seconds: float) -> None:
+    options = stream({"maxTriggerDelay": text})
+    assert options.max_trigger_delay_seconds == pytest.approx(seconds)
+
+
+def test_whole_numbers_are_taken_as_they_are_written() -> None:
+    """As a float, the first is rounded, and the second is more than Spark takes for a limit."""
+    assert batch({"startingTimestamp": "9007199254740993"}).starting.at == 9007199254740993
+    most = {"maxOffsetsPerTrigger": "9223372036854775807"}
+    assert stream(most).max_offsets_per_trigger == 2**63 - 1
+    assert batch({"minPartitions": "1e3"}).min_partitions == 1000
+
+
+def test_the_same_option_of_a_function_and_of_its_options() -> None:
+    assert agreed({"Subscribe": "t", "isolation": "x"}, {"subscribe": "t", "types": None}) == {
+        "subscribe": "t",
+        "isolation": "x",
+    }
+    with pytest.raises(ConfigError, match="option subscribe is 'u', but the call says 't': give one of them"):
+        agreed({"Subscribe": "u"}, {"subscribe": "t"})
+
+
+def test_an_end_may_be_where_the_start_is_or_be_found_out_later() -> None:
+    for start, end in ((6, 6), (6, -1), (-1, 6), (-2, 0), (6, -2)):
+        edges = {"startingOffsets": start, "endingOffsets": end}
+        options = {name: json.dumps({"a": {"0": at}}) for name, at in edges.items()}
+        assert batch({"subscribe": "a", **options}).ending.at == {"a": {0: end}}
+
+
+def test_streaming_takes_sparks_own_options() -> None:
+    options = sink({})
+    assert (options.sink, options.topic, options.marker_topic) == ("s", "t", "t")
+    assert (options.replace_query, options.last_written_batch) == (None, None)
+    given = {"lastWrittenBatch": "1b4e-28ba:41", "replaceQuery": "1b4e-28bb", "asyncProgressTrackingEnabled": "false"}
+    options = sink(given)
+    assert (options.last_written_batch, options.replace_query) == (("1b4e-28ba", 41), "1b4e-28bb")
 
 
 def test_where_the_brokers_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,8 +252,5 @@ def test_where_the_brokers_are(monkeypatch: pytest.MonkeyPatch) -> None:
             addressed({name: "given:1"}, "other:1")
     assert addressed({}, "here:1") == {"kafka.bootstrap.servers": "here:1"}
     assert addressed({}, None) == {"kafka.bootstrap.servers": "env:1"}
-
-
-def test_one_option_in_two_spellings() -> None:
-    with pytest.raises(ConfigError, match="option WRITEID is given twice, with different values"):
-        write_options({**WRITE, "WRITEID": "other"})
+    assert read_options({"subscribe": "a"}).kafka["bootstrap.servers"] == "env:1"
+    assert batch({}).kafka["bootstrap.servers"] == "b:1"

@@ -25,6 +25,7 @@ def stream_of(
     return spark.readStream.schema(SCHEMA).parquet(str(folder))
 
 
+@pytest.mark.nightly
 def test_a_stream_is_in_order_per_key_within_each_batch(spark: SparkSession, tmp_path: Path) -> None:
     random_ = random.Random(7)
     now = dt.datetime(2026, 1, 1)

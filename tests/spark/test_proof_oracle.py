@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from streams.testing.fixtures import BrokerAddress
 from tests.spark.proof_kit import Trial, key_of, value_of
 from tests.spark.proof_points import Strike
 
@@ -16,9 +15,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(600)]
 COPIED = [("__grt__", b"Copied")]
 
 
-def test_the_oracle_tells_every_kind_of_fault(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> None:
-    trial = Trial(kafka_broker.bootstrap_servers, tmp_path, topic_prefix, 1000, partitions=2)
-    settings = {"bootstrap.servers": kafka_broker.bootstrap_servers, "partitioner": "murmur2_random"}
+def test_the_oracle_tells_every_kind_of_fault(servers: str, topic_prefix: str, tmp_path: Path) -> None:
+    trial = Trial(servers, tmp_path, topic_prefix, 1000, partitions=2)
+    settings = {"bootstrap.servers": servers, "partitioner": "murmur2_random"}
     good = [number for number in range(1000) if number not in (7, 400, 999)]
     numbers = [*good[:300], 12, *good[300:], 400]  # 7 and 999 are missing, 12 is doubled, 400 late
     producer = Producer(settings)
@@ -43,10 +42,11 @@ def test_the_oracle_tells_every_kind_of_fault(kafka_broker: BrokerAddress, topic
 
 
 @pytest.mark.slow
-def test_a_naive_sink_is_caught(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_a_naive_sink_is_caught(servers: str, topic_prefix: str, tmp_path: Path) -> None:
     """Rows of a task committed in ``write``: a task that is tried again, and a driver that dies between the commit and
     Spark's, write twice. Of the task that failed, a part is visible, as if that were all."""
-    trial = Trial(kafka_broker.bootstrap_servers, tmp_path, topic_prefix, 20_000)
+    trial = Trial(servers, tmp_path, topic_prefix, 20_000)
     try:
         spec = trial.spec(write="naive", task_faults=("raise",), rows_per_batch=5000)
         strike = Strike("returned", 2)

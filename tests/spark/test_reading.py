@@ -5,43 +5,22 @@ from __future__ import annotations
 import json
 
 import pytest
-from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 import streams.spark as kes_spark
 from streams.errors import TopicError
-from streams.testing.fixtures import BrokerAddress
 from tests.spark.conftest import MakeTopic, Read
+from tests.spark.log_kit import Log
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(180)]
 
 
-def transactional(kafka_broker: BrokerAddress, name: str) -> Producer:
-    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers, "transactional.id": name})
-    producer.init_transactions(30)
-    return producer
-
-
-def send(producer: Producer, topic: str, values: list[str], *, commit: bool, partition: int = 0) -> None:
-    producer.begin_transaction()
-    for value in values:
-        producer.produce(topic, value, partition=partition)
-    producer.flush(30)  # an abort must find them in the log, not in the client
-    if commit:
-        producer.commit_transaction(30)
-    else:
-        producer.abort_transaction(30)
-
-
-def test_everything_of_a_record_arrives(kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read) -> None:
+def test_everything_of_a_record_arrives(log: Log, make_topic: MakeTopic, read: Read) -> None:
     topic = make_topic()
-    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
-    producer.produce(topic, b"v", b"k", headers=[("__grt__", b"A"), ("__grv__", b"3"), ("x", None), ("x", b"\xff")])
-    producer.produce(topic, None, None)
-    producer.produce(
-        topic, b"", b"", headers=[("__grv__", b"three"), ("__grt__", b"\xff")], timestamp=1_500_000_000_123
-    )
-    assert producer.flush(30) == 0
+    log.produce(topic, b"v", b"k", headers=[("__grt__", b"A"), ("__grv__", b"3"), ("x", None), ("x", b"\xff")])
+    log.produce(topic, None, None)
+    log.produce(topic, b"", b"", headers=[("__grv__", b"three"), ("__grt__", b"\xff")], timestamp=1_500_000_000_123)
+    log.flush()
     first, second, third = read(topic).orderBy("offset").collect()
     assert (first.key, first.value, first.type, first.version) == (b"k", b"v", "A", 3)
     assert [tuple(header) for header in first.headers] == [
@@ -57,42 +36,32 @@ def test_everything_of_a_record_arrives(kafka_broker: BrokerAddress, make_topic:
 
 
 def test_committed_records_only_and_an_end_without_a_record(
-    kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read, topic_prefix: str
+    log: Log, make_topic: MakeTopic, read: Read, topic_prefix: str
 ) -> None:
     topic = make_topic(partitions=3)
-    producer = transactional(kafka_broker, topic_prefix)
-    send(producer, topic, ["a", "b"], commit=True)
-    send(producer, topic, ["no"] * 3, commit=False)
-    send(producer, topic, ["c"], commit=True)
-    send(producer, topic, ["no"] * 3, commit=False)  # the last offsets hold aborted records and a marker
-    send(producer, topic, ["no"], commit=False, partition=1)  # nothing but that
-    settled = transactional(kafka_broker, topic_prefix)  # returns when all markers are written
+    aborted = (["no"] * 3, False)  # the last offsets hold aborted records and a marker
+    log.transactions(topic_prefix, topic, (["a", "b"], True), aborted, (["c"], True), aborted)
+    log.transactions(topic_prefix, topic, (["no"], False), partition=1)
     assert [row.value for row in read(topic).orderBy("offset").collect()] == [b"a", b"b", b"c"]
     assert read(topic, isolation="read_uncommitted").count() == 10
-    del settled
 
 
 def test_an_open_transaction_ends_the_read_before_itself(
-    kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read, topic_prefix: str
+    log: Log, make_topic: MakeTopic, read: Read, topic_prefix: str
 ) -> None:
     topic = make_topic()
-    send(transactional(kafka_broker, topic_prefix + "1"), topic, ["a"], commit=True)
-    settled = transactional(kafka_broker, topic_prefix + "1")
-    producer = transactional(kafka_broker, topic_prefix + "2")
+    log.transactions(topic_prefix + "1", topic, (["a"], True))
+    producer = log.transaction(topic_prefix + "2")
     producer.begin_transaction()
     producer.produce(topic, "open")
     producer.flush(30)
     assert [row.value for row in read(topic).collect()] == [b"a"]
     producer.abort_transaction(30)
-    del settled
 
 
-def test_offsets_by_partition(kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read) -> None:
+def test_offsets_by_partition(log: Log, make_topic: MakeTopic, read: Read) -> None:
     topic = make_topic(partitions=2)
-    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
-    for number in range(20):
-        producer.produce(topic, str(number), partition=number % 2)
-    assert producer.flush(30) == 0
+    log.send(topic, range(20), 2)
 
     def offsets(first: int, second: int) -> str:
         return json.dumps({topic: {"0": first, "1": second}})
@@ -107,13 +76,12 @@ def test_offsets_by_partition(kafka_broker: BrokerAddress, make_topic: MakeTopic
         read(topic, startingOffsets=json.dumps({topic: {"0": 1}})).count()
 
 
-def test_types_are_chosen_where_they_are_read(kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read) -> None:
+def test_types_are_chosen_where_they_are_read(log: Log, make_topic: MakeTopic, read: Read) -> None:
     topic = make_topic()
-    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
     for name in ("A", "B", "C", "A"):
-        producer.produce(topic, b"{}", headers=[("__grt__", name.encode())])
-    producer.produce(topic, b"{}")
-    assert producer.flush(30) == 0
+        log.produce(topic, b"{}", headers=[("__grt__", name.encode())])
+    log.produce(topic, b"{}")
+    log.flush()
     assert [row.type for row in read(topic, types="A, C").orderBy("offset").collect()] == ["A", "C", "A"]
 
 
@@ -137,18 +105,10 @@ def test_registering_twice_and_asking_for_a_second_session_is_harmless(spark: Sp
     assert kes_spark.local_session("another") is spark
 
 
-def stamped(kafka_broker: BrokerAddress, topic: str, times: dict[int, list[int]]) -> None:
-    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
-    for partition, stamps in times.items():
-        for stamp in stamps:
-            producer.produce(topic, str(stamp), partition=partition, timestamp=stamp)
-    assert producer.flush(30) == 0
-
-
-def test_a_read_from_one_time_to_another(kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read) -> None:
+def test_a_read_from_one_time_to_another(log: Log, make_topic: MakeTopic, read: Read) -> None:
     topic = make_topic(partitions=2)
     base = 1_700_000_000_000
-    stamped(kafka_broker, topic, {0: [base + n for n in range(10)], 1: [base + n for n in range(5)]})
+    log.stamped(topic, {0: [base + n for n in range(10)], 1: [base + n for n in range(5)]})
 
     def got(**options: str) -> list[tuple[int, int]]:
         return sorted((row.partition, row.offset) for row in read(topic, **options).collect())
@@ -165,9 +125,10 @@ def test_a_read_from_one_time_to_another(kafka_broker: BrokerAddress, make_topic
     assert got(startingTimestamp=str(base + 7), startingOffsetsByTimestampStrategy="latest") == [(0, 7), (0, 8), (0, 9)]
 
 
-def test_ranges_are_cut_for_more_tasks(kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read) -> None:
+@pytest.mark.nightly
+def test_ranges_are_cut_for_more_tasks(log: Log, make_topic: MakeTopic, read: Read) -> None:
     topic = make_topic(partitions=2)
-    stamped(kafka_broker, topic, {0: list(range(1, 301)), 1: list(range(1, 101))})
+    log.stamped(topic, {0: list(range(1, 301)), 1: list(range(1, 101))})
     whole = read(topic)
     assert whole.rdd.getNumPartitions() == 2
     for frame, tasks in (
@@ -181,15 +142,15 @@ def test_ranges_are_cut_for_more_tasks(kafka_broker: BrokerAddress, make_topic: 
 
 
 def test_chosen_partitions_and_topics_by_pattern(
-    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, topic_prefix: str
+    spark: SparkSession, log: Log, make_topic: MakeTopic, topic_prefix: str
 ) -> None:
     first, second = make_topic("orders-a", 2), make_topic("orders-b")
     make_topic("other")
-    stamped(kafka_broker, first, {0: [1], 1: [2]})
-    stamped(kafka_broker, second, {0: [3]})
+    log.stamped(first, {0: [1], 1: [2]})
+    log.stamped(second, {0: [3]})
 
     def got(**options: str) -> set[tuple[str, int]]:
-        given = {"kafka.bootstrap.servers": kafka_broker.bootstrap_servers, **options}
+        given = {"kafka.bootstrap.servers": log.servers, **options}
         return {(row.topic, row.partition) for row in spark.read.format("grt").options(**given).load().collect()}
 
     assert got(subscribePattern=topic_prefix + "orders-.*") == {(first, 0), (first, 1), (second, 0)}
@@ -199,11 +160,10 @@ def test_chosen_partitions_and_topics_by_pattern(
         got(assign=json.dumps({first: [7]}))
 
 
-def test_columns_without_headers_and_of_times(kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read) -> None:
+def test_columns_without_headers_and_of_times(log: Log, make_topic: MakeTopic, read: Read) -> None:
     topic = make_topic()
-    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
-    producer.produce(topic, b"v", headers=[("__grt__", b"A")], timestamp=1_500_000_000_123)
-    assert producer.flush(30) == 0
+    log.produce(topic, b"v", headers=[("__grt__", b"A")], timestamp=1_500_000_000_123)
+    log.flush()
     frame = read(topic, includeHeaders="false")
     assert "headers" not in frame.columns
     (row,) = frame.collect()
@@ -213,13 +173,13 @@ def test_columns_without_headers_and_of_times(kafka_broker: BrokerAddress, make_
     ]  # fmt: skip
 
 
-def test_ends_as_an_option_of_later_reads(kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read) -> None:
+def test_ends_as_an_option_of_later_reads(log: Log, make_topic: MakeTopic, read: Read) -> None:
     first, second = make_topic("a", 2), make_topic("b")
-    stamped(kafka_broker, first, {0: [1, 2], 1: [3]})
-    ends = kes_spark.end_offsets([first, second], servers=kafka_broker.bootstrap_servers)
+    log.stamped(first, {0: [1, 2], 1: [3]})
+    ends = kes_spark.end_offsets([first, second], servers=log.servers)
     assert json.loads(ends) == {first: {"0": 2, "1": 1}, second: {"0": 0}}
-    stamped(kafka_broker, first, {0: [4]})
+    log.stamped(first, {0: [4]})
     assert read(f"{first},{second}", endingOffsets=ends).count() == 3
     assert read(f"{first},{second}", startingOffsets=ends).count() == 1
     with pytest.raises(TopicError, match="does not exist"):
-        kes_spark.end_offsets(first + "x", servers=kafka_broker.bootstrap_servers)
+        kes_spark.end_offsets(first + "x", servers=log.servers)

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 import streams.spark as kes_spark
 from streams import EventSource, EventSourceConfig
-from streams.clients.admin import Watermarks
-from streams.records import IncomingRecord
-from streams.runtime.dead_letters import PREFIX
-from streams.testing.fixtures import BrokerAddress
-from streams.topics import TopicSpec
+from streams.runtime.partition.dead_letters import PREFIX
 from tests.broker.engine_kit import Lab
-from tests.spark.replay_kit import by_key, encoded, moves, produce, ran, state_of, stores_of
+from tests.spark.replay_kit import Stage, by_key, encoded, produce
 from tests.spark.replay_sources import PARTITIONS, Account, Moved, bank
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(400)]
@@ -28,48 +23,32 @@ SEED = int(os.environ.get("SEED", "0")) or random.randrange(1, 10**6)
 EVENTS = 3_000
 
 
-class Production:
+class Production(Stage):
     """A bank that ran over all kinds of events, and what it left behind."""
 
     def __init__(self, lab: Lab, prefix: str, spark: SparkSession) -> None:
-        self.lab, self.prefix, self._spark = lab, prefix, spark
-        self.source = bank(prefix, bootstrap_servers=lab.bootstrap)
-        self.topic, self.changelog = self.source.config.topic, self.source.config.changelog
-        self.outputs = [f"{prefix}stood", f"{prefix}closed"]
-        made = [TopicSpec(name=name, partitions=2, replication_factor=1) for name in self.outputs]
-        lab.admin.create([*self.source.specs(), *made], 30.0)
+        super().__init__(lab, prefix, spark)
+        self.produce(EVENTS - 1, SEED)
         last = encoded(Moved("a1", 5, "EUR"))  # whatever the seed: a1 is there in the end, and holds what came in last
-        produce(lab.bootstrap, self.topic, [*moves(EVENTS - 1, partitions=PARTITIONS, seed=SEED), (1, b"a1", *last)])
-        ran(self.source, lab)
-
-    @property
-    def ends(self) -> dict[int, int]:
-        marks: dict[int, Watermarks] = self.lab.admin.watermarks(self.topic)
-        return {number: mark.end for number, mark in marks.items()}
-
-    def read(self, *topics: str, **options: str) -> DataFrame:
-        reader = self._spark.read.format("grt").option("kafka.bootstrap.servers", self.lab.bootstrap)
-        return reader.option("includeHeaders", "true").option("subscribe", ",".join(topics)).options(**options).load()
-
-    def records(self, *topics: str) -> list[IncomingRecord]:
-        return [record for name in topics for record in self.lab._records(name, None)]
+        produce(lab.bootstrap, self.topic, [(1, b"a1", *last)])
+        self.run()
 
 
 @pytest.fixture(scope="module")
-def production(kafka_broker: BrokerAddress, spark: SparkSession) -> Production:
+def production(servers: str, spark: SparkSession) -> Production:
     print(f"SEED={SEED}")
     prefix = f"replay-{os.getpid()}-{random.randrange(10**9)}-"
-    return Production(Lab(kafka_broker.bootstrap_servers, prefix, PARTITIONS), prefix, spark)
+    return Production(Lab(servers, prefix, PARTITIONS), prefix, spark)
 
 
 @pytest.fixture(scope="module")
 def replayed(production: Production) -> Iterator[kes_spark.Replay]:
-    with kes_spark.replay(bank(production.prefix), production.read(production.topic)) as found:
+    with kes_spark.replay(bank(production.prefix), production.read()) as found:
         yield found
 
 
 def test_outputs_are_the_same_bytes_in_the_same_order(production: Production, replayed: kes_spark.Replay) -> None:
-    sent = production.records(*production.outputs)
+    sent = production.records(*production.out)
     assert len(sent) > EVENTS / 2
     assert by_key(replayed.outputs.collect()) == by_key(sent)
 
@@ -81,18 +60,8 @@ def test_positions_are_those_of_the_source(production: Production, replayed: kes
 
 
 def test_a_store_is_rebuilt_from_history(production: Production, replayed: kes_spark.Replay) -> None:
-    """Byte for byte what the changelog holds, by a hash of each partition."""
-
-    def hashes(state: dict[int, dict[bytes, bytes]]) -> dict[int, str]:
-        return {
-            number: hashlib.sha256(repr(sorted(contents.items())).encode()).hexdigest()
-            for number, contents in state.items()
-        }
-
-    numbers = range(PARTITIONS)
-    changelog = {number: state_of(production.lab, production.changelog, number) for number in numbers}
-    assert all(changelog.values())
-    assert hashes({number: stores_of(replayed.stores, number) for number in numbers}) == hashes(changelog)
+    production.must_have_stored(replayed.stores)
+    assert {row.partition for row in replayed.stores.collect()} == set(range(PARTITIONS))
     with kes_spark.changelog_state(production.read(production.changelog)) as state:
         assert {row.partition: row.offset for row in state.positions.collect()} == production.ends
         assert kes_spark.compare(state.stores, replayed.stores).is_equal
@@ -112,7 +81,7 @@ def test_dead_letters_are_the_same_but_for_their_time(production: Production, re
             for key, found in by_key(rows).items()
         }
 
-    written = production.records(production.source.config.dead_letters)
+    written = production.records(production.config.dead_letters)
     assert len(written) > EVENTS / 50
     letters = replayed.dead_letters.collect()
     assert without_time(letters) == without_time(written)  # type: ignore[arg-type]
@@ -123,12 +92,13 @@ def test_dead_letters_are_the_same_but_for_their_time(production: Production, re
 
 
 def test_each_output_names_the_record_that_it_comes_from(production: Production, replayed: kes_spark.Replay) -> None:
-    rows = replayed.outputs.where(f.col("topic") == production.outputs[0]).collect()
+    rows = replayed.outputs.where(f.col("topic") == production.out[0]).collect()
     for row in rows:
         assert {header.key: bytes(header.value) for header in row.headers}["offset"] == b"%d" % row.cause.offset
         assert (row.type, row.version, row.cause.number) == ("Stood", 3, 0)
 
 
+@pytest.mark.nightly
 def test_everything_is_computed_once(spark: SparkSession, production: Production, tmp_path: Path) -> None:
     """Outputs, stores and all the rest are views of one result."""
     marks = str(tmp_path)
@@ -139,19 +109,20 @@ def test_everything_is_computed_once(spark: SparkSession, production: Production
             file.write("x")
         return offset
 
-    rows = production.read(production.topic).where("partition = 0").limit(100)
+    rows = production.read().where("partition = 0").limit(100)
     with kes_spark.replay(bank(production.prefix), rows.withColumn("offset", counted("offset"))) as found:
         for df in (found.outputs, found.stores, found.dead_letters, found.failures, found.positions):
             df.collect()
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 100
 
 
+@pytest.mark.nightly
 def test_files_are_as_good_as_the_topic(
     spark: SparkSession, production: Production, replayed: kes_spark.Replay, tmp_path: Path
 ) -> None:
     """Parquet in many files, in any order, read in tasks of any size."""
     folder = str(tmp_path / "log")
-    production.read(production.topic).repartition(7, f.rand(seed=1)).write.parquet(folder)
+    production.read().repartition(7, f.rand(seed=1)).write.parquet(folder)
     with kes_spark.replay(bank(production.prefix), spark.read.parquet(folder)) as from_files:
         assert from_files.offsets == replayed.offsets
         assert kes_spark.compare(replayed.outputs, from_files.outputs).is_equal
@@ -163,9 +134,9 @@ def test_files_are_as_good_as_the_topic(
         assert letters.same == replayed.dead_letters.count()
 
 
-@pytest.mark.parametrize("half", ["replay", "changelog"])
+@pytest.mark.parametrize("half", ["replay", pytest.param("changelog", marks=pytest.mark.nightly)])
 def test_it_goes_on_from_a_state(production: Production, replayed: kes_spark.Replay, half: str) -> None:
-    rows = production.read(production.topic)
+    rows = production.read()
     middle = {number: end // 2 for number, end in production.ends.items()}
     below = f.lit(False)
     for number, offset in middle.items():
@@ -183,8 +154,9 @@ def test_it_goes_on_from_a_state(production: Production, replayed: kes_spark.Rep
             assert kes_spark.compare(replayed.outputs, both).is_equal
 
 
+@pytest.mark.nightly
 def test_a_state_alone_stays_what_it_is(production: Production, replayed: kes_spark.Replay) -> None:
-    nothing = production.read(production.topic).where("false")
+    nothing = production.read().where("false")
     with kes_spark.replay(bank(production.prefix), nothing, state=replayed) as same:
         assert (same.records, same.offsets) == (0, replayed.offsets)
         assert kes_spark.compare(replayed.stores, same.stores).is_equal
@@ -196,15 +168,16 @@ def test_partitions_are_spread_over_tasks(production: Production, replayed: kes_
     assert len(spread) == len({row.task for row in spread}) == PARTITIONS
 
 
+@pytest.mark.nightly
 def test_replayed_outputs_can_be_written(
     production: Production, replayed: kes_spark.Replay, make_topic: Callable[..., str]
 ) -> None:
     topic = make_topic("again", 2)
-    one = replayed.outputs.where(f.col("topic") == production.outputs[0]).withColumn("topic", f.lit(topic))
+    one = replayed.outputs.where(f.col("topic") == production.out[0]).withColumn("topic", f.lit(topic))
     kes_spark.write(
         one.drop("cause"), write_id="again", servers=production.lab.bootstrap, options={"markerTopic": topic}
     )
-    as_it_was = production.read(production.outputs[0]).withColumn("topic", f.lit(topic))
+    as_it_was = production.read(production.out[0]).withColumn("topic", f.lit(topic))
     with kes_spark.compare(as_it_was, production.read(topic)) as compared:
         assert compared.is_equal
         assert compared.same == one.count()
@@ -213,10 +186,11 @@ def test_replayed_outputs_can_be_written(
 # ------------------------------------------------------------------------------------------------- comparing
 
 
+@pytest.mark.nightly
 def test_a_changed_handler_is_seen_before_it_goes_live(production: Production) -> None:
     changed = bank(production.prefix, bonus=1)  # for account a1 only
-    with kes_spark.replay(changed, production.read(production.topic)) as other:
-        with kes_spark.compare(production.read(*production.outputs), other.outputs) as outputs:
+    with kes_spark.replay(changed, production.read()) as other:
+        with kes_spark.compare(production.read(*production.out), other.outputs) as outputs:
             assert not outputs.is_equal
             assert (outputs.missing, outputs.extra) == (0, 0)
             rows = outputs.differences.collect()
@@ -278,7 +252,7 @@ def test_a_source_without_state(production: Production) -> None:
     config = EventSourceConfig(group_id="g", topic=production.topic, num_partitions=PARTITIONS)
     source: EventSource[None] = EventSource(config)
     source.register_default_handler(_forward)
-    with kes_spark.replay(source, production.read(production.topic)) as found:
+    with kes_spark.replay(source, production.read()) as found:
         assert (found.outputs.count(), found.stores.count()) == (EVENTS, 0)
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,28 +106,25 @@ def test_what_cannot_be_read_meets_the_decode_policy(spark: SparkSession) -> Non
 # ------------------------------------------------------------------------------------------------- bad input
 
 
-def test_records_that_are_there_twice_are_refused(spark: SparkSession) -> None:
-    one = rows(spark, Moved("a", 1, "EUR"), Moved("a", 2, "EUR"))
-    with pytest.raises(StreamsError, match=r"moves\[0\]@0 comes after offset 0: is it in the data twice"):
-        kes_spark.replay(bank(), one.unionAll(one.where("offset = 0")))
-
-
-def test_partitions_and_topics_of_others_are_refused(spark: SparkSession) -> None:
-    one = Moved("a", 1, "EUR")
-    with pytest.raises(Exception, match=f"a row has partition {PARTITIONS}, but the source 'moves' has {PARTITIONS}"):
-        kes_spark.replay(bank(), rows(spark, one, partition=PARTITIONS))
-    with pytest.raises(Exception, match="a row is of topic other, not of 'moves'"):
-        kes_spark.replay(bank(), rows(spark, one, topic="other"))
-
-
-def test_columns_that_are_missing_or_of_a_wrong_type_are_named(spark: SparkSession) -> None:
-    good = rows(spark, Moved("a", 1, "EUR"))
-    with pytest.raises(ConfigError, match="needs the columns offset, partition"):
-        kes_spark.replay(bank(), good.drop("offset", "partition"))
-    with pytest.raises(ConfigError, match="needs the column headers or type"):
-        kes_spark.replay(bank(), good.drop("headers"))
-    with pytest.raises(ConfigError, match="column value must be binary, not string"):
-        kes_spark.replay(bank(), good.withColumn("value", f.col("value").cast("string")))
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda df: df.unionAll(df.where("offset = 0")), r"moves\[0\]@0 comes after offset 0: is it in the data twice"),
+        (
+            lambda df: df.withColumn("partition", f.lit(PARTITIONS)),
+            f"a row has partition {PARTITIONS}, but the source 'moves' has {PARTITIONS}",
+        ),
+        (lambda df: df.withColumn("topic", f.lit("other")), "a row is of topic other, not of 'moves'"),
+        (lambda df: df.drop("offset", "partition"), "needs the columns offset, partition"),
+        (lambda df: df.drop("headers"), "needs the column headers or type"),
+        (lambda df: df.withColumn("value", f.lit("x")), "column value must be binary, not string"),
+    ],
+)
+def test_rows_that_are_not_those_of_the_source_are_refused(
+    spark: SparkSession, change: Callable[[DataFrame], DataFrame], problem: str
+) -> None:
+    with pytest.raises(Exception, match=problem):
+        kes_spark.replay(bank(), change(rows(spark, Moved("a", 1, "EUR"), Moved("a", 2, "EUR"))))
 
 
 def test_a_state_with_two_positions_of_a_partition_is_refused(spark: SparkSession) -> None:

@@ -115,6 +115,8 @@ class WithInit:
         (float, math.nan, r"Made\.value: the default nan is none of a column's"),
         (int, 2**63, r"Made\.value: the default 9223372036854775808 is none of a column's"),
         (list[float], [math.inf], r"the default \[inf\] is none of a column's"),
+        (int | str, None, r"Made\.value: a union of"),
+        (dict[int, str], None, r"Made\.value: a dict in JSON has text keys"),
     ],
 )
 def test_what_no_column_has_is_refused_by_name(kind: Any, default: Any, problem: str) -> None:
@@ -123,6 +125,24 @@ def test_what_no_column_has_is_refused_by_name(kind: Any, default: Any, problem:
         kes_spark.schema_of(msgspec.defstruct("Made", [field]))
 
 
-def test_a_class_that_msgspec_refuses_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="WithInit: dataclasses with `InitVar`"):
-        kes_spark.schema_of(WithInit)
+class Tree(msgspec.Struct):
+    children: list[Tree]
+
+
+class PydanticBytes(pydantic.BaseModel):
+    value: bytes
+
+
+@pytest.mark.parametrize(
+    ("cls", "problem"),
+    [
+        (Tree, "contains itself"),
+        (msgspec.defstruct("AsArray", [("value", int)], array_like=True), "array_like"),
+        (PydanticBytes, r"PydanticBytes\.value: pydantic writes bytes as text"),
+        (msgspec.defstruct("TwoCases", [("value", int), ("Value", int)]), "differ only in case"),
+        (WithInit, "WithInit: dataclasses with `InitVar`"),
+    ],
+)
+def test_a_class_that_no_row_can_be_is_refused_by_name(cls: type, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        kes_spark.schema_of(cls)

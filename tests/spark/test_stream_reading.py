@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka import Consumer, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from streams.testing.fixtures import BrokerAddress, OwnBroker
+from streams.testing.fixtures import OwnBroker
 from tests.spark.conftest import MakeTopic
+from tests.spark.log_kit import Log, until
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
 
@@ -70,39 +69,8 @@ class Stream:
 
 
 @pytest.fixture
-def stream(spark: SparkSession, kafka_broker: BrokerAddress, tmp_path: Path) -> Stream:
-    return Stream(spark, kafka_broker.bootstrap_servers, tmp_path / "checkpoint")
-
-
-@pytest.fixture
-def send(kafka_broker: BrokerAddress) -> Callable[..., None]:
-    return sender(kafka_broker.bootstrap_servers)
-
-
-def sender(servers: str) -> Callable[..., None]:
-    """``send(topic, values)``: value n goes to partition n modulo ``partitions``."""
-    producer = Producer({"bootstrap.servers": servers})
-
-    def send(topic: str, values: range, partitions: int = 1) -> None:
-        for number in values:
-            producer.produce(topic, str(number), partition=number % partitions)
-        assert producer.flush(60) == 0
-
-    return send
-
-
-@pytest.fixture
-def admin(kafka_broker: BrokerAddress) -> Iterator[AdminClient]:
-    client = AdminClient({"bootstrap.servers": kafka_broker.bootstrap_servers})
-    yield client
-    client.poll(0)
-
-
-def until(holds: Callable[[], bool], what: str, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
+def stream(spark: SparkSession, servers: str, tmp_path: Path) -> Stream:
+    return Stream(spark, servers, tmp_path / "checkpoint")
 
 
 def texts(values: range) -> list[str]:
@@ -110,36 +78,36 @@ def texts(values: range) -> list[str]:
 
 
 def test_runs_on_one_checkpoint_read_everything_once_within_their_limits(
-    stream: Stream, send: Callable[..., None], make_topic: MakeTopic, topic_prefix: str, kafka_broker: BrokerAddress
+    stream: Stream, log: Log, make_topic: MakeTopic, topic_prefix: str, servers: str
 ) -> None:
     topic, group = make_topic(partitions=3), topic_prefix + "lag"
     options = {"subscribe": topic, "maxOffsetsPerTrigger": "40", "commitOffsetsTo": group, "minPartitions": "5"}
-    send(topic, range(100), 3)
+    log.send(topic, range(100), 3)
     stream.run(**options)
     assert [len(rows) for rows in stream.batches.values()] == [40, 40, 20]
     first = stream.progress[0]["sources"][0]
     assert sum(json.loads(first["latestOffset"])["topics"][topic]["offsets"].values()) == 100
     assert sum(json.loads(first["endOffset"])["topics"][topic]["offsets"].values()) == 40
-    send(topic, range(100, 130), 3)
+    log.send(topic, range(100, 130), 3)
     stream.run(**options)
     stream.run(**options)  # nothing to do
     assert sorted(stream.values()) == texts(range(130))
     assert stream.done == sorted(set(stream.done))
-    tool = Consumer({"bootstrap.servers": kafka_broker.bootstrap_servers, "group.id": group})
+    tool = Consumer({"bootstrap.servers": servers, "group.id": group})
     committed = tool.committed([TopicPartition(topic, number) for number in range(3)], 30)
     tool.close()
     assert sum(place.offset for place in committed) == 130
 
 
 def test_a_batch_that_failed_is_done_again_with_the_same_records(
-    stream: Stream, send: Callable[..., None], make_topic: MakeTopic
+    stream: Stream, log: Log, make_topic: MakeTopic
 ) -> None:
     topic = make_topic(partitions=2)
-    send(topic, range(50), 2)
+    log.send(topic, range(50), 2)
     stream.fail_in = 1
     with pytest.raises(Exception, match="failed on purpose"):
         stream.run(subscribe=topic, maxOffsetsPerTrigger="20")
-    send(topic, range(50, 60), 2)
+    log.send(topic, range(50, 60), 2)
     stream.run(subscribe=topic, maxOffsetsPerTrigger="20")
     seen_before = stream.batches.pop(-1)
     assert sorted(seen_before) == sorted(stream.batches[1])
@@ -147,48 +115,34 @@ def test_a_batch_that_failed_is_done_again_with_the_same_records(
 
 
 def test_aborted_records_are_gaps_wherever_a_batch_ends(
-    stream: Stream, kafka_broker: BrokerAddress, make_topic: MakeTopic, topic_prefix: str
+    stream: Stream, log: Log, make_topic: MakeTopic, topic_prefix: str
 ) -> None:
     """20 offsets a batch: batches end in the middle of aborted records, on a marker, and hold nothing at all."""
     topic = make_topic()
-    settings = {"bootstrap.servers": kafka_broker.bootstrap_servers, "transactional.id": topic_prefix}
-    producer = Producer(settings)
-    producer.init_transactions(30)
-    expected = []
-    for number in range(8):
-        producer.begin_transaction()
-        size, commit = (7, True) if number % 2 else (33, False)
-        for value in range(size):
-            producer.produce(topic, f"{number}-{value}", partition=0)
-            expected += [f"{number}-{value}"] * commit
-        producer.flush(30)
-        if commit:
-            producer.commit_transaction(30)
-        else:
-            producer.abort_transaction(30)
-    settled = Producer(settings)
-    settled.init_transactions(30)  # returns when the last markers are written
+    parts = [([f"{n}-{value}" for value in range(7 if n % 2 else 33)], n % 2 == 1) for n in range(8)]
+    log.transactions(topic_prefix, topic, *parts)
+    expected = [value for values, commit in parts if commit for value in values]
     stream.run(subscribe=topic, maxOffsetsPerTrigger="20")
     assert stream.values() == expected
     assert [] in stream.batches.values()
 
 
 def test_partitions_and_topics_that_come_later_are_read_from_their_beginning(
-    stream: Stream, send: Callable[..., None], make_topic: MakeTopic, topic_prefix: str, admin: AdminClient
+    stream: Stream, log: Log, make_topic: MakeTopic, topic_prefix: str
 ) -> None:
     topic = make_topic("first")
-    send(topic, range(5))
+    log.send(topic, range(5))
     query = stream.start(
         {"processingTime": "100 milliseconds"}, subscribePattern=topic_prefix + ".*", startingOffsets="latest"
     )
     try:
         until(lambda: bool(stream.done) or not query.isActive, "the first batch")
-        send(topic, range(10, 12))
-        admin.create_partitions([NewPartitions(topic, 2)])[topic].result(30)
-        until(lambda: len(admin.list_topics(topic, timeout=10).topics[topic].partitions) == 2, "the partition")
-        for number in range(20, 25):  # to the new partition alone
-            sender_to(admin, topic, number)
-        send(make_topic("second"), range(30, 33))
+        log.send(topic, range(10, 12))
+        log.grow(topic, 2)
+        for number in range(20, 25):
+            log.produce(topic, str(number), partition=1)
+        log.flush()
+        log.send(make_topic("second"), range(30, 33))
         wanted = texts(range(10, 12)) + texts(range(20, 25)) + texts(range(30, 33))
         until(lambda: len(stream.values()) >= len(wanted) or not query.isActive, "all of it")
         assert query.exception() is None
@@ -197,21 +151,13 @@ def test_partitions_and_topics_that_come_later_are_read_from_their_beginning(
         query.stop()
 
 
-def sender_to(admin: AdminClient, topic: str, number: int) -> None:
-    servers = next(iter(admin.list_topics(topic, timeout=10).brokers.values()))
-    producer = Producer({"bootstrap.servers": f"{servers.host}:{servers.port}"})
-    producer.produce(topic, str(number), partition=1)
-    assert producer.flush(60) == 0
-
-
-def test_records_deleted_before_they_were_read(
-    stream: Stream, send: Callable[..., None], make_topic: MakeTopic, admin: AdminClient
-) -> None:
+@pytest.mark.nightly
+def test_records_deleted_before_they_were_read(stream: Stream, log: Log, make_topic: MakeTopic) -> None:
     topic = make_topic()
-    send(topic, range(20))
+    log.send(topic, range(20))
     stream.run(subscribe=topic, maxOffsetsPerTrigger="20")
-    send(topic, range(20, 50))
-    admin.delete_records([TopicPartition(topic, 0, 40)])[TopicPartition(topic, 0, 40)].result(30)
+    log.send(topic, range(20, 50))
+    log.delete_up_to(topic, 40)
     with pytest.raises(Exception, match=r"\[0\]: offsets 20 to 39 are gone .*failOnDataLoss=false"):
         stream.run(subscribe=topic)
     assert sorted(stream.values()) == texts(range(20))
@@ -219,18 +165,18 @@ def test_records_deleted_before_they_were_read(
     assert sorted(stream.values()) == sorted(texts(range(20)) + texts(range(40, 50)))
 
 
+@pytest.mark.nightly
 def test_a_topic_that_was_deleted_and_made_again_is_not_taken_for_the_old_one(
-    stream: Stream, send: Callable[..., None], make_topic: MakeTopic, admin: AdminClient
+    stream: Stream, log: Log, make_topic: MakeTopic
 ) -> None:
     topic = make_topic()
-    send(topic, range(10))
+    log.send(topic, range(10))
     stream.run(subscribe=topic)
-    admin.delete_topics([topic])[topic].result(30)
-    until(lambda: topic not in admin.list_topics(timeout=10).topics, "the topic is gone")
+    log.delete(topic)
     with pytest.raises(Exception, match=r"was deleted: it had been read up to .*\[0\] offset 10"):
         stream.run(subscribe=topic)
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
-    send(topic, range(100, 130))  # more than there were: offsets alone would tell nothing
+    log.create(topic)
+    log.send(topic, range(100, 130))  # more than there were: offsets alone would tell nothing
     with pytest.raises(
         Exception, match=r"was deleted and made again \(id .*\): it had been read up to .*\[0\] offset 10"
     ):
@@ -239,18 +185,17 @@ def test_a_topic_that_was_deleted_and_made_again_is_not_taken_for_the_old_one(
     assert sorted(stream.values()) == sorted(texts(range(10)) + texts(range(100, 130)))
 
 
+@pytest.mark.nightly
 def test_a_topic_made_again_after_a_batch_was_planned_is_not_read_as_the_old_one(
-    stream: Stream, send: Callable[..., None], make_topic: MakeTopic, admin: AdminClient
+    stream: Stream, log: Log, make_topic: MakeTopic
 ) -> None:
     topic = make_topic()
-    send(topic, range(10))
+    log.send(topic, range(10))
 
     def make_again() -> None:
         stream.planned = lambda: None
-        admin.delete_topics([topic])[topic].result(30)
-        until(lambda: topic not in admin.list_topics(timeout=10).topics, "the topic is gone")
-        admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
-        send(topic, range(100, 130))
+        log.make_again(topic)
+        log.send(topic, range(100, 130))
 
     stream.planned = make_again
     for _ in range(2):  # the batch is in Spark's log now, and so is the id of its topic
@@ -262,20 +207,20 @@ def test_a_topic_made_again_after_a_batch_was_planned_is_not_read_as_the_old_one
     assert sorted(stream.values()) == texts(range(100, 130))
 
 
+@pytest.mark.nightly
 def test_a_broker_that_restarts_is_waited_for(spark: SparkSession, own_broker: OwnBroker, tmp_path: Path) -> None:
     broker = own_broker()
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
-    admin.create_topics([NewTopic("t", 2, 1)])["t"].result(30)
-    send = sender(broker.bootstrap_servers)
+    log = Log(broker.bootstrap_servers)
+    log.create("t", 2)
     stream = Stream(spark, broker.bootstrap_servers, tmp_path / "checkpoint")
-    send("t", range(100), 2)
+    log.send("t", range(100), 2)
     query = stream.start({"processingTime": "50 milliseconds"}, subscribe="t", maxOffsetsPerTrigger="30")
     try:
         for round_ in range(2):
             until(lambda: bool(stream.done) or not query.isActive, "the first batch")
             broker.kill()
             broker.restart()
-            send("t", range(100 + 50 * round_, 150 + 50 * round_), 2)
+            log.send("t", range(100 + 50 * round_, 150 + 50 * round_), 2)
             count = 150 + 50 * round_
             until(lambda count=count: len(stream.values()) >= count or not query.isActive, "all of it")
         assert query.exception() is None

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -18,8 +17,8 @@ from streams.spark.lane import look, settle
 from streams.spark.markers import BatchRequest
 from streams.spark.stream_sink import StreamWriter, lane_of
 from streams.spark.write_options import stream_write_options
-from streams.testing.fixtures import BrokerAddress
 from tests.spark.conftest import MakeTopic, Read
+from tests.spark.log_kit import Log, until
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
 
@@ -87,9 +86,25 @@ def ids(*files: int, rows: int = 10) -> Counter[str]:
     return Counter(str(1000 * file + row) for file in files for row in range(rows))
 
 
+def register(spark: SparkSession, format: str, writer_class: type[StreamWriter]) -> None:
+    """``format("grt")`` under another name, with a writer of its own."""
+
+    class Source(source.LocalGrtDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return format
+
+        def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802
+            writer = super().streamWriter(schema, overwrite)
+            writer.__class__ = writer_class
+            return writer
+
+    spark.dataSource.register(Source)
+
+
 @pytest.fixture
-def job(spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read, tmp_path: Path) -> Job:
-    return Job(spark, kafka_broker.bootstrap_servers, tmp_path, make_topic(partitions=2), read)
+def job(spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read, tmp_path: Path) -> Job:
+    return Job(spark, servers, tmp_path, make_topic(partitions=2), read)
 
 
 def test_batches_restarts_and_new_checkpoints(job: Job) -> None:
@@ -131,21 +146,16 @@ def _query_id(job: Job) -> str:
     return (job.folder / job.checkpoint / "metadata").read_text().split('"id":"')[1].split('"')[0]
 
 
-@pytest.mark.parametrize("how", ["expired", "topic made again"])
-def test_a_lost_marker_stops_the_query_until_somebody_says_what_is_there(
-    job: Job, kafka_broker: BrokerAddress, how: str
-) -> None:
+@pytest.mark.parametrize("how", ["expired", pytest.param("topic made again", marks=pytest.mark.nightly)])
+def test_a_lost_marker_stops_the_query_until_somebody_says_what_is_there(job: Job, log: Log, how: str) -> None:
     job.add(10)
     job.add(10)
     assert job.run() == ""
     assert job.written() == ids(0, 1)
-    admin = AdminClient({"bootstrap.servers": kafka_broker.bootstrap_servers})
-    lane = lane_of(stream_write_options(job.options))
     if how == "expired":
-        admin.delete_consumer_groups([lane.identity])[lane.identity].result(30)
+        log.forget_group(lane_of(stream_write_options(job.options)).identity)
     else:
-        admin.delete_topics([job.topic])[job.topic].result(30)
-        _make_again(admin, job.topic)
+        log.make_again(job.topic, 2)
     job.add(10)
     problem = job.run()
     query = _query_id(job)
@@ -158,18 +168,6 @@ def test_a_lost_marker_stops_the_query_until_somebody_says_what_is_there(
     job.add(10)
     assert job.run(lastWrittenBatch=f"{query}:1") == ""  # left over: no harm while there is a marker
     assert job.written() == before + ids(2, 3)
-
-
-def _make_again(admin: AdminClient, topic: str) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(30)
-            return
-        except Exception:  # deleted in the background
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
 
 
 def test_a_batch_whose_commit_spark_has_not_noted_is_not_written_again(job: Job) -> None:
@@ -218,19 +216,8 @@ class Interrupted(StreamWriter):
         return staged
 
 
-class InterruptedSource(source.LocalGrtDataSource):
-    @classmethod
-    def name(cls) -> str:
-        return "interrupted"
-
-    def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802
-        writer = super().streamWriter(schema, overwrite)
-        writer.__class__ = Interrupted
-        return writer
-
-
 def test_tasks_that_are_tried_again_large_batches_in_files_and_what_is_left_of_them(job: Job, tmp_path: Path) -> None:
-    job.spark.dataSource.register(InterruptedSource)
+    register(job.spark, "interrupted", Interrupted)
     staging = tmp_path / "staging"
     staging.mkdir()
     job.add(1000)
@@ -271,28 +258,14 @@ class Slow(StreamWriter):
         return super().write(slowly())
 
 
-class SlowSource(InterruptedSource):
-    @classmethod
-    def name(cls) -> str:
-        return "slow"
-
-    def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802
-        writer = super().streamWriter(schema, overwrite)
-        writer.__class__ = Slow
-        return writer
-
-
 def test_a_query_that_is_stopped_half_way_through_a_batch_shows_nothing_of_it(job: Job, tmp_path: Path) -> None:
     """The iterator of its tasks ends cleanly, with part of the rows."""
-    job.spark.dataSource.register(SlowSource)
+    register(job.spark, "slow", Slow)
     job.add(10)
     assert job.run() == ""
     job.add(10)
     query = job.start(format="slow", stagingDir=str(tmp_path))
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "waiting").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert (tmp_path / "waiting").exists()
+    until((tmp_path / "waiting").exists, "a task has some rows", 60)
     query.stop()
     (tmp_path / "go").touch()
     assert job.written() == ids(0)
@@ -325,10 +298,10 @@ def test_two_queries_under_one_name_and_two_runs_of_one(job: Job, spark: SparkSe
 
 
 def test_mistakes_are_named(job: Job) -> None:
+    """Those of options in general: ``test_options.py``."""
     job.add(10)
     cases = [
         (job.rows(), {"sink": ""}, "option sink is missing: name this sink"),
-        (job.rows(), {"writeId": "w"}, "unknown option writeid for streaming into"),
         (job.rows(), {"topic": job.topic + "-no"}, "does not exist"),
         (job.rows().withColumn("x", f.lit(1)), {}, "column x is no part of a record"),
     ]
@@ -338,46 +311,40 @@ def test_mistakes_are_named(job: Job) -> None:
     assert job.written() == Counter()
 
 
-def test_output_modes_that_would_replace_rows(job: Job) -> None:
-    job.add(10)
-    counts = job.rows().groupBy("key").count().selectExpr("key", "cast(count as string) value")
-    for mode, problem in (("complete", "cannot replace what is in a topic"), ("update", "does not support Update")):
-        writer = counts.writeStream.format("grt").options(**job.options).outputMode(mode)
-        query = writer.option("checkpointLocation", str(job.folder / mode)).trigger(availableNow=True).start()
+PROGRESS = {"asyncProgressTrackingEnabled": "true"}
+UNCHECKED = {**PROGRESS, "_asyncProgressTrackingOverrideSinkSupportCheck": "true"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "trigger", "options", "checked", "problem"),
+    [
+        ("complete", {"availableNow": True}, {}, True, "cannot replace what is in a topic"),
+        ("update", {"availableNow": True}, {}, True, "does not support Update"),
+        ("update", {"realTime": "5 seconds"}, {}, True, "not in the sink allowlist"),
+        ("update", {"realTime": "5 seconds"}, {}, False, "."),
+        ("append", {"realTime": "5 seconds"}, {}, False, "."),
+        ("append", {"processingTime": "0 seconds"}, PROGRESS, True, "does not support async progress"),
+        ("append", {"processingTime": "0 seconds"}, UNCHECKED, True, "asyncProgressTrackingEnabled"),
+    ],
+)
+def test_modes_that_cannot_be_exact_are_refused_even_when_sparks_own_check_is_off(
+    job: Job, mode: str, trigger: dict[str, Any], options: dict[str, str], checked: bool, problem: str
+) -> None:
+    """Rows that would be replaced, real time, progress that is noted later."""
+    rows = job.spark.readStream.format("rate").load().selectExpr("cast(value as string) value")
+    if "availableNow" in trigger:
+        job.add(10)
+        rows = job.rows().groupBy("key").count().selectExpr("key", "cast(count as string) value")
+    writer = rows.writeStream.format("grt").options(**job.options, **options).outputMode(mode)
+    writer = writer.option("checkpointLocation", str(job.folder / "refused"))
+    job.spark.conf.set("spark.sql.streaming.realTimeMode.allowlistCheck", str(checked).lower())
+    try:
         with pytest.raises(Exception, match=problem):
-            query.awaitTermination(120)
-    assert job.sent() == 0
-
-
-def test_real_time_mode_is_refused_even_when_sparks_own_check_is_off(job: Job) -> None:
-    job.add(10)
-    rate = job.spark.readStream.format("rate").load().selectExpr("cast(value as string) value")
-    problems = []
-    for checked, mode in (("true", "update"), ("false", "update"), ("false", "append")):
-        job.spark.conf.set("spark.sql.streaming.realTimeMode.allowlistCheck", checked)
-        try:
-            writer = rate.writeStream.format("grt").options(**job.options).outputMode(mode)
-            writer = writer.option("checkpointLocation", str(job.folder / f"{checked}-{mode}"))
-            query = writer.trigger(realTime="5 seconds").start()
-            query.awaitTermination(60)
-        except Exception as error:
-            problems.append(str(error))
-        finally:
-            job.spark.conf.unset("spark.sql.streaming.realTimeMode.allowlistCheck")
-    assert "not in the sink allowlist" in problems[0]
-    assert len(problems) == 3
-    assert job.sent() == 0
-
-
-def test_progress_that_is_noted_later_is_refused_even_when_sparks_own_check_is_off(job: Job) -> None:
-    job.add(10)
-    rate = job.spark.readStream.format("rate").load().selectExpr("cast(value as string) value")
-    for override, problem in (("false", "does not support async progress"), ("true", "asyncProgressTrackingEnabled")):
-        writer = rate.writeStream.format("grt").options(**job.options).option("asyncProgressTrackingEnabled", "true")
-        writer = writer.option("_asyncProgressTrackingOverrideSinkSupportCheck", override)
-        writer = writer.option("checkpointLocation", str(job.folder / override))
-        with pytest.raises(Exception, match=problem):
-            writer.trigger(processingTime="0 seconds").start().awaitTermination(60)
+            writer.option("checkpointLocation", str(job.folder / "refused")).trigger(
+                **trigger
+            ).start().awaitTermination(60)
+    finally:
+        job.spark.conf.unset("spark.sql.streaming.realTimeMode.allowlistCheck")
     assert job.sent() == 0
 
 
@@ -390,28 +357,15 @@ class Observed(StreamWriter):
             raise
 
 
-class ObservedSource(InterruptedSource):
-    @classmethod
-    def name(cls) -> str:
-        return "observed"
-
-    def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802
-        writer = super().streamWriter(schema, overwrite)
-        writer.__class__ = Observed
-        return writer
-
-
 def test_continuous_mode_writes_nothing_and_says_why(job: Job, tmp_path: Path) -> None:
     """Spark never calls the sink with rows there, and goes on after a commit that failed: the reason is in the log."""
-    job.spark.dataSource.register(ObservedSource)
+    register(job.spark, "observed", Observed)
     rate = job.spark.readStream.format("rate").load().selectExpr("cast(value as string) value")
     writer = rate.writeStream.format("observed").options(**job.options, stagingDir=str(tmp_path))
     writer = writer.option("checkpointLocation", str(job.folder / "continuous"))
     query = writer.trigger(continuous="1 second").start()
     try:
-        deadline = time.monotonic() + 120
-        while not (tmp_path / "refused").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until((tmp_path / "refused").exists, "the commit is refused")
     finally:
         query.stop()
     assert "trigger(continuous=...)" in (tmp_path / "refused").read_text()

@@ -20,7 +20,7 @@ from streams.codecs import MsgpackCodec
 from streams.errors import ConfigError, DecodeError
 from streams.events import event_type, event_type_of, upcaster
 from streams.records import Headers, IncomingRecord
-from streams.runtime.dead_letters import dead_letter
+from streams.runtime.partition.dead_letters import dead_letter
 from streams.spark.event_format import EventsDataSource
 from tests.spark.typed_events import Deposited, Level, Opened, Packed, Point, Reversed, Withdrawn
 
@@ -48,52 +48,35 @@ def good(value: Any) -> tuple[bytes, Headers]:
     return event.encode(value), event.headers
 
 
-MIXED: list[tuple[bytes | None, Headers | None]] = [
-    good(Deposited("a", 5, "USD")),
-    good(Withdrawn("a", 3)),
-    (b'{"account":"a","cents":3}', headers(b"Deposited", b"2")),
-    (b'{"account":"a","euros":0.07}', headers(b"Deposited")),
-    (b"{}", headers(b"Closed")),
-    (b"{}", headers(b"x" * 70_000)),
-    (b"{}", None),
-    (b"{}", [("other", b"1")]),
-    (b"{}", headers(None)),
-    (b"{}", headers(b"\xff")),
-    (b"{}", headers(b"")),
-    (b"{}", [("__grt__", b"Withdrawn"), ("__grt__", b"Deposited")]),
-    (b"{}", headers(b"../../etc/passwd")),
-    (None, headers(b"Withdrawn")),
-    (b"{", headers(b"Deposited", b"1")),
-    (b"{}", headers(b"Deposited", b"2")),
-    (b'{"account":"a list, please"}', headers(b"Deposited", b"2")),
-    (b"{}", headers(b"Deposited", b"4")),
-    (b"{}", headers(b"Deposited", b"x")),
-    (b"{}", headers(b"Deposited", b"0")),
-    (b"{}", headers(b"opened.v2")),
+NO_TYPE = "no event type: no header __grt__ that is text"
+RECORDS: list[tuple[tuple[bytes | None, Headers | None], str | None]] = [
+    # value and headers, why they are no event
+    (good(Deposited("a", 5, "USD")), None),
+    (good(Withdrawn("a", 3)), None),
+    ((b'{"account":"a","cents":3}', headers(b"Deposited", b"2")), None),
+    ((b'{"account":"a","euros":0.07}', headers(b"Deposited")), None),
+    ((b"{}", headers(b"Closed")), "unknown type Closed"),
+    ((b"{}", headers(b"x" * 70_000)), "unknown type " + "x" * 64),
+    ((b"{}", None), NO_TYPE),
+    ((b"{}", [("other", b"1")]), NO_TYPE),
+    ((b"{}", headers(None)), NO_TYPE),
+    ((b"{}", headers(b"\xff")), NO_TYPE),
+    ((b"{}", headers(b"")), "unknown type "),
+    ((b"{}", [("__grt__", b"Withdrawn"), ("__grt__", b"Deposited")]), "missing field: account"),
+    ((b"{}", headers(b"../../etc/passwd")), "unknown type ../../etc/passwd"),
+    ((None, headers(b"Withdrawn")), "null value"),
+    ((b"{", headers(b"Deposited", b"1")), "not an older Deposited: DecodeError: Input data was truncated"),
+    ((b"{}", headers(b"Deposited", b"2")), "Deposited: the upcaster from version 2 failed: KeyError: 'account'"),
+    (
+        (b'{"account":"a list, please"}', headers(b"Deposited", b"2")),
+        "Deposited: the upcaster from version 2 returned list, not a dict",
+    ),
+    ((b"{}", headers(b"Deposited", b"4")), "version 4 is newer than 3, the newest known here: update this program"),
+    ((b"{}", headers(b"Deposited", b"x")), "the version header is no number"),
+    ((b"{}", headers(b"Deposited", b"0")), "versions start at 1"),
+    ((b"{}", headers(b"opened.v2")), "version 1 is older than 2, and the class has no upcaster for it"),
 ]
-REASONS = [
-    None,
-    None,
-    None,
-    None,
-    "unknown type Closed",
-    "unknown type " + "x" * 64,
-    "no event type: no header __grt__ that is text",
-    "no event type: no header __grt__ that is text",
-    "no event type: no header __grt__ that is text",
-    "no event type: no header __grt__ that is text",
-    "unknown type ",
-    "missing field: account",
-    "unknown type ../../etc/passwd",
-    "null value",
-    "not an older Deposited: DecodeError: Input data was truncated",
-    "Deposited: the upcaster from version 2 failed: KeyError: 'account'",
-    "Deposited: the upcaster from version 2 returned list, not a dict",
-    "version 4 is newer than 3, the newest known here: update this program",
-    "the version header is no number",
-    "versions start at 1",
-    "version 1 is older than 2, and the class has no upcaster for it",
-]
+MIXED, REASONS = [record for record, _ in RECORDS], [reason for _, reason in RECORDS]
 CLASSES = [Deposited, Withdrawn, Opened]
 
 
@@ -161,14 +144,14 @@ def test_dead_letters_are_the_other_half_and_look_like_the_event_sources(spark: 
 
 
 def test_dead_letters_can_be_written_beside_the_outputs(
-    spark: SparkSession, make_topic: Callable[..., str], read: Callable[..., DataFrame], kafka_broker: Any
+    spark: SparkSession, make_topic: Callable[..., str], read: Callable[..., DataFrame], servers: str
 ) -> None:
     topic, dead = make_topic("in", 4), make_topic("dead", 4)
     df = connector(spark, MIXED)
     kept = kes_spark.events(df, Withdrawn, on_error="deadletter")
     outputs = kes_spark.encode(kept, Withdrawn, key="account", topic=topic)
     both = outputs.unionByName(kes_spark.dead_letters(df, Withdrawn, topic=dead), allowMissingColumns=True)
-    kes_spark.write(both, write_id="w", servers=kafka_broker.bootstrap_servers, options={"markerTopic": topic})
+    kes_spark.write(both, write_id="w", servers=servers, options={"markerTopic": topic})
     assert [row.value for row in read(topic).collect()] == [b'{"account":"a","cents":3}']
     letters = read(dead).orderBy("offset").collect()
     assert {(row.partition, row.type, row.value) for row in letters} == {
@@ -295,9 +278,9 @@ def test_classes_that_workers_cannot_import_are_refused_by_name(spark: SparkSess
 
 
 def test_events_decoded_where_they_are_read_are_the_same(
-    spark: SparkSession, make_topic: Callable[..., str], kafka_broker: Any
+    spark: SparkSession, make_topic: Callable[..., str], servers: str
 ) -> None:
-    topic, servers = make_topic("in", 2), kafka_broker.bootstrap_servers
+    topic = make_topic("in", 2)
     rows = connector(spark, [*MIXED, good(PACKED), (b"\xc1", headers(b"Packed", b"2"))])
     kes_spark.write(rows.select("key", "value", "headers"), topic=topic, write_id="w", servers=servers)
     for cls in (Deposited, Packed):
@@ -320,6 +303,7 @@ def test_events_decoded_where_they_are_read_are_the_same(
         EventsDataSource({}).schema()
 
 
+@pytest.mark.nightly
 def test_streams_are_typed_like_batches(spark: SparkSession, tmp_path: Path) -> None:
     df = connector(spark, MIXED)
     df.coalesce(1).write.parquet(str(tmp_path / "in"))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +11,6 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 import pytest
-from confluent_kafka.admin import AdminClient
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -23,8 +19,8 @@ from streams.errors import StreamsError
 from streams.spark.commit import find_write, lane_of
 from streams.spark.sink import BatchWriter
 from streams.spark.write_options import write_options
-from streams.testing.fixtures import BrokerAddress
 from tests.spark.conftest import MakeTopic, Read
+from tests.spark.log_kit import Log
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(240)]
 ROWS = 3000
@@ -40,11 +36,8 @@ def encoded(spark: SparkSession, rows: int = ROWS) -> DataFrame:
     return kes_spark.encode(df, Row, key="who", keep=["id"])
 
 
-def test_a_second_run_writes_nothing_and_says_so(
-    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic
-) -> None:
+def test_a_second_run_writes_nothing_and_says_so(spark: SparkSession, servers: str, make_topic: MakeTopic) -> None:
     topic, other = make_topic("a", 4), make_topic("b")
-    servers = kafka_broker.bootstrap_servers
     rows = encoded(spark).drop("id")
     first = kes_spark.write(rows, topic=topic, write_id="w", servers=servers)
     again = kes_spark.write(rows.limit(5), topic=topic, write_id="w", servers=servers)
@@ -60,14 +53,12 @@ def test_a_second_run_writes_nothing_and_says_so(
     assert seen.count() == ROWS  # a DataFrame keeps the ends of its first action
 
 
-def test_order_per_key_is_the_order_asked_for(
-    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic
-) -> None:
+def test_order_per_key_is_the_order_asked_for(spark: SparkSession, servers: str, make_topic: MakeTopic) -> None:
     topic = make_topic(partitions=4)
     shuffled = encoded(spark).repartition(7).orderBy(f.rand(seed=1))
     rows = kes_spark.ordered(shuffled, f.desc("id"), partitions=3)
-    kes_spark.write(rows, topic=topic, write_id="w", servers=kafka_broker.bootstrap_servers)
-    seen = kes_spark.read_events(spark, Row, topic=topic, servers=kafka_broker.bootstrap_servers)
+    kes_spark.write(rows, topic=topic, write_id="w", servers=servers)
+    seen = kes_spark.read_events(spark, Row, topic=topic, servers=servers)
     by_key: dict[str, list[int]] = {}
     places = set()
     for row in seen.orderBy("_meta.partition", "_meta.offset").collect():
@@ -77,7 +68,7 @@ def test_order_per_key_is_the_order_asked_for(
     assert len(by_key) == len(places) == 50
 
 
-def test_records_as_given(spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read) -> None:
+def test_records_as_given(spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read) -> None:
     topic = make_topic(partitions=3)
     columns = (
         "key string, value binary, type string, version int, headers array<struct<key: string, value: binary>>, "
@@ -89,7 +80,7 @@ def test_records_as_given(spark: SparkSession, kafka_broker: BrokerAddress, make
         ("", b"", "B", 7, None, 1, None),
     ]
     rows = spark.createDataFrame(data, columns).withColumn("timestamp", f.expr("timestamp'2026-01-02 03:04:05.678'"))
-    kes_spark.write(rows, topic=topic, write_id="w", servers=kafka_broker.bootstrap_servers)
+    kes_spark.write(rows, topic=topic, write_id="w", servers=servers)
     tombstone, empty, first = read(topic).orderBy("partition").collect()
     assert (first.key, first.value, first.type, first.version) == (b"k", b"v", "A", 1)
     assert [tuple(header) for header in first.headers] == [("__grt__", b"A"), ("x", b"1"), ("x", None)]
@@ -98,37 +89,27 @@ def test_records_as_given(spark: SparkSession, kafka_broker: BrokerAddress, make
     assert {row.timestamp.microsecond for row in (first, empty, tombstone)} == {678_000}
     # What was read can be written as it is.
     copy = make_topic("copy", 3)
-    kes_spark.write(read(topic), topic=copy, write_id="copy", servers=kafka_broker.bootstrap_servers)
+    kes_spark.write(read(topic), topic=copy, write_id="copy", servers=servers)
     assert sorted(map(str, read(copy).drop("topic").collect())) == sorted(map(str, read(topic).drop("topic").collect()))
 
 
-def test_rows_that_name_their_topic(
-    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read
-) -> None:
-    topics = [make_topic("a"), make_topic("b")]
-    rows = encoded(spark, 10).drop("id").withColumn("topic", f.when(f.rand() < 2, f.lit(topics[1])))
-    options = {"markerTopic": topics[0]}
-    for written in (True, False):
-        result = kes_spark.write(rows, write_id=topics[0], servers=kafka_broker.bootstrap_servers, options=options)
-        assert result.written is written
-    assert (read(topics[0]).count(), read(topics[1]).count()) == (0, 10)
-
-
 def test_large_writes_are_staged_in_files_that_go_away(
-    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read, tmp_path: Path
+    spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read, tmp_path: Path
 ) -> None:
     topic = make_topic()
     options = {"stagingDir": str(tmp_path), "stagingThreshold": "0"}
     rows = encoded(spark).drop("id")
-    kes_spark.write(rows, topic=topic, write_id="w", servers=kafka_broker.bootstrap_servers, options=options)
+    kes_spark.write(rows, topic=topic, write_id="w", servers=servers, options=options)
     assert read(topic).count() == ROWS
     assert list(tmp_path.iterdir()) == []  # nor an empty folder
     assert not list(Path(tempfile.gettempdir()).glob("kes-spark-*/*/*/*.arrow"))
 
 
+@pytest.mark.parametrize("end", ["raise", "exit"])
 def test_a_task_that_fails_and_is_tried_again_writes_once(
-    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, tmp_path: Path
+    spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read, tmp_path: Path, end: str
 ) -> None:
+    """It raises, or its worker process ends. What it had staged is not even sent."""
     topic = make_topic(partitions=2)
     mark = str(tmp_path / "failed-once")
 
@@ -136,24 +117,24 @@ def test_a_task_that_fails_and_is_tried_again_writes_once(
     def fail_once(value):  # annotations would ask for an Arrow function
         if value == 1500 and not os.path.exists(mark):
             Path(mark).touch()
+            if end == "exit":
+                os._exit(9)
             raise RuntimeError("first attempt")
         return value
 
     df = spark.range(0, ROWS, numPartitions=3).select(fail_once("id").alias("id"), f.lit("k").alias("who"))
-    kes_spark.write(
-        kes_spark.encode(df, Row, key="who"), topic=topic, write_id="w", servers=kafka_broker.bootstrap_servers
-    )
+    kes_spark.write(kes_spark.encode(df, Row, key="who"), topic=topic, write_id="w", servers=servers)
     assert Path(mark).exists()
-    seen = kes_spark.read_events(spark, Row, topic=topic, servers=kafka_broker.bootstrap_servers)
+    seen = kes_spark.read_events(spark, Row, topic=topic, servers=servers)
     assert Counter(row.id for row in seen.collect()) == Counter(range(ROWS))
+    assert read(topic, isolation="read_uncommitted").count() == ROWS
 
 
 def test_a_write_that_fails_upstream_shows_nothing_and_can_be_run_again(
-    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read
+    spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read
 ) -> None:
     """The iterator of the failing task ends cleanly, with part of the rows: nothing may be made of that."""
     topic = make_topic(partitions=2)
-    servers = kafka_broker.bootstrap_servers
     bad = spark.range(0, 60_000, numPartitions=2).selectExpr(
         "id", "case when id = 59990 then cast(raise_error('upstream') as string) else 'k' end who"
     )
@@ -166,19 +147,18 @@ def test_a_write_that_fails_upstream_shows_nothing_and_can_be_run_again(
     assert read(topic).count() == ROWS
 
 
-def test_from_another_thread(
-    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read
-) -> None:
+def test_from_another_thread(spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read) -> None:
     topic = make_topic()
     rows = encoded(spark, 10).drop("id")
     with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(kes_spark.write, rows, topic=topic, write_id="w", servers=kafka_broker.bootstrap_servers)
+        job = pool.submit(kes_spark.write, rows, topic=topic, write_id="w", servers=servers)
         assert job.result(120).written
     assert read(topic).count() == 10
 
 
+@pytest.mark.nightly
 def test_two_runs_of_one_write_at_the_same_time(
-    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read
+    spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read
 ) -> None:
     """One writes, the other finds it written, or is fenced and can be run again."""
     topic = make_topic(partitions=2)
@@ -186,7 +166,7 @@ def test_two_runs_of_one_write_at_the_same_time(
 
     def run(_: int) -> object:
         try:
-            return kes_spark.write(rows, topic=topic, write_id="w", servers=kafka_broker.bootstrap_servers).written
+            return kes_spark.write(rows, topic=topic, write_id="w", servers=servers).written
         except Exception as error:
             return str(error)
 
@@ -194,23 +174,22 @@ def test_two_runs_of_one_write_at_the_same_time(
         ended = list(pool.map(run, range(3)))
     assert ended.count(True) <= 1
     assert all(isinstance(end, bool) or "another run under this name took over" in end for end in ended), ended
-    again = kes_spark.write(rows, topic=topic, write_id="w", servers=kafka_broker.bootstrap_servers)
+    again = kes_spark.write(rows, topic=topic, write_id="w", servers=servers)
     assert again.written is (True not in ended and False not in ended)
     assert read(topic).count() == ROWS
 
 
 def test_writes_whose_names_run_together_are_two(
-    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read
+    spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read
 ) -> None:
     short, long = make_topic("a"), make_topic("a.b")
     rows = encoded(spark, 10).drop("id")
-    servers = kafka_broker.bootstrap_servers
     assert kes_spark.write(rows, topic=long, write_id="c", servers=servers).written
     assert kes_spark.write(rows, topic=short, write_id="b.c", servers=servers).written
     assert (read(short).count(), read(long).count()) == (10, 10)
 
 
-def test_mistakes_are_named(spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic) -> None:
+def test_mistakes_are_named(spark: SparkSession, servers: str, make_topic: MakeTopic) -> None:
     topic = make_topic()
     rows = encoded(spark, 10)
     cases = [
@@ -220,76 +199,38 @@ def test_mistakes_are_named(spark: SparkSession, kafka_broker: BrokerAddress, ma
         ({"topic": topic + "x", "writeId": "w"}, "append", f"topic '{topic}x' does not exist"),
     ]
     for options, mode, problem in cases:
-        writer = rows.drop("id").write.format("grt").option("bootstrap.servers", kafka_broker.bootstrap_servers)
+        writer = rows.drop("id").write.format("grt").option("bootstrap.servers", servers)
         with pytest.raises(Exception, match=problem):
             writer.options(**options).mode(mode).save()
     with pytest.raises(Exception, match="column id is no part of a record; drop it"):
-        kes_spark.write(rows, topic=topic, write_id="w", servers=kafka_broker.bootstrap_servers)
+        kes_spark.write(rows, topic=topic, write_id="w", servers=servers)
     bad = rows.drop("id").withColumn("partition", f.lit(5))
     with pytest.raises(Exception, match=r"names partition 5 of .* which has 1"):
-        kes_spark.write(bad, topic=topic, write_id="w", servers=kafka_broker.bootstrap_servers)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_drivers_killed_in_their_commit(
-    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read
-) -> None:
-    """The first is killed with its transaction open, the second between Kafka's commit and Spark's.
-
-    The third finds it done. An open transaction of a dead run must not hold up its rerun either.
-    """
-    topic = make_topic(partitions=3)
-    servers = kafka_broker.bootstrap_servers
-
-    def killed_run(point: str) -> None:
-        here = Path(__file__).parent
-        ended = subprocess.run(
-            [sys.executable, str(here / "crashing_job.py"), point, servers, topic],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")])},
-            capture_output=True,
-            text=True,
-            timeout=180,
-            start_new_session=True,
-        )
-        assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
-
-    killed_run("before")
-    assert read(topic).count() == 0
-    assert read(topic, isolation="read_uncommitted").count() == 20_000  # it did hit an open transaction
-    killed_run("after")
-    rows = encoded(spark, 20_000).drop("id")
-    again = kes_spark.write(rows, topic=topic, write_id="crash", servers=servers)
-    assert (again.written, again.rows) == (False, 20_000)
-    seen = kes_spark.read_events(spark, Row, topic=topic, servers=servers)
-    assert Counter(row.id for row in seen.collect()) == Counter(range(20_000))
-    assert read(topic, isolation="read_uncommitted").count() == 40_000
+        kes_spark.write(bad, topic=topic, write_id="w", servers=servers)
 
 
 def test_a_marker_that_goes_between_planning_and_commit_is_no_write_of_nothing(
-    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic
+    spark: SparkSession, log: Log, make_topic: MakeTopic
 ) -> None:
     """The tasks staged nothing, because the write was done."""
     topic = make_topic()
-    servers = kafka_broker.bootstrap_servers
+    servers = log.servers
     rows = encoded(spark, 10).drop("id")
     kes_spark.write(rows, topic=topic, write_id="w", servers=servers)
     options = write_options({"bootstrap.servers": servers, "topic": topic, "writeId": "w"})
     planned = BatchWriter(options, rows.schema, one_machine=True)
     message = planned.write(iter(()))
     planned.commit([message])
-    group = lane_of(options).identity
-    admin = AdminClient({"bootstrap.servers": servers})
-    admin.delete_consumer_groups([group])[group].result(30)
+    log.forget_group(lane_of(options).identity)
     with pytest.raises(StreamsError, match="its marker has gone since"):
         planned.commit([message])
     assert find_write(options) is None
 
 
 def test_a_run_that_fails_leaves_the_files_of_another_alone(
-    spark: SparkSession, kafka_broker: BrokerAddress, make_topic: MakeTopic, read: Read, tmp_path: Path
+    spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read, tmp_path: Path
 ) -> None:
-    given = {"bootstrap.servers": kafka_broker.bootstrap_servers, "topic": make_topic(), "writeId": "w"}
+    given = {"bootstrap.servers": servers, "topic": make_topic(), "writeId": "w"}
     options = write_options({**given, "stagingDir": str(tmp_path), "stagingThreshold": "0"})
     batch = pa.record_batch({"value": pa.array([b"x"] * 10)})
     schema = spark.createDataFrame([], "value binary").schema

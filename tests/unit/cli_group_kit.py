@@ -133,10 +133,10 @@ class Cluster:
             raise answer
         return answer
 
-    def looks(self) -> group.Looks:
+    def looks(self) -> group.GroupReader:
         questions: Any = self
         admin: Any = self
-        return group.Looks(
+        return group.GroupReader(
             questions,
             lambda view, seconds: group.lags_in(admin, view, {}, seconds),
             lambda view, seconds: (self.live, ()),

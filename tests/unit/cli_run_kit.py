@@ -22,6 +22,7 @@ DEADLINE_SECONDS = 60.0
 DUMMY = '''
 import json, os, signal, sys, threading, time
 from types import SimpleNamespace
+from streams.config import GroupConfig
 from streams.errors import BrokerUnavailable, ConfigError, DecodeError, EventFailure, TopicError
 from streams.statistics import SourceState
 
@@ -67,7 +68,7 @@ class SecondCrashes(Source):
 class Joins(Source):
     """In a group from its first moment; its member id has its process id in it."""
     state = SourceState.RUNNING
-    config = SimpleNamespace(static_membership=False, instance_id="")
+    config = SimpleNamespace(group=GroupConfig(static_membership=False), instance_id="")
     @property
     def member_id(self):
         return f"member-{os.getpid()}"
@@ -76,7 +77,7 @@ class Joins(Source):
         return True
 
 class JoinsStatic(Joins):
-    config = SimpleNamespace(static_membership=True, instance_id="")
+    config = SimpleNamespace(group=GroupConfig(static_membership=True), instance_id="")
 
 class Unreachable(Joins):
     """Only a worker's second life reaches the broker."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from streams import Change, GlobalChangeLog
 from streams.clients.admin import TopicDescription, Watermarks
-from streams.clients.tail import LOG_START, Progress
+from streams.clients.consumer import LOG_START
 from streams.errors import BrokerUnavailable
-from streams.records import Headers, IncomingRecord
+from streams.records import Headers, IncomingRecord, Progress
 from streams.runtime.bridge import Worker
-from streams.runtime.tail import Tail
+from streams.runtime.reading.log_follower import Tail
 
 PATIENCE = 20.0
 
@@ -99,9 +99,13 @@ class MemoryConsumer:
             self.failed[partition] = failures.pop(0)
         self.positions[partition] = 0 if offset == LOG_START else offset
 
-    def remove(self, partition: int) -> None:
-        self.positions.pop(partition, None)
-        self.told_end.pop(partition, None)
+    def remove(self, partitions: Collection[int]) -> None:
+        for partition in partitions:
+            self.positions.pop(partition, None)
+            self.told_end.pop(partition, None)
+
+    def pause(self, partitions: Collection[int]) -> None: ...
+    def resume(self, partitions: Collection[int]) -> None: ...
 
     def poll_batch(self, timeout_seconds: float, limit: int) -> dict[int, Progress]:
         found = {}
@@ -126,8 +130,7 @@ class MemoryConsumer:
 
     def take_failures(self) -> Mapping[int, Exception]:
         failed, self.failed = self.failed, {}
-        for number in failed:
-            self.remove(number)
+        self.remove(failed)
         return failed
 
     def close(self) -> None:

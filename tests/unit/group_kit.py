@@ -55,7 +55,7 @@ class Member:
         while revoked := self.holdings.revoked_by(plan):
             self.working -= revoked
             self.holdings.released(revoked)
-        known_late = self.holdings.told.copies.late
+        known_late = self.holdings.reported.copies.late
         self.holdings.apply(generation, plan)
         self.handed = {
             partition: order
@@ -140,7 +140,7 @@ class Member:
 
     def is_done(self) -> bool:
         """It wanted to leave, the leader heard of it, and nothing is left to hand over or to take."""
-        told = self.holdings.told
+        told = self.holdings.reported
         nothing_left = not (self.holdings.owned or self.holdings.incoming or self.working)
         return nothing_left and told.leaving and self.plan.sequence == told.sequence
 
@@ -182,7 +182,7 @@ class Group:
         self.remove(member)
         member.void()
         self._names += 1
-        member.id = new_id or f"{member.holdings.told.instance}#{self._names}"
+        member.id = new_id or f"{member.holdings.reported.instance}#{self._names}"
         self.members[member.id] = member
 
     def forget(self) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 from streams import EventContext
@@ -21,6 +24,34 @@ class Stubborn(Exception):
 
     def __init__(self, one: str, two: str) -> None:
         super().__init__(one + two)
+
+
+class World:
+    """What jobs talk to: each is held at the gate of its event's name until the test opens it."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.gates: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self.cancelled: list[str] = []
+
+    async def call(self, event: Named) -> str:
+        name = event.name
+        self.begun.append(name)
+        try:
+            await self.gates[name].wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(name)
+            raise
+        return name.upper()
+
+    def open(self, *names: str) -> None:
+        for name in names:
+            self.gates[name].set()
+
+
+async def shout(event: Named) -> str:
+    """A job that ends at once."""
+    return event.name.upper()
 
 
 def by_name(event: Named) -> str:
@@ -47,24 +78,23 @@ def finalize(ctx: EventContext[Any], event: Named, result: str) -> None:
     ctx.forward(OUT, Named(result), key=event.name)
 
 
-def schedule(bench: Bench, job: Any, planner: Any = None, **settings: Any) -> list[Any]:
-    """The source has this job, dead letters for what fails, and tells what it measured."""
+def schedule(
+    bench: Bench,
+    job: Any,
+    planner: Any = None,
+    *,
+    key: Callable[[Named], str] = lambda event: event.name,
+    **settings: Any,
+) -> list[Any]:
+    """The source has this job, and dead letters for what fails; what it measures."""
     measured: list[Any] = []
-    made = settings.pop("made", {})
-    source = bench.make(None, metrics_handler=measured.append, error_policy=DEAD_LETTER, **made)
+    source = bench.make(None, metrics_handler=measured.append, error_policy=DEAD_LETTER, **settings.pop("made", {}))
     settings.setdefault("config", FEW)
     scheduler: Any = AsyncJobScheduler(source, job, settings.pop("finalizer", finalize), **settings)
-    scheduler.register_event_type(
-        Named, *([planner] if planner else []), **({} if planner else {"key": lambda event: event.name})
-    )
+    scheduler.register_event_type(Named, *([planner] if planner else []), **({} if planner else {"key": key}))
     return measured
 
 
 def failures(measured: list[Any]) -> list[str]:
     """What was said of events that failed."""
     return [one.error for one in measured if isinstance(one, EventFailed)]
-
-
-async def ends(bench: Bench, offset: int) -> None:
-    """Wait until partition 0 is committed up to here."""
-    await bench.until(lambda: bench.broker.offsets.get(0) == offset, f"offset {offset} is committed")

@@ -17,14 +17,15 @@ from streams.events import event_type_of
 from streams.group import Assigned, Assignment, Copies, GroupEvent, Lost, Order, Snapshot
 from streams.handlers import Handler
 from streams.outcomes import ErrorPolicy
-from streams.records import Headers, IncomingRecord, Output
+from streams.records import Headers, IncomingRecord, Output, Progress
+from streams.runtime.async_work.processes import in_process
 from streams.runtime.bridge import Worker
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
-from streams.runtime.poller import Poller, Records
-from streams.runtime.processes import in_process
+from streams.runtime.engine import Engine
+from streams.runtime.reading.poller import Poller
 from streams.topics import TopicIdentity
+from tests.unit.waiting import PATIENCE, until
 
-PATIENCE = 30.0
 GROUP, TOPIC, OUT, MISSING = "g", "in", "out", "nobody-made-this"
 CHANGELOG = "g.in.changelog"
 
@@ -142,7 +143,7 @@ class Consumer:
     def resume(self, partitions: Collection[int]) -> None:
         self._paused.difference_update(partitions)
 
-    def poll_batch(self, timeout_seconds: float, limit: int) -> Records | None:
+    def poll_batch(self, timeout_seconds: float, limit: int) -> dict[int, Progress]:
         open_ones = [(number, at) for number, at in self._positions.items() if number not in self._paused]
         batch = {number: self._broker.logs[TOPIC, number][at : at + limit] for number, at in open_ones}
         batch = {number: records for number, records in batch.items() if records}
@@ -150,7 +151,10 @@ class Consumer:
             self._positions[number] += len(records)
         if not batch:
             self.closed.wait(0.001)
-        return batch
+        return {number: Progress(records, self._positions[number], -1, False) for number, records in batch.items()}
+
+    def take_failures(self) -> dict[int, Exception]:
+        return {}
 
     def close(self) -> None:
         self.closed.set()
@@ -169,7 +173,7 @@ class Tail:
     def start(self, receive: Any, fail: Any) -> None:
         self._receive, self._fail = receive, fail
 
-    def follow(self, partition: int, offset: int, epoch: int) -> None:
+    def add(self, partition: int, offset: int, epoch: int) -> None:
         self._positions[partition], self._epochs[partition] = max(offset, 0), epoch
         threading.Thread(target=self.push, args=(partition,)).start()
 
@@ -185,8 +189,9 @@ class Tail:
                 except Exception as error:
                     self._fail(partition, self._epochs[partition], error)
 
-    def forget(self, partition: int) -> None:
-        self._positions.pop(partition, None)
+    def remove(self, partitions: Collection[int]) -> None:
+        for partition in partitions:
+            self._positions.pop(partition, None)
 
     def close(self) -> None:
         self._positions.clear()
@@ -340,6 +345,17 @@ class Bench:
         self.tasks: list[asyncio.Task[None]] = []
         self._before = set(threading.enumerate())
 
+    @property
+    def engine(self) -> Engine:
+        engine = self.source._engine
+        assert engine is not None
+        return engine
+
+    @property
+    def letters(self) -> list[IncomingRecord]:
+        """The dead letters of partition 0."""
+        return self.broker.logs[self.source.config.dead_letters, 0]
+
     def make(
         self,
         handler: Handler[Any, Named] | None = None,
@@ -368,6 +384,26 @@ class Bench:
         self.tasks.append(asyncio.create_task(self.source._consume(lambda _: self.connections)))  # type: ignore[arg-type]
         return self.tasks[-1]
 
+    def begin(self, *names: str) -> asyncio.Task[None]:
+        """Run over these events."""
+        self.broker.send(*names)
+        return self.run()
+
+    async def start(self, *names: str) -> asyncio.Task[None]:
+        """Run until the partitions are at work."""
+        task = self.begin(*names)
+        await self.until_active()
+        return task
+
+    async def over(self, *names: str) -> None:
+        """Run over these events until all of partition 0 is committed."""
+        self.begin(*names)
+        await self.committed()
+
+    async def committed(self) -> None:
+        goal = len(self.broker.logs[TOPIC, 0])
+        await self.until(lambda: self.broker.offsets.get(0) == goal, f"offset {goal} is committed")
+
     async def until(self, condition: Callable[[], Any], what: str) -> None:
         deadline = time.monotonic() + PATIENCE
         while not condition():
@@ -377,13 +413,29 @@ class Bench:
             await asyncio.sleep(0.002)
 
     async def until_active(self) -> None:
-        await self.until(
-            lambda: (
-                [partition.state for partition in self.source.statistics().partitions]
-                == ["active"] * self.source.config.num_partitions
-            ),
-            "the partitions are at work",
-        )
+        all_active = ["active"] * self.source.config.num_partitions
+        await self.until(lambda: [one.state for one in self.source.statistics().partitions] == all_active, "all active")
+
+    async def stop(self) -> None:
+        """In good order."""
+        await asyncio.wait_for(self.source.stop(), PATIENCE)
+        await self.tasks[-1]
+
+    async def drain(self) -> asyncio.Task[None]:
+        """Begin to stop in good order; the task that waits for the end."""
+        stopping = asyncio.create_task(self.stop())
+        await self.until(lambda: self.source.statistics().partitions[0].state == "draining", "it drains")
+        return stopping
+
+    async def in_line(self, events: int) -> None:
+        """Wait until so many events of partition 0 are ahead of their turn."""
+        await self.until_active()
+        await self.until(lambda: self.source.statistics().partitions[0].events_ahead == events, "all are in line")
+
+    async def end(self) -> None:
+        if self.tasks and not self.tasks[-1].done():
+            await self.stop()
+        await self.until_all_threads_ended()
 
     async def cancel(self) -> None:
         self.tasks[-1].cancel()
@@ -395,7 +447,4 @@ class Bench:
             return sorted({thread.name for thread in threading.enumerate() if thread.name.startswith("kes-")} - names)
 
         names = {thread.name for thread in self._before}
-        deadline = time.monotonic() + PATIENCE
-        while left():
-            assert time.monotonic() < deadline, f"these threads live on: {left()}"
-            await asyncio.sleep(0.002)
+        await until(lambda: not left(), f"no thread lives on of {left()}")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from streams import (
     AsyncBatcher,
@@ -19,12 +17,11 @@ from streams import (
     JobRetry,
     SchedulerConfig,
 )
-from streams.errors import BatchError, ConfigError, RegistrationError
+from streams.errors import ConfigError, RegistrationError
 from streams.outcomes import DEAD_LETTER
 from streams.statistics import StageStatistics
-from tests.unit.runtime_kit import OUT, PATIENCE, Bench, Named, count
-
-pytestmark = pytest.mark.asyncio
+from tests.unit.runtime_kit import OUT, Bench, Named, count
+from tests.unit.waiting import PATIENCE
 
 Items = list[BatchItem[Any]]
 
@@ -71,15 +68,6 @@ def finalize(ctx: EventContext[Any], items: Items) -> None:
     ctx.forward(OUT, Named("+".join(item.result for item in items)), key="k")
 
 
-@pytest_asyncio.fixture
-async def bench() -> AsyncIterator[Bench]:
-    made = Bench()
-    yield made
-    if made.tasks and not made.tasks[-1].done():
-        await asyncio.wait_for(made.source.stop(), PATIENCE)
-        await made.tasks[-1]
-
-
 def words(_: IncomingRecord | None, event: Named) -> list[tuple[str, Named]]:
     """An item per letter: the key is the letter before its number."""
     return [(word[0], Named(word)) for word in event.name.split()]
@@ -99,8 +87,7 @@ def batched(bench: Bench, execute: Any, *, partitions: int = 1, **settings: Any)
 async def test_items_of_many_events_are_one_call_and_events_complete_in_order(bench: Bench) -> None:
     world = World()
     batched(bench, world.call, config={"max_batch_size": 4, "max_concurrent_batches": 2})
-    bench.broker.send("a1 b1", "c1", "d1", "e1", "f1 g1")
-    bench.run()
+    bench.begin("a1 b1", "c1", "d1", "e1", "f1 g1")
     await bench.until(lambda: len(world.calls) == 2, "two calls run")
     assert world.calls == [["a1", "b1", "c1", "d1"], ["e1", "f1", "g1"]]
     world.end(1)
@@ -114,24 +101,12 @@ async def test_items_of_many_events_are_one_call_and_events_complete_in_order(be
 async def test_a_key_is_in_one_call_at_a_time_and_in_order_within_it(bench: Bench) -> None:
     world = World()
     batched(bench, world.call, config={"max_batch_size": 3, "max_concurrent_batches": 4})
-    bench.broker.send("a1", "a2", "b1", "a3", "a4", "a5", "c1")
-    bench.run()
+    bench.begin("a1", "a2", "b1", "a3", "a4", "a5", "c1")
     await bench.until(lambda: len(world.calls) == 2, "the second call has what is not held by the first")
     assert world.calls == [["a1", "a2", "b1"], ["c1"]]
     world.open()
-    await bench.until(lambda: bench.broker.offsets == {0: 7}, "all done")
+    await bench.committed()
     assert world.calls[2] == ["a3", "a4", "a5"]
-
-
-async def test_an_event_with_more_items_than_a_batch_or_than_there_is_room_for(bench: Bench) -> None:
-    world = World(is_open=True)
-    batched(bench, world.call, config={"max_batch_size": 2, "max_queued_items": 3, "max_concurrent_batches": 1})
-    bench.broker.send("a1", "a2 b1 c1 d1 e1 f1 g1", "h1")
-    bench.run()
-    await bench.until(lambda: bench.broker.offsets == {0: 3}, "all done")
-    assert bench.broker.outputs() == ["A1", "A2+B1+C1+D1+E1+F1+G1", "H1"]
-    assert all(len(names) <= 2 for names in world.calls)
-    assert world.calls.index(["a1"]) == 0, "the large event went in when nothing else was there"
 
 
 async def test_a_bound_holds_up_its_own_partition_only(bench: Bench) -> None:
@@ -142,8 +117,7 @@ async def test_a_bound_holds_up_its_own_partition_only(bench: Bench) -> None:
         partitions=2,
         config={"max_batch_size": 1, "max_queued_items": 2, "max_concurrent_batches": 8},
     )
-    bench.run()
-    await bench.until_active()
+    await bench.start()
     bench.broker.send("a1", "b1", "c1")
     await bench.until(lambda: world.calls == [["a1"], ["b1"]], "two are let in")
     bench.broker.send("z1", partition=1)
@@ -159,23 +133,13 @@ async def test_an_item_waits_for_company_for_so_long(bench: Bench) -> None:
     world = World(is_open=True)
     batched(bench, world.call, config={"max_delay_seconds": 3600.0, "max_batch_size": 3})
     source = bench.source
-    bench.broker.send("a1", "b1")
-    bench.run()
+    bench.begin("a1", "b1")
     await bench.until(lambda: source.statistics().stages and source.statistics().stages[0].waiting == 2, "they wait")
     assert world.calls == []
     bench.broker.send("c1")
-    await bench.until(lambda: bench.broker.offsets == {0: 3}, "the batch is full")
+    await bench.committed()
     assert world.calls == [["a1", "b1", "c1"]]
     assert source.statistics().stages[0] == StageStatistics("World.call", 0, 0, 0, 1, 3.0)
-
-
-async def test_after_its_delay_a_batch_begins_that_is_not_full(bench: Bench) -> None:
-    world = World(is_open=True)
-    batched(bench, world.call, config={"max_delay_seconds": 0.05, "max_batch_size": 100})
-    bench.broker.send("a1", "b1")
-    bench.run()
-    await bench.until(lambda: bench.broker.offsets == {0: 2}, "both done")
-    assert world.calls == [["a1", "b1"]]
 
 
 async def test_events_without_items_keep_the_order(bench: Bench) -> None:
@@ -193,105 +157,128 @@ async def test_events_without_items_keep_the_order(bench: Bench) -> None:
     def plan(_: IncomingRecord, event: Named) -> Any:
         return {"none": None, "empty": []}.get(event.name, (event.name, event))
 
-    bench.broker.send("a", "none", "empty", "b")
-    bench.run()
+    bench.begin("a", "none", "empty", "b")
     await bench.until(lambda: world.calls == [["a", "b"]], "the call runs")
     assert bench.broker.outputs() == []
     world.open()
-    await bench.until(lambda: bench.broker.offsets == {0: 4}, "all done")
+    await bench.committed()
     assert bench.broker.outputs() == ["0", "2", "3"], "None has no finalizer, an empty list has"
     assert seen == [1, 0, 1]
 
 
-async def test_an_item_that_failed_fails_its_event_and_no_other(bench: Bench) -> None:
-    world = World(is_open=True)
-    world.errors["b2"] = RuntimeError("b2 is bad")
-    batched(bench, world.call, on_error=DEAD_LETTER)
-    bench.broker.send("a1 b1", "a2 b2", "a3 b3")
-    bench.run()
-    await bench.until(lambda: bench.broker.offsets == {0: 3}, "all passed")
-    assert world.calls == [["a1", "b1", "a2", "b2", "a3", "b3"]]
-    assert bench.broker.outputs() == ["A1+B1", "A3+B3"]
-    letters = bench.broker.logs[bench.source.config.dead_letters, 0]
-    assert len(letters) == 1
-    assert any(b"b2 is bad" in (value or b"") for _, value in letters[0].headers or ())
-
-
-async def test_on_failure_gets_all_items_of_the_event(bench: Bench) -> None:
-    world = World(is_open=True)
-    world.errors["b1"] = RuntimeError("no")
-
-    def failed(ctx: EventContext[Any], items: Items) -> None:
-        ctx.forward(OUT, Named(" ".join(f"{item.value.name}:{item.result}:{item.error}" for item in items)), key="k")
-
-    batched(bench, world.call, on_failure=failed)
-    bench.broker.send("a1 b1", "c1")
-    bench.run()
-    await bench.until(lambda: bench.broker.offsets == {0: 2}, "all passed")
-    assert bench.broker.outputs() == ["a1:A1:None b1:None:no", "C1"]
-
-
-async def test_a_call_that_raises_is_tried_again_then_fails_all_of_its_items(bench: Bench) -> None:
-    tries: list[int] = []
-
-    async def execute(items: Items) -> None:
-        tries.append(len(items))
-        raise RuntimeError("no")
-
-    retry = JobRetry(attempts=3, wait_initial_seconds=0.001, wait_jitter_seconds=0)
-    batched(bench, execute, on_error=DEAD_LETTER, config={"retry": retry})
-    bench.broker.send("a1 b1", "c1")
-    bench.run()
-    await bench.until(lambda: bench.broker.offsets == {0: 2}, "passed")
-    assert tries == [3, 3, 3]
-    assert len(bench.broker.logs[bench.source.config.dead_letters, 0]) == 2
+BAD = {"b2": RuntimeError("b2 is bad"), "a1": RuntimeError("a1 is bad")}
+ONE_BY_ONE = {"max_batch_size": 1, "max_concurrent_batches": 1}
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
-    [([1], "answered 1 results for 3 items"), ([1, 2, 3, 4], "answered 4 results"), ("abc", "answered 'str'")],
+    ("names", "config", "calls", "outputs", "errors"),
+    [
+        pytest.param(["b1 c1"], {}, [["b1", "c1"]], ["B1+C1"], [], id="at once"),
+        pytest.param(
+            ["b1", "c1"],
+            {"max_delay_seconds": 0.05, "max_batch_size": 100},
+            [["b1", "c1"]],
+            ["B1", "C1"],
+            [],
+            id="not full after its delay",
+        ),
+        pytest.param(
+            ["c1", "a2 b1 c2 d1 e1 f1 g1", "h1"],
+            {"max_batch_size": 2, "max_queued_items": 3, "max_concurrent_batches": 1},
+            [["c1"], ["a2", "b1"], ["c2", "d1"], ["e1", "f1"], ["g1"], ["h1"]],
+            ["C1", "A2+B1+C2+D1+E1+F1+G1", "H1"],
+            [],
+            id="more items than a batch or than there is room for",  # it went in when nothing else was there
+        ),
+        pytest.param(
+            ["c1 b1", "c2 b2", "c3 b3"],
+            {},
+            [["c1", "b1", "c2", "b2", "c3", "b3"]],
+            ["C1+B1", "C3+B3"],
+            ["c2: C2", "b2: b2 is bad"],
+            id="an item that failed fails its event and no other",
+        ),
+        pytest.param(
+            ["a1 a2 b1", "a3"],
+            ONE_BY_ONE,
+            [["a1"], ["b1"], ["a3"]],
+            ["A3"],
+            ["a1: a1 is bad", "a2: a1 is bad", "b1: B1"],
+            id="its own items have a key that failed",
+        ),
+    ],
 )
-async def test_a_wrong_number_of_results_is_refused_by_name(bench: Bench, answer: Any, said: str) -> None:
-    errors: list[BaseException] = []
+@pytest.mark.parametrize("late", [True, False], ids=["on_failure", "dead letter"])
+async def test_what_is_called_and_what_comes_of_it(
+    bench: Bench,
+    names: list[str],
+    config: Any,
+    calls: list[list[str]],
+    outputs: list[str],
+    errors: list[str],
+    late: bool,
+) -> None:
+    world, told = World(is_open=True), list[str]()
+    world.errors.update(BAD)
 
+    def failed(ctx: EventContext[Any], items: Items) -> None:
+        told.extend(f"{item.value.name}: {item.error or item.result}" for item in items)
+
+    policy: Any = {"on_failure": failed} if late else {"on_error": DEAD_LETTER}
+    batched(bench, world.call, config=config, **policy)
+    await bench.over(*names)
+    assert sorted(world.calls) == sorted(calls)
+    assert bench.broker.outputs() == outputs
+    assert told == (errors if late else [])
+    assert len(bench.letters) == (0 if late else len(names) - len(outputs))
+    for letter in bench.letters:
+        assert any(b" is bad" in (value or b"") for _, value in letter.headers or ())
+
+
+async def raises(items: Items) -> None:
+    raise RuntimeError("no")
+
+
+async def never_ends(items: Items) -> None:
+    await asyncio.Event().wait()
+
+
+def answers(answer: Any) -> Any:
     async def execute(items: Items) -> Any:
         return answer
 
-    def failed(ctx: EventContext[Any], items: Items) -> None:
-        errors.extend(item.error for item in items if item.error is not None)
-
-    batched(bench, execute, on_failure=failed, name="writer")
-    bench.broker.send("a1 b1 c1")
-    bench.run()
-    await bench.until(lambda: bench.broker.offsets == {0: 1}, "passed")
-    assert len(errors) == 3
-    assert isinstance(errors[0], BatchError)
-    assert "writer" in str(errors[0])
-    assert said in str(errors[0])
+    return execute
 
 
-async def test_no_results_are_none_for_each(bench: Bench) -> None:
-    results: list[Any] = []
+@pytest.mark.parametrize(
+    ("execute", "said"),
+    [
+        (answers(None), None),
+        (answers([1]), "writer answered 1 results for 3 items"),
+        (answers([1, 2, 3, 4]), "writer answered 4 results"),
+        (answers("abc"), "writer answered 'str'"),
+        (raises, "no"),
+        (never_ends, "timeout_seconds=0.01"),
+    ],
+)
+async def test_the_outcome_of_a_call_is_that_of_all_of_its_items(bench: Bench, execute: Any, said: str | None) -> None:
+    """Once its attempts are over."""
+    tries, found = list[int](), list[Any]()
 
-    async def execute(items: Items) -> None: ...
+    async def counted(items: Items) -> Any:
+        tries.append(len(items))
+        return await execute(items)
 
     def final(ctx: EventContext[Any], items: Items) -> None:
-        results.extend((item.result, item.error) for item in items)
+        found.extend((item.result, str(item.error or "")) for item in items)
 
-    batched(bench, execute, finalizer=final)
-    bench.broker.send("a1 b1")
-    bench.run()
-    await bench.until(lambda: bench.broker.offsets == {0: 1}, "done")
-    assert results == [(None, None), (None, None)]
-
-
-async def test_a_timeout_is_the_error_of_the_items(bench: Bench) -> None:
-    world = World()
-    batched(bench, world.call, on_error=DEAD_LETTER, config={"timeout_seconds": 0.01})
-    bench.broker.send("a1")
-    bench.run()
-    await bench.until(lambda: bench.broker.offsets == {0: 1}, "passed")
-    assert world.cancelled == [["a1"]]
+    retry = JobRetry(attempts=3, wait_initial_seconds=0.001, wait_jitter_seconds=0)
+    config = {"retry": retry, "timeout_seconds": 0.01 if execute is never_ends else None}
+    batched(bench, counted, finalizer=final, on_failure=final, config=config, name="writer")
+    await bench.over("a1 b1", "c1")
+    assert [result for result, _ in found] == [None] * 3
+    assert all((said or "") in error and bool(error) == bool(said) for _, error in found), found
+    assert tries == ([3, 3, 3] if execute in (raises, never_ends) else [3])
 
 
 @pytest.mark.parametrize("planned", [5, "ab", [1], [("k",)], [([], 1)], (("k", 1) for _ in range(2))])
@@ -300,8 +287,7 @@ async def test_what_is_no_list_of_items_fails_the_event_by_name(bench: Bench, pl
     source = bench.make(None)
     batcher: AsyncBatcher[Any, Named] = AsyncBatcher(source, world.call, finalize, name="writer")
     batcher.register_event_type(Named, lambda record, event: planned)
-    bench.broker.send("a")
-    task = bench.run()
+    task = bench.begin("a")
     await asyncio.wait([task], timeout=PATIENCE)
     with pytest.raises(Exception, match=r"writer.*Named"):
         task.result()
@@ -323,22 +309,18 @@ async def test_user_data_and_threads(bench: Bench) -> None:
     def plan(record: IncomingRecord, event: Named) -> BatchItem[str]:
         return BatchItem(event.name, event.name, user_data=record.offset)
 
-    bench.broker.send("abc", "de")
-    bench.run()
+    bench.begin("abc", "de")
     await bench.until(lambda: bench.broker.outputs() == ["0abc!", "1de!"], "done")
 
 
 async def test_a_stop_waits_for_calls_that_run_and_drops_the_rest(bench: Bench) -> None:
     world = World()
     batched(bench, world.call, config={"max_batch_size": 2, "max_concurrent_batches": 1})
-    source = bench.source
-    bench.broker.send("a1", "b1", "c1")
-    bench.run()
+    bench.begin("a1", "b1", "c1")
     await bench.until(lambda: world.calls == [["a1", "b1"]], "it runs")
-    stopping = asyncio.create_task(source.stop())
-    await bench.until(lambda: source.statistics().partitions[0].state == "draining", "it drains")
+    stopping = await bench.drain()
     world.open()
-    await asyncio.wait_for(stopping, PATIENCE)
+    await stopping
     assert bench.broker.outputs() == ["A1", "B1"]
     assert world.calls == [["a1", "b1"]]
     assert bench.broker.offsets == {0: 2}
@@ -347,8 +329,7 @@ async def test_a_stop_waits_for_calls_that_run_and_drops_the_rest(bench: Bench) 
 async def test_when_the_membership_is_lost_calls_are_cancelled_and_made_again(bench: Bench) -> None:
     world = World()
     batched(bench, world.call, config={"max_batch_size": 2, "max_concurrent_batches": 1})
-    bench.broker.send("a1", "b1", "c1")
-    bench.run()
+    bench.begin("a1", "b1", "c1")
     await bench.until(lambda: world.calls == [["a1", "b1"]], "it runs")
     bench.connections.membership.lose_and_rejoin()
     await bench.until(lambda: len(world.calls) == 2, "again")
@@ -369,11 +350,9 @@ async def test_submit_in_a_handler_that_has_its_turn(bench: Bench) -> None:
         items = await batcher.submit(ctx, words(None, event))
         ctx.forward(OUT, Named("+".join(item.result for item in items)), key="k")
 
-    bench.broker.send("a1 b1", "", "c1", "d1")
-    bench.run()
-    await bench.until(lambda: bench.broker.offsets == {0: 4}, "all done")
+    await bench.over("a1 b1", "", "c1", "d1")
     assert bench.broker.outputs() == ["A1+B1", "", "D1"]
-    assert len(bench.broker.logs[source.config.dead_letters, 0]) == 1
+    assert len(bench.letters) == 1
 
 
 async def test_settings_that_cannot_be(bench: Bench) -> None:
@@ -407,8 +386,7 @@ async def test_a_scheduler_goes_on_with_a_batcher(bench: Bench) -> None:
         source, job, config=SchedulerConfig(concurrency=8), then=batcher
     )
     scheduler.register_event_type(Named, key=lambda event: event.name[0])
-    bench.broker.send("a1", "b1", "a2")
-    bench.run()
+    bench.begin("a1", "b1", "a2")
     await bench.until(lambda: world.calls != [], "a call runs")
     world.open()
     await bench.until(lambda: bench.broker.outputs() == ["A1J", "B1J", "A2J"], "in order")
@@ -422,29 +400,11 @@ async def test_a_key_that_failed_waits_for_the_turn_of_its_event(bench: Bench) -
         world.calls.append([f"{items[0].value.name} failed"])
 
     batched(bench, world.call, on_failure=failed, config={"max_batch_size": 1, "max_concurrent_batches": 8})
-    bench.broker.send("a1", "b1", "b2", "c1")
-    bench.run()
+    bench.begin("a1", "b1", "b2", "c1")
     await bench.until(lambda: sorted(world.running) == [["a1"], ["b1"], ["c1"]], "they run")
     world.end(world.calls.index(["b1"]), world.calls.index(["c1"]))
     await bench.until(lambda: world.running == [["a1"]], "the first one is slow")
     assert ["b2"] not in world.calls
     world.open()
-    await bench.until(lambda: bench.broker.offsets == {0: 4}, "all done")
+    await bench.committed()
     assert world.calls.index(["b1 failed"]) < world.calls.index(["b2"])
-
-
-async def test_an_event_whose_own_items_have_a_key_that_failed(bench: Bench) -> None:
-    world = World(is_open=True)
-    world.errors["a1"] = RuntimeError("no")
-    told: list[str] = []
-
-    def failed(ctx: EventContext[Any], items: Items) -> None:
-        told.extend(f"{item.value.name}: {item.error or item.result}" for item in items)
-
-    batched(bench, world.call, on_failure=failed, config={"max_batch_size": 1, "max_concurrent_batches": 1})
-    bench.broker.send("a1 a2 b1", "a3")
-    bench.run()
-    await bench.until(lambda: bench.broker.offsets == {0: 2}, "all done")
-    assert told == ["a1: no", "a2: no", "b1: B1"]
-    assert ["a2"] not in world.calls
-    assert bench.broker.outputs() == ["A3"]

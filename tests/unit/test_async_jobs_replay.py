@@ -10,6 +10,7 @@ import pytest
 
 from streams import EventContext, EventSource, EventSourceConfig, Table, event_type
 from streams.async_jobs import AsyncJobScheduler
+from streams.core.policy import Failure
 from streams.events import event_type_of
 from streams.job_settings import SchedulerConfig
 from streams.outcomes import DEAD_LETTER
@@ -17,7 +18,6 @@ from streams.records import IncomingRecord
 from streams.runtime.replay import Completed, PartitionReplay, Program
 
 cloudpickle = pytest.importorskip("pyspark.cloudpickle")
-pytestmark = pytest.mark.asyncio
 FEW = SchedulerConfig(concurrency=3)
 
 
@@ -103,7 +103,7 @@ async def test_a_program_with_jobs_runs_where_it_is_sent() -> None:
 async def test_events_that_are_known_to_fail_are_met_in_the_line() -> None:
     """As after a restart that took more back than the event that failed."""
     replay = PartitionReplay(program(), 0, wall_ms=0)
-    replay._known = {offset: (1, ValueError("known")) for offset in (1, 3, 5)}
+    replay._known = {offset: Failure(1, ValueError("known")) for offset in (1, 3, 5)}
     events = [ByJob("a"), Plain("b"), ByTurn("c"), ByTurn("d"), ByJob("e"), ByJob("f"), Plain("g")]
     completed = await handled(replay, *events)
     assert completed.dead == {1, 3, 5}

@@ -19,8 +19,8 @@ from streams.errors import RegistrationError, StoreError
 from streams.events import event_type, event_type_of
 from streams.metrics import TransactionSettled
 from streams.records import TYPE_HEADER, Change, IncomingRecord
+from streams.runtime.partition.hot_path import SLICE
 from streams.runtime.replay import PartitionReplay
-from streams.runtime.slices import SLICE
 from streams.testing import TestDriver
 from streams.testing.simulation.virtual_time import elapse
 
@@ -36,11 +36,19 @@ def test_events_that_follow_each_other_come_as_a_list() -> None:
     assert bench.state == {"a": 2, "b": 1}
 
 
-def test_another_type_ends_the_list() -> None:
+@pytest.mark.parametrize(
+    ("keys", "came", "calls", "letters"),
+    [
+        ("a <x> b a <x> <x>", "a1 x1 b1 a2 x2 x3", "a, <x>, b a, <x>, <x>", ""),  # another type ends the list
+        ("a b ?x a ?y", "a1 b1 a2", "a b, a", "?x ?y"),  # what cannot be read ends it and goes to its policy
+        ("a 1x a b", "a1 old100 a2 b1", "a, old, a b", ""),  # an older version comes alone
+    ],
+)
+def test_what_ends_a_list(keys: str, came: str, calls: str, letters: str) -> None:
     bench = Bench()
-    came = bench.run("a", "<x>", "b", "a", "<x>", "<x>")
-    assert came == [("a", 1), ("x", 1), ("b", 1), ("a", 2), ("x", 2), ("x", 3)]
-    assert bench.calls == [["a"], ["<x>"], ["b", "a"], ["<x>"], ["<x>"]]
+    assert " ".join(f"{key}{total}" for key, total in bench.run(*keys.split())) == came
+    assert bench.calls == [call.split() for call in calls.split(", ")]
+    assert bench.letters == letters.encode().split()
 
 
 def test_other_headers_do_not_end_it() -> None:
@@ -50,19 +58,6 @@ def test_other_headers_do_not_end_it() -> None:
             driver.send(Added("a"), headers=trace, partition=0, wait=False)
         driver.settle()
     assert bench.calls == [["a", "a", "a"]], "the first type header counts"
-
-
-def test_what_cannot_be_read_ends_it_and_goes_to_its_policy() -> None:
-    bench = Bench()
-    assert bench.run("a", "b", "?x", "a", "?y") == [("a", 1), ("b", 1), ("a", 2)]
-    assert bench.calls == [["a", "b"], ["a"]]
-    assert bench.letters == [b"?x", b"?y"]
-
-
-def test_an_older_version_comes_alone() -> None:
-    bench = Bench()
-    assert bench.run("a", "1x", "a", "b") == [("a", 1), ("old", 100), ("a", 2), ("b", 1)]
-    assert bench.calls == [["a"], ["old"], ["a", "b"]]
 
 
 def test_lists_are_as_long_as_slices() -> None:
@@ -175,7 +170,6 @@ def test_what_cannot_be_registered() -> None:
     register(Added, now, batch=True)
 
 
-@pytest.mark.asyncio
 async def test_a_replay_hands_them_in_one_by_one() -> None:
     """So that results are the same however the data is cut, and each output has its own event's offset."""
     bench = Bench(DEAD_LETTER, unless("bad", do=raises))

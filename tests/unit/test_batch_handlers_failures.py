@@ -24,36 +24,75 @@ from streams.errors import EventFailure
 from streams.metrics import BatchFailed, EventFailed
 from streams.records import Change, TopicPartition
 from streams.testing import TestDriver
-from streams.testing.points import POINTS
+from streams.testing.fault_points import POINTS
 
 from .batch_kit import OUT, RETRIED, RETRIED_ONCE, Added, Bench, Total, Totals, raises, send, unless
 
 
-def test_a_failure_is_that_of_one_event() -> None:
-    bench = Bench(DEAD_LETTER, unless("bad", do=raises))
-    assert bench.run("a", "bad", "a", "b") == [("a", 1), ("a", 2), ("b", 1)]
-    assert bench.calls == [["a", "bad", "a", "b"], ["a"], ["bad"], ["a"], ["b"]]
-    assert bench.letters == [b"bad"]
-    assert [(one.offset, one.error) for one in bench.of(BatchFailed)] == [(3, "ValueError: no")]
-    assert [(one.offset, one.error) for one in bench.of(EventFailed)] == [(1, "ValueError: no")]
-    assert bench.state == {"a": 2, "b": 1}
+def refusing(driver: TestDriver[Any]) -> None:
+    """No output of more than 200 bytes, no change of more than 250."""
+    broker, config = driver._world.broker, driver._world.config
+    broker.limits |= {OUT: 200, config.changelog: 250}
 
 
-def test_attempts_are_those_of_one_event() -> None:
-    """The call for all of them is none of them."""
-    bench = Bench(RETRIED, unless("bad", do=raises))
-    bench.run("a", "bad", "b")
-    assert bench.calls == [["a", "bad", "b"], ["a"], ["bad"], ["bad"], ["bad"], ["b"]]
-    assert bench.attempts == [1, 1, 1, 2, 3, 1]
-    assert bench.letters == [b"bad"]
+def long_ones(ctx: BatchContext[Totals], events: list[Added]) -> None:
+    for event in events:
+        if event.key == "long":
+            ctx.forward(OUT, Total("x" * 300, 0, 0), key=event.key)
 
 
-def test_what_only_fails_in_company_does_not_fail() -> None:
-    bench = Bench(DEAD_LETTER, lambda ctx, events: raises(ctx) if len(events) > 2 else None)
-    assert bench.run("a", "b", "a") == [("a", 1), ("b", 1), ("a", 2)]
-    assert bench.calls == [["a", "b", "a"], ["a"], ["b"], ["a"]]
-    assert bench.letters == []
-    assert len(bench.of(BatchFailed)) == 1, "it is told: it costs time"
+def long_states(ctx: BatchContext[Totals], events: list[Added]) -> None:
+    for event in events:
+        if event.key == "long":
+            ctx.store.put("x" * 300, 1)
+
+
+def long_or_bad(ctx: BatchContext[Totals], events: list[Added]) -> None:
+    long_ones(ctx, events)
+    unless("bad", do=raises)(ctx, events)
+
+
+def company(ctx: BatchContext[Totals], events: list[Added]) -> None:
+    if len(events) > 2:
+        raises(ctx)
+
+
+BAD = unless("bad", do=raises)
+
+
+@pytest.mark.parametrize(
+    ("policy", "then", "keys", "came", "calls", "failed"),
+    [
+        (DEAD_LETTER, BAD, "a bad a b", "a1 a2 b1", "a bad a b, a, bad, a, b", [1]),
+        (RETRIED, BAD, "a bad b", "a1 b1", "a bad b, a, bad, bad, bad, b", [1]),  # attempts are those of one event
+        (DEAD_LETTER, company, "a b a", "a1 b1 a2", "a b a, a, b, a", []),  # what only fails in company does not
+        (DEAD_LETTER, long_ones, "a long a b", "a1 a2 b1", None, [1]),
+        (DEAD_LETTER, long_states, "a long a b", "a1 a2 b1", None, [1]),
+        (DEAD_LETTER, long_ones, "a long a " * 20, "".join(f"a{n} " for n in range(1, 41)), None, [*range(1, 60, 3)]),
+        # The second list fails at once, the first one when its record is refused: neither is tried again.
+        (SKIP, long_or_bad, "a long <x> bad b", "a1 x1 b1", None, [1, 3]),
+    ],
+    ids=["an event", "retried", "company", "a refused record", "a refused change", "many refused", "two lists"],
+)
+def test_a_failure_is_that_of_one_event(
+    policy: ErrorPolicy, then: Any, keys: str, came: str, calls: str | None, failed: list[int]
+) -> None:
+    """Not that of the last one of the list, nor of the first; and no innocent one is dead-lettered for it."""
+    bench, sent = Bench(policy, then), keys.split()
+    found = bench.run(*sent, meddle=refusing)
+    assert [f"{key}{total}" for key, total in found] == came.split()
+    assert calls is None or bench.calls == [call.split() for call in calls.split(", ")]
+    assert bench.letters == ([] if policy is SKIP else [sent[offset].encode() for offset in failed])
+    assert sorted({one.offset for one in bench.of(EventFailed)}) == failed
+    assert bench.state == dict(found)
+    assert bench.of(BatchFailed), "it is told: it costs time"
+    if policy is RETRIED:
+        assert bench.attempts == [1, 1, 1, 2, 3, 1], "the call for all of them is none of them"
+    if then is BAD and policy is DEAD_LETTER:
+        assert [(one.offset, one.error) for one in bench.of(BatchFailed)] == [(3, "ValueError: no")]
+        assert [one.error for one in bench.of(EventFailed)] == ["ValueError: no"]
+    if then is long_or_bad:
+        assert [one.offset for one in bench.of(BatchFailed)] == [4, 1]
 
 
 def test_lists_come_again_behind_one_that_failed() -> None:
@@ -117,19 +156,7 @@ def test_a_plain_function_around_an_asynchronous_one() -> None:
 # -- outputs that the broker refuses -----------------------------------------------------------------------------------
 
 
-def refusing(driver: TestDriver[Any]) -> None:
-    """No output of more than 200 bytes."""
-    driver._world.broker.limits[OUT] = 200
-
-
-def long_ones(ctx: BatchContext[Totals], events: list[Added]) -> None:
-    for event in events:
-        if event.key == "long":
-            ctx.forward(OUT, Total("x" * 300, 0, 0), key=event.key)
-
-
-def test_a_record_that_the_broker_refuses_is_that_of_one_event() -> None:
-    """Not that of the last one of the list, nor of the first; and no innocent one is dead-lettered for it."""
+def test_lists_come_again_behind_one_whose_record_was_refused() -> None:
     bench = Bench(DEAD_LETTER, long_ones)
     with TestDriver(bench.source, topics={OUT: 1}) as driver:
         refusing(driver)
@@ -144,19 +171,6 @@ def test_a_record_that_the_broker_refuses_is_that_of_one_event() -> None:
     assert bench.calls[-1] == ["c", "d"], "lists come again"
     assert [one.offset for one in bench.of(BatchFailed)] == [3]
     assert [one.offset for one in bench.of(EventFailed)] == [1]
-
-
-def test_it_is_not_forgotten_that_a_later_list_has_failed() -> None:
-    """The second list fails at once, the first one when its record is refused: neither is tried again."""
-
-    def handle(ctx: BatchContext[Totals], events: list[Added]) -> None:
-        long_ones(ctx, events)
-        if any(event.key == "bad" for event in events):
-            raise ValueError("no")
-
-    bench = Bench(SKIP, handle)
-    assert bench.run("a", "long", "<x>", "bad", "b", meddle=refusing) == [("a", 1), ("x", 1), ("b", 1)]
-    assert [one.offset for one in bench.of(BatchFailed)] == [4, 1]
 
 
 def test_a_timer_whose_record_the_broker_refuses() -> None:
@@ -176,13 +190,6 @@ def test_a_timer_whose_record_the_broker_refuses() -> None:
     assert letter.header("__kes_dlq_timer") == b"t"
 
 
-def test_several_of_them_come_to_an_end() -> None:
-    bench = Bench(DEAD_LETTER, long_ones)
-    keys = ["long" if number % 7 == 3 else "a" for number in range(60)]
-    assert bench.run(*keys, meddle=refusing) == [("a", number + 1) for number in range(keys.count("a"))]
-    assert bench.letters == [b"long"] * keys.count("long")
-
-
 def test_one_that_all_of_them_made_together_and_none_makes_alone() -> None:
     def sums_up(ctx: BatchContext[Totals], events: list[Added]) -> None:
         ctx.forward(Record(OUT, b"x" * 100 * len(events)))
@@ -196,20 +203,6 @@ def test_one_that_all_of_them_made_together_and_none_makes_alone() -> None:
         driver.check()
         assert [len(record.value or b"") for record in driver.outputs(OUT) if record.key is None] == [100] * 3
         assert driver.dead_letters() == []
-
-
-def test_a_change_that_the_broker_refuses() -> None:
-    def stores(ctx: BatchContext[Totals], events: list[Added]) -> None:
-        for event in events:
-            if event.key == "long":
-                ctx.store.put("x" * 300, 1)
-
-    def meddle(driver: TestDriver[Any]) -> None:
-        driver._world.broker.limits[driver._world.config.changelog] = 250
-
-    bench = Bench(DEAD_LETTER, stores)
-    assert bench.run("a", "long", "a", "b", meddle=meddle) == [("a", 1), ("a", 2), ("b", 1)]
-    assert bench.letters == [b"long"]
 
 
 # -- stores of one's own -----------------------------------------------------------------------------------------------

@@ -7,20 +7,18 @@ import pickle
 import queue
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from streams import BatchProducer, Delivery, EventContext, IncomingRecord, Record, to_record
 from streams.errors import BrokerUnavailable, ConfigError, EncodeError, RecordRefused
 from streams.outcomes import DEAD_LETTER, SKIP
 from streams.records import Acknowledgement
 from streams.runtime import bridge
-from tests.unit.runtime_kit import OUT, PATIENCE, Bench, Named, count
-
-pytestmark = pytest.mark.asyncio
+from tests.unit.runtime_kit import OUT, Bench, Named, count
+from tests.unit.waiting import PATIENCE
 
 FAR = "far"
 
@@ -92,18 +90,10 @@ def plan(_: IncomingRecord, event: Named) -> list[Record]:
     return [to_record(FAR, Named(word), key=word) for word in event.name.split()]
 
 
-@pytest_asyncio.fixture
-async def bench() -> AsyncIterator[Bench]:
-    made = Bench()
-    yield made
-    if made.tasks and not made.tasks[-1].done():
-        await asyncio.wait_for(made.source.stop(), PATIENCE)
-        await made.tasks[-1]
-    await made.until_all_threads_ended()
-
-
-def run(bench: Bench, connect: Callable[..., Any]) -> asyncio.Task[None]:
-    task = bench.run()
+def run(bench: Bench, fake: Fake | Callable[..., Any], *names: str) -> asyncio.Task[None]:
+    """Over these events, with this producer, or what makes one."""
+    connect = (lambda *_, **__: fake) if isinstance(fake, Fake) else fake
+    task = bench.begin(*names)
     bench.connections.plain_producer = connect  # type: ignore[attr-defined]
     bench.connections.wait_for = bridge.wait_for  # type: ignore[attr-defined]
     return task
@@ -119,8 +109,7 @@ def producing(bench: Bench, *, on_error: Any = None, partitions: int = 1, **sett
 async def test_an_event_completes_when_all_of_its_records_are_acknowledged(bench: Bench) -> None:
     fake = Fake()
     producing(bench)
-    bench.broker.send("a b", "c")
-    run(bench, lambda *_, **__: fake)
+    run(bench, fake, "a b", "c")
     await bench.until(lambda: fake.names == ["a", "b", "c"], "all are sent")
     fake.under_way.rotate(1)
     fake.acknowledge(2)  # c, a
@@ -141,9 +130,8 @@ async def test_events_without_records_complete(bench: Bench) -> None:
     def none_or_empty(_: IncomingRecord, event: Named) -> list[Record] | None:
         return None if event.name == "none" else []
 
-    bench.broker.send("none", "empty", "none")
-    run(bench, lambda *_, **__: pytest.fail("nothing is to be sent"))
-    await bench.until(lambda: bench.broker.offsets == {0: 3}, "all complete")
+    run(bench, lambda *_, **__: pytest.fail("nothing is to be sent"), "none", "empty", "none")
+    await bench.committed()
     assert seen == [0]
 
 
@@ -151,8 +139,7 @@ async def test_a_full_queue_holds_nobody_up_and_keeps_the_order(bench: Bench) ->
     fake = Fake(room=2)
     producing(bench)
     names = [f"n{number}" for number in range(20)]
-    bench.broker.send(" ".join(names), "last")
-    run(bench, lambda *_, **__: fake)
+    run(bench, fake, " ".join(names), "last")
     await bench.until(lambda: len(fake.taken) == 2, "it is full")
     assert await asyncio.wait_for(bench.source.interject(0, lambda ctx: 5), PATIENCE) == 5
     await bench.until(lambda: bool(fake.under_way and not fake.acknowledge()) or len(fake.taken) == 21, "one by one")
@@ -163,7 +150,7 @@ async def test_a_full_queue_holds_nobody_up_and_keeps_the_order(bench: Bench) ->
 async def test_a_bound_holds_up_its_own_partition_only(bench: Bench) -> None:
     fake = Fake()
     producing(bench, partitions=2, max_queued_records=2)
-    run(bench, lambda *_, **__: fake)
+    run(bench, fake)
     await bench.until_active()
     bench.broker.send("a b c", "d")
     await bench.until(lambda: fake.names == ["a", "b", "c"], "more than the bound goes in alone")
@@ -177,11 +164,10 @@ async def test_a_record_that_failed_fails_its_event_and_no_other(bench: Bench) -
     fake = Fake(is_open=True)
     fake.errors[b"b"] = RecordRefused("far[0]: b is too large")
     producing(bench, on_error=DEAD_LETTER)
-    bench.broker.send("a b", "c")
-    run(bench, lambda *_, **__: fake)
-    await bench.until(lambda: bench.broker.offsets == {0: 2}, "both passed")
+    run(bench, fake, "a b", "c")
+    await bench.committed()
     assert bench.broker.outputs() == ["c@3"]
-    letters = bench.broker.logs[bench.source.config.dead_letters, 0]
+    letters = bench.letters
     assert any(b"b is too large" in (value or b"") for _, value in letters[0].headers or ())
 
 
@@ -193,9 +179,8 @@ async def test_what_the_client_refuses_is_the_records_error(bench: Bench) -> Non
         source, on_failure=lambda ctx, deliveries: errors.extend(delivery.error for delivery in deliveries)
     )
     producer.register_event_type(Named, lambda record, event: [Record("missing", b"1"), Record(FAR, b"2")])
-    bench.broker.send("a")
-    run(bench, lambda *_, **__: fake)
-    await bench.until(lambda: bench.broker.offsets == {0: 1}, "passed")
+    run(bench, fake, "a")
+    await bench.committed()
     assert isinstance(errors[0], RecordRefused)
     assert errors[1] is None
 
@@ -206,9 +191,8 @@ async def test_what_was_refused_with_its_batch_is_sent_again_alone(bench: Bench)
     together.in_company = {b"a", b"b"}
     alone.errors = {b"b": RecordRefused("b alone")}
     producing(bench, on_error=DEAD_LETTER)
-    bench.broker.send("a", "b", "c")
-    run(bench, lambda *_, one_by_one=False, **__: alone if one_by_one else together)
-    await bench.until(lambda: bench.broker.offsets == {0: 3}, "all passed")
+    run(bench, lambda *_, one_by_one=False, **__: alone if one_by_one else together, "a", "b", "c")
+    await bench.committed()
     assert together.names == ["a", "b", "c"]
     assert alone.names == ["a", "b"]
     assert bench.broker.outputs() == ["a@1", "c@3"]
@@ -222,13 +206,12 @@ async def test_a_producer_that_breaks_is_replaced(bench: Bench) -> None:
         return fakes[-1]
 
     producing(bench, on_error=SKIP)
-    bench.broker.send("a", "b")
-    run(bench, connect)
+    run(bench, connect, "a", "b")
     await bench.until(lambda: fakes and fakes[0].names == ["a", "b"], "sent")
     fakes[0].acknowledge()
     await bench.until(lambda: bench.broker.outputs() == ["a@1"], "one is acknowledged")
     fakes[0].is_broken = True
-    await bench.until(lambda: bench.broker.offsets == {0: 2}, "the other one fails")
+    await bench.committed()
     bench.broker.send("c")
     await bench.until(lambda: len(fakes) == 2 and fakes[1].names == ["c"], "by another one")
     fakes[1].open()
@@ -241,8 +224,7 @@ async def test_settings_that_no_client_takes_stop_the_source_whatever_the_policy
         raise ConfigError("kafka settings: no such property")
 
     producing(bench, on_error=SKIP)
-    bench.broker.send("a")
-    task = run(bench, connect)
+    task = run(bench, connect, "a")
     await asyncio.wait([task], timeout=PATIENCE)
     with pytest.raises(Exception, match="no such property"):
         task.result()
@@ -260,11 +242,10 @@ async def test_produce_in_a_handler_that_has_its_turn(bench: Bench) -> None:
         deliveries = await producer.produce(ctx, plan(ctx.input, event))  # type: ignore[arg-type]
         ctx.forward(OUT, Named(",".join(str(delivery.offset) for delivery in deliveries)), key="k")
 
-    bench.broker.send("a b", "", "bad", "c")
-    run(bench, lambda *_, **__: fake)
-    await bench.until(lambda: bench.broker.offsets == {0: 4}, "all passed")
+    run(bench, fake, "a b", "", "bad", "c")
+    await bench.committed()
     assert bench.broker.outputs() == ["1,2", "", "4"]
-    assert len(bench.broker.logs[source.config.dead_letters, 0]) == 1
+    assert len(bench.letters) == 1
 
 
 async def test_produce_and_wait_in_a_blocking_handler(bench: Bench) -> None:
@@ -284,8 +265,7 @@ async def test_produce_and_wait_in_a_blocking_handler(bench: Bench) -> None:
         ctx.forward(OUT, Named(",".join(str(delivery.offset) for delivery in deliveries)), key="k")
 
     source.register_event_type(Named, handler, blocking=True)
-    bench.broker.send("late", "a b")
-    run(bench, lambda *_, **__: fake)
+    run(bench, fake, "late", "a b")
     await bench.until(lambda: fake.names == ["late", "a", "b"], "sent")
     assert len(errors) == 1
     fake.open()
@@ -304,23 +284,19 @@ async def test_produce_and_wait_on_the_loop_is_refused(bench: Bench) -> None:
         except RuntimeError as error:
             errors.append(error)
 
-    bench.broker.send("a")
-    run(bench, lambda *_, **__: Fake())
-    await bench.until(lambda: bench.broker.offsets == {0: 1}, "passed")
+    run(bench, Fake(), "a")
+    await bench.committed()
     assert "await it instead" in str(errors[0])
 
 
 async def test_a_stop_waits_for_what_is_sent(bench: Bench) -> None:
     fake = Fake()
     producing(bench)
-    bench.broker.send("a", "b")
-    run(bench, lambda *_, **__: fake)
-    source = bench.source
+    run(bench, fake, "a", "b")
     await bench.until(lambda: fake.names == ["a", "b"], "sent")
-    stopping = asyncio.create_task(source.stop())
-    await bench.until(lambda: source.statistics().partitions[0].state == "draining", "it drains")
+    stopping = await bench.drain()
     fake.open()
-    await asyncio.wait_for(stopping, PATIENCE)
+    await stopping
     assert bench.broker.offsets == {0: 2}
     assert await asyncio.to_thread(fake.closed.wait, PATIENCE)
 
@@ -328,13 +304,12 @@ async def test_a_stop_waits_for_what_is_sent(bench: Bench) -> None:
 async def test_what_a_lost_partition_waits_to_send_is_not_sent(bench: Bench) -> None:
     fake = Fake(room=1)
     producing(bench)
-    bench.broker.send("a", "b")
-    run(bench, lambda *_, **__: fake)
+    run(bench, fake, "a", "b")
     await bench.until(lambda: fake.names == ["a"], "the other one waits")
     bench.connections.membership.lose_and_rejoin()
     await bench.until(lambda: bench.source.statistics().stages[0].waiting == 2, "it begins again")
     fake.open()
-    await bench.until(lambda: bench.broker.offsets == {0: 2}, "done")
+    await bench.committed()
     assert fake.names == ["a", "a", "b"]
 
 

@@ -11,16 +11,16 @@ import pytest
 
 from streams import BatcherConfig, BatchItem, IncomingRecord, TopicPartition
 from streams.records import Acknowledgement, Delivery, Record
-from streams.runtime.batches import BatchDefinition, BatchStage
-from streams.runtime.line import Entry, Line
-from streams.runtime.outlet import Outlet
-from tests.unit.runtime_kit import PATIENCE
-
-pytestmark = pytest.mark.asyncio
+from streams.runtime.async_work.batch_stage import BatchDefinition, BatchStage
+from streams.runtime.async_work.producer_outlet import Outlet
+from streams.runtime.partition.reorder_buffer import Entry, ReorderBuffer
+from tests.unit.waiting import PATIENCE, until
 
 
 def entry(partition: int, offset: int, *keys: str) -> Entry:
-    made = Entry(partition, IncomingRecord("in", partition, offset, None, b"", None), None, None, Line(lambda: None))
+    made = Entry(
+        partition, IncomingRecord("in", partition, offset, None, b"", None), None, None, ReorderBuffer(lambda: None)
+    )
     made.plan = [BatchItem(key, f"{partition}:{offset}:{key}") for key in keys]
     return made
 
@@ -51,13 +51,6 @@ class Calls:
         except asyncio.CancelledError:
             self.cancelled.append(names)
             raise
-
-
-async def until(condition: Callable[[], Any], what: str) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0)
-    assert condition(), what
 
 
 async def test_a_call_is_cancelled_when_nobody_needs_it_and_not_before() -> None:
@@ -92,21 +85,6 @@ async def test_what_was_dropped_while_it_waited_is_not_called() -> None:
     assert entries[0].is_settled
 
 
-async def test_a_call_that_cancels_itself_fails_its_items() -> None:
-    async def execute(items: list[BatchItem[Any]]) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
-        await asyncio.sleep(0)
-
-    batches = stage(execute)
-    one = entry(0, 0, "a")
-    batches.begin(one)
-    await until(lambda: one.is_settled, "nobody waits in vain")
-    assert isinstance(one.error, RuntimeError)
-    assert "cancel" in str(one.error)
-
-
 async def test_a_handler_that_has_its_turn_does_not_wait_for_a_later_event() -> None:
     """Whose key has failed, and is held until its turn is over: that never comes while this one waits."""
 
@@ -139,7 +117,7 @@ async def test_room_comes_free_also_by_withdrawing() -> None:
     batches = stage(calls, max_batch_size=1, max_concurrent_batches=1, max_queued_items=2)
     woken: list[int] = []
     first, second, third = entry(0, 0, "a"), entry(0, 1, "b"), entry(0, 2, "c")
-    third.line = Line(lambda: woken.append(1))
+    third.buffer = ReorderBuffer(lambda: woken.append(1))
     assert batches.begin(first)
     assert batches.begin(second)
     assert not batches.begin(third)

@@ -2,89 +2,119 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import random
 import subprocess
 import sys
 import time
+from itertools import islice
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from benchmarks import bench
+from benchmarks.account.report import held, reference_of
 from benchmarks.drain import DrainResult, middle_rate, stretch
-from benchmarks.restore.run import Restore, fault_of
-from benchmarks.restore.workload import Restored, changes, digest, partition_of
-from benchmarks.stalls.group import Stall
-from benchmarks.stalls.member import Measured, Note, Status
-from benchmarks.stalls.report import chain_medians, in_short
-from benchmarks.stalls.silences import Silence, Window, longest, silences
-from benchmarks.stalls.traces import Traces, is_settled
-from benchmarks.stalls.workload import Ledger, Seen, Stepped
-from benchmarks.stalls.workload import account as account_of
-from benchmarks.stalls.workload import cents as cents_of
-from benchmarks.steady import memory_of
-from benchmarks.systems import Failed, System, running
+from benchmarks.engine import MADE, wait
+from benchmarks.reader import Gap, percentiles
+from benchmarks.stalls.group import Silence, Stall, Window, silences
+from benchmarks.stalls.measure import Stalls
+from benchmarks.stalls.member import Status, fresh, is_settled, statuses
+from benchmarks.steady import SteadyResult, behind_of
+from benchmarks.systems import REFERENCE, Failed, System, running
 from benchmarks.tables import ratios
-from benchmarks.workload import KEYS, PARTITIONS, VALUE_BYTES, Balance, Deposited, Job, Judge, deposits, encoded
+from benchmarks.workload import (
+    KEYS,
+    ONE_EACH,
+    PARTITIONS,
+    VALUE_BYTES,
+    Balance,
+    Deposited,
+    Job,
+    Judge,
+    deposits,
+    encoded,
+    wait_seconds,
+)
+from streams.sak.murmur2 import partition_of
 from tests.unit.benchmarks_kit import rows_of, run_of, shown
 
 JOB = Job(bootstrap_servers="127.0.0.1:1", group="g", source="in", output="out", changelog="log")
+EVENTS = 30_000
 
 
-def outputs(seed: int, events: int) -> list[tuple[str, Balance]]:
-    """What a right system sends."""
+def outputs(seed: int, events: int = EVENTS) -> list[tuple[str, Balance]]:
+    """The outputs of a right system."""
     counts: dict[str, int] = {}
     sums: dict[str, int] = {}
     found = []
-    for _, (account, cents) in zip(range(events), deposits(seed), strict=False):
+    for account, cents in islice(deposits(seed), events):
         counts[account] = counts.get(account, 0) + 1
         sums[account] = sums.get(account, 0) + cents
         found.append((account, Balance(account, counts[account], sums[account], 0.0)))
     return found
 
 
-def verdict(heard: list[tuple[str, Balance]], seed: int, events: int) -> str:
+def verdict(found: list[tuple[str, Balance]], seed: int, handled: int, written: int = 0) -> str:
     judge = Judge()
-    for key, balance in heard:
-        judge.hear(key, balance)
-    return judge.verdict(seed, events)
+    for key, balance in found:
+        judge.add(key, balance)
+    return judge.verdict(seed, handled, written)
 
 
 def test_events_are_the_same_for_a_seed_and_of_the_stated_size() -> None:
-    first, again, other = ([pair for _, pair in zip(range(500), deposits(seed), strict=False)] for seed in (1, 1, 2))
+    first, again, other = (list(islice(deposits(seed), 500)) for seed in (1, 1, 2))
     assert first == again != other
-    assert all(
-        len(encoded(account, cents, time.time())) in range(VALUE_BYTES - 5, VALUE_BYTES + 4) for account, cents in first
-    )
+    sizes = [len(encoded(account, cents, time.time())) for account, cents in first]
+    assert {size in range(VALUE_BYTES - 5, VALUE_BYTES + 4) for size in sizes} == {True}
     assert {int(account[-5:]) < KEYS for account, _ in first} == {True}
     assert msgspec.json.decode(encoded("a", 7, 1.5), type=Deposited).cents == 7
+    assert 100 < sum(wait_seconds(cents) == 0.5 for _, cents in islice(deposits(1), 20_000)) < 300
+    in_turn = [account for account, _ in islice(deposits(1, in_turn=True), 2 * PARTITIONS)]
+    assert in_turn == ONE_EACH * 2
+    assert [partition_of(account.encode(), PARTITIONS) for account in ONE_EACH] == list(range(PARTITIONS))
 
 
-def test_the_judge_takes_what_is_right() -> None:
-    assert verdict(outputs(3, 2_000), 3, 2_000) == ""
+def test_the_judge_takes_a_right_system_also_when_it_was_stopped() -> None:
+    found = outputs(3)
+    assert verdict(found, 3, EVENTS) == ""
+    behind = {ONE_EACH[0], ONE_EACH[1]}
+    some = [(key, balance) for key, balance in found if key not in behind or balance.count == 1]
+    assert verdict(some, 3, len(some), EVENTS) == "", "the first ones of each account"
+    assert verdict(some, 3, len(some)) != ""
 
 
 @pytest.mark.parametrize("fault", ["lost", "last lost", "twice", "swapped", "wrong sum", "wrong key", "other seed"])
-def test_the_judge_sees_every_fault(fault: str) -> None:
-    heard = outputs(3, 30_000)
-    place = random.Random(3).randrange(10_000)
-    account = heard[place][0]
-    mine = [number for number, (key, _) in enumerate(heard) if key == account]
+@pytest.mark.parametrize("written", [0, EVENTS + 1_000], ids=["complete", "stopped"])
+def test_the_judge_sees_every_fault(fault: str, written: int) -> None:
+    found = outputs(3)
+    account = found[random.Random(3).randrange(10_000)][0]
+    mine = [number for number, (key, _) in enumerate(found) if key == account]
+    assert len(mine) > 1
     if fault == "lost":
-        del heard[mine[0]]
+        del found[mine[0]]
     elif fault == "last lost":
-        del heard[-1]
+        del found[-1]
     elif fault == "twice":
-        heard.insert(mine[-1] + 1, heard[mine[-1]])
+        found.insert(mine[-1] + 1, found[mine[-1]])
     elif fault == "swapped":
-        assert len(mine) > 1
-        heard[mine[0]], heard[mine[1]] = heard[mine[1]], heard[mine[0]]
+        found[mine[0]], found[mine[1]] = found[mine[1]], found[mine[0]]
     elif fault == "wrong sum":
-        last = heard[mine[-1]][1]
-        heard[mine[-1]] = account, msgspec.structs.replace(last, cents=last.cents + 1)
+        last = found[mine[-1]][1]
+        found[mine[-1]] = account, msgspec.structs.replace(last, cents=last.cents + 1)
     elif fault == "wrong key":
-        heard[mine[0]] = "somebody", heard[mine[0]][1]
-    assert verdict(heard, 4 if fault == "other seed" else 3, 30_000) != ""
+        found[mine[0]] = "another", found[mine[0]][1]
+    assert verdict(found, 4 if fault == "other seed" else 3, EVENTS, written) != ""
+
+
+def test_every_way_to_handle_the_workload_can_be_built_and_waits() -> None:
+    for made in MADE.values():
+        assert made(JOB).program()
+    began = time.monotonic()
+    asyncio.run(wait(Deposited("a", 7, 0.0, "")))
+    assert time.monotonic() - began >= 0.005
 
 
 def test_the_rate_is_that_of_the_middle() -> None:
@@ -94,36 +124,32 @@ def test_the_rate_is_that_of_the_middle() -> None:
     random.Random(1).shuffle(slow_ends)
     assert middle_rate(slow_ends) == pytest.approx(100, rel=0.01)
     assert middle_rate([1, 2]) == 0.0
-
-
-def test_the_stretch_lies_around_the_middle_and_is_never_empty() -> None:
     assert stretch([0, 5, 10, 40, 80, 90, 100], 100) == (2, 5)
     assert stretch([0, 100], 100) == (0, 1)
     assert stretch([0, 0, 0, 100], 100) == (2, 3)
-
-
-def test_memory_is_summed_up_by_quarters() -> None:
-    memory = memory_of([5, 5, 7, 7, 9, 9, 30, 10])
-    assert (memory.second_quarter, memory.last_quarter, memory.highest) == (7, 20, 30)
-    assert memory_of([3]).last_quarter == 3
+    assert percentiles([float(n) for n in reversed(range(100))]) == (50, 99, 99)
+    assert percentiles([]) == (0, 0, 0)
 
 
 def drained(system: str, turn: int, rate: float, fault: str = "") -> DrainResult:
-    return DrainResult(system, turn, 100, 1, fault, rate, 1e6 / rate, 2.0, 1.0, 1, 2, 3, 0.5)
+    return DrainResult(system, turn, fault, 100, rate, 1e6 / rate, 2.0, 3, 0.5)
 
 
-def test_ratios_are_taken_within_a_round() -> None:
+def test_ratios_are_taken_within_a_round_and_to_the_loop_of_the_same_kind() -> None:
     pairs = [(100, 200), (1, 2), (50, 25)]
     found = [
         drained(name, turn, rate) for turn, pair in enumerate(pairs, 1) for name, rate in zip("ab", pair, strict=True)
     ]
     found.append(drained("b", 4, 1_000))
     assert ratios(found, "b", "a", lambda one: one.per_second) == [2.0, 2.0, 0.5]
+    systems = ["scheduler:slots=16", "loop:slots=64", "loop:slots=16", "quixstreams:waits=1"]
+    assert reference_of("scheduler:slots=16", systems) == "loop:slots=16"
+    assert reference_of("quixstreams:waits=1", systems) == "loop:slots=64"
+    assert reference_of("engine", ["engine", REFERENCE]) == REFERENCE
 
 
-def test_a_run_with_a_fault_says_so_and_has_no_rate() -> None:
-    found = [drained("a", 1, 10), drained("b", 1, 20, "2 outputs out of turn"), drained("c", 1, 5)]
-    run = run_of(drain=found)
+def test_a_run_with_a_fault_has_no_rate() -> None:
+    run = run_of(drain=[drained("a", 1, 10), drained("b", 1, 20, "2 outputs out of turn"), drained("c", 1, 5)])
     assert run.faults(of_peers=False) == ["b: 2 outputs out of turn"]
     text = shown(run)
     assert "not right: b: 2 outputs out of turn" in text
@@ -137,11 +163,12 @@ def test_systems_are_named_on_the_command_line() -> None:
     launch = system.launch()
     assert (launch.command[1:], launch.folder) == (("-m", "benchmarks.engine"), Path("../other"))
     assert system.options == {"pool.batch_delay_seconds": "0.005", "switch": "0.001"}
+    assert System.parse("engine_batch").launch().command[1:] == ("-m", "benchmarks.engine", "batch")
     with pytest.raises(ValueError, match="unknown system"):
         System.parse("nonsense")
 
 
-def test_a_child_that_fails_is_told_with_what_it_said(tmp_path: Path) -> None:
+def test_a_child_that_fails_is_shown_with_its_output(tmp_path: Path) -> None:
     package = tmp_path / "broken.py"
     package.write_text("import sys\nprint('the reason', file=sys.stderr)\nsys.exit(4)\n")
     with running("broken", JOB, tmp_path) as child, pytest.raises(Failed, match=r"(?s)code 4.*the reason"):
@@ -163,77 +190,35 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     assert sleeper.wait(30) == 3
 
 
-def seen(times: list[tuple[float, str]], partition: int = 0) -> list[Seen]:
-    return [Seen(at, partition, n + 1, at, at, by) for n, (at, by) in enumerate(times)]
+# ---------------------------------------------------------------------------------------------------- silences
 
 
-def test_a_silence_counts_as_far_as_it_was_watched_and_moves_are_changes_of_the_writer(tmp_path: Path) -> None:
-    heard = seen([(0.0, "a.1"), (0.9, "a.1"), (1.1, "a.1"), (1.5, "b.2"), (1.7, "a.1"), (3.0, "a.1")])
-    heard += seen([(1.0, "a.1"), (1.2, "a.1"), (1.3, "a.1")], partition=3)
-    found = silences(heard, Window(1.0, 2.0), Traces(tmp_path))
-    assert [(one.partition, one.milliseconds, one.moves) for one in found] == [(0, 400.0, 2), (3, 200.0, 0)]
-    assert longest(heard[:6], Window(5.0, 6.0)) is None
-    assert silences(heard, Window(2.5, 3.5), Traces(tmp_path))[0].milliseconds == 1300.0
-    assert silences(heard, Window(1.0, 2.5), Traces(tmp_path))[0].milliseconds == 800.0, "as far as it was watched"
+def test_a_silence_counts_as_far_as_it_was_watched_and_moves_are_changes_of_the_writer() -> None:
+    gaps = [Gap(0, 0.0, 0.9), Gap(0, 1.1, 1.5, True), Gap(0, 1.5, 1.7, True), Gap(0, 1.7, 3.0), Gap(3, 1.0, 1.2)]
 
+    def found(since: float, until: float) -> dict[int, tuple[float, int, float]]:
+        every = silences(gaps, Window(since, until))
+        return {one.partition: (one.milliseconds, one.moves, one.at_move) for one in every if one.milliseconds}
 
-def write(folder: Path, name: str, *lines: Status | Measured | Note) -> None:
-    (folder / f"{name}.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-
-
-def test_the_chain_of_a_move_adds_up_to_its_silence(tmp_path: Path) -> None:
-    out = {"partition": 0, "direction": "out", "peer": "m", "seconds": 0.05}
-    write(
-        tmp_path, "a.1", Measured(10.1, "PartitionMoved", out), Measured(10.2, "PartitionMoved", out | {"partition": 1})
-    )
-    write(tmp_path, "b.2", Note(10.12, "activated", 0), Note(10.11, "activated", 1), Note(10.13, "first event", 0))
-    traces = Traces(tmp_path)
-    traces.refresh()
-    (move,) = silences(seen([(10.02, "a.1"), (10.2, "b.2")]), Window(9.0, 11.0), traces)
-    assert move.at_move == 180.0
-    assert move.chain == {"marker committed": 50.0, "started": 20.0, "first event": 10.0, "seen by the reader": 70.0}
-    assert sum(move.chain.values()) == pytest.approx(150)  # from the end of the intake, at 10.05
-
-
-def test_the_chain_of_a_take_over_begins_with_the_action(tmp_path: Path) -> None:
-    taken = {"partition": 0, "fence_seconds": 0.1, "barrier_seconds": 0.2, "restore_seconds": 0.3}
-    write(tmp_path, "b.2", Measured(17.0, "TakeOverDone", taken), Note(17.0, "activated", 0))
-    traces = Traces(tmp_path)
-    traces.refresh()
-    (move,) = silences(seen([(9.9, "a.1"), (17.5, "b.2")]), Window(10.0, 18.0), traces)
-    due = {"plan heard": 6400.0, "fenced": 100.0, "offsets known": 200.0, "started": 300.0, "seen by the reader": 500.0}
-    assert move.chain == due
-
-
-def test_traces_are_read_while_they_are_written(tmp_path: Path) -> None:
-    traces = Traces(tmp_path)
-    refused = Measured(5.0, "TransactionSettled", {"committed": True, "attempts": 2})
-    whole = b"".join(msgspec.json.encode(one) + b"\n" for one in (status(at=4.0), refused))
-    path = tmp_path / "a.1.jsonl"
-    path.write_bytes(whole[:-5])
-    traces.refresh()
-    assert (len(traces.lines["a.1"]), traces.generation(), traces.fresh()) == (1, 7, {})
-    path.write_bytes(whole)
-    assert (traces.refused(0, 4.9), traces.refused(0, 5)) == (0, 0)
-    traces.refresh()
-    assert (traces.refused(0, 4.9), traces.refused(0, 5)) == (0, 1)
-    path.write_bytes(whole + msgspec.json.encode(status(at=time.time())) + b"\n")
-    assert list(traces.fresh()) == ["a.1"]
+    assert found(1.0, 1.6) == {0: (400.0, 1, 400.0), 3: (200.0, 0, 0.0)}
+    assert found(1.0, 2.5) == {0: (800.0, 2, 400.0), 3: (200.0, 0, 0.0)}, "as far as it was watched"
+    assert found(2.5, 3.5) == {0: (1300.0, 0, 0.0)}, "from before the window"
+    assert found(5.0, 6.0) == {}
 
 
 def status(
     active: range = range(0), ready: range = range(0), moving: int = 0, state: str = "running", at: float = 0.0
 ) -> Status:
-    return Status(at, 7, "m", list(active), list(ready), moving, state)
+    return Status(at, 7, list(active), list(ready), moving, state)
 
 
 def test_a_group_has_settled_when_all_is_shared_and_warm() -> None:
     low, high = range(5), range(5, 10)
     assert is_settled([status(low), status(high)], 2, 0)
     assert is_settled([status(low, high), status(high, low)], 2, 1)
-    assert is_settled([status(low, range(4, 10)), status(high, low)], 2, 1), "one copy too many"
-    assert is_settled([status(range(10))], 1, 1), "nobody is there to keep copies"
-    assert not is_settled([status(low), status(high)], 2, 1), "no copies"
+    assert is_settled([status(low, range(4, 10)), status(high, low)], 2, 1), "one replica too many"
+    assert is_settled([status(range(10))], 1, 1), "there is no member for replicas"
+    assert not is_settled([status(low), status(high)], 2, 1), "no replicas"
     assert not is_settled([status(low), status(high)], 3, 0), "one is missing"
     assert not is_settled([status(range(3)), status(range(3, 10))], 2, 0), "uneven"
     assert not is_settled([status(low), status(low)], 2, 0), "the same ones twice"
@@ -241,75 +226,64 @@ def test_a_group_has_settled_when_all_is_shared_and_warm() -> None:
     assert not is_settled([status(low), status(high, state="stopping")], 2, 0)
 
 
-@pytest.mark.parametrize("fault", ["", "lost", "last lost", "twice", "swapped", "wrong sum", "wrong key"])
-def test_the_ledger_sees_every_fault(fault: str) -> None:
-    rounds, ledger = 20, Ledger()
-    heard = []
-    for partition in range(PARTITIONS):
-        sums = [sum(map(cents_of, range(1, count + 1))) for count in range(1, rounds + 1)]
-        heard += [(partition, account_of(partition), n + 1, total) for n, total in enumerate(sums)]
-    place = rounds + random.Random(5).randrange(1, rounds - 1)
-    partition, key, count, total = heard[place]
-    if fault == "lost":
-        del heard[place]
-    elif fault == "last lost":
-        del heard[-1]
-    elif fault == "twice":
-        heard.insert(place, heard[place])
-    elif fault == "swapped":
-        heard[place], heard[place - 1] = heard[place - 1], heard[place]
-    elif fault == "wrong sum":
-        heard[place] = partition, key, count, total + 1
-    elif fault == "wrong key":
-        heard[place] = partition, account_of(0), count, total
-    for partition, key, count, total in heard:
-        ledger.hear(partition, key, Stepped(key, count, total, 0.0, 0.0, "a.1"))
-    assert bool(ledger.verdict([rounds] * PARTITIONS)) == bool(fault)
+def test_old_statuses_and_those_of_the_dead_do_not_count(tmp_path: Path) -> None:
+    for name, at in (("a.1", time.time()), ("b.2", time.time()), ("c.3", 1.0)):
+        (tmp_path / f"{name}.json").write_bytes(msgspec.json.encode(status(at=at)))
+    assert set(statuses(tmp_path)) == {"a.1", "b.2", "c.3"}
+    assert set(fresh(statuses(tmp_path), {"b.2"})) == {"a.1"}
 
 
 def test_stalls_are_summed_up_over_rounds() -> None:
     def stall(round_: int, *times: tuple[float, int], fault: str = "") -> Stall:
-        found = [
-            Silence(n, ms, moves, ms - 1 if moves else 0, {"started": ms} if moves else {})
-            for n, (ms, moves) in enumerate(times)
-        ]
-        return Stall("join", round_, Window(0, 1), 2 + round_, round_, found, 3.0, fault)
+        found = [Silence(n, ms, moves, ms - 1 if moves else 0) for n, (ms, moves) in enumerate(times)]
+        return Stall("join, 1 to 2", round_, 2 + round_, found, 3.0, fault)
 
-    stalls = [stall(0, (100, 1), (7, 0)), stall(1, (300, 1), (9, 0)), stall(2, (200, 2), (8, 0), fault="lost one")]
-    assert chain_medians(stalls) == {"started": 200}
+    stalls = [stall(1, (100, 1), (7, 0)), stall(2, (300, 1), (9, 0)), stall(3, (200, 2), (8, 0), fault="lost one")]
     run = run_of(stalls=stalls)
-    assert run.faults(of_peers=False) == ["join, round 2: lost one"]
-    row = next(row for row in rows_of(shown(run)) if row[0] == "join")
-    assert row == ["join", "1", "199", "299", "200", "300", "8", "9", "2-3", "0-1", "3", "2"]
-    assert "1 moved up to 99 ms" in in_short(stalls[0])
+    assert run.faults(of_peers=False) == ["join, 1 to 2, round 3: lost one"]
+    row = next(row for row in rows_of(shown(run)) if row[0] == "join, 1 to 2")
+    assert row == ["join, 1 to 2", "1", "199", "299", "200", "300", "8", "9", "3-4", "3", "2"]
+    assert "1 moved up to 99 ms" in Stalls().in_short(stalls[0])
+    assert [(aim.found, aim.is_met) for aim in Stalls().aims(stalls)] == [("199 ms, worst 299 ms", False)]
 
 
-def test_what_is_to_be_restored_is_the_same_for_a_seed() -> None:
-    first, again = list(changes(1_000, 3)), list(changes(1_000, 3))
-    assert first == again != list(changes(1_000, 4))
-    assert {len(key) + len(value) for key, value in first} == {150}
-    assert len({key for key, _ in first}) == 1_000
-    assert {partition_of(key, 8) for key, _ in first} == set(range(8))
+# ------------------------------------------------------------------------------------------------- fixed rates
 
 
-def test_a_wrong_restore_is_seen() -> None:
-    state = dict(changes(100, 1))
-    due = digest(state.items())
-    assert fault_of(Restored(1, 1, 100, *digest(reversed(state.items()))), 100, due) == ""
-    assert "99 of 100" in fault_of(Restored(1, 1, 99, *due), 100, due)
-    key = next(iter(state))
-    assert fault_of(Restored(1, 1, 100, *digest((state | {key: b"old"}).items())), 100, due)
-    del state[key]
-    assert "99 keys" in fault_of(Restored(1, 1, 100, *digest(state.items())), 100, due)
+def test_whether_a_rate_was_held() -> None:
+    assert behind_of(900, 50) == ""
+    assert "could not keep up" in behind_of(1_500, 50)
+    assert "the generator" in behind_of(5_000, 3_000), "nothing is known about the system"
+    fast, slow = (SteadyResult("a", turn, rate=500, behind=text) for turn, text in ((1, ""), (2, "late")))
+    assert held([fast, slow]) == [fast]
 
 
-def test_restores_are_compared_within_a_round() -> None:
-    found = [
-        Restore(system, 1_000, 8, turn, seconds, seconds, 1.0, "")
-        for turn, pair in enumerate([(1.0, 0.5), (10.0, 5.0), (2.0, 1.0)], 1)
-        for system, seconds in zip(("handwritten", "engine"), pair, strict=True)
+def test_costs_are_shown_of_rates_that_were_held() -> None:
+    def live(system: str, partitions: int, us: float, behind: str = "") -> SteadyResult:
+        return SteadyResult(system, 1, "", 500, partitions, cpu_share=us * 500 / 1e6, behind=behind)
+
+    found = [live("a", 10, 8), live("b", 10, 12), live("a", 400, 9), live("b", 400, 30, "it was late")]
+    rows = [row for row in rows_of(shown(run_of(live=found))) if row[0] in ("a", "b")]
+    assert [[row[0], *row[7:10]] for row in rows] == [
+        ["a", "8", "1.00", "yes"],
+        ["b", "12", "1.50", "yes"],
+        ["a", "9", "1.00", "yes"],
+        ["b", "-", "-", "no: 1 of 1 runs"],
     ]
-    text = shown(run_of(restore=found))
-    row = next(line for line in text.splitlines() if "engine" in line)
-    assert "2.00" in row
-    assert "1,000" in row
+
+
+# ----------------------------------------------------------------------------------------------- a warm broker
+
+
+def test_only_compilers_count_for_the_warmth_of_a_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bench.compiler_seconds(os.getpid()) == 0.0, "no Java, no compilers"
+    ticks = os.sysconf("SC_CLK_TCK")
+    for tid, name in enumerate(("C2 CompilerThre", "C1 CompilerThre", "data-plane (x) y", "GC Thread#0")):
+        task = tmp_path / "task" / str(tid)
+        task.mkdir(parents=True)
+        fields = ["0"] * 50
+        fields[11], fields[12] = str(2 * ticks), str(ticks)
+        (task / "stat").write_text(f"{tid} ({name}) S {' '.join(fields[1:])}")
+    (tmp_path / "task" / "ended").mkdir()
+    monkeypatch.setattr(bench, "Path", lambda _: tmp_path / "task")
+    assert bench.compiler_seconds(1) == 6.0

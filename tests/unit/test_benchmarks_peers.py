@@ -12,23 +12,16 @@ from typing import Any
 
 import pytest
 
-from benchmarks import jars as jars_module
-from benchmarks.async_work.quix_environment import NoQuixstreams
 from benchmarks.cluster import made_for
 from benchmarks.jars import NoJar, jars
 from benchmarks.measures import measures
 from benchmarks.peers import gkes, kafka_streams, quix
-from benchmarks.peers.arrivals import Gap
 from benchmarks.peers.gkes import CommitLog, required
 from benchmarks.peers.kafka_streams import COORDINATES, javac
-from benchmarks.peers.measure import Takeovers
-from benchmarks.peers.programs import SOURCES, built, checked, said
-from benchmarks.peers.takeover import Takeover, is_shared, silences
-from benchmarks.spark.connector import connector_jars
+from benchmarks.peers.programs import SOURCES, built, checked, output_of
 from benchmarks.systems import KINDS, System, Unavailable
 from streams.broker.jars import pinned
 from streams.sak.java import Java
-from tests.unit.benchmarks_kit import rows_of, run_of, shown
 
 JAR = b"whole"
 LISTED = {"group:one:1": hashlib.sha256(JAR).hexdigest()}
@@ -81,56 +74,40 @@ def test_an_option_that_nobody_would_look_at_is_refused(label: str) -> None:
         peer(label).launch()
 
 
-def test_jars_are_taken_from_the_cache_only_when_they_are_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jars_are_fetched_once_and_only_with_their_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "jars"
+    fetches(monkeypatch, b"another")
+    with pytest.raises(NoJar, match="group:one:1 arrived with another SHA-256"):
+        jars(LISTED, folder)
+    assert not list(folder.iterdir())
     fetches(monkeypatch, JAR)
-    (path,) = jars(LISTED, tmp_path / "jars")
+    (path,) = jars(LISTED, folder)
     assert (path.name, path.read_bytes()) == ("one-1.jar", JAR)
     fetches(monkeypatch, ConnectionError("no network"))
-    assert jars(LISTED, tmp_path / "jars") == [path]
+    assert jars(LISTED, folder) == [path]
     path.write_bytes(JAR[:-1])
     with pytest.raises(NoJar, match="group:one:1 cannot be fetched: ConnectionError"):
-        jars(LISTED, tmp_path / "jars")
+        jars(LISTED, folder)
+    monkeypatch.setitem(sys.modules, "jgo.config", None)
+    with pytest.raises(NoJar, match="the package jgo"):
+        jars(LISTED, folder)
 
 
-def test_a_jar_with_another_checksum_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetches(monkeypatch, b"somebody else's")
-    with pytest.raises(NoJar, match="group:one:1 arrived with another SHA-256"):
-        jars(LISTED, tmp_path / "jars")
-    assert not list((tmp_path / "jars").iterdir())
-    with pytest.raises(NoJar, match="another SHA-256"):
-        connector_jars()
-
-
-def test_kafka_streams_is_of_the_version_of_the_clients_it_runs_with() -> None:
+def test_kafka_streams_needs_its_jar_of_the_clients_version_and_a_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert [coordinates.split(":")[2] for coordinates in COORDINATES] == [pinned()[0]]
-
-
-def test_without_its_jar_kafka_streams_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     fetches(monkeypatch, ConnectionError("no network"))
     with pytest.raises(Unavailable, match=r"kafka-streams:\S+ cannot be fetched"):
         peer("kafka-streams").launch()
-
-
-def test_kafka_streams_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     java = Java(tmp_path / "jdk" / "bin" / "java", "17.0.1", 17, "PATH")
     java.binary.parent.mkdir(parents=True)
-    java.binary.touch()
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(kafka_streams, "find_java", lambda: java)
     with pytest.raises(Unavailable, match=r"there is no javac, neither beside .* nor on PATH: install a JDK"):
         javac(java)
-    elsewhere = tmp_path / "javac"
-    elsewhere.touch(0o755)
-    assert javac(java) == elsewhere
-    beside = java.binary.with_name("javac")
-    beside.touch()
-    assert javac(java) == beside
-
-
-def test_the_ancestor_needs_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+    for compiler in (tmp_path / "javac", java.binary.with_name("javac")):
+        compiler.touch(0o755)
+        assert javac(java) == compiler
     with pytest.raises(Unavailable, match="there is no go on PATH"):
         peer("gkes").launch()
 
@@ -143,13 +120,34 @@ def test_the_ancestors_modules_are_pinned_with_checksums() -> None:
     assert f"github.com/twmb/franz-go v{found['franz-go']} h1:" in sums
 
 
-def test_quixstreams_needs_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(say: object) -> Path:
-        raise NoQuixstreams("pip ended with code 1")
+def test_quixstreams_is_installed_once_and_never_here(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[list[str]] = []
+    fails = True
 
-    monkeypatch.setattr(quix, "quixstreams_python", missing)
-    with pytest.raises(Unavailable, match="pip ended with code 1"):
-        peer("quixstreams").launch()
+    def run(command: list[str], seconds: float) -> str:
+        ran.append(command)
+        if "venv" in command:
+            python = Path(command[-1], "bin", "python")
+            python.parent.mkdir(parents=True, exist_ok=True)
+            python.touch()
+        if fails and "pip" in command:
+            raise Unavailable("no network")
+        return '{"quixstreams":"1"}'
+
+    monkeypatch.setattr(quix, "output_of", run)
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="no network"):
+            peer("quixstreams").launch()
+    fails = False
+    launch = peer("quixstreams").launch()
+    assert Path(launch.command[0]).is_relative_to(cache)
+    assert launch.versions == {"quixstreams": "1"}
+    assert ran[-2][0] == launch.command[0], "its own pip"
+    count = len(ran)
+    assert peer("quixstreams").launch() == launch
+    assert len(ran) == count
 
 
 def test_a_program_is_built_once_for_its_sources_and_its_tool(tmp_path: Path, cache: Path) -> None:
@@ -161,29 +159,25 @@ def test_a_program_is_built_once_for_its_sources_and_its_tool(tmp_path: Path, ca
         calls.append(folder)
         (folder / "program").write_text(source.read_text())
 
+    def broken(folder: Path) -> None:
+        (folder / "half").touch()
+        raise Unavailable("no")
+
     first = built("it", [source], "go1.21", build)
     assert (built("it", [source], "go1.21", build), len(calls)) == (first, 1)
     assert built("it", [source], "go1.22", build) != first
     source.write_text("two")
     other = built("it", [source], "go1.21", build)
     assert [(folder / "program").read_text() for folder in (first, other)] == ["one", "two"]
-
-    def broken(folder: Path) -> None:
-        (folder / "half").touch()
-        raise Unavailable("no")
-
-    source.write_text("three")
     before = sorted((cache / "peers").iterdir())
+    source.write_text("three")
     with pytest.raises(Unavailable):
         built("it", [source], "go1.21", broken)
     assert sorted((cache / "peers").iterdir()) == before
-
-
-def test_a_tool_that_fails_says_why() -> None:
     with pytest.raises(Unavailable, match=r"ended with code 3; it said: the reason"):
-        said([sys.executable, "-c", "import sys; print('more\\nthe reason', file=sys.stderr); sys.exit(3)"], 20)
+        output_of([sys.executable, "-c", "import sys; print('more\\nthe reason', file=sys.stderr); sys.exit(3)"], 20)
     with pytest.raises(Unavailable, match="no-such-tool"):
-        said(["no-such-tool"], 20)
+        output_of(["no-such-tool"], 20)
 
 
 def test_how_far_the_ancestor_is_comes_from_its_commit_log() -> None:
@@ -220,42 +214,3 @@ def test_the_quixstreams_program_counts_and_sums(monkeypatch: pytest.MonkeyPatch
     assert accounts.of_client(options, "producer.") == {"transaction.timeout.ms": "10000"}
     with pytest.raises(RuntimeError, match="an event of type b'Other'"):
         accounts.handle(event, "a", 0, [("__grt__", b"Other")], state)
-
-
-def test_jgo_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jgo.config", None)
-    with pytest.raises(NoJar, match="the package jgo"):
-        jars_module.jars(LISTED, tmp_path)
-
-
-def test_members_share_when_each_has_its_part() -> None:
-    assert is_shared([5, 5], 10)
-    assert is_shared([3, 3, 2, 2], 10)
-    assert not is_shared([], 10)
-    assert not is_shared([10], 10)
-    assert not is_shared([10, 0], 10)
-    assert not is_shared([0, 0], 10)
-    assert not is_shared([6, 4], 10)
-    assert is_shared([5, 0], 10), "handed over by a marker, which the group is not told"
-
-
-def test_a_silence_counts_from_before_the_kill_until_the_next_output() -> None:
-    gaps = [Gap(0, 10.0, 10.3), Gap(0, 99.8, 106.8), Gap(1, 100.2, 100.5), Gap(0, 107.0, 107.1), Gap(2, 90.0, 99.0)]
-    assert silences(gaps, 100.0) == {0: pytest.approx(7.0), 1: pytest.approx(0.3)}
-
-
-def test_takeovers_are_told_without_figures_of_runs_with_a_fault() -> None:
-    found = [
-        Takeover("engine", 1, 1_000, "", 6.2, 6.1, 5, 0.06),
-        Takeover("engine", 2, 1_000, "", 6.6, 6.1, 5, 0.06),
-        Takeover("gkes", 1, 1_000, "17 outputs for 18 events", 40.0, 39.0, 5, 0.06),
-    ]
-    rows = rows_of(shown(run_of(takeover=found)))
-    assert next(row for row in rows if "engine" in row)[1:] == [
-        "6.4 (6.2; 6.6)",
-        "5 (5; 5)",
-        "0.06 (0.06; 0.06)",
-        "yes",
-    ]
-    assert next(row for row in rows if "gkes" in row)[1:] == ["-", "-", "-", "no: 1 of 1 runs"]
-    assert Takeovers().in_short(found[2]).endswith("17 outputs for 18 events")

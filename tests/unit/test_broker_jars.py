@@ -12,8 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import pytest
 from streams.broker import jars as jars_module
 from streams.broker.jars import Jar, errors_named, kafka_jars, pinned
 from streams.errors import EmbeddedBrokerError
+from tests.unit.waiting import wait_until
 
 # The fetching library leaves connections of failed downloads to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -133,13 +133,6 @@ def fetch_in_a_process() -> subprocess.Popen[str]:
         text=True,
         env={**os.environ, "PYTHONPATH": str(root)},
     )
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "the condition did not come true in time"
-        time.sleep(0.01)
 
 
 def cached_jars(tmp_path: Path) -> Path:

@@ -14,7 +14,7 @@ import pytest
 
 from streams.broker import questions
 from streams.broker.probe import free_port
-from streams.broker.questions import PartitionState
+from streams.broker.questions import PartitionReplicas
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # how kafka-python reads its own tables
@@ -81,8 +81,8 @@ def test_partitions(answering: Answering) -> None:
         ],
     )
     assert questions.partitions(answering(encoded(answer))) == {
-        ("t", 0): PartitionState(3, (3, 2), (3,)),
-        ("t", 1): PartitionState(-1, (2, 3), ()),
+        ("t", 0): PartitionReplicas(3, (3, 2), (3,)),
+        ("t", 1): PartitionReplicas(-1, (2, 3), ()),
     }
 
 

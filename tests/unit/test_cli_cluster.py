@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import socket
-from collections.abc import Iterator
 
 import pytest
 
 from streams.cli import cluster
-from streams.cli.main import main
-
-
-@pytest.fixture(autouse=True)
-def logging_as_it_was() -> Iterator[None]:
-    logger = logging.getLogger("streams")
-    before = logger.handlers[:], logger.level, logger.propagate
-    yield
-    logger.handlers[:], logger.level, logger.propagate = before
-
+from tests.unit.cli_kit import Kes
 
 NOBODY = "nothing listens at 127.0.0.1:1: is it running? (kes broker start)"
 
@@ -30,12 +19,15 @@ NOBODY = "nothing listens at 127.0.0.1:1: is it running? (kes broker start)"
         "lag examples.bank:source",
         "offsets accept examples.bank:source",
         "group demo",
+        "transactions abort examples.bank:source --topic t --partition 1 --start-offset 40 --yes",
     ],
 )
-def test_nobody_at_the_address_is_said_in_time(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nobody_at_the_address_is_said_in_time(kes: Kes, command: str) -> None:
     """Port 1 refuses, and the wait is bounded."""
-    assert main([*command.split(), "--bootstrap-servers", "127.0.0.1:1", "--timeout", "0.5"]) == 1
-    assert capsys.readouterr().err == f"kes: broker unavailable: {NOBODY}\n"
+    assert (
+        kes(*command.split(), "--bootstrap-servers", "127.0.0.1:1", "--timeout", "0.5", code=1).err
+        == f"kes: broker unavailable: {NOBODY}\n"
+    )
 
 
 def test_the_first_refusal_is_told_at_once_and_a_broker_that_starts_is_waited_for(

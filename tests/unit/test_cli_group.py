@@ -15,7 +15,7 @@ from unittest.mock import ANY
 import pytest
 from rich.console import Console
 
-from streams.cli import group, group_tables, main
+from streams.cli import group, group_tables
 from streams.cli.group_tables import Picture, partition_rows
 from streams.clients import group_wire
 from streams.clients.group_view import GroupView, MemberView, broker_view, classic_view
@@ -35,6 +35,7 @@ from tests.unit.cli_group_kit import (
     text_of,
     told,
 )
+from tests.unit.cli_kit import Kes
 
 __all__ = ["moving"]  # the fixture
 
@@ -125,8 +126,8 @@ def test_who_has_what_and_what_is_on_its_way(moving: GroupView) -> None:
     text = text_of(picture)
     assert text.startswith("shop: stable, kes-incremental-2, 3 members, 12,500 behind")
     assert row_of(text, "a") == ["a", "5f4fb1a9", "10.0.0.7", "2 min 05 s", "0-3", "-", "1 to b", "-"]
-    assert row_of(text, "b")[4:] == ["1", "-", "1 from a; prepares 2-3", "does not tell"]
-    assert row_of(text, "c")[4:] == ["-", "0-1", "leaving", "does not tell"]
+    assert row_of(text, "b")[4:] == ["1", "-", "1 from a; prepares 2-3", "reports nothing"]
+    assert row_of(text, "c")[4:] == ["-", "0-1", "leaving", "reports nothing"]
     assert row_of(text, "0") == ["0", "a", "c", "", "9,000", "10,000", "1,000"]
     assert row_of(text, "1")[1:4] == ["a, b", "c (behind)", "a → b"]
     assert row_of(text, "2")[3] == "b prepares (12,000 left)"
@@ -199,7 +200,7 @@ def test_what_a_rebalance_hides_is_remembered(moving: GroupView) -> None:
     assert partition_rows(picture)[0].owners == ("a",)
     text = text_of(picture)
     assert "rebalancing: members join" in text
-    assert "this was before it" in text
+    assert "this is the state before the rebalance" in text
     assert row_of(text, "new")[4] == "-"
 
 
@@ -287,17 +288,12 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Callable[[Cluster], Cluster]:
 
 
 def test_the_command_shows_a_group(
-    moving: GroupView,
-    on: Callable[[Cluster], Cluster],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    kes: Kes, moving: GroupView, on: Callable[[Cluster], Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = on(Cluster(moving))
     monkeypatch.setenv("COLUMNS", "40")  # names are whole all the same
-    assert main.main(["group", "shop"]) == 0
-    assert row_of(capsys.readouterr().out, "a")[:6] == ["a", "5f4fb1a9", "10.0.0.7", ANY, "0, 2-3", "-"]
-    assert main.main(["group", "shop", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["members"][0]["instance"] == "a"
+    assert row_of(kes("group", "shop").out, "a")[:6] == ["a", "5f4fb1a9", "10.0.0.7", ANY, "0, 2-3", "-"]
+    assert kes("group", "shop", "--json").data["members"][0]["instance"] == "a"
     assert cluster.asked == ["shop", "shop"]
 
 
@@ -313,23 +309,19 @@ def test_the_command_shows_a_group(
     ],
 )
 def test_a_users_error_is_a_message(
-    on: Callable[[Cluster], Cluster], capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, message: str
+    kes: Kes, on: Callable[[Cluster], Cluster], arguments: list[str], code: int, message: str
 ) -> None:
     on(Cluster(GroupView(group=arguments[-1], kind="none")))
-    assert main.main(arguments) == code
-    complaint = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    complaint = kes(*arguments, code=code).words
     assert message in complaint
     assert "Traceback" not in complaint
 
 
-def test_an_empty_group_that_has_committed_is_shown(
-    on: Callable[[Cluster], Cluster], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_group_that_has_committed_is_shown(kes: Kes, on: Callable[[Cluster], Cluster]) -> None:
     on(Cluster(GroupView(group="shop", kind="classic", state="Empty", committed={"orders": {0: 5}})))
-    assert main.main(["group", "shop"]) == 0
-    out = capsys.readouterr().out
+    out = kes("group", "shop").out
     assert "shop: empty, 0 members" in out
-    assert row_of(out, "0")[1] == "nobody"
+    assert row_of(out, "0")[1] == "no member"
 
 
 def test_a_member_without_a_name_in_its_id() -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from streams.cli import group_tables
-from streams.cli.group_live import live_status, understood
+from streams.cli.group_live import decoded, live_status
 from streams.cli.group_tables import Picture, partition_rows
 from streams.clients.group_view import GroupView, classic_view
 from streams.clients.status_board import LONGEST, Note
@@ -63,16 +63,16 @@ def notes_of(copies: int, moves: int, members: int) -> dict[tuple[str, int], Not
     names = [f"payments-worker-{number}-7d9f8b6c5-x2x4z" for number in range(members)]
     numbers = tuple(range(0, 2 * copies, 2))
     moving = tuple(MoveStatistics(number, "out", f"{names[-1]}-{id_of('b')}", 5, None) for number in range(moves))
-    engine: Any = SimpleNamespace(
+    replicas: Any = SimpleNamespace(statistics=lambda: [copy(number, "ready", 0) for number in numbers])
+    handover: Any = SimpleNamespace(statistics=lambda: moving)
+    member: Any = SimpleNamespace(
         config=SimpleNamespace(changelog="log", offsets_topic="topic"),
         connections=SimpleNamespace(worker=lambda _: None),
-        copies=SimpleNamespace(statistics=lambda: [copy(number, "ready", 0) for number in numbers]),
-        moves=SimpleNamespace(statistics=lambda: moving),
         membership=SimpleNamespace(snapshot=Snapshot(0, 5, id_of("a"), b"")),
         workers={},
         wall_ms=lambda: int(BEGAN * 1000),
     )
-    told = Status(engine)
+    told = Status(member, replicas, handover)
     for generation in range(REBALANCES):
         plan = Assigned(0, generation, frozenset(), frozenset(), Assignment())
         told.rebalanced(plan, names, names)
@@ -83,7 +83,7 @@ def notes_of(copies: int, moves: int, members: int) -> dict[tuple[str, int], Not
     ("copies", "moves", "members"), [(0, 0, 1), (3_000, 0, 1), (0, 64, 1), (0, 0, 60), (2_000, 900, 60)]
 )
 def test_a_member_tells_however_much_there_is_to_tell(copies: int, moves: int, members: int) -> None:
-    live = understood(notes_of(copies, moves, members), BEGAN)
+    live = decoded(notes_of(copies, moves, members), BEGAN)
     assert live is not None, "its note does not fit"
     assert sorted(live.copies) == list(live.status.copies) == list(range(0, 2 * copies, 2))
     assert len(live.status.rebalances) == REBALANCES
@@ -97,7 +97,7 @@ def test_a_bitmap_of_somebody_else_is_left_out() -> None:
         text = (
             f'{{"at_ms":1,"member_id":"a","generation":1,"partitions":0,"copies":{copies},"moves":[],"rebalances":[]}}'
         )
-        assert understood({("topic", 0): Note(1, text)}, BEGAN) is None
+        assert decoded({("topic", 0): Note(1, text)}, BEGAN) is None
 
 
 def test_silence_counts_only_while_there_is_something_to_tell(moving: GroupView) -> None:
@@ -105,7 +105,7 @@ def test_silence_counts_only_while_there_is_something_to_tell(moving: GroupView)
     text = text_of(Picture(view=moving, live=live))
     assert row_of(text, "a")[-1] == "-"
     assert row_of(text, "b")[-1].endswith("; silent for 1 min 15 s")
-    assert row_of(text, "c")[-1] == "does not tell"
+    assert row_of(text, "c")[-1] == "reports nothing"
 
 
 def test_why_the_group_was_rebalanced(moving: GroupView) -> None:
@@ -160,7 +160,7 @@ def test_notes_are_read_as_far_as_they_can_be(moving: GroupView) -> None:
             raise BrokerUnavailable("no broker answers")
 
     away: Any = Away()
-    assert live_status(away, moving, 1.0, BEGAN) == ({}, ("what the members tell is not known: no broker answers",))
+    assert live_status(away, moving, 1.0, BEGAN) == ({}, ("the members' status is not known: no broker answers",))
 
 
 def test_who_cannot_be_an_instance_of_ours_is_not_asked() -> None:

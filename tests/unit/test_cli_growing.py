@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 from collections.abc import Iterator
 
 import pytest
 
 from streams.cli import cluster, growing
-from streams.cli.main import main
 from streams.clients.group_view import GroupView, MemberView
-from tests.unit.test_cli_cluster import logging_as_it_was
-
-__all__ = ["logging_as_it_was"]  # the fixture
+from tests.unit.cli_kit import Kes
 
 TOPICS = ["bank-events", "bank.bank-events.changelog", "bank.bank-events.dead-letters"]
 GROW = ("topics", "grow", "examples.bank:source", "--bootstrap-servers", "127.0.0.1:1")
@@ -51,42 +47,34 @@ def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     logging.getLogger("streams").handlers.clear()
 
 
-def test_all_topics_grow_to_the_sources_count(there: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_topics_grow_to_the_sources_count(kes: Kes, there: Cluster) -> None:
     there.there[TOPICS[0]] = 12
-    assert main([*GROW, "--yes", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = kes(*GROW, "--yes", "--json").data
     assert (answer["partitions"], answer["steps"]) == (12, dict.fromkeys(TOPICS[1:], 10))
     assert "set num_partitions=12" in answer["next"]
     assert there.grown == TOPICS[1:]
-    assert main([*GROW, "--yes"]) == 0  # again: nothing is left to do
+    kes(*GROW, "--yes")  # again: nothing is left to do
     assert there.grown == TOPICS[1:]
 
 
-def test_the_source_grows_last(there: Cluster) -> None:
+def test_the_source_grows_last(kes: Kes, there: Cluster) -> None:
     """A stop half-way is refused at the start: the changelog differs from the settings."""
-    assert main([*GROW, "--partitions", "11", "--yes"]) == 0
+    kes(*GROW, "--partitions", "11", "--yes")
     assert there.grown == [*TOPICS[1:], TOPICS[0]]
 
 
 @pytest.mark.parametrize(("answer", "code", "grown"), [("y", 0, 3), ("n", 1, 0)])
 def test_it_asks_and_says_that_keys_move(
-    there: Cluster,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    answer: str,
-    code: int,
-    grown: int,
+    kes: Kes, there: Cluster, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, grown: int
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{answer}\n"))
-    assert main([*GROW, "--partitions", "11"]) == code
-    assert "Keys move" in capsys.readouterr().err
+    assert "Keys move" in kes(*GROW, "--partitions", "11", code=code).err
     assert len(there.grown) == grown
 
 
-def test_nothing_grows_under_members(there: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_grows_under_members(kes: Kes, there: Cluster) -> None:
     there.members = (MemberView(member_id="b-1-2399", instance="b-1"),)
-    assert main([*GROW, "--partitions", "11", "--yes"]) == 1
-    assert "has members (b-1): stop all of them first" in capsys.readouterr().err
+    assert "has members (b-1): stop all of them first" in kes(*GROW, "--partitions", "11", "--yes", code=1).err
     assert there.grown == []
 
 
@@ -99,13 +87,12 @@ def test_nothing_grows_under_members(there: Cluster, capsys: pytest.CaptureFixtu
     ],
 )
 def test_what_cannot_grow_is_refused(
-    there: Cluster, capsys: pytest.CaptureFixture[str], partitions: str, gone: str, code: int, said: str
+    kes: Kes, there: Cluster, partitions: str, gone: str, code: int, said: str
 ) -> None:
     there.there.pop(gone, None)
-    assert main([*GROW, "--partitions", partitions, "--yes"]) == code
-    assert said in capsys.readouterr().err
+    assert said in kes(*GROW, "--partitions", partitions, "--yes", code=code).err
     assert there.grown == []
 
 
-def test_without_a_terminal_yes_is_needed(there: Cluster) -> None:
-    assert main([*GROW, "--json"]) == 2
+def test_without_a_terminal_yes_is_needed(kes: Kes, there: Cluster) -> None:
+    kes(*GROW, "--json", code=2)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import subprocess
 import sys
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,15 +13,7 @@ from rich.text import Text
 
 from streams.cli import console, main
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError
-
-
-@pytest.fixture(autouse=True)
-def logging_as_it_was() -> Iterator[None]:
-    """The root command configures the logging of this process; other tests listen to the same loggers."""
-    logger = logging.getLogger("streams")
-    before = logger.handlers[:], logger.level, logger.propagate
-    yield
-    logger.handlers[:], logger.level, logger.propagate = before
+from tests.unit.cli_kit import Kes
 
 
 @pytest.fixture
@@ -65,27 +55,22 @@ def interrupted_in_c() -> SystemError:
     ],
 )
 def test_a_failure_is_one_message_and_an_exit_code(
-    command: Any, capsys: pytest.CaptureFixture[str], error: BaseException | None, code: int, message: str
+    kes: Kes, command: Any, error: BaseException | None, code: int, message: str
 ) -> None:
     command(error)
-    assert main.main(["try"]) == code
-    out, err = capsys.readouterr()
+    out, err = kes("try", code=code)
     assert message in err
-    assert "Traceback" not in err
     assert out == ""
 
 
-def test_the_stack_trace_is_there_for_the_asking(
-    command: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_stack_trace_is_there_for_the_asking(kes: Kes, command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     command(StreamsError("why"))
     monkeypatch.setenv("KES_DEBUG", "1")
-    assert main.main(["try"]) == 1
-    assert "Traceback" in capsys.readouterr().err
+    assert "Traceback" in kes("try", code=1).err
 
 
 def test_a_missing_optional_package_is_named_with_its_extra(
-    command: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    kes: Kes, command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command(None)
 
@@ -93,8 +78,7 @@ def test_a_missing_optional_package_is_named_with_its_extra(
         raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark.sql")
 
     monkeypatch.setattr(main, "import_module", missing)
-    assert main.main(["try"]) == 1
-    assert "pip install 'kafka-event-source[demo]'" in capsys.readouterr().err
+    assert "pip install 'kafka-event-source[demo]'" in kes("try", code=1).err
 
 
 INTERRUPTED = """
@@ -119,9 +103,8 @@ def test_an_interrupt_while_the_command_is_imported_is_no_stack_trace(module: st
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["--help"], 0), ([], 2), (["nothing"], 2)])
-def test_exit_codes_of_the_root(arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(arguments) == code
-    assert capsys.readouterr() != ("", "")
+def test_exit_codes_of_the_root(kes: Kes, arguments: list[str], code: int) -> None:
+    assert kes(*arguments, code=code) != ("", "")
 
 
 def test_help_lists_every_present_command_and_loads_none() -> None:

@@ -11,10 +11,11 @@ from types import ModuleType
 import pytest
 
 from streams import EventSource, EventSourceConfig
-from streams.cli import console, main, offsets
+from streams.cli import console, offsets
 from streams.errors import OffsetError
 from streams.records import IncomingRecord
 from streams.runtime.changelog import OFFSET_KEY
+from tests.unit.cli_kit import Kes, preset
 
 ROWS = {0: (5, 3), 1: (4, 4), 2: (None, 7), 3: (9, None), 4: (None, None)}
 """Partition -> the group's offset, the changelog's."""
@@ -76,25 +77,24 @@ def shop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
 
 
-def accept(*arguments: str) -> int:
-    return main.main(["offsets", "accept", "shop:source", *arguments])
+@pytest.fixture
+def accept(kes: Kes) -> Kes:
+    return preset(kes, "offsets", "accept", "shop:source")
 
 
-def test_only_what_is_ahead_is_set_back(capsys: pytest.CaptureFixture[str]) -> None:
-    assert accept("--yes", "--json") == 1, "a partition has lost its state"
-    out, err = capsys.readouterr()
+def test_only_what_is_ahead_is_set_back(accept: Kes) -> None:
+    out, err = accept("--yes", "--json", code=1)
     assert FakeChecks.done == {0: 3}
     states = {row["partition"]: row["state"] for row in json.loads(out)["partitions"]}
     assert states == {0: "set back", 1: "equal", 2: "behind", 3: "no offset in the changelog", 4: "equal"}
     assert "partitions [3]" in err
     assert "shop.orders.changelog" in err
-    assert accept("--yes", "-p", "0", "-p", "4") == 0
+    accept("--yes", "-p", "0", "-p", "4")
     assert FakeChecks.written == {}, "no topic is accepted that nobody asked for"
 
 
-def test_topics_that_were_restored_are_taken_for_those_of_the_state(capsys: pytest.CaptureFixture[str]) -> None:
-    assert accept("--restored", "--yes", "--json", "-p", "1", "-p", "4") == 0
-    assert json.loads(capsys.readouterr().out)["restored"] == [1]
+def test_topics_that_were_restored_are_taken_for_those_of_the_state(accept: Kes) -> None:
+    assert accept("--restored", "--yes", "--json", "-p", "1", "-p", "4").data["restored"] == [1]
     assert FakeChecks.written == {
         1: b'{"offset":4,"writer":"w","serial":1,"generation":1,"source_id":"s","changelog_id":"new"}'
     }
@@ -102,31 +102,22 @@ def test_topics_that_were_restored_are_taken_for_those_of_the_state(capsys: pyte
 
 @pytest.mark.parametrize(("answer", "code", "done"), [("y\n", 0, {0: 3}), ("n\n", 1, None), ("", 1, None)])
 def test_it_says_what_will_happen_and_asks(
-    answer: str,
-    code: int,
-    done: dict[int, int] | None,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    accept: Kes, answer: str, code: int, done: dict[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
-    assert accept("--partition", "0", "--partition", "1") == code
+    said = accept("--partition", "0", "--partition", "1", code=code).err
     assert FakeChecks.done == done
-    said = capsys.readouterr().err
     assert "orders[0]: records 3 to 4 are handled again" in said
     assert "appear a second time" in said
-    assert "Traceback" not in said
 
 
-def test_what_changed_while_the_question_stood_is_not_set(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_changed_while_the_question_stood_is_not_set(accept: Kes, monkeypatch: pytest.MonkeyPatch) -> None:
     def confirm(*_: object, **__: object) -> None:
         monkeypatch.setitem(ROWS, 0, (9, 8))
 
     monkeypatch.setattr(offsets.typer, "confirm", confirm)
-    assert accept("--partition", "0") == 1
+    assert "have changed meanwhile" in accept("--partition", "0", code=1).err
     assert FakeChecks.done is None
-    assert "have changed meanwhile" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -134,14 +125,8 @@ def test_what_changed_while_the_question_stood_is_not_set(
     [(["--partition", "5"], False, 2, "partitions 0 to 4"), (["--yes"], True, 1, "group shop is alive (a)")],
 )
 def test_what_is_refused(
-    arguments: list[str],
-    alive: bool,
-    code: int,
-    said: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    accept: Kes, arguments: list[str], alive: bool, code: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeChecks, "alive", alive)
-    assert accept(*arguments) == code
+    assert said in accept(*arguments, code=code).words
     assert FakeChecks.done is None
-    assert said in " ".join(capsys.readouterr().err.split())

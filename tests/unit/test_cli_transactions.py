@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +12,11 @@ from typing import Any
 import pytest
 
 from streams.cli import transactions
-from streams.cli.main import main
 from streams.errors import OffsetError
 from streams.group import OpenTransaction
+from tests.unit.cli_kit import Kes
 
+SHOP = "shop_of_transactions:source"
 SOURCE = """
 from streams import EventSource, EventSourceConfig
 
@@ -84,55 +84,32 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Questions:
     return made
 
 
-def kes(*arguments: str) -> int:
-    command, *options = arguments
-    return main(["transactions", command, "shop_of_transactions:source", *options])
-
-
-def test_what_is_open_and_what_hangs(asked: Questions, capsys: pytest.CaptureFixture[str]) -> None:
-    assert kes("list", "--json") == 0
-    found = json.loads(capsys.readouterr().out)["transactions"]
+def test_what_is_open_and_what_hangs(kes: Kes, asked: Questions) -> None:
+    found = kes("transactions", "list", SHOP, "--json").data["transactions"]
     assert [(entry["partition"], entry["hanging"]) for entry in found] == [(0, False), (1, True)]
-    assert kes("hanging") == 0
-    told = capsys.readouterr()
-    assert "nobody's" in told.out
+    told = kes("transactions", "hanging", SHOP)
+    assert "none" in told.out
     assert "kes~0" not in told.out
     assert f"kes transactions abort shop_of_transactions:source {' '.join(PLACE)}" in told.err
-    assert kes("hanging", "--topic", "other") == 0
-    assert "no hanging transactions" in capsys.readouterr().out
+    assert "no hanging transactions" in kes("transactions", "hanging", SHOP, "--topic", "other").out
 
 
-def test_nothing_is_ended_unasked(
-    asked: Questions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_ended_unasked(kes: Kes, asked: Questions, monkeypatch: pytest.MonkeyPatch) -> None:
     for answer in ("", "n\n"):  # nobody is there to answer, or says no
         monkeypatch.setattr("sys.stdin", io.StringIO(answer))
-        assert kes("abort", *PLACE) == 1
+        kes("transactions", "abort", SHOP, *PLACE, code=1)
     assert asked.aborted == []
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    assert kes("abort", *PLACE) == 0
+    kes("transactions", "abort", SHOP, *PLACE)
     asked.aborted.clear()
-    assert kes("abort", *PLACE, "--yes") == 0
+    assert "ended: shop.orders.changelog[1]" in kes("transactions", "abort", SHOP, *PLACE, "--yes").out
     assert asked.aborted == [(HANGING.topic, 1, 40)]
-    assert "ended: shop.orders.changelog[1]" in capsys.readouterr().out
-    assert kes("abort", *PLACE, "--yes", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["aborted"]["producer_id"] == 7
+    assert kes("transactions", "abort", SHOP, *PLACE, "--yes", "--json").data["aborted"]["producer_id"] == 7
 
 
-def test_problems_are_one_line(asked: Questions, capsys: pytest.CaptureFixture[str]) -> None:
+def test_problems_are_one_line(kes: Kes, asked: Questions) -> None:
     asked.refusal = OffsetError("shop.orders.changelog[1]: the transaction at offset 40 is not hanging")
-    assert kes("abort", *PLACE, "--yes") == 1
-    assert "kes: offset error: shop.orders.changelog[1]" in capsys.readouterr().err
-    assert kes("list", "--topic", "nowhere") == 1
-    assert "topic nowhere does not exist" in capsys.readouterr().err
-    assert kes("abort", "--topic", "t") == 2
-
-
-def test_no_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "shop_of_transactions.py").write_text(SOURCE)
-    monkeypatch.chdir(tmp_path)
-    assert kes("abort", *PLACE, "--yes", "--timeout", "0.3") == 1
-    told = capsys.readouterr().err
-    assert "kes: broker unavailable" in told
-    assert "127.0.0.1:1" in told
-    assert "Traceback" not in told
+    said = kes("transactions", "abort", SHOP, *PLACE, "--yes", code=1)
+    assert "kes: offset error: shop.orders.changelog[1]" in said.err
+    assert "topic nowhere does not exist" in kes("transactions", "list", SHOP, "--topic", "nowhere", code=1).err
+    kes("transactions", "abort", SHOP, "--topic", "t", code=2)

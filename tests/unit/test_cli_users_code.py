@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from streams.cli import verify
-from streams.cli.main import main
 from streams.errors import ConfigError
 from streams.loading import load
+from tests.unit.cli_kit import Kes
 
 EVENTS = """
 import sys
@@ -57,11 +56,8 @@ def good():
 def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], str]]:
     """Write a module; its name."""
     made: list[str] = []
-    logger = logging.getLogger("streams")
-    before = logger.handlers[:], logger.level, logger.propagate
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delenv("KES_DEBUG", raising=False)
 
     def write(text: str) -> str:
         made.append(f"users_module_{len(made)}")
@@ -71,7 +67,6 @@ def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable
     yield write
     for name in made:
         sys.modules.pop(name, None)
-    logger.handlers[:], logger.level, logger.propagate = before
 
 
 @pytest.mark.parametrize("code", ["'set SHOP_DB'", "0", "3", ""])
@@ -82,12 +77,9 @@ def test_a_module_that_exits_is_no_success(module: Callable[[str], str], code: s
 
 
 @pytest.mark.parametrize("failure", ["raise ValueError('no such shop')", "raise SystemExit('no such shop')"])
-def test_a_factory_that_fails_is_told_with_its_place(
-    module: Callable[[str], str], capsys: pytest.CaptureFixture[str], failure: str
-) -> None:
+def test_a_factory_that_fails_is_told_with_its_place(kes: Kes, module: Callable[[str], str], failure: str) -> None:
     name = module(f"def make():\n    {failure}\n")
-    assert main(["group", "--source", f"{name}:make"]) == 1
-    said = "".join(capsys.readouterr().err.split())
+    said = "".join(kes("group", "--source", f"{name}:make", code=1).err.split())
     assert f"'{name}:make'cannotmakeaneventsource:" in said
     assert f"{name}.py:2)" in said
     assert "unexpected" not in said
@@ -107,11 +99,10 @@ def test_a_factory_that_fails_is_told_with_its_place(
     ],
 )
 def test_a_function_of_events_that_fails_is_told_with_its_place(
-    module: Callable[[str], str], capsys: pytest.CaptureFixture[str], tmp_path: Path, function: str, message: str
+    kes: Kes, module: Callable[[str], str], tmp_path: Path, function: str, message: str
 ) -> None:
     name = module(EVENTS)
-    assert main(["verify", f"{name}:source", "--events", f"{name}:{function}"]) == 1
-    said = capsys.readouterr().err
+    said = kes("verify", f"{name}:source", "--events", f"{name}:{function}", code=1).err
     place = message.replace("PLACE", str(tmp_path / f"{name}.py"))
     assert f"kes: config error: --events '{name}:{function}'" in said
     assert "".join(place.split()) in "".join(said.split())
@@ -143,8 +134,5 @@ def test_events_of_any_form_are_records(module: Callable[[str], str]) -> None:
         ("run", "m:s", "--gc-threshold", str(1 << 31)),
     ],
 )
-def test_what_no_clock_and_no_counter_holds_is_wrong_usage(
-    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 2
-    assert arguments[-2] in capsys.readouterr().err
+def test_what_no_clock_and_no_counter_holds_is_wrong_usage(kes: Kes, arguments: tuple[str, ...]) -> None:
+    assert arguments[-2] in kes(*arguments, code=2).err

@@ -51,14 +51,6 @@ def test_lists_have_no_order_and_minus_one_means_the_brokers_default() -> None:
     assert differences(spec, found(configs={"cleanup.policy": "compact, delete"})) == []
 
 
-def test_nobody_at_the_address_is_said_in_time() -> None:
-    admin = TopicAdmin(ClientSettings("127.0.0.1:1"))
-    with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1:1") as caught:
-        admin.describe(["t"], timeout_seconds=0.5)
-    assert "topic t" in str(caught.value)
-    admin.close()
-
-
 class Cluster:
     """``ports.Topics`` over the partitions of each topic; ``cleanup.policy`` and the rest are as they must be."""
 
@@ -81,7 +73,6 @@ class Cluster:
     def close(self) -> None: ...
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("there", "refused"),
     [
@@ -141,7 +132,6 @@ class Elections:
         return {name: SimpleNamespace(partitions=[SimpleNamespace(leader=leader)]) for name in names}
 
 
-@pytest.mark.asyncio
 async def test_a_cluster_that_is_slow_to_make_topics_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

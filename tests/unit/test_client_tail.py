@@ -7,8 +7,8 @@ import time
 import pytest
 from confluent_kafka import KafkaError, Message, TopicPartition
 
+from streams.clients.consumer import LOG_START, TAIL, LogConsumer
 from streams.clients.settings import ClientSettings
-from streams.clients.tail import LOG_START, SILENCE_SECONDS, ChangelogTail
 from streams.errors import TopicError
 from tests.unit.scripted_consumer import ScriptedConsumer
 
@@ -37,12 +37,14 @@ def script() -> Scripted:
 
 
 @pytest.fixture
-def tail(script: Scripted, monkeypatch: pytest.MonkeyPatch) -> ChangelogTail:
-    monkeypatch.setattr("streams.clients.tail.build", lambda *_: script)  # a real one would tell of its own troubles
-    return ChangelogTail(ClientSettings("127.0.0.1:1"), "t")
+def tail(script: Scripted, monkeypatch: pytest.MonkeyPatch) -> LogConsumer:
+    monkeypatch.setattr(
+        "streams.clients.consumer.build", lambda *_: script
+    )  # a real one would tell of its own troubles
+    return LogConsumer(ClientSettings("127.0.0.1:1"), "t", TAIL)
 
 
-def test_holes_of_compaction_move_the_position_and_are_no_records(tail: ChangelogTail, script: Scripted) -> None:
+def test_holes_of_compaction_move_the_position_and_are_no_records(tail: LogConsumer, script: Scripted) -> None:
     tail.add(0, LOG_START)
     tail.add(1, 40)
     assert script.assigned == [(0, 0), (1, 40)]
@@ -55,7 +57,7 @@ def test_holes_of_compaction_move_the_position_and_are_no_records(tail: Changelo
     assert found[1][1:] == (42, 60, False)  # the end that it had reached is not the end any more
 
 
-def test_the_end_is_unknown_rather_than_below_the_position(tail: ChangelogTail, script: Scripted) -> None:
+def test_the_end_is_unknown_rather_than_below_the_position(tail: LogConsumer, script: Scripted) -> None:
     tail.add(0, 0)
     script.messages = [message(0, 0)]
     assert tail.poll_batch(0)[0][1:] == (1, -1, False)
@@ -65,10 +67,10 @@ def test_the_end_is_unknown_rather_than_below_the_position(tail: ChangelogTail, 
     assert tail.poll_batch(0)[0][1:] == (3, 3, True)
 
 
-def test_what_was_removed_or_had_already_is_dropped(tail: ChangelogTail, script: Scripted) -> None:
+def test_what_was_removed_or_had_already_is_dropped(tail: LogConsumer, script: Scripted) -> None:
     tail.add(0, 10)
     tail.add(1, 0)
-    tail.remove(1)
+    tail.remove([1])
     script.messages = [message(1, 0), message(0, 3), said(0, 4), said(1, 9), message(0, 10), message(1, 1)]
     found = tail.poll_batch(0)
     assert set(found) == {0}
@@ -78,14 +80,14 @@ def test_what_was_removed_or_had_already_is_dropped(tail: ChangelogTail, script:
     assert tail.poll_batch(0) == {}
 
 
-def test_the_limit_counts_ends_too(tail: ChangelogTail, script: Scripted) -> None:
+def test_the_limit_counts_ends_too(tail: LogConsumer, script: Scripted) -> None:
     tail.add(0, 0)
     script.messages = [message(0, 0), message(0, 1), said(0, 2)]
     assert not tail.poll_batch(0, limit=2)[0].at_end
     assert tail.poll_batch(0, limit=1)[0] == ([], 2, -1, True)
 
 
-def test_a_log_that_does_not_begin_at_0_is_asked_where_it_does(tail: ChangelogTail, script: Scripted) -> None:
+def test_a_log_that_does_not_begin_at_0_is_asked_where_it_does(tail: LogConsumer, script: Scripted) -> None:
     tail.add(0, LOG_START)
     tail.add(1, 0)
     script.messages = [said(number, -1001, KafkaError._AUTO_OFFSET_RESET) for number in range(2)]
@@ -100,7 +102,7 @@ def test_a_log_that_does_not_begin_at_0_is_asked_where_it_does(tail: ChangelogTa
 
 
 def test_a_log_that_is_cut_while_it_is_read_from_its_start_has_a_hole_that_is_told(
-    tail: ChangelogTail, script: Scripted
+    tail: LogConsumer, script: Scripted
 ) -> None:
     tail.add(0, LOG_START)
     script.messages = [message(0, 0), said(0, -1001, KafkaError._AUTO_OFFSET_RESET)]
@@ -108,7 +110,7 @@ def test_a_log_that_is_cut_while_it_is_read_from_its_start_has_a_hole_that_is_to
     assert "offset 1 " in str(tail.take_failures()[0])
 
 
-def test_errors_of_one_partition_and_of_all(tail: ChangelogTail, script: Scripted) -> None:
+def test_errors_of_one_partition_and_of_all(tail: LogConsumer, script: Scripted) -> None:
     for partition in range(3):
         tail.add(partition, 5)
     script.messages = [
@@ -132,7 +134,7 @@ def test_errors_of_one_partition_and_of_all(tail: ChangelogTail, script: Scripte
     assert all(isinstance(error, TopicError) and "ACL" in str(error) for error in failures.values())
 
 
-def test_no_right_to_the_group_is_no_matter(tail: ChangelogTail, script: Scripted) -> None:
+def test_no_right_to_the_group_is_no_matter(tail: LogConsumer, script: Scripted) -> None:
     tail.add(0, 5)
     tail._connection.on_error(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
     script.messages = [said(-1, -1001, KafkaError.GROUP_AUTHORIZATION_FAILED), message(0, 5)]
@@ -140,11 +142,11 @@ def test_no_right_to_the_group_is_no_matter(tail: ChangelogTail, script: Scripte
     assert tail.take_failures() == {}
 
 
-def test_a_failure_of_what_was_removed_meanwhile_is_not_told(tail: ChangelogTail, script: Scripted) -> None:
+def test_a_failure_of_what_was_removed_meanwhile_is_not_told(tail: LogConsumer, script: Scripted) -> None:
     tail.add(0, 5)
     script.messages = [said(0, -1001, KafkaError._AUTO_OFFSET_RESET)]
     tail.poll_batch(0)
-    tail.remove(0)
+    tail.remove([0])
     tail.add(0, 0)
     assert tail.take_failures() == {}
     script.messages = [message(0, 0)]
@@ -152,7 +154,7 @@ def test_a_failure_of_what_was_removed_meanwhile_is_not_told(tail: ChangelogTail
 
 
 def test_a_silent_partition_that_is_not_at_its_end_is_fetched_anew(
-    tail: ChangelogTail, script: Scripted, monkeypatch: pytest.MonkeyPatch
+    tail: LogConsumer, script: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was on its way may have been dropped, and the end of a partition is told once only."""
     now = 100.0
@@ -162,24 +164,24 @@ def test_a_silent_partition_that_is_not_at_its_end_is_fetched_anew(
     script.high = 5
     script.messages = [said(1, 5)]
     assert tail.poll_batch(0)[1].at_end
-    now += SILENCE_SECONDS
+    now += TAIL.silence_seconds
     tail.poll_batch(0)
     assert (script.unassigned, script.assigned[2:]) == ([0], [(0, 5)]), "partition 1 is at its end"
-    now += SILENCE_SECONDS
+    now += TAIL.silence_seconds
     tail.poll_batch(0)
     assert script.unassigned == [0], "ever more rarely"
     script.messages = [message(0, 5), said(0, 6)]
     script.high = 7
     tail.poll_batch(0)
-    now += SILENCE_SECONDS
+    now += TAIL.silence_seconds
     tail.poll_batch(0)  # both have an end beyond their positions now
-    now += SILENCE_SECONDS
+    now += TAIL.silence_seconds
     tail.poll_batch(0)
     assert (sorted(script.unassigned), sorted(script.assigned[3:])) == ([0, 0, 1], [(0, 6), (1, 5)])
 
 
 def test_a_silent_log_that_does_not_begin_at_0_is_not_fetched_from_there(
-    tail: ChangelogTail, script: Scripted, monkeypatch: pytest.MonkeyPatch
+    tail: LogConsumer, script: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Offset 0 was refused already; asked again for it, the broker would refuse it for good."""
     now = 100.0
@@ -187,13 +189,13 @@ def test_a_silent_log_that_does_not_begin_at_0_is_not_fetched_from_there(
     tail.add(0, LOG_START)
     script.messages = [said(0, -1001, KafkaError._AUTO_OFFSET_RESET)]
     tail.poll_batch(0)
-    now += SILENCE_SECONDS
+    now += TAIL.silence_seconds
     tail.poll_batch(0)
     assert script.assigned == [(0, 0), (0, -2), (0, -2)]
 
 
 def test_after_an_outage_all_is_fetched_anew_as_soon_as_the_cluster_answers(
-    tail: ChangelogTail, script: Scripted, monkeypatch: pytest.MonkeyPatch
+    tail: LogConsumer, script: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also what was at its end: how far the log goes was told by the last fetch, and there is none."""
     now = 100.0
@@ -205,12 +207,12 @@ def test_after_an_outage_all_is_fetched_anew_as_soon_as_the_cluster_answers(
     tail._connection.on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN))
     script.answers = False
     for _ in range(10):
-        now += SILENCE_SECONDS
+        now += TAIL.silence_seconds
         assert tail.poll_batch(0) == {}
     assert script.assigned == [(0, 5)], "in vain, as long as nobody answers"
     script.answers = True
     for _ in range(20):
-        now += SILENCE_SECONDS
+        now += TAIL.silence_seconds
         tail.poll_batch(0)
     assert script.assigned[1:3] == [(0, 5), (0, 5)], "until something comes"
     assert tail._connection.down, "failures of before may still be in the queue, and are told once"
@@ -219,7 +221,7 @@ def test_after_an_outage_all_is_fetched_anew_as_soon_as_the_cluster_answers(
     assert not tail._connection.down
     script.assigned.clear()
     for _ in range(40):
-        now += SILENCE_SECONDS
+        now += TAIL.silence_seconds
         tail.poll_batch(0)
     assert script.assigned == []
 
@@ -232,10 +234,10 @@ def test_overrides_of_the_user_win_over_the_bounds() -> None:
         seen.update(config)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("streams.clients.tail.build", build)
-        ChangelogTail(settings, "t")
+        patch.setattr("streams.clients.consumer.build", build)
+        LogConsumer(settings, "t", TAIL)
     assert seen["queued.max.messages.kbytes"] == 1234
     assert seen["fetch.max.bytes"] == 8 * 1024 * 1024
-    ChangelogTail(ClientSettings("127.0.0.1:1", {"message.max.bytes": 20_000_000}), "t").close()  # records as large
+    LogConsumer(ClientSettings("127.0.0.1:1", {"message.max.bytes": 20_000_000}), "t", TAIL).close()  # records as large
     assert seen["enable.partition.eof"] is True
     assert seen["isolation.level"] == "read_committed"

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+import streams
 from streams.clients.translate import (
     BAD_OFFSET,
     BLOCKED,
@@ -18,6 +22,7 @@ from streams.clients.translate import (
 )
 from streams.errors import BrokerUnavailable, ConfigError, TopicError
 
+STREAMS = Path(streams.__file__).parent
 E = KafkaError
 
 
@@ -82,6 +87,20 @@ def test_the_tables_do_not_contradict_each_other() -> None:
     assert not BLOCKED.keys() & (REFUSED | FENCED | GROUP_KINDS.keys() | NO_ANSWER)
     assert REFUSED | BLOCKED.keys() >= NO_SUCH_TOPIC
     assert set(GROUP_KINDS.values()) == {"stale", "lost"}
+
+
+@pytest.mark.parametrize("package", ["spark", "broker", "testing"])
+def test_lists_of_codes_are_here_only(package: str) -> None:
+    displays = ast.Tuple | ast.List | ast.Set
+    listed = [
+        f"{path.relative_to(STREAMS)}:{node.lineno}"
+        for path in sorted((STREAMS / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, displays | ast.Dict)
+        for codes in [[each for each in ast.iter_child_nodes(node) if ast.unparse(each).startswith("KafkaError.")]]
+        if codes
+    ]
+    assert listed == []
 
 
 def test_a_request_fails_for_want_of_an_answer_of_permission_or_of_sense() -> None:

@@ -6,14 +6,13 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import anyio.lowlevel
 import pytest
-import pytest_asyncio
 
 from streams import EventContext
 from streams.clients import membership as membership_module
@@ -22,11 +21,12 @@ from streams.clients.membership import connect_group
 from streams.clients.takeover import KafkaPythonTakeOver
 from streams.core.assignor import sticky_plan
 from streams.errors import BrokerUnavailable, ConfigError, Stopped, TopicError
-from streams.runtime import lifecycle
+from streams.runtime import engine as lifecycle
 from streams.runtime.bridge import Worker
-from streams.runtime.takeover import TakeOvers
+from streams.runtime.ownership.takeover import TakeOvers
 from tests.unit.jobs_kit import schedule
-from tests.unit.runtime_kit import PATIENCE, Bench, Connections, Named
+from tests.unit.runtime_kit import Bench, Connections, Named
+from tests.unit.waiting import PATIENCE, wait_until
 
 LONG = 60.0
 """More than a test may take: who waits for its deadline fails by ``no answer in time``, or by the test's own limit."""
@@ -59,40 +59,22 @@ def desk() -> Iterator[Desk]:
     made.end()
 
 
-def wait_until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
-def test_a_question_that_begins_while_the_client_is_closed_is_told_so(desk: Desk) -> None:
-    """It comes when the thread has ended: ``close`` runs what is left, and nothing can be asked for any more."""
+@pytest.mark.parametrize("moment", ["it begins", "a take-over asks", "it waits"])
+def test_a_question_is_told_that_the_client_was_closed(desk: Desk, moment: str) -> None:
+    """Also one that comes when the thread has ended: ``close`` runs what is left, and nothing more can be asked."""
     client = desk.client
-    asked = desk.ask(client.connected)
-    wait_until(lambda: client.net._ready)
-    client.close(1.0)
-    with pytest.raises(BrokerUnavailable, match="was closed"):
-        asked.result(PATIENCE)
-
-
-def test_the_same_for_a_question_of_a_take_over(desk: Desk) -> None:
-    take_over = KafkaPythonTakeOver(desk.client, "group", "topic")
+    take_over = KafkaPythonTakeOver(client, "group", "topic")
+    if moment == "it waits":
+        client.start()
     with ThreadPoolExecutor() as threads:
-        asked = threads.submit(take_over.log_range, "topic", [0], time.monotonic() + LONG)
-        wait_until(lambda: desk.client.net._ready)
-        desk.client.close(1.0)
+        if moment == "a take-over asks":
+            asked: Future[Any] = threads.submit(take_over.log_range, "topic", [0], time.monotonic() + LONG)
+        else:
+            asked = desk.ask(client.connected)
+        wait_until(lambda: client.net._scheduled if moment == "it waits" else client.net._ready)
+        client.close(1.0)
         with pytest.raises(BrokerUnavailable, match="was closed"):
             asked.result(PATIENCE)
-
-
-def test_a_question_that_waits_when_the_client_is_closed_is_told_so(desk: Desk) -> None:
-    desk.client.start()
-    asked = desk.ask(desk.client.connected)
-    wait_until(lambda: desk.client.net._scheduled)
-    desk.client.close(1.0)
-    with pytest.raises(BrokerUnavailable, match="was closed"):
-        asked.result(PATIENCE)
 
 
 def test_a_question_that_is_too_late_for_the_thread_is_told_so(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,15 +152,6 @@ def test_what_meets_a_client_that_is_closed_is_no_failure_of_the_membership(
 # ------------------------------------------------------------------------------------------------ the event source
 
 
-@pytest_asyncio.fixture
-async def bench() -> AsyncIterator[Bench]:
-    made = Bench()
-    yield made
-    if made.tasks and not made.tasks[-1].done():
-        made.source.stop_now()
-        await asyncio.wait(made.tasks[-1:], timeout=PATIENCE)
-
-
 def ignore(ctx: EventContext[Any], event: Named) -> None: ...
 
 
@@ -200,7 +173,6 @@ def rounds(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.run_coroutine_threadsafe(turn(), loop).result(PATIENCE)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("end", ["stop", "stop_now", "cancel"])
 @pytest.mark.parametrize("question", ["fence_departed", "stable_offsets", "log_range", "identity"])
 async def test_a_take_over_whose_client_is_closed_is_no_failure(
@@ -234,19 +206,22 @@ async def test_a_take_over_whose_client_is_closed_is_no_failure(
     await bench.until_all_threads_ended()
 
 
-@pytest.mark.asyncio
 async def test_what_failed_before_the_stop_is_raised(bench: Bench) -> None:
     bench.make(ignore)
     bench.run()
-    group, failed = bench.connections.membership, threading.Event()
+    group, closing, stopped = bench.connections.membership, threading.Event(), threading.Event()
 
     def ask(*_: Any) -> Any:
-        failed.set()
         raise TopicError("it is gone")
 
-    group.log_range = ask  # type: ignore[method-assign]
-    await bench.until(failed.is_set, "it has failed")
+    def close(_: float) -> None:
+        closing.set()
+        assert stopped.wait(PATIENCE)
+
+    group.log_range, group.close = ask, close  # type: ignore[method-assign]
+    await bench.until(closing.is_set, "the failure closes the engine")
     bench.source._ask_to_stop(drain=False)
+    stopped.set()
     with pytest.raises(TopicError, match="it is gone"):
         await asyncio.wait_for(bench.tasks[-1], PATIENCE)
 
@@ -272,7 +247,6 @@ class Board:
         self.closed.set()
 
 
-@pytest.mark.asyncio
 async def test_a_status_board_that_is_being_made_at_the_stop_is_closed(bench: Bench) -> None:
     board = Board()
     bench.make(ignore)
@@ -287,7 +261,6 @@ async def test_a_status_board_that_is_being_made_at_the_stop_is_closed(bench: Be
     await bench.until_all_threads_ended()
 
 
-@pytest.mark.asyncio
 async def test_no_status_board_is_made_after_the_end(bench: Bench) -> None:
     """The worker comes to it late."""
     board, running = Board(), asyncio.get_running_loop()
@@ -295,8 +268,7 @@ async def test_no_status_board_is_made_after_the_end(bench: Bench) -> None:
     bench.make(ignore)
     begin(bench, status_board=board.make)
     await bench.until(lambda: bench.source._engine, "it runs")
-    engine = bench.source._engine
-    assert engine is not None
+    engine = bench.engine
     await bench.until(board.begun.is_set, "there is one")
     engine.status._board = None
     board.begun.clear()
@@ -306,7 +278,6 @@ async def test_no_status_board_is_made_after_the_end(bench: Bench) -> None:
     assert not board.begun.is_set()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("impatience", ["cancelled again", "too late"])
 async def test_everything_is_closed_in_the_end_when_leaving_takes_too_long(
     bench: Bench, impatience: str, monkeypatch: pytest.MonkeyPatch
@@ -344,7 +315,6 @@ async def test_everything_is_closed_in_the_end_when_leaving_takes_too_long(
     await bench.until_all_threads_ended()
 
 
-@pytest.mark.asyncio
 async def test_who_is_cancelled_again_while_its_jobs_end_lets_everything_go(bench: Bench) -> None:
     begun, ending, end = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -357,11 +327,9 @@ async def test_who_is_cancelled_again_while_its_jobs_end_lets_everything_go(benc
             await end.wait()
 
     schedule(bench, job)
-    bench.broker.send("a")
-    bench.run()
+    bench.begin("a")
     await bench.until(begun.is_set, "it is at work")
-    engine = bench.source._engine
-    assert engine is not None
+    engine = bench.engine
     task = bench.tasks[-1]
     task.cancel()
     await asyncio.wait_for(ending.wait(), PATIENCE)
@@ -373,7 +341,6 @@ async def test_who_is_cancelled_again_while_its_jobs_end_lets_everything_go(benc
     end.set()
 
 
-@pytest.mark.asyncio
 async def test_what_can_not_be_connected_leaves_no_thread(bench: Bench) -> None:
     def group(_: Any) -> Any:
         raise ConfigError("a strategy that it cannot run")
@@ -385,7 +352,6 @@ async def test_what_can_not_be_connected_leaves_no_thread(bench: Bench) -> None:
     await bench.until_all_threads_ended()
 
 
-@pytest.mark.asyncio
 async def test_a_look_up_that_nobody_waits_for_any_more_ends() -> None:
     """It would read on for as long as something comes."""
     reading, closed = threading.Event(), threading.Event()
@@ -397,7 +363,9 @@ async def test_a_look_up_that_nobody_waits_for_any_more_ends() -> None:
 
     reader = SimpleNamespace(read=read, close=closed.set)
     connections: Any = SimpleNamespace(worker=Worker, reader=lambda: reader)
-    take_overs = TakeOvers(SimpleNamespace(connections=connections, config=SimpleNamespace(changelog="log")))  # type: ignore[arg-type]
+    member: Any = SimpleNamespace(connections=connections, config=SimpleNamespace(changelog="log"))
+    nothing: Any = None
+    take_overs = TakeOvers(member, nothing, nothing, nothing)
     look_up = asyncio.create_task(take_overs._read({0: (0, 1)}, lambda *_: None, lambda: False))
     await asyncio.to_thread(reading.wait, PATIENCE)
     look_up.cancel()

@@ -1,13 +1,17 @@
-"""Settings of the group, of moves, and of a source on another cluster."""
+"""Settings in groups and by their flat names: of the group, of moves, and of a source on another cluster."""
 
 from __future__ import annotations
 
+import inspect
+import pickle
+import re
 from typing import Any
 
 import msgspec
 import pytest
 
-from streams import EventSourceConfig
+from streams import EventSourceConfig, GroupConfig, QueueConfig, TimeoutConfig
+from streams.config import GROUPS
 from streams.errors import ConfigError
 
 
@@ -32,6 +36,74 @@ def test_secrets_do_not_show_in_a_config() -> None:
 def test_a_config_is_still_a_value() -> None:
     assert config() == config()
     assert msgspec.structs.replace(config(), topic="u").topic == "u"
+    other = config(num_standbys=2, max_poll_records=7)
+    assert pickle.loads(pickle.dumps(other)) == other
+
+
+FLAT = {name: group for group, kind in GROUPS.items() if group != "pool" for name in kind.__struct_fields__}
+"""Settings that were there before there were groups, and their groups now."""
+
+
+def test_a_class_of_their_own_takes_flat_names() -> None:
+    class Own(EventSourceConfig, frozen=True, kw_only=True):
+        colour: str = "red"
+
+    assert Own(group_id="g", topic="t", num_partitions=1, num_standbys=2, colour="blue").group.num_standbys == 2
+
+
+def test_flat_names_are_taken_and_read() -> None:
+    assert EventSourceConfig._flat_names == FLAT
+    for name, group in FLAT.items():
+        default = getattr(getattr(config(), group), name)
+        assert getattr(config(), name) == default
+        if isinstance(default, (int, float)) and not isinstance(default, bool):
+            other: Any = default * 1.01 if isinstance(default, float) else default + 1
+        else:
+            other = {"strategy": "range", "membership": "streams"}.get(name, not default)
+        flat, grouped = config(**{name: other}), config(**{group: GROUPS[group](**{name: other})})
+        assert flat == grouped, name
+        assert getattr(flat, name) == getattr(grouped, name) == getattr(getattr(flat, group), name) == other
+
+
+def test_a_flat_name_replaces_one_setting_of_the_group_beside_it() -> None:
+    both = config(group=GroupConfig(num_standbys=2, max_moves=3), max_moves=4)
+    assert both == config(num_standbys=2, max_moves=4)
+    with pytest.raises(TypeError, match="max_movez"):
+        config(max_movez=4)
+
+
+def test_each_setting_has_one_default() -> None:
+    """Flat names have none of their own, and the docstrings explain each setting of a group."""
+    for kind in GROUPS.values():
+        missing = [name for name in kind.__struct_fields__ if f"``{name}``" not in (inspect.getdoc(kind) or "")]
+        assert missing == []
+    assert set(EventSourceConfig.__struct_fields__).isdisjoint(FLAT)
+
+
+@pytest.mark.parametrize(
+    ("group", "wrong", "said"),
+    [
+        (GroupConfig, {"max_moves": 0}, "GroupConfig.max_moves is 0"),
+        (GroupConfig, {"strategy": "eager"}, "GroupConfig.strategy names 'eager'"),
+        (GroupConfig, {"leave_timeout_seconds": -1}, "GroupConfig.leave_timeout_seconds is -1"),
+        (QueueConfig, {"max_queued_bytes": 0}, "QueueConfig.max_queued_bytes is 0"),
+        (TimeoutConfig, {"call_timeout_seconds": 0}, "TimeoutConfig.call_timeout_seconds is 0"),
+        (TimeoutConfig, {"drain_timeout_seconds": 15}, "TimeoutConfig.drain_timeout_seconds (15) must be smaller"),
+        (TimeoutConfig, {"transaction_timeout_seconds": 7}, "TimeoutConfig.transaction_timeout_seconds (7) must be"),
+        (TimeoutConfig, {"heartbeat_interval_seconds": 3}, "TimeoutConfig.heartbeat_interval_seconds (3) must be at"),
+    ],
+)
+def test_a_wrong_setting_is_named_as_it_was_written(group: Any, wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
+        group(**wrong)
+    flat = said.removeprefix(f"{group.__name__}.")
+    with pytest.raises(ConfigError, match=f"^{re.escape(flat)}"):
+        config(**wrong)
+
+
+def test_a_group_is_of_its_own_class() -> None:
+    with pytest.raises(ConfigError, match="timeouts is of type GroupConfig; it must be a TimeoutConfig"):
+        config(timeouts=GroupConfig())
 
 
 @pytest.mark.parametrize(

@@ -60,37 +60,37 @@ POOL = PoolConfig(
     pool_size=4, pending_transactions=2, target_batch_size=10, max_batch_size=20, batch_delay_seconds=0.01
 )
 
+AT_ONCE = PoolConfig(target_batch_size=1)
+"""One pending transaction: nothing is sealed behind it."""
+NAGLE = PoolConfig(batch_delay_seconds=0)
+MUCH = POOL.max_batch_bytes
 BATCHING = [
-    # size, age, in flight, verdict
-    (1, 0.0, 0, Seal.LATER),
-    (9, 0.0099, 0, Seal.LATER),
-    (1, 0.01, 0, Seal.NOW),
-    (10, 0.0, 0, Seal.NOW),
-    (20, 0.0, 0, Seal.NOW),
-    (1, 99.0, 1, Seal.WHEN_FREE),
-    (9, 99.0, 1, Seal.WHEN_FREE),
-    (10, 0.0, 1, Seal.NOW),
-    (10, 0.0, 2, Seal.WHEN_FREE),
-    (20, 99.0, 2, Seal.WHEN_FREE),
-    (20, 99.0, 3, Seal.WHEN_FREE),
+    # size, age, in flight, verdict, and another configuration or bytes
+    (1, 0.0, 0, Seal.LATER, POOL, 0),
+    (9, 0.0099, 0, Seal.LATER, POOL, 0),
+    (1, 0.01, 0, Seal.NOW, POOL, 0),
+    (10, 0.0, 0, Seal.NOW, POOL, 0),
+    (20, 0.0, 0, Seal.NOW, POOL, 0),
+    (1, 99.0, 1, Seal.WHEN_FREE, POOL, 0),
+    (9, 99.0, 1, Seal.WHEN_FREE, POOL, 0),
+    (10, 0.0, 1, Seal.NOW, POOL, 0),
+    (10, 0.0, 2, Seal.WHEN_FREE, POOL, 0),
+    (20, 99.0, 2, Seal.WHEN_FREE, POOL, 0),
+    (20, 99.0, 3, Seal.WHEN_FREE, POOL, 0),
+    (10_000, 60.0, 1, Seal.WHEN_FREE, AT_ONCE, 0),
+    (1, 0.0, 0, Seal.NOW, AT_ONCE, 0),
+    (1, 0.0, 0, Seal.NOW, NAGLE, 0),
+    (1, 0.0, 1, Seal.WHEN_FREE, NAGLE, 0),
+    (1, 0.0, 0, Seal.NOW, POOL, MUCH),  # bytes count like events
+    (1, 0.0, POOL.pending_transactions, Seal.WHEN_FREE, POOL, MUCH),
 ]
 
 
-@pytest.mark.parametrize(("size", "age", "in_flight", "verdict"), BATCHING)
-def test_batching_rule(size: int, age: float, in_flight: int, verdict: Seal) -> None:
-    assert decide(POOL, size=size, size_bytes=0, age_seconds=age, in_flight=in_flight) is verdict
-
-
-def test_one_pending_transaction_means_no_sealing_behind_it() -> None:
-    config = PoolConfig(target_batch_size=1)
-    assert decide(config, size=10_000, size_bytes=0, age_seconds=60.0, in_flight=1) is Seal.WHEN_FREE
-    assert decide(config, size=1, size_bytes=0, age_seconds=0.0, in_flight=0) is Seal.NOW
-
-
-def test_without_delay_it_is_nagle_proper() -> None:
-    config = PoolConfig(batch_delay_seconds=0)
-    assert decide(config, size=1, size_bytes=0, age_seconds=0.0, in_flight=0) is Seal.NOW
-    assert decide(config, size=1, size_bytes=0, age_seconds=0.0, in_flight=1) is Seal.WHEN_FREE
+@pytest.mark.parametrize(("size", "age", "in_flight", "verdict", "config", "size_bytes"), BATCHING)
+def test_batching_rule(
+    size: int, age: float, in_flight: int, verdict: Seal, config: PoolConfig, size_bytes: int
+) -> None:
+    assert decide(config, size=size, size_bytes=size_bytes, age_seconds=age, in_flight=in_flight) is verdict
 
 
 def test_intake_stops_at_the_maximum_only() -> None:
@@ -98,12 +98,6 @@ def test_intake_stops_at_the_maximum_only() -> None:
     assert is_full(POOL, size=20, size_bytes=0)
     assert is_full(POOL, size=21, size_bytes=0)
     assert is_full(POOL, size=1, size_bytes=POOL.max_batch_bytes)
-
-
-def test_bytes_count_like_events() -> None:
-    much = POOL.max_batch_bytes
-    assert decide(POOL, size=1, size_bytes=much, age_seconds=0.0, in_flight=0) is Seal.NOW
-    assert decide(POOL, size=1, size_bytes=much, age_seconds=0.0, in_flight=POOL.pending_transactions) is Seal.WHEN_FREE
 
 
 KINDS = ("abortable", "stale", "lost", "fenced", "unknown")

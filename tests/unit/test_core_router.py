@@ -15,6 +15,7 @@ from streams.errors import RegistrationError, StoreError
 from streams.events import event_type, event_type_of, upcaster
 from streams.outcomes import STOP
 from streams.records import TopicPartition
+from streams.runtime.partition.batch_handlers import BATCH
 from streams.stores.stateless import Stateless
 
 
@@ -81,7 +82,7 @@ def test_a_route_that_is_sent_away_is_made_anew_there(event_class: type | None) 
     made = route(plain, event_class=event_class)
     sent: Route = pickle.loads(pickle.dumps(made))
     assert (sent.name, sent.event_type, sent.handler, sent.policy) == (made.name, made.event_type, plain, STOP)
-    assert (sent.is_blocking, sent.is_batch, sent.ahead) == (False, False, None)
+    assert (sent.is_blocking, sent.kind, sent.ahead) == (False, None, None)
     assert sent.bare_decode(b'{"text":"x"}') == made.decode(b'{"text":"x"}', made.version)
 
 
@@ -91,31 +92,24 @@ def test_the_version_header_that_needs_no_upcasting() -> None:
     assert route(plain, event_class=First).decode(b'{"text":"x"}') == First("x")
 
 
-def test_one_type_one_handler() -> None:
+@pytest.mark.parametrize(
+    ("again", "late", "what"),
+    [
+        (Router.add, "the handler of a", "'a' has a handler"),
+        (Router.set_default, "the default handler", "a default handler"),
+    ],
+)
+def test_one_handler_and_not_too_late(again: Any, late: str, what: str) -> None:
     router = Router()
-    router.add(route(plain))
-    with pytest.raises(RegistrationError, match="'a' has a handler already"):
-        router.add(route(slow))
-    assert router.routes[b"a"].handler is plain
-    assert router.default is None
-
-
-def test_one_default_handler() -> None:
-    router = Router()
-    router.set_default(route(plain))
-    with pytest.raises(RegistrationError, match="a default handler already"):
-        router.set_default(route(slow))
-    assert router.default is not None
-    assert router.default.handler is plain
-
-
-def test_frozen_is_too_late() -> None:
-    router = Router()
-    router.freeze()
-    with pytest.raises(RegistrationError, match="the handler of a comes too late"):
-        router.add(route(plain))
-    with pytest.raises(RegistrationError, match="the default handler comes too late"):
-        router.set_default(route(plain))
+    again(router, route(plain))
+    with pytest.raises(RegistrationError, match=f"{what} already"):
+        again(router, route(slow))
+    kept = [*router.routes.values(), *([router.default] if router.default else [])]
+    assert [one.handler for one in kept] == [plain]
+    frozen = Router()
+    frozen.freeze()
+    with pytest.raises(RegistrationError, match=f"{late} comes too late"):
+        again(frozen, route(plain))
 
 
 def test_what_can_be_no_handler() -> None:
@@ -123,7 +117,7 @@ def test_what_can_be_no_handler() -> None:
         Route("a", None, "plain", blocking=False, policy=STOP)  # type: ignore[arg-type]
     for handler, blocking in ((slow, False), (plain, True)):
         with pytest.raises(RegistrationError, match="the handler of a has batch=True, which is for plain functions"):
-            Route("a", None, handler, blocking=blocking, policy=STOP, batch=True)
+            Route("a", None, handler, blocking=blocking, policy=STOP, kind=BATCH)
 
 
 class Source(EventSource[Any]):
@@ -148,7 +142,7 @@ def one(ctx: object) -> None: ...
         (lambda: Source().schedule_interjection(plain, every=1.0), r"the interjection is plain\(ctx.*\(ctx\)"),
         (
             lambda: AsyncJobScheduler(Source(), one, plain).register_event_type(First, one),
-            r"plans First .* is one\(ctx.*\(record, event\)",
+            r"plans the work of First is one\(ctx.*\(record, event\)",
         ),
         (lambda: Source().register_event_type(plain), r"plain is no class.*@source\.register_event_type\(Deposited\)"),
         (lambda: Source(Table), r"a factory such as Table\.factory\(\.\.\.\), is Table\("),

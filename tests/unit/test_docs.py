@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 from pathlib import Path
@@ -12,9 +13,11 @@ import pytest
 
 import streams
 from streams.cli.main import COMMANDS
+from streams.runtime.async_work.concurrent_stage import ConcurrentContext
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+LINK = r"\]\((?!https?://|mailto:|#)([^)#\s]+)"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts) + sorted(ROOT.glob("*.md"))
 
 
@@ -52,7 +55,21 @@ def test_a_machine_that_changed_is_noticed(diagrams: ModuleType, changed: str) -
         diagrams.check(machine._replace(table=table))
 
 
-def test_every_failure_names_tests_that_exist() -> None:
+def nightly(path: Path) -> set[str]:
+    """The tests of a file that ``make test`` leaves out whole (cases of a parametrized test count as in the gate)."""
+    tree = ast.parse(path.read_text())
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    marks = [ast.unparse(node) for node in tree.body if isinstance(node, ast.Assign)]
+    if any(mark.startswith("pytestmark") and "mark.nightly" in mark for mark in marks):
+        return {function.name for function in functions}
+    return {
+        function.name
+        for function in functions
+        if any(ast.unparse(each).startswith("pytest.mark.nightly") for each in function.decorator_list)
+    }
+
+
+def test_every_failure_names_tests_that_exist_and_one_that_every_change_runs() -> None:
     rows = [line for line in (DOCS / "guarantees.md").read_text().splitlines() if line.startswith("| ")][1:]
     assert len(rows) > 15
     for row in rows:
@@ -61,6 +78,8 @@ def test_every_failure_names_tests_that_exist() -> None:
         for file, test in named:
             text = (ROOT / "tests" / file).read_text()
             assert re.search(rf"def {test}\(", text), f"{file}::{test}"
+        in_gate = [test for file, test in named if test not in nightly(ROOT / "tests" / file)]
+        assert in_gate, f"no test of this row is in the change gate: {row}"
 
 
 def test_every_public_name_is_in_the_reference() -> None:
@@ -69,17 +88,27 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert missing == []
 
 
+def test_contexts_show_users_the_names_of_the_reference_and_no_others() -> None:
+    page = (DOCS / "reference/api.md").read_text()
+    table = page.partition("<!-- names of EventContext -->")[2].partition("<!-- end -->")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    names = sorted(name for row in rows for name in re.findall(r"`(\w+)`", row))
+    for context in (streams.EventContext, ConcurrentContext):
+        assert [name for name in dir(context) if not name.startswith("_")] == names
+    assert [name for name in dir(streams.BatchContext) if not name.startswith("_")] == sorted([*names, "records"])
+    assert "A handler with `batch=True` has `records` as well." in page
+
+
 def test_every_command_is_there_and_in_the_reference() -> None:
     page = (DOCS / "reference/command-line.md").read_text()
     assert [name for name, command in COMMANDS.items() if importlib.util.find_spec(command.module) is None] == []
     assert [name for name in COMMANDS if f"kes {name}" not in page] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere() -> None:
     """Files only; that anchors exist is what the build of the documentation finds out."""
-    targets = re.findall(r"\]\((?!https?://|mailto:|#)([^)#\s]+)", page.read_text())
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+    links = [(page, link) for page in PAGES for link in re.findall(LINK, page.read_text())]
+    assert [f"{name_of(page)}: {link}" for page, link in links if not (page.parent / link).exists()] == []
 
 
 def test_the_architecture_names_files_that_exist() -> None:
@@ -88,3 +117,22 @@ def test_the_architecture_names_files_that_exist() -> None:
     assert len(names) > 20
     missing = [name for name in names if not any((root / name).exists() for root in (ROOT, ROOT / "streams"))]
     assert missing == []
+
+
+def test_the_architecture_names_methods_and_functions_that_exist() -> None:
+    """``Class.method``, ``module.function``; fields of instances count by their names in slots or annotations."""
+    text = (DOCS / "ARCHITECTURE.md").read_text()
+    named = {pair for pair in re.findall(r"`(\w+)\.(\w+)(?:\([^`]*\))?`", text) if pair[1] not in ("py", "toml")}
+    known = set()
+    for path in (ROOT / "streams").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        homes: list[tuple[str, Any]] = [(path.stem, tree)]
+        homes += [(node.name, node) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        for home, node in homes:
+            for each in ast.walk(node):
+                if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    known.add((home, each.name))
+                elif isinstance(each, ast.Attribute | ast.Name):
+                    known.add((home, each.attr if isinstance(each, ast.Attribute) else each.id))
+    assert len(named) > 40
+    assert named - known == set()

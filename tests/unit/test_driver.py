@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import anyio
@@ -13,11 +13,12 @@ from streams import STOP, ErrorPolicy, ErrorResponse, EventContext, EventSource,
 from streams.errors import ConfigError, DecodeError, EventFailure, NotOwned, RegistrationError, Stopped
 from streams.sak.murmur2 import partition_of
 from streams.testing import TestDriver, Unsettled
-from streams.testing.driven import Exited
+from streams.testing.world import Exited
 
 from .driver_kit import OUT, Added, Broken, Fatal, OnThread, Slow, Total, Unknown, build
 
 Driver = TestDriver[Table[str, int]]
+Wrong = tuple[type[Exception], str, Callable[[], Any]]
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def test_new_outputs_are_those_since_the_last_look(driver: Driver) -> None:
 
 def test_outputs_of_another_type_are_an_error(driver: Driver) -> None:
     driver.send(Added("ann"), key="ann")
-    with pytest.raises(DecodeError, match=r"totals\[\d\]@0 is a 'driven.Total'; asked for were driven.Added"):
+    with pytest.raises(DecodeError, match=r"totals\[\d\]@0 is a 'driven.Total'; expected were driven.Added"):
         driver.outputs(OUT, Added)
     assert driver.outputs(OUT, Added, Total) == [Total("ann", 1)]
     with pytest.raises(RegistrationError, match="int"):
@@ -300,44 +301,41 @@ def test_what_never_ends_is_told(driver: Driver) -> None:
 
 def test_bad_use_is_told() -> None:
     source = build()
-    with pytest.raises(ConfigError, match="members is 0"):
-        TestDriver(source, members=0)
-    with pytest.raises(ConfigError, match="patience is -1"):
-        TestDriver(source, patience=-1)
-    with pytest.raises(ConfigError, match="totals 0 partitions"):
-        TestDriver(source, topics={OUT: 0})
-    with TestDriver(source) as made:
-        with pytest.raises(ConfigError, match="added has no partition 3; num_partitions is 3, so it is one of 0 to 2"):
-            made.send(Added("ann"), partition=3)
-        with pytest.raises(ConfigError, match="has no partition -1"):
-            made.store(-1)
-        with pytest.raises(ConfigError, match=r"there is no member 7; there are \[0\]"):
-            made.crash(7)
-        with pytest.raises(ConfigError, match="member 0 is running"):
-            made.restart(0)
-        with pytest.raises(ConfigError, match="there is no point 'comit'; the points are init"):
-            made.at("comit", made.crash)  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match="no call 'poll' to be struck"):
-            made.lose_reply("poll")  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match="init cannot be struck by LATE"):
-            made.delay("init")
-        with pytest.raises(ConfigError, match="the record is for other; this driver's source reads added"):
-            made.send_record(Record("other", b""))
-        with pytest.raises(ConfigError, match="time cannot go back"):
-            made.advance(-1.0)
-        with pytest.raises(RegistrationError, match="str"):
-            made.send("text")
-        made.crash()
-        with pytest.raises(ConfigError, match="member 0 is down"):
-            made.freeze(0)
-        with pytest.raises(NotOwned, match=r"added\[0\] is not active on any member"):
-            made.store(0)
-        with pytest.raises(NotOwned):
-            made.interject(0, lambda ctx: None)
-    with pytest.raises(Stopped, match="closed"):
-        made.send(Added("ann"))
-    with pytest.raises(Stopped, match="closed"):
-        made.crash()
+    made = TestDriver(source)
+    of_no_driver: list[Wrong] = [
+        (ConfigError, "members is 0", lambda: TestDriver(source, members=0)),
+        (ConfigError, "patience is -1", lambda: TestDriver(source, patience=-1)),
+        (ConfigError, "totals 0 partitions", lambda: TestDriver(source, topics={OUT: 0})),
+    ]
+    no_partition = "added has no partition 3; num_partitions is 3, so it is one of 0 to 2"
+    other_topic = "the record is for other; this driver's source reads added"
+    at_work: list[Wrong] = [
+        (ConfigError, no_partition, lambda: made.send(Added("ann"), partition=3)),
+        (ConfigError, "has no partition -1", lambda: made.store(-1)),
+        (ConfigError, r"there is no member 7; there are \[0\]", lambda: made.crash(7)),
+        (ConfigError, "member 0 is running", lambda: made.restart(0)),
+        (ConfigError, "no point 'comit'; the points are init", lambda: made.at("comit", made.crash)),  # type: ignore[arg-type]
+        (ConfigError, "no call 'poll' to be struck", lambda: made.lose_reply("poll")),  # type: ignore[arg-type]
+        (ConfigError, "init cannot be struck by LATE", lambda: made.delay("init")),
+        (ConfigError, other_topic, lambda: made.send_record(Record("other", b""))),
+        (ConfigError, "time cannot go back", lambda: made.advance(-1.0)),
+        (RegistrationError, "str", lambda: made.send("text")),
+    ]
+    crashed: list[Wrong] = [
+        (ConfigError, "member 0 is down", lambda: made.freeze(0)),
+        (NotOwned, r"added\[0\] is not active on any member", lambda: made.store(0)),
+        (NotOwned, ".", lambda: made.interject(0, lambda ctx: None)),
+    ]
+    closed: list[Wrong] = [
+        (Stopped, "closed", lambda: made.send(Added("ann"))),
+        (Stopped, "closed", lambda: made.crash()),
+    ]
+    for state, rows in [(None, of_no_driver), (made.__enter__, at_work), (made.crash, crashed), (made.close, closed)]:
+        if state:
+            state()
+        for error, said, act in rows:
+            with pytest.raises(error, match=said):
+                act()
     made.close()
 
 
@@ -355,7 +353,6 @@ def test_handlers_cannot_let_time_pass() -> None:
             made.send(Unknown())
 
 
-@pytest.mark.asyncio
 async def test_in_an_event_loop_it_says_so() -> None:
     with pytest.raises(ConfigError, match="plain test function"):
         TestDriver(build())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, get_args
 
@@ -13,20 +12,14 @@ from streams import Table
 from streams.errors import ConfigError, MembershipLost, NotOwned
 from streams.metrics import MembershipChanged, TransactionSettled
 from streams.testing import POINTS, Point, TestDriver
-from streams.testing.driven import RUN_STATE
 from streams.testing.simulation.faults import Strike
+from streams.testing.world import RUN_STATE
 
 from .driver_kit import OUT, Added, Slow, Total, build
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 Driver = TestDriver[Table[str, int]]
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """The engine warns about every fault."""
-    logging.disable(logging.ERROR)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture
@@ -80,16 +73,6 @@ def test_a_crash_after_the_commit_does_nothing_twice(driver: Driver) -> None:
     driver.check()
 
 
-def test_a_crash_in_the_handler_runs_it_again(driver: Driver) -> None:
-    for point in ("handler.before", "handler.after"):
-        trap = driver.at(point, driver.crash)  # type: ignore[arg-type]
-        driver.send(Added("ann"))
-        assert trap.sprung == 1
-        driver.restart()
-    assert totals(driver) == [1, 2]
-    driver.check()
-
-
 def test_another_member_takes_over_when_the_session_is_over() -> None:
     with TestDriver(build(partitions=2), members=2) as made:
         made.send(Added("ann"), partition=0)
@@ -139,71 +122,52 @@ def test_a_crash_at_any_point_changes_nothing(point: Point) -> None:
 # -- the broker's side -------------------------------------------------------------------------------------------------
 
 
-def test_an_aborted_transaction_is_sent_again(driver: Driver, measured: list[Any]) -> None:
-    driver.abort()
-    driver.send(Added("ann"))
-    assert totals(driver) == [1]
-    assert written(driver) == 2
-    assert [it.attempts for it in measured if isinstance(it, TransactionSettled)] == [2]
+def refused(call: Any) -> Callable[[Driver], Any]:
+    """The broker refuses the call; the trap is sprung when the transaction is aborted."""
+
+    def act(driver: Driver) -> Any:
+        driver.refuse(call)
+        return driver.at("abort.after", lambda member: None)
+
+    return act
 
 
-@pytest.mark.parametrize("call", ["flush", "send_offsets", "commit"])
-def test_a_refused_transaction_is_aborted_and_sent_again(driver: Driver, call: Any) -> None:
-    aborted = driver.at("abort.after", lambda member: None)
-    driver.refuse(call)
-    driver.send(Added("ann"))
-    assert aborted.sprung == 1
-    assert totals(driver) == [1]
-    assert written(driver) == 2
+SENT_AGAIN, ONCE_OR_TWICE = {2}, {1, 2}
 
 
-def test_an_open_transaction_is_aborted_at_once(driver: Driver) -> None:
-    trap = driver.at("flush.after", driver.abort)
-    driver.send(Added("ann"))
-    assert trap.sprung == 1
-    assert totals(driver) == [1]
-    assert written(driver) == 2
-
-
-def test_a_fenced_member_goes_on_with_new_producers(driver: Driver) -> None:
-    trap = driver.at("send_offsets.before", driver.fence)
-    driver.send(Added("ann"))
-    assert trap.sprung == 1
-    assert totals(driver) == [1]
-    assert written(driver) == 2
-    assert driver.members == [0]
-
-
-@pytest.mark.parametrize("call", ["flush", "send_offsets", "commit"])
-def test_a_lost_reply_is_found_out(driver: Driver, call: Any) -> None:
+@pytest.mark.parametrize(
+    ("act", "records", "seconds"),
+    [
+        pytest.param(lambda driver: driver.abort(), SENT_AGAIN, 0.0, id="aborted"),
+        pytest.param(lambda driver: driver.at("flush.after", driver.abort), SENT_AGAIN, 0.0, id="aborted while open"),
+        pytest.param(lambda driver: driver.at("send_offsets.before", driver.fence), SENT_AGAIN, 0.0, id="fenced"),
+        pytest.param(refused("flush"), SENT_AGAIN, 0.0, id="flush refused"),
+        pytest.param(refused("send_offsets"), SENT_AGAIN, 0.0, id="send_offsets refused"),
+        pytest.param(refused("commit"), SENT_AGAIN, 0.0, id="commit refused"),
+        # call_timeout_seconds
+        pytest.param(lambda driver: driver.lose_reply("flush"), ONCE_OR_TWICE, 4.0, id="reply to flush lost"),
+        pytest.param(lambda driver: driver.lose_reply("send_offsets"), ONCE_OR_TWICE, 4.0, id="reply to offsets lost"),
+        pytest.param(lambda driver: driver.lose_reply("commit"), ONCE_OR_TWICE, 4.0, id="reply to commit lost"),
+        pytest.param(lambda driver: driver.lose_request("commit"), SENT_AGAIN, 0.0, id="commit lost"),
+        pytest.param(lambda driver: driver.delay("commit"), ONCE_OR_TWICE, 0.0, id="commit late"),
+        pytest.param(lambda driver: driver.outage(20.0), ONCE_OR_TWICE, 20.0, id="outage"),
+    ],
+)
+def test_what_goes_wrong_at_the_broker_has_its_effects_once(
+    driver: Driver, measured: list[Any], act: Callable[[Driver], Any], records: set[int], seconds: float
+) -> None:
     before = driver.now
-    driver.lose_reply(call)
+    trap = act(driver)
     driver.send(Added("ann"))
-    assert driver.now - before > 4.0  # call_timeout_seconds
+    assert driver.now - before >= seconds
+    assert trap is None or trap.sprung == 1
+    assert written(driver) in records
+    driver.advance(60.0)  # what was late has no effect any more
     assert totals(driver) == [1]
+    assert driver.members == [0]
+    if records is SENT_AGAIN and trap is None:
+        assert [it.attempts for it in measured if isinstance(it, TransactionSettled)] == [2]
     driver.check()
-
-
-def test_a_commit_whose_request_is_lost_is_made_again(driver: Driver) -> None:
-    driver.lose_request("commit")
-    driver.send(Added("ann"))
-    assert totals(driver) == [1]
-    assert written(driver) == 2
-
-
-def test_a_late_commit_has_no_effect(driver: Driver) -> None:
-    driver.delay("commit")
-    driver.send(Added("ann"))
-    driver.advance(60.0)
-    assert totals(driver) == [1]
-    driver.check()
-
-
-def test_an_outage_is_waited_for(driver: Driver) -> None:
-    driver.outage(20.0)
-    driver.send(Added("ann"))
-    assert driver.now > 20.0
-    assert totals(driver) == [1]
 
 
 # -- the group's side --------------------------------------------------------------------------------------------------

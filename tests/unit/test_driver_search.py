@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,16 +15,11 @@ from streams.testing import FAULTS, SearchFailed, TestDriver, search
 
 from .driver_kit import OUT, Added, Slow, Total, build, config
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 Source = EventSource[Table[str, int]]
 Driver = TestDriver[Table[str, int]]
 SEEDS = int(os.environ.get("SIM_SEEDS", "40"))
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def scenario(driver: Driver) -> None:
@@ -131,7 +125,7 @@ def test_effects_outside_of_the_transaction_are_found_by_an_invariant() -> None:
 
 def test_an_engine_that_takes_unclear_for_committed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the engine's own safeguards taken out: events are lost, and the search says so."""
-    from streams.runtime.takeover import TakeOvers
+    from streams.runtime.ownership.takeover import TakeOvers
 
     async def look_up(self: TakeOvers, txn: Any) -> bool:
         return True

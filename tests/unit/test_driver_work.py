@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Iterator
 
 import anyio
 import msgspec
@@ -15,6 +13,8 @@ from streams.events import event_type
 from streams.testing import TestDriver, search
 
 from .driver_kit import OUT, Total, config
+
+pytestmark = pytest.mark.usefixtures("quiet")
 
 Store = Table[str, int]
 SEEDS = int(os.environ.get("SIM_SEEDS", "30"))
@@ -55,13 +55,6 @@ class Due(msgspec.Struct, frozen=True):
 
 
 ALL = (Called, Computed, Batched, Concurrent, Remind)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def build() -> EventSource[Store]:

@@ -10,7 +10,6 @@ import random
 import sqlite3
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import asynccontextmanager
 from typing import Any, Self
 
 import psycopg
@@ -64,15 +63,11 @@ class Transaction:
         if sql is write_behind_fence.TABLES:
             return Answer(None)
         self._may_fail = True
+        if sql is write_behind_fence.CHANGE:  # SQLite has no unnest
+            sql = "INSERT INTO stock VALUES (?, ?) ON CONFLICT DO UPDATE SET count = stock.count + excluded.count"
+            self._database.sqlite.executemany(sql, zip(*arguments, strict=True))
+            return Answer(None)
         return Answer(self._database.sqlite.execute(sql.replace("%s", "?"), arguments).fetchone())
-
-    @asynccontextmanager
-    async def cursor(self) -> Any:
-        yield self
-
-    async def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
-        await self._database.takes_time()
-        self._database.sqlite.executemany(sql.replace("%s", "?"), rows)
 
 
 class Answer:

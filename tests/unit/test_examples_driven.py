@@ -1,6 +1,6 @@
 """The examples of work with the world, in virtual time, with crashes in the middle. The world is a function here.
 
-(``write_behind_fence`` needs a real PostgreSQL: tests/broker/test_examples_databases.py.)
+(``write_behind_fence`` needs a real PostgreSQL: tests/broker/test_examples.py.)
 """
 
 from __future__ import annotations

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from streams import EventContext, PoolConfig, Record
 from streams.core import batching
 from streams.core.transaction import Transaction
 from streams.errors import TransactionFailed
 from streams.records import Change, Headers, IncomingRecord, Output
-from streams.runtime.poller import size_of
-from tests.unit.runtime_kit import OUT, PATIENCE, Bench, Named, Producer, count
+from streams.runtime.reading.poller import size_of
+from tests.unit.runtime_kit import OUT, Bench, Named, Producer, count
 from tests.unit.test_refused_records import Number, driver_of
 
 BIG = 1_000
-
-
-@pytest_asyncio.fixture
-async def bench() -> AsyncIterator[Bench]:
-    made = Bench()
-    yield made
-    if made.tasks and not made.tasks[-1].done():
-        await asyncio.wait_for(made.source.stop(), PATIENCE)
-        await made.tasks[-1]
 
 
 def forward(ctx: EventContext[Any], event: Named) -> None:
@@ -49,7 +37,6 @@ def line(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-@pytest.mark.asyncio
 async def test_a_backlog_goes_in_parts_that_fit_their_time(bench: Bench, line: list[int]) -> None:
     line[0] = 40 * BIG
     names = [f"{number % 3}-{number}" for number in range(400)]
@@ -63,7 +50,6 @@ async def test_a_backlog_goes_in_parts_that_fit_their_time(bench: Bench, line: l
     assert len(timed_out) < 10, "and what comes behind it is smaller from the start"
 
 
-@pytest.mark.asyncio
 async def test_one_event_that_does_not_fit_names_itself_and_the_rate_that_it_needs(
     bench: Bench, line: list[int]
 ) -> None:

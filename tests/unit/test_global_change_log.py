@@ -28,7 +28,7 @@ from streams.errors import (
     StoreError,
 )
 from streams.records import TYPE_HEADER
-from streams.runtime import followed_topic, log_reader
+from streams.runtime.reading import followed_topic, log_reader
 from tests.unit.global_log_kit import PATIENCE, Changes, Heard, MemoryTopic, log_over, threads_end, until
 
 

@@ -29,7 +29,7 @@ from streams.errors import (
     StoreError,
     TopicError,
 )
-from streams.runtime import log_reader
+from streams.runtime.reading import log_reader
 from tests.unit.global_log_kit import PATIENCE, Changes, Heard, MemoryTopic, log_over, threads_end, until
 
 pytestmark = pytest.mark.asyncio

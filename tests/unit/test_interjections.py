@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from streams import EventContext, EventSource, MissedRuns
 from streams.errors import MembershipLost, NotOwned, RegistrationError, Stopped, WouldDeadlock
 from streams.outcomes import SKIP
-from tests.unit.runtime_kit import MISSING, OUT, PATIENCE, TABLE, Bench, Named, Producer, Unforgiving, count
-
-pytestmark = pytest.mark.asyncio
-
-
-@pytest_asyncio.fixture
-async def bench() -> AsyncIterator[Bench]:
-    made = Bench()
-    yield made
-    if made.tasks and not made.tasks[-1].done():
-        await asyncio.wait_for(made.source.stop(), PATIENCE)
-        await made.tasks[-1]
+from tests.unit.runtime_kit import MISSING, OUT, TABLE, Bench, Named, Producer, Unforgiving, count
+from tests.unit.waiting import PATIENCE
 
 
 class Gated:
@@ -58,11 +46,10 @@ async def test_what_is_queued_outlives_a_restart(bench: Bench, store: Any) -> No
             ctx.forward(OUT, event)
 
     source = bench.make(handler, store=store, on_error=SKIP)
-    bench.broker.send("bad")
-    bench.run()
+    bench.begin("bad")
     await bench.until(lambda: gated.begun == 1, "the event runs")
     asked = [asyncio.create_task(source.interject(0, lambda ctx, n=n: count(ctx, "i") + 10 * n)) for n in range(3)]
-    await bench.until(lambda: len(source._engine.workers[0].inbox._asked) == 3, "asked")  # type: ignore[union-attr]
+    await bench.until(lambda: len(bench.engine.workers[0].inbox._interjections) == 3, "asked")
     gated.gate.set()
     assert await asyncio.wait_for(asyncio.gather(*asked), PATIENCE) == [1, 12, 23], "each once, in their order"
     bench.broker.send("good")
@@ -76,15 +63,13 @@ async def test_one_that_runs_when_its_partition_restarts_begins_anew(bench: Benc
         ctx.forward(MISSING, event)
 
     source = bench.make(handler, on_error=SKIP)
-    bench.run()
-    await bench.until_active()
+    await bench.start()
     running = asyncio.create_task(source.interject(0, gated))
     await bench.until(lambda: gated.begun == 1, "it runs")
     bench.broker.send("refused")
-    worker = source._engine.workers[0]  # type: ignore[union-attr]
+    worker = bench.engine.workers[0]
     await bench.until(lambda: worker.inbox, "the event waits behind it")
-    assert source._engine is not None
-    source._engine.partitions._begin_restart(worker, {}, settle=False)  # as for any event that is refused
+    bench.engine.partitions._begin_restart(worker, worker.failures, settle=False)  # as for any event that is refused
     late = asyncio.create_task(source.interject(0, look))
     await bench.until(lambda: gated.begun == 2, "it runs again")
     gated.gate.set()
@@ -96,8 +81,7 @@ async def test_one_that_runs_when_its_partition_restarts_begins_anew(bench: Benc
 async def test_a_look_is_answered_with_a_proof(bench: Bench, known: bool) -> None:
     """The group's answer to a heartbeat, one for all that wait; else an empty transaction, which the group fences."""
     source = bench.make(lambda ctx, event: None, partitions=2)
-    bench.run()
-    await bench.until_active()
+    await bench.start()
     group = bench.connections.membership
     group.knows_us = known
     assert await asyncio.gather(*(source.interject(0, look) for _ in range(50))) == ["seen"] * 50
@@ -111,8 +95,7 @@ async def test_a_look_between_offsets_and_commit_is_no_part_of_them(
 ) -> None:
     """The group has let the transaction pass before the look: that proves nothing about the look."""
     source = bench.make(lambda ctx, event: None)
-    bench.run()
-    await bench.until_active()
+    await bench.start()
     committing, go_on = threading.Event(), threading.Event()
 
     really = Producer.commit
@@ -137,8 +120,7 @@ async def test_they_resolve_when_the_partition_goes(bench: Bench, how: str) -> N
     """Running ones and queued ones."""
     gated = Gated()
     source = bench.make(gated)  # type: ignore[arg-type]
-    bench.run()
-    await bench.until_active()
+    await bench.start()
     asked = [asyncio.create_task(source.interject(0, gated)) for _ in range(3)]
     await bench.until(lambda: gated.begun == 1, "the first runs")
     if how == "stop":
@@ -161,13 +143,12 @@ async def test_they_resolve_when_the_partition_goes(bench: Bench, how: str) -> N
 async def test_who_is_cancelled_before_it_began_has_not_asked(bench: Bench) -> None:
     gated = Gated()
     source = bench.make(gated)  # type: ignore[arg-type]
-    bench.run()
-    await bench.until_active()
+    await bench.start()
     first = asyncio.create_task(source.interject(0, gated))
     await bench.until(lambda: gated.begun == 1, "it runs")
     second = asyncio.create_task(source.interject(0, lambda ctx: count(ctx, "i")))
     third = asyncio.create_task(source.interject(0, lambda ctx: count(ctx, "i")))
-    await bench.until(lambda: len(source._engine.workers[0].inbox._asked) == 2, "asked")  # type: ignore[union-attr]
+    await bench.until(lambda: len(bench.engine.workers[0].inbox._interjections) == 2, "asked")
     second.cancel()
     await asyncio.wait([second])
     gated.gate.set()
@@ -195,8 +176,7 @@ async def test_waiting_for_oneself_is_refused(bench: Bench, place: str) -> None:
         source.register_event_type(Named, ahead, concurrency=2)
     else:
         source.register_event_type(Named, lambda ctx, event: ask())
-    bench.run()
-    await bench.until_active()
+    await bench.start()
     if place == "interjection":
         await source.interject(0, ask)
     else:
@@ -214,8 +194,7 @@ async def test_another_partition_may_be_waited_for(bench: Bench) -> None:
     async def handler(ctx: EventContext[Any], event: Named) -> None:
         seen.append(await source.interject(1, look))
 
-    bench.run()
-    await bench.until_active()
+    await bench.start()
     bench.broker.send("a")
     await bench.until(lambda: seen == ["seen"], "the other one's answer")
 
@@ -229,8 +208,7 @@ async def test_of_all_partitions_some_may_fail(bench: Bench) -> None:
             raise KeyError("not here")
         return ctx.topic_partition.partition
 
-    bench.run()
-    await bench.until_active()
+    await bench.start()
     with pytest.raises(ExceptionGroup, match="1 of 3") as raised:
         await source.interject_all(handler)
     assert raised.value.exceptions[0].__notes__ == ["in the interjection of in[1]"]
@@ -243,8 +221,7 @@ async def test_from_other_threads_and_loops(bench: Bench) -> None:
     source = bench.make(lambda ctx, event: None)
     with pytest.raises(Stopped):
         source.interject_threadsafe(0, look)
-    bench.run()
-    await bench.until_active()
+    await bench.start()
     answer = await asyncio.to_thread(lambda: source.interject_threadsafe(0, look).result(PATIENCE))
     assert answer == "seen"
     with pytest.raises(NotOwned):
@@ -261,8 +238,7 @@ async def test_from_other_threads_and_loops(bench: Bench) -> None:
 async def test_other_threads_hear_of_the_stop(bench: Bench) -> None:
     gated = Gated()
     source = bench.make(gated)  # type: ignore[arg-type]
-    task = bench.run()
-    await bench.until_active()
+    task = await bench.start()
     asked = [source.interject_threadsafe(0, gated) for _ in range(2)]
     await bench.until(lambda: gated.begun == 1, "the first runs")
     source.stop_now()
@@ -281,7 +257,7 @@ async def test_who_asks_from_a_thread_at_the_very_end(bench: Bench) -> None:
     async def run() -> None:
         running = bench.run()
         await bench.until_active()
-        asked = source._engine.asked  # type: ignore[union-attr]
+        asked = bench.engine.ad_hoc
         close = asked.close
 
         def ask_and_close() -> None:
@@ -311,8 +287,7 @@ async def test_on_a_thread_of_the_partition(bench: Bench) -> None:
         return count(ctx, "n")
 
     source.schedule_interjection(slow, every=0.01, blocking=True)
-    bench.run()
-    await bench.until_active()
+    await bench.start()
     assert await source.interject(0, slow, blocking=True) >= 1
     await bench.until(lambda: len(names) >= 3, "scheduled ones, too")
     assert threading.current_thread().name not in names
@@ -336,8 +311,7 @@ async def test_nobody_starves(bench: Bench) -> None:
         every=1e-5,
         missed=MissedRuns.CATCH_UP,
     )
-    bench.run()
-    await bench.until_active()
+    await bench.start()
 
     async def flood(partition: int) -> None:
         nonlocal answers

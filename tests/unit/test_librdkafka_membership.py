@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, TopicPartition
 
 from streams.clients import group_wire
 from streams.clients.kafka_python_client import KafkaPythonClient
-from streams.clients.librdkafka_group import Member, Roster, RosterTakeOver
+from streams.clients.librdkafka_group import Roster, RosterMember, RosterTakeOver
 from streams.errors import BrokerUnavailable, MembershipFatal
 from streams.group import Assigned, Fatal, Lost, Revoked
 from tests.unit.librdkafka_kit import GROUP, PATIENCE, TOPIC, Stage, stays, until
@@ -55,11 +55,11 @@ def test_a_new_generation_is_published_between_callbacks_and_within_a_barrier(st
     consumer.is_at(2, "id-1")
     until(lambda: stage.membership.snapshot.generation == 2, "not published")
     consumer.call_back("on_revoke", 1)
-    stage.wait(Revoked)
+    revoked = stage.wait(Revoked)
     consumer.is_at(3, "id-1")
     until(lambda: stage.membership.snapshot.generation == 3, "not published while the barrier waits")
     assert "incremental_unassign" not in consumer.calls
-    stage.membership.released([1, 7], stage.membership.snapshot.incarnation, stage.membership.snapshot.generation)
+    stage.membership.released([1, 7], revoked.incarnation, revoked.generation)
     until(lambda: "incremental_unassign" in consumer.calls, "the barrier does not end")
     assert stage.membership.snapshot.incarnation == 0
 
@@ -254,7 +254,7 @@ def test_a_killed_predecessor_with_our_static_name_is_waited_out(stages: Stages)
 
 def test_a_name_that_is_taken_is_fatal_after_a_session(stages: Stages) -> None:
     stage = stages(rebalance_seconds=0.2, check=lambda _: 0.1)
-    stage.take_over.members = [Roster("classic", "range", (Member("other", "me", None),))]
+    stage.take_over.members = [Roster("classic", "range", (RosterMember("other", "me", None),))]
     stage.membership.start(lambda event: stage.heard.append((event, None)))
     assert "'me'" in str(stage.wait(Fatal).error)
     assert not stage.consumers, "it joined"
@@ -269,12 +269,15 @@ def test_the_coordinator_is_waited_for(stages: Stages) -> None:
 def test_of_two_that_joined_at_once_the_larger_id_goes(stages: Stages, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streams.clients.librdkafka_membership._RIVAL_LOOK", 0.02)
     stage = stages(rebalance_seconds=0.2, check=lambda _: 0.1)
-    both = Roster("classic", "range", (Member("id-0", "me", None), Member("id-1", "me", None)))
+    both = Roster("classic", "range", (RosterMember("id-0", "me", None), RosterMember("id-1", "me", None)))
     stage.take_over.members = [Roster(), both]
     stage.joined(0)
     assert isinstance(stage.wait(Fatal).error, MembershipFatal)
     remains = stages(rebalance_seconds=0.2, check=lambda _: 0.1)
-    remains.take_over.members = [Roster(), Roster("classic", "range", (Member("id-2", "me", None), *both.members[1:]))]
+    remains.take_over.members = [
+        Roster(),
+        Roster("classic", "range", (RosterMember("id-2", "me", None), *both.members[1:])),
+    ]
     remains.joined(0)
     stays(lambda: len(remains.events) == 1, 0.6, "both go")
 
@@ -296,7 +299,7 @@ def test_one_outage_is_told_once(
     stages: Stages, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The client would warn, too, when one question takes it long enough: as long as it takes to stand still for."""
-    monkeypatch.setattr("streams.clients.kafka_python_client._SAY_UNREACHABLE_AFTER", -1.0)  # at once
+    monkeypatch.setattr("streams.clients.kafka_python_client._LOG_UNREACHABLE_AFTER", -1.0)  # at once
     monkeypatch.setattr("streams.clients.librdkafka_membership._ASK_SECONDS", 0.05)
     client = KafkaPythonClient("127.0.0.1:1", "me", {})
     take_over, asked = RosterTakeOver(client, GROUP, TOPIC), queue.SimpleQueue[int]()

@@ -79,7 +79,7 @@ def test_librdkafka_wants_a_rebalance_timeout_that_is_not_below_the_session() ->
 def test_a_session_of_the_broker_that_is_too_short_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     take_over: Any = FakeTakeOver()
     assert broker_session_ms(take_over, "g", 5000) == 45_000
-    assert "does not tell" in caplog.text
+    assert "does not report" in caplog.text
     take_over.settings = {"consumer.session.timeout.ms": "5000"}
     with pytest.raises(ConfigError, match=r"transaction_timeout_seconds \(5\).*kafka-configs"):
         broker_session_ms(take_over, "g", 5000)

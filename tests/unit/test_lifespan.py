@@ -11,9 +11,8 @@ import pytest
 
 from streams import EventContext, EventSource
 from streams.errors import StreamsError
-from tests.unit.runtime_kit import OUT, PATIENCE, TABLE, Bench, Named
-
-pytestmark = pytest.mark.asyncio
+from tests.unit.runtime_kit import OUT, TABLE, Bench, Named
+from tests.unit.waiting import PATIENCE
 
 
 def with_lifespan(bench: Bench, lifespan: Any) -> EventSource[Any]:
@@ -37,11 +36,10 @@ async def test_it_is_entered_before_the_first_event_and_left_after_the_last() ->
         yield
         happened.append(f"out after {len(bench.broker.outputs())}")
 
-    source = with_lifespan(bench, lifespan)
-    bench.broker.send("a", "b")
-    bench.run()
+    with_lifespan(bench, lifespan)
+    bench.begin("a", "b")
     await bench.until(lambda: bench.broker.outputs() == ["a", "b"], "it works")
-    await asyncio.wait_for(source.stop(), PATIENCE)
+    await bench.stop()
     assert happened == ["in after 0", "out after 2"]
 
 
@@ -57,8 +55,7 @@ async def test_it_is_left_when_the_source_is_cancelled() -> None:
             left.set()
 
     with_lifespan(bench, lifespan)
-    bench.run()
-    await bench.until_active()
+    await bench.start()
     await bench.cancel()
     assert left.is_set()
 
@@ -90,10 +87,10 @@ async def test_a_stop_does_not_wait_until_it_is_entered() -> None:
         finally:
             left.set()
 
-    source = with_lifespan(bench, lifespan)
+    with_lifespan(bench, lifespan)
     running = bench.run()
     await asyncio.wait_for(entering.wait(), PATIENCE)
-    await asyncio.wait_for(source.stop(), PATIENCE)
+    await bench.stop()
     await asyncio.wait_for(running, PATIENCE)
     assert left.is_set()
     assert not hasattr(bench.connections.membership, "_deliver"), "nobody joined the group"

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from streams.clients import group_wire
-from streams.clients.group_settings import Patience
 from streams.clients.membership import KafkaPythonMembership, connect_group
 from streams.core.assignor import sticky_plan
 from streams.errors import ConfigError
@@ -90,13 +89,13 @@ def test_an_assignment_that_comes_after_the_loss_is_not_applied(membership: Kafk
     membership.published(3, "m-1")
     membership.voided("session expired")
     data = group_wire.encode_assignment(
-        "t", Assignment(own=frozenset({1}), sequence=membership._holdings.told.sequence)
+        "t", Assignment(own=frozenset({1}), sequence=membership._state.holdings.reported.sequence)
     )
     run(membership.joined(3, data))
     run(membership.joined(-1, data))
     assert [type(event) for event in heard] == [Lost]
     report(membership)
-    assert membership._holdings.told.owned == frozenset()
+    assert membership._state.holdings.reported.owned == frozenset()
 
 
 def test_only_what_was_revoked_can_be_released(membership: KafkaPythonMembership) -> None:
@@ -104,13 +103,13 @@ def test_only_what_was_revoked_can_be_released(membership: KafkaPythonMembership
     membership._deliver = heard.append
     report(membership)
     membership.published(3, "m-1")
-    own = Assignment(own=frozenset({1, 2}), sequence=membership._holdings.told.sequence)
+    own = Assignment(own=frozenset({1, 2}), sequence=membership._state.holdings.reported.sequence)
     run(membership.joined(3, group_wire.encode_assignment("t", own)))
     (event,) = heard
     assert event == Assigned(0, 3, frozenset({1, 2}), frozenset({1, 2}), own)
     membership.released([1], membership.snapshot.incarnation, membership.snapshot.generation)
     membership._client.net.drain()
-    assert membership._holdings.owned == frozenset({1, 2})
+    assert membership._state.holdings.owned == frozenset({1, 2})
     assert not any(isinstance(event, Revoked) for event in heard)
 
 
@@ -129,7 +128,7 @@ class Member:
         self.membership.published(self.generation, "me")
         meanwhile()
         self.drain()
-        told = msgspec.structs.replace(assignment, sequence=self.membership._holdings.told.sequence)
+        told = msgspec.structs.replace(assignment, sequence=self.membership._state.holdings.reported.sequence)
         return self.membership.joined(self.generation, group_wire.encode_assignment("t", told))
 
     def drain(self) -> None:
@@ -153,10 +152,10 @@ def test_a_move_from_the_order_to_the_hand_over(member: Member) -> None:
     assert (member.last.owned, member.last.releasing) == (frozenset({1, 2}), {2: order})
     member.membership.handed_over(2, Order("another", 2))
     member.drain()
-    assert member.membership._holdings.owned == frozenset({1, 2})
+    assert member.membership._state.holdings.owned == frozenset({1, 2})
     member.membership.handed_over(2, order)
     member.drain()
-    assert member.membership._holdings.owned == frozenset({1})
+    assert member.membership._state.holdings.owned == frozenset({1})
 
 
 def test_what_was_taken_after_the_report_is_not_revoked(member: Member) -> None:
@@ -225,7 +224,7 @@ def test_a_lost_membership_forgets_moves_and_keeps_copies(member: Member) -> Non
     member.membership.took(3, 0)
     member.drain()
     report(member.membership)
-    told = member.membership._holdings.told
+    told = member.membership._state.holdings.reported
     assert (told.owned, told.releasing, told.incoming, told.copies) == (frozenset(), {}, frozenset(), copies)
 
 
@@ -239,11 +238,11 @@ def test_what_was_said_of_an_earlier_incarnation_has_no_effect(member: Member) -
     member.membership.released([1], 0, member.membership.snapshot.generation)
     member.drain()
     wait(barrier)
-    assert member.membership._holdings.owned == frozenset({1})
+    assert member.membership._state.holdings.owned == frozenset({1})
     member.membership.released([1], 1, member.membership.snapshot.generation)
     member.drain()
     run(barrier)
-    assert member.membership._holdings.owned == frozenset()
+    assert member.membership._state.holdings.owned == frozenset()
 
 
 class Joins:
@@ -303,7 +302,7 @@ def test_leaving_is_told_once(member: Member) -> None:
     run(member.plan(Assignment(), member.membership.leave))
     assert joins.count == 2, "it came while the join was under way"
     run(member.plan(Assignment()))
-    assert member.membership._holdings.told.leaving
+    assert member.membership._state.holdings.reported.leaving
     member.membership.leave()
     member.drain()
     assert joins.count == 2
@@ -331,20 +330,6 @@ def test_the_leader_decides_by_the_strategy_that_the_broker_chose() -> None:
     assert (name, partitions) == ("old", 4)
     assert reports["m-b"].owned == frozenset({1}), "a partition that the topic does not have"
     membership.close(1.0)
-
-
-def test_patience_begins_once_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr("streams.clients.group_settings.time.monotonic", lambda: now)
-    patience = Patience(5.0)
-    assert not patience.is_over
-    assert patience.begins()
-    now = 104.0
-    assert (patience.begins(), patience.is_over) == (False, False)
-    now = 105.5
-    assert (patience.begins(), patience.is_over) == (False, True)
-    patience.passed()
-    assert (patience.is_over, patience.begins()) == (False, True)
 
 
 def test_started_once(membership: KafkaPythonMembership) -> None:

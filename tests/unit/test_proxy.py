@@ -23,6 +23,7 @@ from streams.testing.proxy_wire import (
     Api,
     request_header,
 )
+from tests.unit.waiting import wait_until
 
 # -- rules ------------------------------------------------------------------------------------------------------------
 
@@ -121,6 +122,23 @@ def send(connection: socket.socket, frame: bytes) -> None:
     connection.sendall(len(frame).to_bytes(4, "big") + frame)
 
 
+def ask(connection: socket.socket, frame: bytes) -> bytes | None:
+    send(connection, frame)
+    return read(connection)
+
+
+def is_hung_up(connection: socket.socket) -> bool:
+    try:
+        return read(connection) is None
+    except ConnectionError:
+        return True
+
+
+def connected(proxy: KafkaProxy) -> socket.socket:
+    host, _, port = proxy.bootstrap_servers.partition(":")
+    return socket.create_connection((host, int(port)), 30)
+
+
 def request(correlation: int, api: int = Api.EndTxn, client: bytes = b"one") -> bytes:
     return struct.pack(">hhih", api, 1, correlation, len(client)) + client + b"rest"
 
@@ -150,26 +168,16 @@ def connect(proxy: KafkaProxy) -> Iterator[Connect]:
     with contextlib.ExitStack() as sockets:
 
         def open_one() -> socket.socket:
-            host, _, port = proxy.bootstrap_servers.partition(":")
-            return sockets.enter_context(socket.create_connection((host, int(port)), 30))
+            return sockets.enter_context(connected(proxy))
 
         yield open_one
-
-
-def wait(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 def test_passes_on(proxy: KafkaProxy, connect: Connect) -> None:
     client = connect()
     for number in (1, 2):
-        send(client, request(number))
-        assert read(client) == answer(number, number)
-    send(client, request(3, api=4711) + bytes(3_000_000))
-    assert read(client) == answer(3, 3)
+        assert ask(client, request(number)) == answer(number, number)
+    assert ask(client, request(3, api=4711) + bytes(3_000_000)) == answer(3, 3)
     assert proxy.passed == {"EndTxn": 2, "4711": 1}
     assert proxy.versions == {"EndTxn": (1,), "4711": (1,)}
     assert proxy.struck == {}
@@ -178,28 +186,23 @@ def test_passes_on(proxy: KafkaProxy, connect: Connect) -> None:
 def test_lost_reply(proxy: KafkaProxy, line: Line, connect: Connect) -> None:
     armed = proxy.add(Rule(apis={"EndTxn"}, nth=2, times=1))
     client = connect()
-    send(client, request(1))
-    assert read(client) == answer(1, 1)
+    assert ask(client, request(1)) == answer(1, 1)
     send(client, request(2))
-    with contextlib.suppress(ConnectionError):
-        assert read(client) is None
+    assert is_hung_up(client)
     assert len(line.received) == 2, "the broker had the request"
     assert armed.wait_struck()
     assert (armed.seen, armed.struck) == (2, 1)
     assert proxy.struck == {("EndTxn", "reply", "drop"): 1}
     again = connect()
-    send(again, request(3))
-    assert read(again) == answer(3, 3)
+    assert ask(again, request(3)) == answer(3, 3)
 
 
 def test_lost_request(proxy: KafkaProxy, line: Line, connect: Connect) -> None:
     proxy.add(Rule(apis={"EndTxn"}, on="request", action="drop"))
     client = connect()
-    send(client, request(1, api=Api.Produce))
-    assert read(client) == answer(1, 1)
+    assert ask(client, request(1, api=Api.Produce)) == answer(1, 1)
     send(client, request(2))
-    with contextlib.suppress(ConnectionError):
-        assert read(client) is None
+    assert is_hung_up(client)
     assert len(line.received) == 1
 
 
@@ -211,8 +214,7 @@ def test_delays(proxy: KafkaProxy, connect: Connect) -> None:
     def others_do_not_wait(api: Api) -> bool:
         began = time.monotonic()
         send(client, request(api, api))
-        send(other, request(1, Api.Fetch))
-        assert read(other) is not None
+        assert ask(other, request(1, Api.Fetch)) is not None
         quick = time.monotonic() - began < 0.25
         assert read(client) is not None
         assert time.monotonic() - began > 0.29
@@ -235,8 +237,7 @@ def test_holds_until_released(proxy: KafkaProxy, line: Line, connect: Connect, o
     armed.release()
     client.settimeout(30)
     assert read(client) == answer(1, 1)
-    send(client, request(2))
-    assert read(client) == answer(2, 2), "a released rule strikes no more"
+    assert ask(client, request(2)) == answer(2, 2), "a released rule strikes no more"
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 0.3) -> bool:
@@ -254,17 +255,15 @@ def test_held_request_arrives_though_its_sender_has_gone(proxy: KafkaProxy, line
     client.close()
     assert not line.received
     armed.release()
-    wait(lambda: len(line.received) == 1)
+    wait_until(lambda: len(line.received) == 1)
 
 
 @pytest.mark.parametrize(("which", "number"), [("first", 1), ("last", 2)])
 def test_doubled_request(proxy: KafkaProxy, line: Line, connect: Connect, which: Any, number: int) -> None:
     proxy.add(Rule(apis={"EndTxn"}, on="request", action="double", times=1, answer=which))
     client = connect()
-    send(client, request(5))
-    assert read(client) == answer(5, number), "one of the two answers, not both"
-    send(client, request(6))
-    assert read(client) == answer(6, 3)
+    assert ask(client, request(5)) == answer(5, number), "one of the two answers, not both"
+    assert ask(client, request(6)) == answer(6, 3)
     assert line.received[0] == line.received[1]
 
 
@@ -278,12 +277,10 @@ def test_doubled_reply(proxy: KafkaProxy, line: Line, connect: Connect) -> None:
 
 def test_cut_off_and_restored(proxy: KafkaProxy, line: Line, connect: Connect) -> None:
     client, other = connect(), connect()
-    send(client, request(1, client=b"one.a"))
-    assert read(client) is not None
+    assert ask(client, request(1, client=b"one.a")) is not None
     proxy.cut_off(client="one.*")
     send(client, request(2, client=b"one.a"))
-    send(other, request(3, client=b"two"))
-    assert read(other) is not None, "only the one that was named"
+    assert ask(other, request(3, client=b"two")) is not None, "only the one that was named"
     client.settimeout(0.2)
     with pytest.raises(TimeoutError):
         client.recv(1)
@@ -299,10 +296,8 @@ def test_disconnects(proxy: KafkaProxy, connect: Connect) -> None:
         send((client, other)[number], request(1, client=name))
         assert read((client, other)[number]) is not None
     proxy.disconnect(client="one")
-    with contextlib.suppress(ConnectionError):
-        assert read(client) is None
-    send(other, request(2, client=b"two"))
-    assert read(other) is not None
+    assert is_hung_up(client)
+    assert ask(other, request(2, client=b"two")) is not None
 
 
 def test_clear_releases_everything(proxy: KafkaProxy, connect: Connect) -> None:
@@ -318,17 +313,14 @@ def test_clear_releases_everything(proxy: KafkaProxy, connect: Connect) -> None:
 def test_what_is_not_kafka_is_closed(proxy: KafkaProxy, connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
     client = connect()
     client.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")  # how TLS begins
-    with contextlib.suppress(ConnectionError):
-        assert read(client) is None
+    assert is_hung_up(client)
     assert "without TLS" in caplog.text
 
 
 def test_broker_that_is_not_there(line: Line) -> None:
     line.close()
-    with KafkaProxy(line.address) as proxy:
-        host, _, port = proxy.bootstrap_servers.partition(":")
-        with socket.create_connection((host, int(port)), 30) as client, contextlib.suppress(ConnectionError):
-            assert read(client) is None
+    with KafkaProxy(line.address) as proxy, connected(proxy) as client:
+        assert is_hung_up(client)
 
 
 def test_stopped_while_it_connects() -> None:
@@ -339,15 +331,13 @@ def test_stopped_while_it_connects() -> None:
             full.setblocking(False)
             full.connect_ex(silent.getsockname())
         with KafkaProxy(f"127.0.0.1:{silent.getsockname()[1]}") as proxy:
-            host, _, port = proxy.bootstrap_servers.partition(":")
-            client = waiting.enter_context(socket.create_connection((host, int(port)), 30))
-            wait(lambda: bool(proxy._tasks))
+            client = waiting.enter_context(connected(proxy))
+            wait_until(lambda: bool(proxy._tasks))
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             gc.collect()
         assert [str(each.message) for each in said] == []
-        with contextlib.suppress(ConnectionError):
-            assert read(client) is None
+        assert is_hung_up(client)
 
 
 def test_stopped_while_a_link_ends(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,10 +353,8 @@ def test_stopped_while_a_link_ends(line: Line, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(proxy_module, "_quietly", slow_to_end)
     with KafkaProxy(line.address) as proxy:
-        host, _, port = proxy.bootstrap_servers.partition(":")
-        with socket.create_connection((host, int(port)), 30) as client:
-            send(client, request(1))
-            assert read(client) == answer(1, 1)
+        with connected(proxy) as client:
+            assert ask(client, request(1)) == answer(1, 1)
         assert ending.wait(30)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -15,7 +15,7 @@ from streams.core.timers import Timer
 from streams.errors import TransactionFailed
 from streams.events import event_type
 from streams.records import Headers, IncomingRecord, record_size
-from streams.runtime.dead_letters import PARTS, DeadLetter, dead_letter
+from streams.runtime.partition.dead_letters import PARTS, DeadLetter, dead_letter
 from streams.testing import TestDriver
 
 OUT, LETTERS, CHANGELOG = "totals", "g.numbers.dead-letters", "g.numbers.changelog"

@@ -7,7 +7,6 @@ import threading
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from streams import Change, EventContext, EventSource, TopicPartition
 from streams.clients.group_coordinator import GroupCoordinator
@@ -19,12 +18,7 @@ from streams.outcomes import DEAD_LETTER
 from streams.runtime.changelog import OFFSET_KEY
 from tests.unit.runtime_kit import CHANGELOG, MISSING, OUT, Bench, Named, count
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
-
-
-@pytest_asyncio.fixture
-async def bench() -> Bench:
-    return Bench()
+pytestmark = pytest.mark.timeout(60)
 
 
 def counted(ctx: EventContext[Any], event: Named) -> None:
@@ -51,8 +45,7 @@ def events_below_the_offset(bench: Bench) -> list[str]:
 
 async def test_an_interjection_that_is_refused_takes_no_event_with_it(bench: Bench) -> None:
     source = bench.make(counted)
-    task = bench.run()
-    await bench.until_active()
+    task = await bench.start()
     feeding = asyncio.create_task(feed(bench, task))
     await bench.until(lambda: len(bench.broker.outputs()) > 100, "it works")
     with pytest.raises(RecordRefused):
@@ -67,8 +60,7 @@ async def test_a_dead_letter_that_is_refused_takes_no_event_with_it(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.make(counted, error_policy=DEAD_LETTER, dead_letter_topic=MISSING)
-    bench.broker.send(*(f"first {number}" for number in range(200)), "bad")
-    task = bench.run()
+    task = bench.begin(*(f"first {number}" for number in range(200)), "bad")
     feeding = asyncio.create_task(feed(bench, task))
     await bench.until(lambda: f"{MISSING}: invalid" in caplog.text, "it is told")
     await bench.cancel()
@@ -97,9 +89,8 @@ def append(ctx: EventContext[Lines], event: Named) -> None:
 
 async def test_a_store_that_cannot_repeat_is_not_fed_twice(bench: Bench) -> None:
     """Handed over, kept as a spare copy, and back again."""
-    source = bench.make(append, store=Lines)
-    task = bench.run()
-    await bench.until_active()
+    bench.make(append, store=Lines)
+    await bench.start()
     group = bench.connections.membership
     bench.broker.send("a")
     await bench.until(lambda: bench.broker.reached() == 1, "the first event")
@@ -129,8 +120,6 @@ async def test_a_store_that_cannot_repeat_is_not_fed_twice(bench: Bench) -> None
     bench.broker.send("c")
     await bench.until(lambda: bench.broker.reached() == 3, "the third event")
     assert bench.broker.outputs() == ["a", "a b", "a b c"]
-    await source.stop()
-    await task
 
 
 class Picky(Lines):
@@ -149,7 +138,7 @@ async def test_a_copy_that_fails_is_passed_over_at_once(bench: Bench) -> None:
     """Until the time for its preparation was over, nobody else was asked."""
     source = bench.make(counted, partitions=2, store=Picky, leave_timeout_seconds=0.0)
     bench.broker.append(CHANGELOG, 1, b"key", b"value", ())
-    task = bench.run()
+    bench.run()
     group = bench.connections.membership
     group._all = frozenset({0})
     told: list[tuple[Copies, bool]] = []
@@ -169,8 +158,6 @@ async def test_a_copy_that_fails_is_passed_over_at_once(bench: Bench) -> None:
     await bench.until(lambda: any(announce for _, announce in told), "the group is told")
     assert told[-1][0].ready == {1}
     assert told[-1][0].late == frozenset()
-    await source.stop()
-    await task
 
 
 def copy_state(source: EventSource[Any]) -> str:
@@ -179,16 +166,14 @@ def copy_state(source: EventSource[Any]) -> str:
 
 async def test_an_offset_that_was_compacted_away_meanwhile_is_read_behind(bench: Bench) -> None:
     """Who stands still in a take-over, while another works on and compaction goes over it, asks again."""
-    source = bench.make(counted)
-    bench.broker.send("a", "b")
-    task = bench.run()
+    bench.make(counted)
+    bench.begin("a", "b")
     await bench.until(lambda: bench.broker.reached() == 2, "handled")
-    await source.stop()
-    await task
+    await bench.stop()
     written = bench.broker.logs[CHANGELOG, 0][:]
     old = [record for record in written if record.key != OFFSET_KEY]
     bench.broker.logs[CHANGELOG, 0][:] = old
-    task = bench.run()
+    bench.run()
     group = bench.connections.membership
     log_range, asked = group.log_range, threading.Event()
 
@@ -208,8 +193,6 @@ async def test_an_offset_that_was_compacted_away_meanwhile_is_read_behind(bench:
         return [partition.state for partition in bench.source.statistics().partitions] == ["active"]
 
     await bench.until(read_on_and_active, "the other one's record is read, and the partition at work")
-    await source.stop()
-    await task
 
 
 async def test_who_was_lost_joins_under_another_id() -> None:

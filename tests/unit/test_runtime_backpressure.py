@@ -14,11 +14,11 @@ import pytest
 
 from streams import EventSourceConfig
 from streams.core.partition import PartitionState
-from streams.records import IncomingRecord
-from streams.runtime.inbox import Inbox
-from streams.runtime.partitions import Partitions
-from streams.runtime.poller import Poller, Records, size_of
-from streams.runtime.ports import Batch
+from streams.errors import OffsetError
+from streams.records import IncomingRecord, Progress
+from streams.runtime.ownership.partitions import Partitions
+from streams.runtime.partition.inbox import Inbox
+from streams.runtime.reading.poller import Poller, size_of
 from streams.runtime.signal import Signal
 
 PATIENCE = 30.0
@@ -35,6 +35,12 @@ def records_of(partition: int, offset: int, count: int, size: int = 1) -> list[I
     return [IncomingRecord("t", partition, number, None, value, None) for number in range(offset, offset + count)]
 
 
+def partitions_over(source: Any, config: EventSourceConfig, workers: Any) -> Partitions:
+    nothing: Any = None
+    member: Any = SimpleNamespace(input=source, config=config, workers=workers)
+    return Partitions(member, nothing, nothing, nothing)
+
+
 class Endless:
     """A consumer that always has more, of each partition that is not paused."""
 
@@ -42,6 +48,7 @@ class Endless:
         self.positions: dict[int, int] = {}
         self.paused: set[int] = set()
         self.closed = threading.Event()
+        self.failures: dict[int, Exception] = {}
         self._size = record_size
 
     def add(self, partition: int, offset: int) -> None:
@@ -57,15 +64,18 @@ class Endless:
     def resume(self, partitions: Collection[int]) -> None:
         self.paused -= set(partitions)
 
-    def poll_batch(self, timeout_seconds: float, limit: int) -> Records | None:
+    def poll_batch(self, timeout_seconds: float, limit: int) -> dict[int, Progress]:
         live = [partition for partition in self.positions if partition not in self.paused]
         if not live:
             self.closed.wait(timeout_seconds)
-            return None
+            return {}
         batch = {number: records_of(number, self.positions[number], limit // len(live), self._size) for number in live}
         for number in live:
             self.positions[number] += limit // len(live)
-        return batch
+        return {number: Progress(records, self.positions[number], -1, False) for number, records in batch.items()}
+
+    def take_failures(self) -> dict[int, Exception]:
+        return {number: self.failures.pop(number) for number in list(self.failures)}
 
     def close(self) -> None:
         self.closed.set()
@@ -100,18 +110,16 @@ class Bench:
             number: SimpleNamespace(state=PartitionState.ACTIVE, epoch=1, inbox=inbox)
             for number, inbox in enumerate(self.inboxes)
         }
-        engine: Any = SimpleNamespace(input=self.poller, config=config)
-        self._partitions = Partitions(engine)
-        self._partitions.workers = workers  # type: ignore[assignment]
+        self._partitions = partitions_over(self.poller, config, workers)
 
-    def start(self, before: Callable[[Batch], None] = lambda _: None) -> None:
-        """``before`` sees each batch before the engine does."""
+    def start(self, before: Callable[[], None] = lambda: None) -> None:
+        """``before`` is called before the engine makes room."""
 
-        def deliver(batch: Batch) -> None:
-            before(batch)
-            self._partitions.deliver(batch)
+        def make_room() -> None:
+            before()
+            self._partitions.make_room()
 
-        self.poller.start(deliver, self.failures.append)
+        self.poller.start(self._partitions.deliver, make_room, self.failures.append)
         for number in range(len(self.inboxes)):
             self.poller.add(number, 0, 1)
 
@@ -195,9 +203,8 @@ async def test_nothing_is_polled_without_room(
     benches.append(bench)
     polled_when_asked: list[int] = []
 
-    def look(batch: Batch) -> None:
-        if not batch[0]:
-            polled_when_asked.append(sum(bench.consumer.positions.values()))
+    def look() -> None:
+        polled_when_asked.append(sum(bench.consumer.positions.values()))
 
     bench.start(look)
     await bench.until(lambda: bool(polled_when_asked), "it asks for room")
@@ -212,16 +219,28 @@ async def test_a_question_that_comes_too_late_pauses_nobody(benches: list[Bench]
     benches.append(bench)
     questions = 0
 
-    def handle_before_the_question(batch: Batch) -> None:
+    def handle_before_the_question() -> None:
         nonlocal questions
-        if not batch[0]:
-            questions += 1
-            bench.handle_all(0)
+        questions += 1
+        bench.handle_all(0)
 
     bench.start(handle_before_the_question)
     await bench.until(lambda: questions >= 3, "it asks again, each time that there is no room")
     assert bench.handled[0] >= 2 * POLL
     assert not bench.inboxes[0].paused
+
+
+@pytest.mark.asyncio
+async def test_a_partition_that_cannot_be_read_ends_the_input_once(benches: list[Bench]) -> None:
+    """What else comes may be of a topic that was made again."""
+    bench = Bench(2)
+    benches.append(bench)
+    bench.consumer.failures = {number: OffsetError(f"t[{number}]") for number in range(2)}
+    bench.start()
+    assert await asyncio.to_thread(bench.consumer.closed.wait, PATIENCE)
+    while not bench.failures:  # all of them were posted before the consumer was closed
+        await asyncio.sleep(0.001)
+    assert [str(error) for error in bench.failures] == ["t[0]"]
 
 
 class Told:
@@ -236,10 +255,7 @@ class Told:
 
 def ask(told: Told, **inboxes: Inbox) -> None:
     workers = {name: SimpleNamespace(inbox=inbox) for name, inbox in inboxes.items()}
-    engine: Any = SimpleNamespace(input=told, config=CONFIG)
-    partitions = Partitions(engine)
-    partitions.workers = workers  # type: ignore[assignment]
-    partitions.deliver(Batch({}, {}, {}))
+    partitions_over(told, CONFIG, workers).make_room()
 
 
 def inbox_of(told: Any, partition: int = 0) -> Inbox:
@@ -259,14 +275,6 @@ def test_the_one_with_most_makes_room() -> None:
     assert told.calls == [("pause", 1), ("handled", 5, 50)]
     ask(told, few=few, many=many, none=none)
     assert told.calls[2:] == [("pause", 0), ("handled", 3, 30)], "next time it is another one's turn"
-
-
-def test_without_anybody_to_pause_the_question_is_answered_all_the_same() -> None:
-    """Else it would never be asked again."""
-    told = Told()
-    ask(told, empty=inbox_of(told))
-    ask(told)
-    assert told.calls == [("handled", 0, 0)] * 2
 
 
 def test_bytes_that_count_make_room_though_no_record_counts() -> None:

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio.lowlevel
 import pytest
-import pytest_asyncio
 
 from streams import SKIP, EventContext
 from streams.errors import TransactionFailed
 from streams.group import Lost, Snapshot
-from tests.unit.runtime_kit import MISSING, OUT, PATIENCE, TABLE, Bench, Group, Named, Producer, Unforgiving, count
-
-
-@pytest_asyncio.fixture
-async def bench() -> AsyncIterator[Bench]:
-    made = Bench()
-    yield made
-    if made.tasks and not made.tasks[-1].done():
-        await asyncio.wait_for(made.source.stop(), PATIENCE)
-        await made.tasks[-1]
+from tests.unit.runtime_kit import MISSING, OUT, TABLE, Bench, Group, Named, Producer, Unforgiving, count
+from tests.unit.waiting import PATIENCE
 
 
 def forward(ctx: EventContext[Any], event: Named) -> None:
@@ -33,7 +24,6 @@ def forward(ctx: EventContext[Any], event: Named) -> None:
 # ------------------------------------------------------------------------------------- ends, in whatever order
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("when", ["at work", "while a handler hangs", "while it drains", "while it takes over"])
 async def test_who_is_cancelled_leaves_the_group_and_ends_its_threads(bench: Bench, when: str) -> None:
     hangs = asyncio.Event()
@@ -45,8 +35,7 @@ async def test_who_is_cancelled_leaves_the_group_and_ends_its_threads(bench: Ben
             await asyncio.Event().wait()
 
     bench.make(handler)
-    bench.broker.send("a", "b")
-    bench.run()
+    bench.begin("a", "b")
     group = bench.connections.membership
     if when == "while it takes over":
         group.answer.clear()
@@ -72,7 +61,6 @@ async def test_who_is_cancelled_leaves_the_group_and_ends_its_threads(bench: Ben
     assert "hang" not in bench.broker.outputs()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("drain", [True, False], ids=["stop", "stop_now"])
 async def test_leaving_does_not_wait_behind_a_question(bench: Bench, drain: bool) -> None:
     """The broker does not answer a question of the take-over; the group must hear all the same that we go."""
@@ -88,35 +76,29 @@ async def test_leaving_does_not_wait_behind_a_question(bench: Bench, drain: bool
     await bench.until_all_threads_ended()
 
 
-@pytest.mark.asyncio
 async def test_stopping_what_never_started_returns(bench: Bench) -> None:
     source = bench.make(forward)
     await asyncio.wait_for(source.stop(), PATIENCE)
     await asyncio.wait_for(source.wait_stopped(), PATIENCE)
     source.stop_now()
-    bench.broker.send("a")
-    bench.run()
+    bench.begin("a")
     await bench.until(lambda: bench.broker.outputs() == ["a"], "it starts later, unimpressed")
 
 
 # ------------------------------------------------------------------------------------------ where it begins
 
 
-@pytest.mark.asyncio
 async def test_latest_means_the_latest_of_the_first_start(bench: Bench) -> None:
     """Nothing was handled when it went away; what comes until the next start must not be passed over."""
     bench.make(forward, auto_offset_reset="latest")
-    bench.broker.send("before", "before")
-    bench.run()
+    bench.begin("before", "before")
     await bench.until(lambda: bench.broker.reached() == 2, "the start is committed, without any event")
     await bench.cancel()
-    bench.broker.send("a", "b")
-    bench.run()
+    bench.begin("a", "b")
     await bench.until(lambda: bench.broker.reached() == 4, "it goes on")
     assert bench.broker.outputs() == ["a", "b"]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("first", ["refused", "failed"])
 async def test_a_first_event_that_restarts_its_partition_skips_nothing(
     bench: Bench, first: str, monkeypatch: pytest.MonkeyPatch
@@ -135,18 +117,17 @@ async def test_a_first_event_that_restarts_its_partition_skips_nothing(
         forward(ctx, event)
 
     store = TABLE if first == "refused" else Unforgiving
-    source = bench.make(handler, store=store, on_error=SKIP, auto_offset_reset="latest")
+    bench.make(handler, store=store, on_error=SKIP, auto_offset_reset="latest")
     bench.broker.send("before", "before")
     monkeypatch.setattr(Producer, "commit", committed := HeldCommit(Producer.commit))
-    bench.run()
-    await bench.until_active()
+    await bench.start()
     bench.broker.send("a")
     await bench.until(lambda: met, "the first event is met")
     committed.go.set()
     await bench.until(lambda: bench.broker.reached() == 5, "all is handled")
     assert bench.broker.outputs() == ["b", "c"]
     assert met.count("b") >= 1
-    await asyncio.wait_for(source.stop(), PATIENCE)
+    await bench.stop()
 
 
 class HeldCommit:
@@ -170,7 +151,6 @@ class HeldCommit:
 # ------------------------------------------------------------------------------------------- odd handlers
 
 
-@pytest.mark.asyncio
 async def test_many_refused_events_of_one_transaction_are_skipped_one_by_one(bench: Bench) -> None:
     """Each is an attempt of the same transaction, and more than so many attempts stop the source: these do not
     count, since each leaves less of it."""
@@ -194,7 +174,6 @@ async def test_many_refused_events_of_one_transaction_are_skipped_one_by_one(ben
     )
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("store", [TABLE, Unforgiving], ids=["undoes", "does not"])
 async def test_a_plain_function_may_return_a_coroutine(bench: Bench, store: Any) -> None:
     """What its plain part did before nobody could know that counts once; and it is known from then on."""
@@ -210,14 +189,12 @@ async def test_a_plain_function_may_return_a_coroutine(bench: Bench, store: Any)
         return later(ctx, event, count(ctx, event.name))
 
     bench.make(handler, store=store)
-    bench.broker.send(*"n" * 40)
-    bench.run()
+    bench.begin(*"n" * 40)
     await bench.until(lambda: bench.broker.reached() == 40, "all are handled")
     assert bench.broker.outputs() == [f"n{number}" for number in range(1, 41)]
     assert calls <= 41
 
 
-@pytest.mark.asyncio
 async def test_nobody_waits_behind_a_blocking_handler_that_hangs(bench: Bench) -> None:
     """It was given up with its partition; the partition comes back, and its events are handled on another thread."""
     hangs, go = threading.Event(), threading.Event()
@@ -230,20 +207,18 @@ async def test_nobody_waits_behind_a_blocking_handler_that_hangs(bench: Bench) -
         forward(ctx, event)
 
     bench.make(handler, blocking=True)
-    bench.broker.send("hang", "a", "b")
-    bench.run()
+    bench.begin("hang", "a", "b")
     await bench.until(hangs.is_set, "the handler hangs")
     bench.connections.membership.lose_and_rejoin()
     await bench.until(lambda: bench.broker.reached() == 3, "its partition goes on")
     assert not go.is_set()
     assert bench.broker.outputs() == ["hang", "a", "b"]
     go.set()
-    await asyncio.wait_for(bench.source.stop(), PATIENCE)
+    await bench.stop()
     await bench.until_all_threads_ended()
     assert bench.broker.outputs() == ["hang", "a", "b"], "what the one that hung did in the end does not count"
 
 
-@pytest.mark.asyncio
 async def test_no_producer_is_opened_while_the_name_may_be_anothers(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,7 +228,7 @@ async def test_no_producer_is_opened_while_the_name_may_be_anothers(
     monkeypatch.setattr(Producer, "warm_up", lambda producer, *_: built.append(producer))
     monkeypatch.setattr(Producer, "init", lambda producer, *_: opened.append(producer))
     monkeypatch.setattr(Group, "start", lambda group, deliver: setattr(group, "_deliver", deliver))
-    source = bench.make(forward)
+    bench.make(forward)
     bench.run()
     await bench.until(lambda: len(built) == 3, "all slots are built")
     group = bench.connections.membership
@@ -261,8 +236,7 @@ async def test_no_producer_is_opened_while_the_name_may_be_anothers(
     group._assign()
     await bench.until_active()
     assert len(opened) == 3
-    engine = source._engine
-    assert engine is not None
+    engine = bench.engine
     group.snapshot = Snapshot(1, 2, "n", b"metadata")
     group._deliver(Lost(1, "test"))
     await bench.until(lambda: not engine.workers, "it is lost")

@@ -30,10 +30,9 @@ from streams.codecs import codec_for
 from streams.errors import RegistrationError, StreamsError
 from streams.events import event_type_of
 from streams.records import IncomingRecord
-from streams.runtime.dead_letters import PREFIX
-from streams.runtime.replay import PartitionReplay, Program
+from streams.runtime.partition.dead_letters import PREFIX
+from streams.runtime.replay import Completed, PartitionReplay, Program
 
-pytestmark = pytest.mark.asyncio
 Totals = Table[str, int]
 INTS = codec_for(int)
 NOW = 1_700_000_000_000
@@ -74,13 +73,17 @@ def count(ctx: EventContext[Totals], event: Counted) -> None:
         raise ValueError("once more")
 
 
+async def replayed(of: Program, *events: Counted | bytes, step: int = 1) -> tuple[PartitionReplay, Completed]:
+    replay = PartitionReplay(of, 2, wall_ms=NOW)
+    return replay, await replay.handle(records(*events, step=step))
+
+
 def counts(replay: PartitionReplay) -> dict[str, int]:
     return {change.key.decode(): INTS.decode(change.value or b"") for change in replay.contents()}
 
 
 async def test_outputs_state_and_position() -> None:
-    replay = PartitionReplay(program(count), 2, wall_ms=NOW)
-    completed = await replay.handle(records(Counted("a"), Counted("b"), Counted("a"), step=3))
+    replay, completed = await replayed(program(count), Counted("a"), Counted("b"), Counted("a"), step=3)
     assert [(output.topic, output.key, output.origin) for output in completed.outputs] == [
         ("out", b"a", 0), ("out", b"b", 3), ("out", b"a", 6)
     ]  # fmt: skip
@@ -99,8 +102,9 @@ async def test_a_failed_attempt_leaves_no_trace_and_retries_do_not_wait() -> Non
 @pytest.mark.parametrize("response", list(ErrorResponse))
 async def test_the_last_word_of_each_policy(response: ErrorResponse) -> None:
     policy = ErrorPolicy(then=response)
-    replay = PartitionReplay(program(count, on_error=policy), 2, wall_ms=NOW)
-    completed = await replay.handle(records(Counted("a"), Counted("a", fails=9), Counted("a")))
+    replay, completed = await replayed(
+        program(count, on_error=policy), Counted("a"), Counted("a", fails=9), Counted("a")
+    )
     stops = response in (ErrorResponse.FAIL_CONSUMER, ErrorResponse.FATALLY_EXIT)
     assert (replay.stopped is not None) == stops
     assert replay.watermark == (1 if stops else 3)
@@ -115,7 +119,7 @@ async def test_the_last_word_of_each_policy(response: ErrorResponse) -> None:
 async def test_its_failures_are_in_the_results_and_other_sources_go_on_logging_theirs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    others = logging.getLogger("streams.runtime.attempts")
+    others = logging.getLogger("streams.runtime.partition.execution")
 
     def fail(ctx: EventContext[Totals], event: Counted) -> None:
         elsewhere = threading.Thread(target=others.warning, args=("another source's event failed",))
@@ -129,23 +133,20 @@ async def test_its_failures_are_in_the_results_and_other_sources_go_on_logging_t
 
 
 async def test_a_dead_letter_is_the_engines() -> None:
-    replay = PartitionReplay(program(count, on_error=DEAD_LETTER), 2, wall_ms=NOW)
-    completed = await replay.handle(records(Counted("a", fails=1)))
+    _replay, completed = await replayed(program(count, on_error=DEAD_LETTER), Counted("a", fails=1))
     (letter,) = completed.outputs
     assert (letter.topic, letter.key, letter.partition, letter.origin) == ("g.in.dead-letters", b"k", 2, 0)
     assert dict(letter.headers or [])[f"{PREFIX}failed_at_ms"] == str(NOW).encode()
 
 
 async def test_what_cannot_be_read_meets_the_decode_policy() -> None:
-    replay = PartitionReplay(program(count), 2, wall_ms=NOW)
-    await replay.handle(records(Counted("a"), b"{"))
+    replay, _ = await replayed(program(count), Counted("a"), b"{")
     assert replay.watermark == 1
     assert "in[2]@1" in str(replay.stopped)
 
 
 async def test_an_answer_of_fatal_stops_whatever_the_policy_says() -> None:
-    replay = PartitionReplay(program(lambda ctx, event: ExecutionState.FATAL, on_error=SKIP), 2, wall_ms=NOW)
-    await replay.handle(records(Counted("a")))
+    replay, _ = await replayed(program(lambda ctx, event: ExecutionState.FATAL, on_error=SKIP), Counted("a"))
     assert replay.stopped is not None
 
 
@@ -188,8 +189,7 @@ async def test_a_state_with_a_key_twice_is_refused() -> None:
 
 
 async def test_records_twice_or_out_of_order_are_refused() -> None:
-    replay = PartitionReplay(program(count), 2, wall_ms=NOW)
-    await replay.handle(records(Counted("a"), Counted("a")))
+    replay, _ = await replayed(program(count), Counted("a"), Counted("a"))
     with pytest.raises(StreamsError, match=r"in\[2\]@1 comes after offset 1: is it in the data twice"):
         await replay.handle(records(Counted("a"), start=1))
 
@@ -238,8 +238,7 @@ async def test_a_store_that_is_none_is_refused() -> None:
 
 async def test_state_does_not_hold_what_was_replaced() -> None:
     """A changelog's last values, not those before them: twice the memory."""
-    replay = PartitionReplay(program(count), 2, wall_ms=NOW)
-    await replay.handle(records(Counted("a"), Counted("a")))
+    replay, _ = await replayed(program(count), Counted("a"), Counted("a"))
     assert [change.previous for change in replay.contents()] == [None]
 
 
@@ -250,8 +249,7 @@ def timed(ctx: EventContext[Totals], event: Counted) -> None:
 
 
 async def test_a_timer_that_is_set_is_refused() -> None:
-    replay = PartitionReplay(program(timed), 2, wall_ms=NOW)
-    await replay.handle(records(Counted("a", fails=1)))
+    replay, _ = await replayed(program(timed), Counted("a", fails=1))
     with pytest.raises(StreamsError, match=r"offset 1: an event sets the timer 'a'.*interjections='ignore'"):
         await replay.handle(records(Counted("a"), start=1))
     replay.close()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from functools import wraps
 
 import anyio
 import anyio.lowlevel
@@ -13,21 +11,12 @@ import pytest
 from streams.runtime.signal import Broadcast, Signal
 
 
-def on_a_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    @wraps(test)
-    def run() -> None:
-        asyncio.run(test())  # type: ignore[arg-type]  # a coroutine
-
-    return run
-
-
 async def waiting(*tasks: asyncio.Task[object]) -> None:
     """Let them come to where they wait, or to their ends."""
     for _ in range(3 + len(tasks)):
         await anyio.lowlevel.checkpoint()
 
 
-@on_a_loop
 async def test_what_was_said_before_is_heard_once() -> None:
     signal = Signal()
     signal.notify()
@@ -36,7 +25,6 @@ async def test_what_was_said_before_is_heard_once() -> None:
     assert await signal.wait(0) is False
 
 
-@on_a_loop
 async def test_everybody_who_waits_is_woken_once() -> None:
     signal = Signal()
     tasks = [asyncio.create_task(signal.wait()) for _ in range(3)]
@@ -46,7 +34,6 @@ async def test_everybody_who_waits_is_woken_once() -> None:
     assert await signal.wait(0) is False, "nobody is told twice"
 
 
-@on_a_loop
 async def test_what_is_said_between_the_waking_and_the_look_is_part_of_the_look() -> None:
     signal = Signal()
     task = asyncio.create_task(signal.wait())
@@ -58,7 +45,6 @@ async def test_what_is_said_between_the_waking_and_the_look_is_part_of_the_look(
     assert await signal.wait(0) is True
 
 
-@on_a_loop
 async def test_a_late_riser_does_not_swallow_what_is_said_meanwhile() -> None:
     signal = Signal()
     heard: list[bool] = []
@@ -75,7 +61,6 @@ async def test_a_late_riser_does_not_swallow_what_is_said_meanwhile() -> None:
     assert heard == [True]
 
 
-@on_a_loop
 async def test_waiting_ends_with_the_time() -> None:
     signal, loop = Signal(), asyncio.get_running_loop()
     began = loop.time()
@@ -89,41 +74,34 @@ async def test_waiting_ends_with_the_time() -> None:
 
 
 @pytest.mark.parametrize("kind", [Signal, Broadcast])
-def test_who_is_cancelled_takes_nobody_along(kind: type[Signal | Broadcast]) -> None:
-    async def run() -> None:
-        flag = kind()
-        one, other = asyncio.create_task(flag.wait()), asyncio.create_task(flag.wait(60))
-        await waiting(one, other)
-        one.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await one
-        assert not other.done()
-        flag.notify()
-        await other
-        with anyio.move_on_after(0.01) as scope:
-            await flag.wait()
-        assert scope.cancelled_caught
-        flag.notify()
-
-    asyncio.run(run())
+async def test_who_is_cancelled_takes_nobody_along(kind: type[Signal | Broadcast]) -> None:
+    flag = kind()
+    one, other = asyncio.create_task(flag.wait()), asyncio.create_task(flag.wait(60))
+    await waiting(one, other)
+    one.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await one
+    assert not other.done()
+    flag.notify()
+    await other
+    with anyio.move_on_after(0.01) as scope:
+        await flag.wait()
+    assert scope.cancelled_caught
+    flag.notify()
 
 
 @pytest.mark.parametrize("kind", [Signal, Broadcast])
-def test_who_is_cancelled_in_the_moment_of_the_waking_is_cancelled(kind: type[Signal | Broadcast]) -> None:
-    async def run() -> None:
-        flag = kind()
-        one, other = asyncio.create_task(flag.wait()), asyncio.create_task(flag.wait())
-        await waiting(one, other)
-        one.cancel()
-        flag.notify()
-        with pytest.raises(asyncio.CancelledError):
-            await one
-        await other
-
-    asyncio.run(run())
+async def test_who_is_cancelled_in_the_moment_of_the_waking_is_cancelled(kind: type[Signal | Broadcast]) -> None:
+    flag = kind()
+    one, other = asyncio.create_task(flag.wait()), asyncio.create_task(flag.wait())
+    await waiting(one, other)
+    one.cancel()
+    flag.notify()
+    with pytest.raises(asyncio.CancelledError):
+        await one
+    await other
 
 
-@on_a_loop
 async def test_a_broadcast_is_for_those_who_wait_at_that_moment() -> None:
     flag = Broadcast()
     flag.notify()

@@ -16,11 +16,10 @@ from streams.errors import EncodeError, RecordRefused, StoreError
 from streams.events import event_type_of
 from streams.outcomes import STOP
 from streams.records import Change, Headers, IncomingRecord, Output, Record, TopicPartition
-from streams.runtime.copies import StateCopy
-from streams.runtime.partition_worker import PartitionWorker
+from streams.runtime.ownership.replicas import Replica
+from streams.runtime.partition.worker import PartitionWorker
 
 LIMIT = 100
-pytestmark = pytest.mark.asyncio
 
 
 @event_type("Step")
@@ -61,14 +60,14 @@ class Slice:
         )
         self.worker = PartitionWorker(engine, 0, 1)
         self.table = Table.factory(key=str, value=str)(TopicPartition("t", 0))
-        self.worker.adopt(StateCopy(0, 1, self.table, 0.0))
+        self.worker.adopt(Replica(0, 1, self.table, 0.0))
         self.records = [
             IncomingRecord("t", 0, 10 + number, None, described.encode(event), headers or described.headers)
             for number, event in enumerate(events)
         ]
 
     def run(self) -> tuple[int, BaseException | None]:
-        return self.worker.slices.run(self.records, 0)
+        return self.worker.hot_path.run(self.records, 0)
 
     def admit(self, partition: int, offset: int, outputs: list[Output], changes: list[Change], events: int) -> None:
         self.admitted.append((offset, outputs, changes, events))

@@ -18,12 +18,11 @@ from streams.events import event_type_of
 from streams.outcomes import STOP
 from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.bridge import Worker
-from streams.runtime.copies import StateCopy
-from streams.runtime.handler_threads import HandlerThreads
-from streams.runtime.partition_worker import PartitionWorker
-from streams.runtime.slices import LONGEST_SLICE_SECONDS, SLICE
-
-PATIENCE = 30.0
+from streams.runtime.ownership.replicas import Replica
+from streams.runtime.partition.handler_threads import HandlerThreads
+from streams.runtime.partition.hot_path import LONGEST_SLICE_SECONDS, SLICE
+from streams.runtime.partition.worker import PartitionWorker
+from tests.unit.waiting import PATIENCE
 
 
 @event_type("Tick")
@@ -55,7 +54,7 @@ class Bench:
             pool=self,
         )
         self.worker = PartitionWorker(engine, 0, 1)
-        self.worker.adopt(StateCopy(0, 1, Table.factory(key=str, value=int)(TopicPartition("t", 0)), 0.0))
+        self.worker.adopt(Replica(0, 1, Table.factory(key=str, value=int)(TopicPartition("t", 0)), 0.0))
 
     def _handle(self, ctx: EventContext[Any], event: Tick) -> ExecutionState:
         self.now += event.takes
@@ -84,7 +83,6 @@ class Bench:
         return self.slices
 
 
-@pytest.mark.asyncio
 async def test_slices_of_quick_handlers_grow() -> None:
     slices = await Bench().handle(*[0.0] * 1_000)
     assert slices[0] < SLICE, "nobody knows yet what the handlers take"
@@ -93,7 +91,6 @@ async def test_slices_of_quick_handlers_grow() -> None:
     assert len(slices) < 15
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("takes", [0.02, 0.05, 1.0])
 async def test_slices_of_slow_handlers_shrink_to_one_event(takes: float) -> None:
     """Commits and other partitions wait for one of them, not for a hundred."""
@@ -105,7 +102,6 @@ async def test_slices_of_slow_handlers_shrink_to_one_event(takes: float) -> None
     assert await bench.handle(*[takes] * 5) == [1] * 5, "it is remembered from batch to batch"
 
 
-@pytest.mark.asyncio
 async def test_slices_take_about_so_long() -> None:
     """Handlers of a fifth of the longest slice: neither one by one nor by the hundred."""
     bench = Bench()
@@ -123,14 +119,12 @@ def threads() -> Iterator[HandlerThreads]:
     made.close()
 
 
-@pytest.mark.asyncio
 async def test_one_thread_for_each_partition(threads: HandlerThreads) -> None:
     first = await threads.call(0, threading.get_ident)
     assert await threads.call(0, threading.get_ident) == first
     assert await threads.call(1, threading.get_ident) not in (first, threading.get_ident())
 
 
-@pytest.mark.asyncio
 async def test_a_call_that_fails_keeps_its_thread(threads: HandlerThreads) -> None:
     first = await threads.call(0, threading.get_ident)
     with pytest.raises(ZeroDivisionError):
@@ -138,7 +132,6 @@ async def test_a_call_that_fails_keeps_its_thread(threads: HandlerThreads) -> No
     assert await threads.call(0, threading.get_ident) == first
 
 
-@pytest.mark.asyncio
 async def test_nobody_waits_behind_a_call_that_was_given_up(threads: HandlerThreads) -> None:
     """Its thread ends when the call comes back, if ever."""
     begun, go = threading.Event(), threading.Event()
@@ -162,7 +155,6 @@ async def test_nobody_waits_behind_a_call_that_was_given_up(threads: HandlerThre
     assert await threads.call(0, lambda: 1) == 1, "the new one stays"
 
 
-@pytest.mark.asyncio
 async def test_a_cancelled_call_leaves_the_threads_of_others_alone(threads: HandlerThreads) -> None:
     begun, go = threading.Event(), threading.Event()
     other = await threads.call(1, threading.get_ident)

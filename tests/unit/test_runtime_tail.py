@@ -5,15 +5,15 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from streams.clients.tail import LOG_START, Progress
+from streams.clients.consumer import LOG_START
 from streams.errors import OffsetError, TopicError
-from streams.records import IncomingRecord
-from streams.runtime.tail import Tail
+from streams.records import IncomingRecord, Progress
+from streams.runtime.reading.log_follower import Tail
 
 SECONDS = 30.0
 Call = tuple[int, int, list[bytes | None], int, int]
@@ -54,8 +54,11 @@ class FakeConsumer:
             raise self.refuse_add
         self.told.append(("add", partition, offset))
 
-    def remove(self, partition: int) -> None:
-        self.told.append(("remove", partition))
+    def remove(self, partitions: Collection[int]) -> None:
+        self.told += [("remove", partition) for partition in partitions]
+
+    def pause(self, partitions: Collection[int]) -> None: ...
+    def resume(self, partitions: Collection[int]) -> None: ...
 
     def poll_batch(self, timeout_seconds: float, limit: int) -> dict[int, Progress]:
         assert not self.closed
@@ -108,7 +111,7 @@ class Stage:
 
     def follow(self, partition: int, offset: int, epoch: int) -> FakeConsumer:
         """Follow it, and wait until the consumer was told."""
-        self.tail.follow(partition, offset, epoch)
+        self.tail.add(partition, offset, epoch)
         until(lambda: bool(self.consumers) and ("add", partition, offset) in self.consumers[-1].told)
         return self.consumers[-1]
 
@@ -151,14 +154,14 @@ class TestThread:
 
     def test_nothing_comes_after_forget(self, stage: Stage) -> None:
         consumer = stage.follow(0, 0, 1)
-        stage.tail.forget(0)
+        stage.tail.remove([0])
         consumer.news.put(news(0, 1))
         until(lambda: ("remove", 0) in consumer.told)
         stage.follow(1, 0, 2)
         consumer.news.put(news(0, 2))  # a left-over
         consumer.news.put(news(1, 3))
         stage.hears((1, 2, [b"3"], 4, 100))
-        stage.tail.forget(17)
+        stage.tail.remove([17])
         assert not stage.failed
 
     def test_forgotten_in_receive_is_forgotten_at_once(self, stage: Stage) -> None:
@@ -168,8 +171,8 @@ class TestThread:
         stage.follow(2, 0, 1)
 
         def forget(_partition: int, _epoch: int) -> None:
-            stage.tail.forget(0)
-            stage.tail.forget(1)
+            stage.tail.remove([0])
+            stage.tail.remove([1])
 
         stage.on_receive = forget
         consumer.news.put({**news(0, 1, at_end=True), **news(1, 1), **news(2, 1)})
@@ -177,7 +180,7 @@ class TestThread:
 
     def test_another_follow_replaces_the_first(self, stage: Stage) -> None:
         consumer = stage.follow(0, 10, 1)
-        stage.on_receive = lambda _partition, epoch: stage.tail.follow(0, 4, 2) if epoch == 1 else None
+        stage.on_receive = lambda _partition, epoch: stage.tail.add(0, 4, 2) if epoch == 1 else None
         consumer.news.put(news(0, 10, at_end=True))
         until(lambda: ("add", 0, 4) in consumer.told)
         consumer.news.put(news(0, 4))
@@ -195,9 +198,9 @@ class TestThread:
         stage.on_receive = dwell
         consumer.news.put(news(0, 1))
         assert entered.wait(SECONDS)
-        stage.tail.follow(5, 0, 2)
-        stage.tail.forget(5)
-        stage.tail.follow(6, 0, 3)
+        stage.tail.add(5, 0, 2)
+        stage.tail.remove([5])
+        stage.tail.add(6, 0, 3)
         go_on.set()
         until(lambda: ("add", 6, 0) in consumer.told)
         assert ("add", 5, 0) not in consumer.told
@@ -218,7 +221,7 @@ class TestThread:
         assert stage.failed == [(0, 1, error)]
         assert ("remove", 0) in consumer.told
         stage.on_receive = lambda _partition, _epoch: None
-        stage.tail.follow(0, 1, 3)
+        stage.tail.add(0, 1, 3)
         until(lambda: ("add", 0, 1) in consumer.told)
         consumer.news.put(news(0, 1))
         until(lambda: stage.received[-1] == (0, 3, [b"1"], 2, 100))
@@ -239,7 +242,7 @@ class TestThread:
         consumer.news.put((news(1, 1), {0: OffsetError("gone")}))
         consumer.news.put(news(1, 2))
         stage.hears((1, 2, [b"1"], 2, 100), (1, 2, [b"2"], 3, 100))
-        assert "could not be told" in caplog.text
+        assert "could not be reported" in caplog.text
 
     def test_a_broken_consumer_ends_everything_that_it_read_and_is_replaced(self, stage: Stage) -> None:
         first = stage.follow(0, 0, 1)
@@ -256,12 +259,12 @@ class TestThread:
 
     def test_a_consumer_that_can_not_be_made_or_refuses_is_told(self, stage: Stage) -> None:
         stage.refusal = TopicError("no")
-        stage.tail.follow(0, 0, 1)
+        stage.tail.add(0, 0, 1)
         until(lambda: stage.failed == [(0, 1, stage.refusal)])
         stage.refusal = None
         consumer = stage.follow(1, 0, 2)
         consumer.refuse_add = KafkaException(KafkaError(KafkaError._STATE))
-        stage.tail.follow(2, 0, 3)
+        stage.tail.add(2, 0, 3)
         until(lambda: stage.failed[1:] == [(2, 3, consumer.refuse_add)])
         consumer.news.put(news(1, 1))
         stage.hears((1, 2, [b"1"], 2, 100))
@@ -269,11 +272,11 @@ class TestThread:
     def test_while_nothing_is_followed_it_sleeps_and_in_the_end_gives_the_consumer_back(self) -> None:
         stage = Stage(idle_seconds=0.2)
         first = stage.follow(0, 0, 1)
-        stage.tail.forget(0)
+        stage.tail.remove([0])
         until(lambda: ("remove", 0) in first.told)
         polls = first.polls
         stage.follow(1, 0, 2)  # within the time: the same
-        stage.tail.forget(1)
+        stage.tail.remove([1])
         assert stage.consumers == [first]
         until(lambda: first.closed)
         assert first.polls < polls + 50
@@ -287,18 +290,18 @@ class TestThread:
             stage = Stage()
             consumer = stage.follow(0, 0, 1)
             if not busy:
-                stage.tail.forget(0)
+                stage.tail.remove([0])
                 until(lambda: ("remove", 0) in consumer.told)  # noqa: B023
             ended(stage)
-            stage.tail.follow(1, 0, 2)
-            stage.tail.forget(1)
+            stage.tail.add(1, 0, 2)
+            stage.tail.remove([1])
             stage.tail.close()
             assert ("add", 1, 0) not in consumer.told
         never = Stage()
         never.tail.close()
-        never.tail.follow(0, 0, 1)
+        never.tail.add(0, 0, 1)
         assert never.tail._thread is None
 
     def test_nobody_hears_of_anything_before_start(self) -> None:
         with pytest.raises(RuntimeError, match="not started"):
-            Tail(FakeConsumer).follow(0, 0, 1)
+            Tail(FakeConsumer).add(0, 0, 1)

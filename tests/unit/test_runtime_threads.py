@@ -13,13 +13,12 @@ import pytest
 from streams.errors import StreamsError, TransactionFailed
 from streams.group import Snapshot
 from streams.metrics import CallAbandoned, Measurement
-from streams.runtime import hung_calls
-from streams.runtime import slot as slot_module
 from streams.runtime.bridge import DeadlinePassed, Inlet, Worker
-from streams.runtime.hung_calls import HungCalls
-from streams.runtime.slot import Slot
-
-PATIENCE = 30.0
+from streams.runtime.transactions import hung_calls
+from streams.runtime.transactions import producer_slot as slot_module
+from streams.runtime.transactions.hung_calls import HungCalls
+from streams.runtime.transactions.producer_slot import Slot
+from tests.unit.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -29,7 +28,6 @@ def worker() -> Any:
     made.abandon()
 
 
-@pytest.mark.asyncio
 async def test_calls_run_on_one_thread_in_order(worker: Worker) -> None:
     ran: list[tuple[int, int]] = []
 
@@ -44,7 +42,6 @@ async def test_calls_run_on_one_thread_in_order(worker: Worker) -> None:
     assert len({thread for _, thread in ran}) == 1
 
 
-@pytest.mark.asyncio
 async def test_what_a_call_raises_is_raised(worker: Worker) -> None:
     with pytest.raises(ZeroDivisionError):
         await worker.call(lambda: 1 // 0)
@@ -52,7 +49,6 @@ async def test_what_a_call_raises_is_raised(worker: Worker) -> None:
     assert await worker.call(lambda: 1) == 1
 
 
-@pytest.mark.asyncio
 async def test_a_deadline_ends_the_waiting_and_not_the_call(worker: Worker) -> None:
     go, done = threading.Event(), threading.Event()
 
@@ -67,7 +63,6 @@ async def test_a_deadline_ends_the_waiting_and_not_the_call(worker: Worker) -> N
     assert await worker.call(done.is_set), "the next call waits for it"
 
 
-@pytest.mark.asyncio
 async def test_an_inlet_keeps_the_order() -> None:
     got: list[int] = []
     all_there = asyncio.Event()
@@ -130,7 +125,6 @@ def in_the_group() -> Snapshot:
     return Snapshot(0, 1, "m", b"metadata")
 
 
-@pytest.mark.asyncio
 async def test_a_call_that_was_given_up_on_does_not_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would be committed by the abandoned thread, and once more by the one who sends it again."""
     monkeypatch.setattr(slot_module, "GRACE_SECONDS", 0.01)
@@ -153,7 +147,6 @@ async def test_a_call_that_was_given_up_on_does_not_commit(monkeypatch: pytest.M
     assert connections.made.called == ["send_offsets"]
 
 
-@pytest.mark.asyncio
 async def test_too_many_calls_that_hang_stop_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hung_calls, "MOST", 2)
     failures: list[StreamsError] = []
@@ -171,7 +164,6 @@ async def test_too_many_calls_that_hang_stop_the_source(monkeypatch: pytest.Monk
         await asyncio.sleep(0.001)
 
 
-@pytest.mark.asyncio
 async def test_who_is_not_in_the_group_sends_nothing() -> None:
     connections = OneProducer()
     slot = Slot("id", connections, 1.0, HungCalls(1, print, print))  # type: ignore[arg-type]

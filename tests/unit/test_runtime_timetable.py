@@ -1,8 +1,7 @@
-"""When interjections are due, and a signal that is never missed."""
+"""When interjections are due."""
 
 from __future__ import annotations
 
-import asyncio
 import random
 
 import pytest
@@ -10,8 +9,7 @@ import pytest
 from streams.core.router import Route
 from streams.core.schedule import MissedRuns, Schedule
 from streams.outcomes import STOP
-from streams.runtime.interjections import Interjection, Timetable
-from streams.runtime.signal import Signal
+from streams.runtime.partition.interjections import Interjection, Timetable
 
 
 def route(name: str) -> Route:
@@ -28,14 +26,6 @@ def test_the_one_that_is_due_longest_comes_first() -> None:
     assert ran == ["", "quick", "quick", "quick", "slow", "quick", ""]
     assert table.seconds_to_next(102.4) == pytest.approx(0.1)
     assert table.seconds_to_next(103.0) == 0.0
-
-
-def test_what_was_missed_is_not_made_up_for() -> None:
-    table = Timetable([(Schedule(1.0), route("tick"))], random.Random(1))
-    table.start(0.0)
-    assert table.due(10.5) is not None
-    assert table.due(10.5) is None
-    assert table.due(11.0) is not None
 
 
 @pytest.mark.parametrize(
@@ -55,6 +45,7 @@ def test_what_follows_missed_runs(missed: MissedRuns, expected: list[float]) -> 
         while table.due(now) is not None:
             ran.append(now)
     assert [run for run in ran if run <= expected[-1]] == expected
+    assert Schedule(1.0).missed is MissedRuns.SKIP, "by default what was missed is not made up for"
 
 
 @pytest.mark.parametrize("missed", list(MissedRuns))
@@ -86,28 +77,3 @@ def test_an_interjection_without_a_waiter_is_done_quietly() -> None:
     Interjection(route("a")).done(None)
     Interjection(route("a"), told.append).done(None)
     assert told == [None]
-
-
-@pytest.mark.asyncio
-async def test_a_signal_that_came_before_is_not_missed() -> None:
-    signal = Signal()
-    signal.notify()
-    signal.notify()
-    assert await signal.wait(10.0)
-    assert not await signal.wait(0.0), "said once"
-
-
-@pytest.mark.asyncio
-async def test_a_signal_wakes_everybody() -> None:
-    signal = Signal()
-    begun = []
-
-    async def wait(number: int) -> bool:
-        begun.append(number)
-        return await signal.wait()
-
-    waiting = [asyncio.create_task(wait(number)) for number in range(3)]
-    while len(begun) < 3:
-        await asyncio.sleep(0)
-    signal.notify()
-    assert await asyncio.gather(*waiting) == [True, True, True]

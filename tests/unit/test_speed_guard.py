@@ -48,7 +48,7 @@ def test_an_event_costs_no_more_than_is_known(system: str) -> None:
 def test_the_guard_sees_one_more_function_on_the_way(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "streams", tmp_path / "streams", ignore=shutil.ignore_patterns("__pycache__"))
     assert counted("engine", tmp_path) == counted("engine"), "the same code costs the same, to the last bytecode"
-    with (tmp_path / "streams/runtime/event_context.py").open("a") as file:
+    with (tmp_path / "streams/runtime/partition/event_context.py").open("a") as file:
         file.write(SLOWER)
     told = too_much(counted("engine", tmp_path), counted("engine"))
     assert any(line.startswith("calls of Python functions per event") for line in told), told

@@ -5,12 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from streams.runtime.stalls import Stalls
+from streams.runtime.ownership.stalls import Stalls
 
 
-@pytest.mark.asyncio
 async def test_take_overs_that_stand_still_at_the_same_time_are_both_asked_about() -> None:
     now, asked = 0.0, list[list[int]]()
 

@@ -13,7 +13,7 @@ from streams import EventSourceConfig, TopicPartition
 from streams.errors import OffsetError
 from streams.metrics import Measurement, OffsetMismatch
 from streams.runtime.changelog import OffsetRecord, TopicIds
-from streams.runtime.takeover import TakeOvers
+from streams.runtime.ownership.takeover import TakeOvers
 
 GROUP_ELSEWHERE, NO_GROUP_OFFSET = 3, None
 LOG = (10, 100)
@@ -33,14 +33,15 @@ def start(
     ``started_at``: where the worker began before it was restarted."""
     measured: list[Measurement] = []
     config = EventSourceConfig(group_id="g", topic="t", num_partitions=1, auto_offset_reset=reset)
-    engine: Any = SimpleNamespace(
+    member: Any = SimpleNamespace(
         config=config, measure=measured.append, connections=SimpleNamespace(worker=lambda _: None)
     )
     record = None if offset is None else OffsetRecord(offset, "writer", 7, 1, *ids[0])
     worker: Any = SimpleNamespace(
         topic_partition=TopicPartition("t", 0), partition=0, offset_record=record, started_at=started_at
     )
-    return TakeOvers(engine)._start_offset(worker, group_offset, log, ids[1]), measured
+    unused: Any = None
+    return TakeOvers(member, unused, unused, unused)._start_offset(worker, group_offset, log, ids[1]), measured
 
 
 @pytest.mark.parametrize("offset", [10, 55, 100])

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
-from streams import BatchProducer, EventContext, EventSource, EventSourceConfig, Record, Table, event_type
+from streams import BatchProducer, EventContext, EventSource, EventSourceConfig, Record, Table
 from streams.testing import TestDriver
-
-
-@event_type("Asked")
-class Asked(msgspec.Struct, frozen=True):
-    name: str
-
-
-@event_type("Reminded")
-class Reminded(msgspec.Struct, frozen=True):
-    name: str
+from tests.unit.runtime_kit import Named
+from tests.unit.timer_kit import Ring
 
 
 def made() -> EventSource[Any]:
@@ -30,15 +20,15 @@ def made() -> EventSource[Any]:
 
     producer: BatchProducer[Any] = BatchProducer(source, finalize)
     source.register_event_type(
-        Asked, lambda ctx, event: ctx.schedule_in(60, Reminded(event.name), name=event.name) and None
+        Named, lambda ctx, event: ctx.schedule_in(60, Ring(event.name), name=event.name) and None
     )
-    producer.register_event_type(Reminded, lambda record, event: Record("mails", event.name.encode()))
+    producer.register_event_type(Ring, lambda record, event: Record("mails", event.name.encode()))
     return source
 
 
 def test_records_beside_the_transactions() -> None:
     with TestDriver(made, topics={"mails": 1}) as driver:
-        driver.send(Asked("ann"), key="ann", partition=0)
+        driver.send(Named("ann"), key="ann", partition=0)
         driver.advance(61)
         assert [record.value for record in driver.outputs("mails")] == [b"ann"]
         assert dict(driver.store(0).items()) == {"ann": 1}
@@ -48,7 +38,7 @@ def test_records_beside_the_transactions() -> None:
 def test_over_members_that_come_and_go() -> None:
     with TestDriver(made, members=2, topics={"mails": 1}, seed=3) as driver:
         for number in range(10):
-            driver.send(Asked(f"n{number}"), key=f"n{number}", partition=number % 2)
+            driver.send(Named(f"n{number}"), key=f"n{number}", partition=number % 2)
         driver.crash(0)
         driver.restart(0)
         driver.advance(30)

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from streams import EventContext
 from streams.errors import EncodeError, RecordRefused, RegistrationError, StoreError
 from tests.unit.timer_kit import Clocked, Ring, alarmed
-
-pytestmark = pytest.mark.asyncio
-
-
-@pytest_asyncio.fixture
-async def bench() -> AsyncIterator[Clocked]:
-    made = Clocked()
-    yield made
-    if made.tasks and not made.tasks[-1].done():
-        await made.stop()
 
 
 @pytest.mark.parametrize(
@@ -36,27 +24,24 @@ async def bench() -> AsyncIterator[Clocked]:
         (-1.0, "no time"),
     ],
 )
-async def test_times_that_are_refused(bench: Clocked, when: Any, error: str) -> None:
-    source = alarmed(bench)
-    bench.run()
-    await bench.until_active()
+async def test_times_that_are_refused(clocked: Clocked, when: Any, error: str) -> None:
+    source = alarmed(clocked)
+    await clocked.start()
     with pytest.raises(StoreError, match=error):
         await source.interject(0, lambda ctx: ctx.schedule_at(when, Ring("a")))
 
 
 @pytest.mark.parametrize("delay", [float("nan"), float("inf"), 1e300, timedelta.max, "5", True, None])
-async def test_delays_that_are_refused(bench: Clocked, delay: Any) -> None:
-    source = alarmed(bench)
-    bench.run()
-    await bench.until_active()
+async def test_delays_that_are_refused(clocked: Clocked, delay: Any) -> None:
+    source = alarmed(clocked)
+    await clocked.start()
     with pytest.raises(StoreError, match="from now"):
         await source.interject(0, lambda ctx: ctx.schedule_in(delay, Ring("a")))
 
 
-async def test_what_else_is_refused(bench: Clocked) -> None:
-    source = alarmed(bench)
-    bench.run()
-    await bench.until_active()
+async def test_what_else_is_refused(clocked: Clocked) -> None:
+    source = alarmed(clocked)
+    await clocked.start()
     kept: list[EventContext[Any]] = []
 
     async def refused(error: type[Exception], *arguments: Any, **named: Any) -> None:
@@ -76,12 +61,11 @@ async def test_what_else_is_refused(bench: Clocked) -> None:
         kept[0].schedule_at(5, Ring("a"))
     with pytest.raises(StoreError, match="after the handler"):
         kept[0].cancel_timer("a")
-    assert bench.timers() == []
+    assert clocked.timers() == []
 
 
-async def test_an_event_that_nobody_handles_sets_no_timer(bench: Clocked) -> None:
-    source = alarmed(bench, None)
-    bench.run()
-    await bench.until_active()
+async def test_an_event_that_nobody_handles_sets_no_timer(clocked: Clocked) -> None:
+    source = alarmed(clocked, None)
+    await clocked.start()
     with pytest.raises(RegistrationError, match="nobody handles"):
         await source.interject(0, lambda ctx: ctx.schedule_in(5, Ring("a")))

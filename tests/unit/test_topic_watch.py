@@ -4,7 +4,6 @@ there."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -15,26 +14,20 @@ from streams import Table
 from streams.errors import BrokerUnavailable, OffsetError, StreamsError, TopicError, TopicReplaced
 from streams.metrics import Measurement, PartitionsAdded
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds, decode_offset
-from streams.runtime.copies import StateCopies, StateCopy
-from streams.runtime.environment import Environment
-from streams.testing import TestDriver, driven
+from streams.runtime.ownership.replicas import Replica, Replicas
+from streams.runtime.system import Environment
+from streams.testing import TestDriver, world
 from streams.topics import TopicIdentity
 
 from .driver_kit import OUT, Added, Slow, Total, build, config
 from .runtime_kit import CHANGELOG, TOPIC, Bench, count
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 Driver = TestDriver[Table[str, int]]
 SOURCE, LOG = config().topic, config().changelog
 A_LOOK = 15.0
 """Simulated seconds in which a member has looked."""
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Every stop is logged as an error."""
-    logging.disable(logging.ERROR)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def totals(driver: Driver) -> list[int]:
@@ -57,7 +50,7 @@ def test_partitions_that_are_added_are_told_of_and_do_no_harm(caplog: pytest.Log
         driver._world.broker.topics[SOURCE] = 3
         driver.advance(A_LOOK)
         assert PartitionsAdded(SOURCE, 2, 3) in measured
-        said = f"topic {SOURCE} has 3 partitions, settings say 2: nobody reads the records in the partitions 2 to 2"
+        said = f"topic {SOURCE} has 3 partitions, settings say 2: no member reads the records in the partitions 2 to 2"
         assert caplog.text.count(said) == 1
         driver.advance(10 * A_LOOK)
         assert 2 <= caplog.text.count(said) <= measured.count(PartitionsAdded(SOURCE, 2, 3)) // 5
@@ -94,7 +87,7 @@ def test_nothing_is_drained_into_a_changelog_that_was_created_again(
     found_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if found_by == "a take-over":
-        monkeypatch.setattr(driven, "Environment", partial(Environment, topic_look_seconds=1e6))
+        monkeypatch.setattr(world, "Environment", partial(Environment, topic_look_seconds=1e6))
     with TestDriver(build(partitions=2), members=2) as driver:
         for partition in (0, 1):
             driver.send(Added("ann"), partition=partition)
@@ -195,11 +188,6 @@ def test_a_group_offset_ahead_of_the_changelog_is_refused(members: int) -> None:
 # -- over lists in memory ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    return Bench()
-
-
 def ignore(ctx: Any, event: Any) -> None:
     count(ctx, event.name)
 
@@ -211,7 +199,6 @@ def often(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(bench.source), "_consume", lambda self, connect: consume(self, connect, environment))
 
 
-@pytest.mark.asyncio
 async def test_a_source_elsewhere_is_looked_at_on_its_own_cluster(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,18 +214,16 @@ async def test_a_source_elsewhere_is_looked_at_on_its_own_cluster(
     bench.connections.source_topics = bench.connections.topics  # type: ignore[attr-defined]
     bench.connections.source_log = lambda: log  # type: ignore[attr-defined]
     bench.broker.send("a")
-    await bench.until(lambda: bench.broker.reached() == 1, "handled")
+    await bench.committed()
     assert decode_offset(bench.broker.logs[CHANGELOG, 0][-1]).ids == ("elsewhere-1", "id")
     found[0] = "elsewhere-2"
     with pytest.raises(TopicReplaced, match=r"elsewhere-1, .* elsewhere-2 now"):
         await task
 
 
-@pytest.mark.asyncio
 async def test_a_source_that_cannot_be_read_because_it_was_created_again_is_told_as_that(bench: Bench) -> None:
     bench.make(ignore)
-    task = bench.run()
-    await bench.until_active()
+    task = await bench.start()
 
     def beyond_the_end(timeout_seconds: float, limit: int) -> None:
         raise OffsetError("in[0]: offset 7 is not in the log")
@@ -249,15 +234,13 @@ async def test_a_source_that_cannot_be_read_because_it_was_created_again_is_told
         await task
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("topic", [TOPIC, CHANGELOG])
 async def test_a_topic_that_is_gone_stops_it_and_no_answer_does_not(
     bench: Bench, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.make(ignore)
     often(bench, monkeypatch)
-    task = bench.run()
-    await bench.until_active()
+    task = await bench.start()
     group, answers = bench.connections.membership, [BrokerUnavailable("nobody answers") for _ in range(5)]
 
     def identity(about: str, deadline: float) -> TopicIdentity:
@@ -273,30 +256,24 @@ async def test_a_topic_that_is_gone_stops_it_and_no_answer_does_not(
     assert answers == []
 
 
-@pytest.mark.asyncio
 async def test_ids_that_a_donor_of_an_older_version_did_not_say_are_found_out(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.make(ignore)
     often(bench, monkeypatch)
-    task = bench.run()
-    await bench.until_active()
-    engine = bench.source._engine
-    assert engine is not None
+    await bench.start()
+    engine = bench.engine
     engine.workers[0].ids = TopicIds("id")
     await bench.until(lambda: engine.workers[0].ids == ("id", "id"), "it has looked")
     bench.broker.send("a")
-    await bench.until(lambda: bench.broker.reached() == 1, "handled")
+    await bench.committed()
     assert decode_offset(bench.broker.logs[CHANGELOG, 0][-1]).ids == ("id", "id")
-    await bench.source.stop()
-    await task
 
 
-@pytest.mark.asyncio
 async def test_a_topic_that_is_created_again_between_two_questions_is_asked_about_again(bench: Bench) -> None:
     """The end of the old topic must not be where the new one begins (``latest``)."""
     bench.make(ignore)
-    task = bench.run()
+    bench.run()
     group, asked = bench.connections.membership, []
     log_range = group.log_range
 
@@ -310,27 +287,21 @@ async def test_a_topic_that_is_created_again_between_two_questions_is_asked_abou
     group.log_range = ask  # type: ignore[method-assign]
     await bench.until_active()
     assert len(asked) == 2
-    await bench.source.stop()
-    await task
 
 
-@pytest.mark.asyncio
 async def test_a_copy_that_is_not_complete_any_more_is_read_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tail reads on its own thread: the copy may fail, or begin anew, while the broker is asked once more."""
-    take, taken = StateCopies.take, []
+    take, taken = Replicas.take, []
 
-    def fails_first(self: StateCopies, partition: int, when: Any) -> StateCopy | None:
+    def fails_first(self: Replicas, partition: int, when: Any) -> Replica | None:
         taken.append(partition)
         if len(taken) == 1:
             self._failed(partition, self._copies[partition].epoch, StreamsError("it cannot be read on"))
         return take(self, partition, when)
 
-    monkeypatch.setattr(StateCopies, "take", fails_first)
+    monkeypatch.setattr(Replicas, "take", fails_first)
     bench.make(ignore)
-    task = bench.run()
-    await bench.until_active()
+    await bench.start()
     assert len(taken) == 2
-    await bench.source.stop()
-    await task

@@ -10,7 +10,7 @@ import pytest
 
 from streams.cli.verify import _text
 from streams.config import EventSourceConfig
-from streams.testing.trial import Attack, Left, Trial, TrialFailed, differences
+from streams.testing.verification import Attack, Left, Trial, TrialFailed, differences
 
 OUT = ("balances", b"k")
 

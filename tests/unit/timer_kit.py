@@ -11,8 +11,8 @@ import msgspec
 from streams import EventContext, EventSource, event_type
 from streams.errors import StreamsError
 from streams.runtime.changelog import TIMER_PREFIX
-from streams.runtime.environment import Environment
-from tests.unit.runtime_kit import CHANGELOG, OUT, PATIENCE, TABLE, Bench, Connections, Named, count
+from streams.runtime.system import Environment
+from tests.unit.runtime_kit import CHANGELOG, OUT, TABLE, Bench, Connections, Named, count
 
 
 @event_type("Ring")
@@ -35,16 +35,10 @@ class Clocked(Bench):
         self.tasks.append(asyncio.create_task(self.source._consume(lambda _: self.connections, environment)))  # type: ignore[arg-type,return-value]
         return self.tasks[-1]
 
-    async def stop(self) -> None:
-        """In good order."""
-        await asyncio.wait_for(self.source.stop(), PATIENCE)
-        await self.tasks[-1]
-
     async def again(self) -> None:
         """Stop in good order, and start."""
         await self.stop()
-        self.run()
-        await self.until_active()
+        await self.start()
 
     async def handled(self, *names: str) -> None:
         """Send these, and wait until they are committed."""

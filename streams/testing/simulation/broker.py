@@ -39,11 +39,11 @@ class Txn:
     logs: dict[Log, None] = field(default_factory=dict)  # in the order in which they were added
     offsets: bool = False
     unmarked: int = 0
-    releases: list[tuple[int, Entry]] = field(default_factory=list)
+    releases: list[tuple[int, LogEntry]] = field(default_factory=list)
 
 
 @dataclass(eq=False)
-class Entry:
+class LogEntry:
     """One offset of a log: a record, or the marker of a transaction. ``gone``: compacted away."""
 
     key: bytes | None
@@ -62,7 +62,7 @@ class Log:
 
     def __init__(self, topic: str, partition: int) -> None:
         self.topic, self.partition = topic, partition
-        self.entries: list[Entry] = []
+        self.entries: list[LogEntry] = []
         self.open: dict[Txn, int] = {}
 
     @property
@@ -73,7 +73,7 @@ class Log:
     def stable(self) -> int:
         return min(self.open.values(), default=self.end)
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: LogEntry) -> None:
         if entry.txn is not None and not entry.marker:
             self.open.setdefault(entry.txn, self.end)
         self.entries.append(entry)
@@ -81,7 +81,7 @@ class Log:
             self.open.pop(entry.txn, None)
 
     def committed(self, start: int, end: int) -> Iterator[IncomingRecord]:
-        """What a ``read_committed`` reader sees of this range."""
+        """Yield the committed records of this range."""
         for offset in range(start, min(end, self.stable)):
             entry = self.entries[offset]
             if not entry.marker and not entry.gone and (entry.txn is None or entry.txn.outcome):
@@ -91,7 +91,8 @@ class Log:
                 )
 
     def compact(self, end: int) -> None:
-        """Of each key only the last record below ``end`` stays. The log keeps its ends, and holes between them."""
+        """Compact the log: of each key only the last record below ``end`` stays. The log keeps its ends, and holes
+        between them."""
         kept: dict[bytes | None, int] = {
             record.key: record.offset for record in self.committed(0, end) if record.key is not None
         }
@@ -101,7 +102,7 @@ class Log:
 
 
 class _Id:
-    """What the coordinator keeps for a transactional id."""
+    """State of a transactional id at its coordinator."""
 
     def __init__(self) -> None:
         self.epoch = -1
@@ -119,7 +120,7 @@ class Broker:
         """Numbers of partitions, where they are not ``partitions``."""
         self.logs: dict[tuple[str, int], Log] = {}
         self.recreated: Counter[str] = Counter()
-        """How often a topic was deleted and created again."""
+        """Topic -> number of times that it was deleted and created again."""
         self.ids: dict[str, _Id] = {}
         self.offsets: dict[int, int] = {}
         self.pending: dict[Txn, dict[int, tuple[int, int]]] = {}
@@ -130,16 +131,16 @@ class Broker:
         self.check_member: Callable[[int, str], None] = lambda generation, member: None
         self.on_append: Callable[[str], None] = lambda topic: None
         self.on_stable: list[Callable[[Log], None]] = []
-        self.on_marker: Callable[[str, int, Entry], None] = lambda what, partition, entry: None
-        """Hears of release markers: produced, and committed."""
-        self.refuses: Callable[[str, Entry], bool] = lambda topic, entry: False
+        self.on_marker: Callable[[str, int, LogEntry], None] = lambda what, partition, entry: None
+        """Called with release markers: produced, and committed."""
+        self.refuses: Callable[[str, LogEntry], bool] = lambda topic, entry: False
         """Whether a record is too large for its topic, whatever its size."""
         self.limits: dict[str, int] = {}
         """``max.message.bytes`` of topics that have their own."""
         self.blocked: dict[str, str] = {}
-        """Topics that nobody can write to now (missing, say, or forbidden), and the broker's word for it."""
+        """Topics that no client can write to now (missing, say, or forbidden), and the broker's error name."""
         self.met: set[str] = set()
-        """What was answered to anybody: errors, and what happened by itself."""
+        """Names of the errors that were answered, and of what happened by itself."""
         self._numbers = itertools.count(1)
         self._entries = itertools.count()
 
@@ -150,7 +151,7 @@ class Broker:
         return found
 
     def identity(self, topic: str) -> TopicIdentity:
-        """What metadata says of a topic."""
+        """Return the identity of a topic, as metadata has it."""
         return TopicIdentity(f"{topic}#{self.recreated[topic]}", self.topics.get(topic, self.partitions))
 
     def recreate(self, topic: str) -> None:
@@ -161,8 +162,8 @@ class Broker:
                 log.entries.clear()
                 log.open.clear()
 
-    def refusal(self, topic: str, partition: int, entry: Entry) -> str | None:
-        """Why this record is not written; ``None``: it is."""
+    def refusal(self, topic: str, partition: int, entry: LogEntry) -> str | None:
+        """Return the error name for a record that is not written; ``None``: it is."""
         if self.refuses(topic, entry):
             return "MSG_SIZE_TOO_LARGE"
         limit = self.limits.get(topic, TOPIC_LIMIT)
@@ -170,12 +171,12 @@ class Broker:
         return broker_refusal(topic, partition, size, entry.timestamp_ms, self.wall_ms(), limit)
 
     def partition_of(self, topic: str, key: bytes | None) -> int:
-        """Where a record goes that names no partition: as Java's clients do it, and librdkafka as it is set here."""
+        """Choose the partition of a record that names none: as Java's clients do, and librdkafka as it is set here."""
         count = self.topics.get(topic, self.partitions)
         return self.rng.randrange(count) if key is None else partition_of(key, count)
 
     def wall_ms(self) -> int:
-        """What records get for a timestamp."""
+        """Timestamp of records that come without one."""
         return 0
 
     def append(
@@ -187,17 +188,17 @@ class Broker:
         headers: Headers | None,
         timestamp_ms: int = 0,
     ) -> int:
-        """A record from a producer without transactions; returns its offset. ``timestamp_ms`` 0: now."""
+        """Append a record from a producer without transactions; returns its offset. ``timestamp_ms`` 0: now."""
         log = self.log(topic, partition)
         offset = log.end
-        self._write(log, Entry(key, value, headers, None, timestamp_ms=timestamp_ms))
+        self._write(log, LogEntry(key, value, headers, None, timestamp_ms=timestamp_ms))
         self.on_append(topic)
         self._grown(log)
         return offset
 
-    def _write(self, log: Log, entry: Entry) -> None:
+    def _write(self, log: Log, entry: LogEntry) -> None:
         entry.number, entry.timestamp_ms = next(self._entries), entry.timestamp_ms or self.wall_ms()
-        entry.headers = entry.headers or None  # clients tell no headers so
+        entry.headers = entry.headers or None  # so clients report the absence of headers
         log.append(entry)
 
     # -- the transaction coordinator -----------------------------------------------------------------------------------
@@ -221,14 +222,14 @@ class Broker:
         return [name for name, state in self.ids.items() if state.txn is not None]
 
     def ongoing(self, name: str, epoch: int) -> Txn | None:
-        """The open transaction, begun if there is none. ``None``: CONCURRENT_TRANSACTIONS."""
+        """Return the open transaction, begun if there is none. ``None``: CONCURRENT_TRANSACTIONS."""
         state = self._current(name, epoch)
         if state.txn is None:
             txn = state.txn = Txn(f"{name}#{next(self._numbers)}")
             self.loop.call_later(state.timeout + self.rng.uniform(0.0, 3.0), self._expire, state, txn)
         return state.txn if state.txn.outcome is None else None
 
-    def produce(self, name: str, epoch: int, topic: str, partition: int, entry: Entry) -> bool:
+    def produce(self, name: str, epoch: int, topic: str, partition: int, entry: LogEntry) -> bool:
         """``False``: try again (CONCURRENT_TRANSACTIONS)."""
         txn = self.ongoing(name, epoch)
         if txn is None:
@@ -254,7 +255,7 @@ class Broker:
         return True
 
     def end(self, name: str, epoch: int, commit: bool) -> bool:
-        """EndTxn; asked again with the same decision it says yes again."""
+        """EndTxn; a repetition with the same decision succeeds too."""
         state = self._current(name, epoch)
         if state.txn is None:
             if state.last is commit:
@@ -274,7 +275,8 @@ class Broker:
         return state
 
     def expire(self, names: Collection[str]) -> bool:
-        """Abort what is open under these ids, as if it had been open for too long. Whether there was any."""
+        """Abort the open transactions of these ids, as if they had been open for too long; return whether there was
+        one."""
         found = [(state, state.txn) for name, state in self.ids.items() if name in names]
         still = [(state, txn) for state, txn in found if txn is not None and txn.outcome is None]
         for state, txn in still:
@@ -311,12 +313,12 @@ class Broker:
             self.loop.call_later(self.rng.uniform(0.0005, self.slow_markers), mark, write)
 
     def _mark(self, log: Log, txn: Txn) -> None:
-        self._write(log, Entry(None, None, None, txn, True))
+        self._write(log, LogEntry(None, None, None, txn, True))
         self._grown(log)
 
     def _grown(self, log: Log) -> None:
-        for heard in list(self.on_stable):
-            heard(log)
+        for callback in list(self.on_stable):
+            callback(log)
 
     def _settle_offsets(self, txn: Txn) -> None:
         offsets = self.pending.pop(txn, {})

@@ -1,4 +1,4 @@
-"""``ports.Connections`` over the simulated broker: what one member's process is connected to."""
+"""``ports.Connections`` over the simulated broker, for one member's process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from streams.errors import BrokerUnavailable, Stopped
 from streams.group import OpenTransaction, instance_of
 from streams.records import IncomingRecord
 from streams.runtime.connections import DEFAULT_MESSAGE_LIMIT
-from streams.runtime.poller import size_of
 from streams.runtime.ports import Batch
+from streams.runtime.reading.poller import size_of
 from streams.testing.simulation.group import Illegal, Unknown
 from streams.testing.simulation.membership import SimMembership
 from streams.testing.simulation.plain_producer import SimPlainProducer
@@ -39,7 +39,7 @@ class SimConnections:
         return SimWorker(self.process)
 
     async def in_process(self, function: Callable[..., T], *args: Any) -> T:
-        """The work of another process, which is alone with what it was given."""
+        """Run a function as in a process of its own, with its arguments only."""
         worker = self.worker("process")
         try:
             return await worker.call(function, *args)
@@ -47,7 +47,7 @@ class SimConnections:
             worker.abandon()
 
     def producer(self, transactional_id: str, *, one_by_one: bool = False) -> SimProducer:
-        timeout = self.config.transaction_timeout_seconds
+        timeout = self.config.timeouts.transaction_timeout_seconds
         return SimProducer(self.process, transactional_id, timeout, one_by_one, self.message_limit)
 
     def plain_producer(
@@ -58,7 +58,7 @@ class SimConnections:
         *,
         one_by_one: bool = False,
     ) -> SimPlainProducer:
-        """Other clusters have their topics here, too."""
+        """Make a producer; topics of other clusters are in this broker, too."""
         return SimPlainProducer(self.process)
 
     def wait_for(
@@ -67,7 +67,7 @@ class SimConnections:
         return wait_for(self.process, start, timeout_seconds)
 
     def input(self) -> SimInput:
-        return SimInput(self.process, self.config.topic, self.config.max_poll_records)
+        return SimInput(self.process, self.config.topic, self.config.queues.max_poll_records)
 
     def reader(self) -> SimReader:
         return SimReader(self.process)
@@ -85,15 +85,17 @@ class SimConnections:
         return SimTakeOver(self.process, self.config.group_id)
 
     def status_board(self) -> NoReturn:
-        raise NotImplementedError("nobody can look at a simulated group's board: set publish_status=False")
+        raise NotImplementedError("a simulated group has no status board: set publish_status=False")
 
     def group(self, alive: Callable[[], bool]) -> tuple[SimMembership, SimTakeOver]:
         process, config = self.process, self.config
         settings = PlanSettings(
-            num_standbys=config.num_standbys, max_moves=config.max_moves, max_move_bytes=config.max_move_bytes
+            num_standbys=config.group.num_standbys,
+            max_moves=config.group.max_moves,
+            max_move_bytes=config.group.max_move_bytes,
         )
-        strategies = {name: assignor(name, settings) for name in config.strategies}
-        membership = SimMembership(process, config.instance_id, strategies, config.heartbeat_interval_seconds)
+        strategies = {name: assignor(name, settings) for name in config.group.strategies}
+        membership = SimMembership(process, config.instance_id, strategies, config.timeouts.heartbeat_interval_seconds)
         process.memberships.append(membership)
         return membership, SimTakeOver(process, config.group_id)
 
@@ -111,7 +113,9 @@ class SimInput:
         self._closed = self._polling = False
         process.world.inputs.append(self)
 
-    def start(self, deliver: Callable[[Any], None], fail: Callable[[Exception], None]) -> None:
+    def start(
+        self, deliver: Callable[[Any], None], make_room: Callable[[], None], fail: Callable[[Exception], None]
+    ) -> None:
         self._deliver = deliver
 
     def expect(self, partitions: Collection[int]) -> None: ...

@@ -1,4 +1,4 @@
-"""What goes wrong, decided by the seed: how long things take, and which calls are struck."""
+"""Faults drawn from the seed: the delays of things, and the calls that are struck."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import msgspec
 
 
 class Strike(enum.Enum):
-    """What may happen to one blocking call."""
+    """A fault of one blocking call."""
 
     REPLY_LOST = "the effect happens, its answer does not come"
     REQUEST_LOST = "neither"
     HANGS = "the call never returns, whatever its timeout"
-    LATE = "the effect happens when nobody waits for it any more"
-    ABORTABLE = "the broker says that the transaction has to be aborted"
+    LATE = "the effect happens when no caller waits for it any more"
+    ABORTABLE = "the broker answers that the transaction has to be aborted"
     FORGOTTEN = "the group coordinator does not know the member, for this once"
 
 
@@ -33,25 +33,25 @@ POSSIBLE: Mapping[str, tuple[Strike, ...]] = {
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """How long things take, and the share of calls that are struck. Times are in seconds."""
+    """Delays of things, and the share of calls that are struck. Times are in seconds."""
 
     strikes: Mapping[str, float] = {}
-    """Of ``POSSIBLE``'s calls, the share that is struck, until ``calm_at``."""
+    """Share of ``POSSIBLE``'s calls that is struck, until ``calm_at``."""
     calm_at: float = 30.0
     one_way: float = 0.002
     grid: float = 0.0
     """Delays are multiples of this: things happen at the very same moment."""
     queue_limit: int = 1_000
     slow_markers: float = 0.02
-    """How long the broker takes for the markers of a transaction, at most."""
+    """Time of the broker for the markers of a transaction, at most."""
     tail_batch: int = 200
     """Offsets that are restored at a time; ``tail_pause``: seconds that each time takes, besides."""
     tail_pause: float = 0.0
     hear: tuple[float, ...] = (0.0, 0.0, 0.001, 0.001, 0.02, 0.02, 1.0)
-    """How long it takes until the engine hears of what the group said; ``post``: until the membership hears it."""
+    """Delays of group events to the engine; ``post``: of calls to the membership."""
     post: tuple[float, ...] = (0.0, 0.0, 0.0001, 0.001, 0.02, 0.5)
     polls: tuple[float, ...] = (0.0, 0.0001, 0.001, 0.001, 0.001, 0.2)
-    """How long a batch is on its way from a poll thread; now and then others are served before it."""
+    """Delays of batches from a poll thread; now and then others are served before one."""
     marker_strikes: Mapping[str, float] = {}
     """The same as ``strikes``, for transactions with a release marker."""
 
@@ -65,27 +65,27 @@ class Faults:
         self.struck: list[tuple[float, str, str]] = []
 
     def one_way(self) -> float:
-        """How long a message travels."""
+        """Draw the delay of a message."""
         return self._on_grid(self.plan.one_way * self.rng.choice((0.2, 0.5, 1.0, 1.0, 1.5, 4.0)))
 
     def switch(self) -> float:
-        """How long it takes from one thread to another."""
+        """Draw the delay from one thread to another."""
         return self._on_grid(self.rng.choice((0.0, 0.0001, 0.001)))
 
     def poll(self) -> float:
-        """How long a batch is on its way from a poll thread."""
+        """Draw the delay of a batch from a poll thread."""
         return self._on_grid(self.rng.choice(self.plan.polls))
 
     def hear(self) -> float:
-        """How long it takes until the engine hears of what the group said."""
+        """Draw the delay of a group event to the engine."""
         return self._on_grid(self.rng.choice(self.plan.hear))
 
     def post(self) -> float:
-        """How long it takes until the membership hears of what the engine did."""
+        """Draw the delay of a call to the membership."""
         return self._on_grid(self.rng.choice(self.plan.post))
 
     def strike(self, call: str, now: float, at_least: float = 0.0) -> Strike | None:
-        """What happens to this call."""
+        """Draw the fault of this call; ``None``: it is not struck."""
         share = max(self.plan.strikes.get(call, 0.0), at_least)
         if now > self.plan.calm_at or self.rng.random() >= share:
             return None

@@ -52,7 +52,7 @@ class Group:
         broker.check_member = self.check
 
     def check(self, generation: int, member: str) -> None:
-        """What TxnOffsetCommit looks at."""
+        """Check member and generation, as TxnOffsetCommit does."""
         if member not in self.members:
             self.broker.met.add("UNKNOWN_MEMBER_ID")
             raise Refuses("UNKNOWN_MEMBER_ID", "lost")
@@ -114,7 +114,7 @@ class Group:
             self._remove(member)
 
     def forget(self) -> None:
-        """The coordinator comes back without its memory: members, generation and offsets are gone."""
+        """Restart the coordinator without its memory: members, generation and offsets are gone."""
         for known in self.members.values():
             _fail(known)
             if known.expiry is not None:
@@ -130,7 +130,7 @@ class Group:
         return set(strategies).intersection(*(known.strategies for known in others.values()))
 
     def _vote(self) -> str:
-        """Each member votes for the first one of its strategies that all support."""
+        """Choose a strategy: each member votes for the first one of its own that all support."""
         common = self._common(self.members, next(iter(self.members.values())).strategies)
         votes = Counter(next(name for name in known.strategies if name in common) for known in self.members.values())
         return votes.most_common(1)[0][0]

@@ -1,16 +1,16 @@
 """A member of the simulated group, that behaves as ``clients.membership`` does.
 
-What it claims is the real ``core.holdings``. What the engine says reaches it some time later, in order, as calls do
-that cross to another thread; what it says reaches the engine some time later too.
+Its state is the real ``core.group_member``. Calls of the engine reach it some time later, in order, as calls do that
+cross to another thread; its events reach the engine some time later too.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
+from streams.core.group_member import GroupMember
 from streams.core.holdings import Holdings
 from streams.errors import MembershipFatal
 from streams.group import Assigned, Assignor, Copies, Fatal, GroupEvent, Lost, Order, Revoked, Snapshot
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from streams.testing.simulation.process import Process
 
 
-HEARD = {Assigned: "assigned.before", Revoked: "revoke.before", Lost: "lost.before", Fatal: "fatal.before"}
-"""What the engine is about to hear, and the point that is passed then."""
+POINT_BEFORE = {Assigned: "assigned.before", Revoked: "revoke.before", Lost: "lost.before", Fatal: "fatal.before"}
+"""Event that the engine is about to receive, and the point that is passed then."""
 
 
 class SimMembership:
@@ -32,55 +32,49 @@ class SimMembership:
         self._process, self._rng, self._heartbeat = process, process.rng, heartbeat
         self._group: Group = process.group
         self._strategies = strategies
-        self.snapshot = Snapshot(0, -1, "", None)
-        self.holdings = Holdings(instance)
+        self._state = GroupMember(
+            instance, session_seconds=self._group.session, rebalance_seconds=self._group.rebalance
+        )
         self._member = ""
-        self._waiting_for: set[int] = set()
         self._stopped = self._joining = False
         self._must_join = True
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._said_until = self._asked_until = 0.0
-        self._rejected_at = self._refused_at = math.inf
+        self._delivered_until = self._posted_until = 0.0
 
     # -- what the engine calls -----------------------------------------------------------------------------------------
 
     def start(self, deliver: Callable[[GroupEvent], None]) -> None:
         loop = self._group.loop
 
-        def say(event: GroupEvent) -> None:
-            self._said_until = max(self._said_until + ORDERED, loop.time() + self._process.faults.hear())
-            loop.call_at(self._said_until, hear, event)
+        def send(event: GroupEvent) -> None:
+            self._delivered_until = max(self._delivered_until + ORDERED, loop.time() + self._process.faults.hear())
+            loop.call_at(self._delivered_until, receive, event)
 
-        def hear(event: GroupEvent) -> None:
+        def receive(event: GroupEvent) -> None:
             if not self._stopped:
-                self._process.passes(HEARD[type(event)])
+                self._process.passes(POINT_BEFORE[type(event)])
             if not self._stopped:
                 deliver(event)
                 if isinstance(event, Assigned):
                     for partition in event.releasing:
                         self._process.note("told", partition)
 
-        self._deliver = say
+        self._deliver = send
         self._tasks = [loop.create_task(self._run()), loop.create_task(self._beat())]
 
     def released(self, partitions: Collection[int], incarnation: int, generation: int) -> None:
         self._process.passes("revoke.after")
 
         def note() -> None:
-            if not self._is_current(incarnation) or not self._is_answer(generation):
-                return
-            given_up = frozenset(partitions) & self._waiting_for
-            self.holdings.released(given_up)
-            self._waiting_for -= given_up
+            self._state.released(partitions, incarnation, generation)
             self._wake.set()
 
         self._post(note)
 
     def handed_over(self, partition: int, order: Order) -> None:
         def note() -> None:
-            stands = self.holdings.releasing.get(partition) == order
-            self.holdings.handed_over(partition, order)
+            stands = self._state.handed_over(partition, order)
             self._wake.set()
             self._process.note("handed" if stands else "withdrawn", partition)
 
@@ -89,32 +83,27 @@ class SimMembership:
 
     def took(self, partition: int, incarnation: int) -> None:
         def note() -> None:
-            if not self._is_current(incarnation):
-                return
-            self.holdings.took(partition)
-            if self.holdings.leaving:
-                self._must_join = True
-                self._wake.set()
-            self._process.note("took", partition)
+            if self._state.took(partition, incarnation):
+                self._join_for_news()
+                self._process.note("took", partition)
 
         self._process.note("taking", partition)
         self._post(note)
 
     def report(self, copies: Copies, *, announce: bool) -> None:
         def note() -> None:
-            self.holdings.copies = copies
-            if announce and not self._is_told():
+            had_news = self._state.has_news
+            self._state.copies_changed(copies, announce=announce)
+            if self._state.has_news and not had_news:
                 self._process.note("announced", -1)
-                self._must_join = True
-                self._wake.set()
+            self._join_for_news()
 
         self._post(note)
 
     def leave(self) -> None:
         def note() -> None:
-            self.holdings.leaving = True
-            self._must_join = self._must_join or not self.holdings.told.leaving
-            self._wake.set()
+            self._state.leave()
+            self._join_for_news()
 
         self._post(note)
 
@@ -123,32 +112,32 @@ class SimMembership:
             self._group.leave(self._member)
         self.kill()
 
-    def _is_current(self, incarnation: int) -> bool:
-        return incarnation == self.snapshot.incarnation
-
-    def _is_answer(self, generation: int) -> bool:
-        """Whether that is what we wait for: an answer may be late, and another barrier may have begun."""
-        return generation == self.snapshot.generation
-
-    def _waits_no_more(self) -> None:
-        self._waiting_for = set()
-
-    def _is_told(self) -> bool:
-        now, told = self.holdings, self.holdings.told
-        claims = (now.copies, now.owned, dict(now.releasing), frozenset(now.incoming))
-        return claims == (told.copies, told.owned, told.releasing, told.incoming)
+    def _join_for_news(self) -> None:
+        if self._state.has_news:
+            self._must_join = True
+            self._wake.set()
 
     def _post(self, note: Callable[[], None]) -> None:
         loop = self._group.loop
-        self._asked_until = max(self._asked_until + ORDERED, loop.time() + self._process.faults.post())
+        self._posted_until = max(self._posted_until + ORDERED, loop.time() + self._process.faults.post())
 
-        def hear() -> None:
+        def run() -> None:
             if not self._stopped:
                 note()
 
-        loop.call_at(self._asked_until, hear)
+        loop.call_at(self._posted_until, run)
 
     # -- what the world looks at ---------------------------------------------------------------------------------------
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """See ``group.Membership``."""
+        return self._state.snapshot
+
+    @property
+    def holdings(self) -> Holdings:
+        """The claims of this member."""
+        return self._state.holdings
 
     @property
     def member(self) -> str:
@@ -191,8 +180,8 @@ class SimMembership:
                     await elapse(0.05)
                 except Inconsistent:  # the others may be what a kill left
                     self._void("the group refuses its strategies")
-                    self._refused_at = min(self._refused_at, self._group.loop.time())
-                    if self._group.loop.time() > self._refused_at + self._group.session + 1.0:
+                    now, refused = self._group.loop.time(), self._state.no_common_strategy
+                    if not refused.begins(now) and refused.is_over(now):
                         await self._end("the other members share by other strategies")
                     await elapse(0.5)
                 finally:
@@ -205,7 +194,7 @@ class SimMembership:
         while True:
             await elapse(self._heartbeat * self._rng.uniform(0.9, 1.1))
             member, generation = self._member, self.snapshot.generation
-            if generation < 0 or self._joining:  # who waits in JoinGroup is alive
+            if generation < 0 or self._joining:  # a member that waits in JoinGroup is alive
                 continue
             await self._travel()
             if not self._is_still(member, generation):
@@ -228,11 +217,9 @@ class SimMembership:
     def _void(self, reason: str) -> None:
         self._member = ""
         self._must_join = True
-        if self.snapshot.generation >= 0:
-            self.snapshot = Snapshot(self.snapshot.incarnation + 1, -1, "", None)
-            self.holdings.void()
-            self._waiting_for = set()
-            self._deliver(Lost(self.snapshot.incarnation, reason))
+        lost = self._state.lost(reason)
+        if lost is not None:
+            self._deliver(lost)
         self._wake.set()
 
     async def _end(self, why: str) -> None:
@@ -243,55 +230,39 @@ class SimMembership:
     async def _join(self) -> None:
         self._must_join = False
         self._process.passes("join.before")
-        report = self.holdings.report()
+        report = self._state.report()
         await self._travel()
         new = not self._member
         member = self._member or self._group.new_id()
         generation = await self._group.join(member, report, self._strategies, new=new)
-        self._refused_at = math.inf
+        self._state.no_common_strategy.passed()
         await self._travel()
         if not new and self._member != member:
             raise Illegal
         self._member = member
         incarnation = self.snapshot.incarnation
-        self.snapshot = Snapshot(incarnation, generation, member, f"{generation}:{member}".encode())
+        self._state.joined(generation, member, f"{generation}:{member}".encode())
         await self._travel()
         assignment = await self._group.sync(member, generation)
         await self._travel()
-        if self.snapshot.generation != generation or assignment.sequence != self.holdings.told.sequence:
+        if self.snapshot.generation != generation or not self._state.is_answer_to_report(assignment):
             raise Illegal
         self._joining = False
-        rival = assignment.quit and not assignment.own and not self.holdings.leaving
-        if rival and not self.holdings.owned:
-            self._rejected_at = min(self._rejected_at, self._group.loop.time())
-            if self._group.loop.time() - self._rejected_at > self._group.session + self._group.rebalance:
+        if self._state.is_refused_for_rival(assignment):
+            now, rival = self._group.loop.time(), self._state.rival
+            if not rival.begins(now) and rival.is_over(now):
                 await self._end("another member has this name")
             await elapse(0.5)  # a killed one with our name, that was joining, expires by and by
             raise Illegal
-        if not rival:
-            self._rejected_at = math.inf
-        joins_again = self.holdings.has_to_join_again(assignment) and not (assignment.quit and self.holdings.leaving)
+        joins_again = self._state.has_to_join_again(assignment)
         while revoked := self.holdings.revoked_by(assignment):
-            self._waiting_for = set(revoked)
-            self._deliver(Revoked(incarnation, generation, revoked))
-            while self._waiting_for & self.holdings.here and self.snapshot.incarnation == incarnation:
+            self._deliver(self._state.begin_barrier(revoked))
+            while not self._state.is_barrier_open and self.snapshot.incarnation == incarnation:
                 self._wake.clear()
                 await self._wake.wait()
             if self.snapshot.incarnation != incarnation:
                 return
-        self._waits_no_more()
-        if joins_again:
+            self._state.end_barrier()
+        if joins_again and not self._state.is_dismissed(assignment):
             self._must_join = True
-        added = self.holdings.apply(generation, assignment)
-        self._deliver(
-            Assigned(
-                incarnation,
-                generation,
-                self.holdings.owned,
-                added,
-                assignment,
-                dict(self.holdings.releasing),
-                dict(self.holdings.incoming),
-                self.holdings.told.copies,
-            )
-        )
+        self._deliver(self._state.assign(generation, assignment))

@@ -6,7 +6,7 @@ from collections import deque
 
 from streams.errors import RecordRefused
 from streams.records import Acknowledgement, Record
-from streams.testing.simulation.broker import Entry
+from streams.testing.simulation.broker import LogEntry
 from streams.testing.simulation.process import Process
 
 STEP = 0.002
@@ -70,7 +70,7 @@ class SimPlainProducer:
             if partition < 0:
                 partition = process.broker.partition_of(record.topic, record.key)
             headers = None if record.headers is None else [*record.headers]
-            if process.broker.refuses(record.topic, Entry(record.key, record.value, headers, None)):
+            if process.broker.refuses(record.topic, LogEntry(record.key, record.value, headers, None)):
                 error = RecordRefused(f"{record.topic}[{partition}]: MSG_SIZE_TOO_LARGE")
                 report = Acknowledgement(token, partition, -1, error)
             else:

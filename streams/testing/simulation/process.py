@@ -1,7 +1,7 @@
-"""What the parts of one member's process share, and its threads for blocking calls.
+"""The process of one simulated member: the state its parts share, and its threads for blocking calls.
 
 Blocking calls run in fibers: they pause before and after their effect, may lose their answer, hang for ever, or have
-their effect long after everybody has stopped waiting for it.
+their effect long after the caller has stopped waiting for it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FOREVER = 1e7
 
 
 class World(Protocol):
-    """What all processes of one simulation share. ``inputs``: the readers of source topics, to be woken."""
+    """The state that all processes of one simulation share. ``inputs``: the readers of source topics, to be woken."""
 
     @property
     def loop(self) -> VirtualTimeLoop: ...
@@ -48,37 +48,37 @@ class World(Protocol):
     def inputs(self) -> list[SimInput]: ...
 
     def noted(self, name: str, what: str, partition: int) -> None:
-        """A process came to this step of a move."""
+        """Note that a process came to this step of a move."""
         ...
 
     def passed(self, name: str, point: str, partition: int) -> bool:
-        """A process comes to this point of its work; whether that makes something happen to it."""
+        """Note that a process passes this point; return whether a trap there did something to it."""
         ...
 
     def measured(self, name: str, measurement: Measurement) -> None:
-        """The event source of a process measured this."""
+        """Take a measurement of a process's event source."""
         ...
 
 
 class Watched:
-    """``environment.LoopWatch`` in virtual time: a loop that never stands still has nothing to be watched for."""
+    """``system.LoopWatch`` in virtual time: a loop that never stands still has nothing to be watched for."""
 
     def __init__(self, limit_seconds: float) -> None: ...
 
     def alive(self) -> bool:
-        """Always."""
+        """Return ``True``, always."""
         return True
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Wait until cancelled."""
         await asyncio.Event().wait()
 
     def stop(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: there is nothing to stop."""
 
 
 class Process:
-    """What the parts of one member share: its life, its clock, its faults."""
+    """The state that the parts of one member share: its life, its clock, its faults."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -88,13 +88,13 @@ class Process:
         self.dead = False
         self.frozen_until = 0.0
         self.longest_wait = math.inf
-        """Seconds after which it looks again whether it is still frozen: somebody may thaw it."""
+        """Seconds after which it looks again whether it is still frozen: the test may thaw it."""
         self.memberships: list[SimMembership] = []
         self.forced: dict[str, deque[Strike]] = {}
-        """What is going to happen to the next calls, by kind."""
+        """Faults of the next calls, by kind."""
 
     def pause(self, seconds: float) -> None:
-        """In a fiber: take time; longer while the process is frozen, for ever when it is dead."""
+        """Take time, in a fiber; longer while the process is frozen, for ever when it is dead."""
         if self.dead:
             raise Killed
         self.fibers.pause(seconds)
@@ -107,16 +107,16 @@ class Process:
             self.fibers.pause(left)
 
     def frozen(self) -> float:
-        """For how long to wait before it looks whether it goes on; 0 or less: it does."""
+        """Seconds to wait before it looks whether it goes on; 0 or less: it does."""
         return min(self.frozen_until - self.loop.time(), self.longest_wait)
 
     def away(self) -> float:
-        """The same, for the process and its broker."""
+        """Seconds to wait for the process and for its broker; 0 or less: both go on."""
         until = max(self.frozen_until, self.broker.down_until)
         return min(until - self.loop.time(), self.longest_wait)
 
     def send(self, seconds: float = 0.0) -> None:
-        """The way to the broker, in a fiber: a request that is under way arrives, whatever becomes of its sender."""
+        """Travel to the broker, in a fiber: a request that is under way arrives, whatever becomes of its sender."""
         if self.dead:
             raise Killed
         self.fibers.pause(seconds + self.faults.one_way())
@@ -124,13 +124,13 @@ class Process:
             self.fibers.pause(left + self.faults.one_way())
 
     def travel(self) -> None:
-        """The way back: waits for the process, and for the broker."""
+        """Travel back, in a fiber: waits for the process, and for the broker."""
         self.pause(self.faults.one_way())
         while (left := self.broker.down_until - self.loop.time()) > 0:
             self.pause(left + self.faults.one_way())
 
     def travel_times(self) -> Iterator[float]:
-        """The same for coroutines: how long to sleep, again and again."""
+        """Yield the seconds of each sleep of the way back, for coroutines."""
         yield self.faults.one_way()
         while True:
             left = FOREVER if self.dead else self.away()
@@ -139,31 +139,31 @@ class Process:
             yield left
 
     def at(self, point: str, partition: int = -1) -> None:
-        """In a fiber: what waits for this point happens now, and is felt at once."""
+        """Pass a point in a fiber: traps spring now, and take effect at once."""
         if self.world.passed(self.name, point, partition):
             self.pause(0.0)
 
     def passes(self, point: str, partition: int = -1) -> None:
-        """The same on the loop: what happens is felt later."""
+        """Pass a point on the loop: traps take effect later."""
         self.world.passed(self.name, point, partition)
 
     def strike(self, call: str, at_least: float = 0.0) -> Strike | None:
-        """What happens to this call: what was asked for, or chance."""
+        """Return the fault of this call: one that the test demands, or one by chance."""
         forced = self.forced.get(call)
         if forced:
             return forced.popleft()
         return self.faults.strike(call, self.loop.time(), at_least)
 
     def note(self, what: str, partition: int) -> None:
-        """A step of a move, for those who wait for it."""
+        """Note a step of a move, for the traps that wait for it."""
         self.world.noted(self.name, what, partition)
 
     def measured(self, measurement: Measurement) -> None:
-        """For the settings of its event source."""
+        """Pass a measurement on; ``metrics_handler`` of its event source."""
         self.world.measured(self.name, measurement)
 
     def kill(self) -> None:
-        """Nothing of it happens any more, except what is under way to the broker."""
+        """Kill the process: nothing of it happens any more, except requests under way to the broker."""
         self.dead = True
         for membership in self.memberships:
             membership.kill()
@@ -178,7 +178,7 @@ class SimWorker:
         self._running = False
 
     async def call(self, function: Callable[..., T], *args: Any, timeout: float | None = None) -> T:
-        """As ``bridge.Worker``."""
+        """See ``bridge.Worker``."""
         loop = self._process.loop
         future: asyncio.Future[T] = loop.create_future()
         self._put((function, args, future))
@@ -191,11 +191,11 @@ class SimWorker:
             timer.cancel()
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
-        """As ``bridge.Worker``."""
+        """See ``bridge.Worker``."""
         self._put((function, args, None))
 
     def abandon(self) -> None:
-        """As ``bridge.Worker``."""
+        """See ``bridge.Worker``."""
         self._put(None)
 
     def _put(self, job: Any) -> None:
@@ -231,7 +231,7 @@ class SimWorker:
 
 
 def wait_for(process: Process, start: Callable[[], Coroutine[Any, Any, T]], timeout_seconds: float | None) -> T:
-    """As ``bridge.wait_for``, in a fiber."""
+    """Wait as ``bridge.wait_for`` does, in a fiber."""
     loop = process.loop
     task = loop.create_task(start())
     deadline = math.inf if timeout_seconds is None else loop.time() + timeout_seconds

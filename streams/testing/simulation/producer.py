@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from streams.errors import RecordRefused, TransactionFailed
 from streams.records import Output
 from streams.runtime.changelog import RELEASE_KEY
-from streams.testing.simulation.broker import Entry, Refuses
+from streams.testing.simulation.broker import LogEntry, Refuses
 from streams.testing.simulation.faults import Strike
 from streams.testing.simulation.process import FOREVER, Process
 from streams.testing.simulation.refusals import check_record, is_name
@@ -20,7 +20,7 @@ EFFECTS = {"send": "send_offsets.after", "commit": "commit.after", "abort": "abo
 
 
 @dataclass
-class Refused:
+class SimRefusal:
     """``ports.Refusal``."""
 
     topic: str
@@ -37,12 +37,12 @@ class SimProducer:
         self._process, self._name, self._transaction_timeout = process, name, transaction_timeout
         self._broker, self._faults = process.broker, process.faults
         self._epoch = -1
-        self._queue: deque[tuple[str, int, Entry, Output]] = deque()
+        self._queue: deque[tuple[str, int, LogEntry, Output]] = deque()
         self._sending = self._closed = self._begun = self._releases = False
         self._failed: TransactionFailed | None = None
         self._sent_any = False
         self._born = process.loop.time()
-        self.refused: list[Refused] = []
+        self.refused: list[SimRefusal] = []
 
     def init(self, timeout_seconds: float) -> None:
         self._process.at("init.before")
@@ -86,7 +86,7 @@ class SimProducer:
 
     def produce(self, output: Output) -> bool:
         topic, partition = output.topic, output.partition
-        entry = Entry(output.key, output.value, output.headers, None, False, output.timestamp_ms)
+        entry = LogEntry(output.key, output.value, output.headers, None, False, output.timestamp_ms)
         if self._failed is not None and self._failed.kind == "fenced":
             raise self._failed
         if self._closed or not self._begun:
@@ -112,7 +112,7 @@ class SimProducer:
             self._process.loop.call_later(self._faults.one_way(), self._send)
 
     def _send(self) -> None:
-        """librdkafka's own thread sends what is queued, in order."""
+        """Send queued records in order, as librdkafka's own thread does."""
         self._sending = False
         process = self._process
         if self._closed or process.dead or self._failed is not None:
@@ -147,15 +147,15 @@ class SimProducer:
             self._schedule()
 
     def _refuse(self, topic: str, partition: int, reason: str, is_own: bool) -> None:
-        """The broker's answer is to a batch: whoever travels with the record that is too large is refused too, and
-        only who travels alone can be named."""
+        """Refuse the batch of a record: the broker's answer is to a batch, so records that travel with one too large
+        are refused too, and only a record that travels alone can be named."""
         batch = [queued[3] for queued in self._queue if queued[:2] == (topic, partition)]
         where = topic if partition < 0 else f"{topic}[{partition}]"
         text, size = f"{where}: {reason}", self._faults.rng.randint(1, 3)
         if self._one_by_one:
-            self.refused.append(Refused(topic, text, is_own, batch[0]))
+            self.refused.append(SimRefusal(topic, text, is_own, batch[0]))
         else:
-            self.refused += [Refused(topic, text, is_own, None)] * len(batch[:size])
+            self.refused += [SimRefusal(topic, text, is_own, None)] * len(batch[:size])
 
     def flush(self, timeout_seconds: float) -> None:
         self._process.at("flush.before")

@@ -1,4 +1,4 @@
-"""What clients and brokers will not take, and in which words: as librdkafka and Kafka with their defaults."""
+"""Refusals of clients and brokers and their texts: as librdkafka and Kafka with their defaults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def is_name(topic: str) -> bool:
 def check_record(
     topic: str, partition: int, count: int, key: Any, value: Any, headers: Headers | None, limit: int
 ) -> None:
-    """What a client itself refuses, of a topic with ``count`` partitions. Raises ``RecordRefused``, ``TypeError``."""
+    """Refuse a record as a client does, for a topic with ``count`` partitions. Raises ``RecordRefused``,
+    ``TypeError``."""
     size = RECORD_OVERHEAD
     for data in (value, key):
         if data is not None and not isinstance(data, (bytes, bytearray, memoryview, str)):
@@ -46,8 +47,8 @@ def _refusal(topic: str, partition: int, key: bytes | None, name: str, text: str
 
 
 def broker_refusal(topic: str, partition: int, size: int, timestamp_ms: int, now_ms: int, limit: int) -> str | None:
-    """Why a record of so many bytes is not written to a topic with this limit; ``None``: it is. ``timestamp_ms`` 0:
-    now."""
+    """Return the error name for a record of so many bytes in a topic with this limit; ``None``: it is written.
+    ``timestamp_ms`` 0: now."""
     if not is_name(topic):
         return "Broker: Invalid topic"
     if partition < 0:

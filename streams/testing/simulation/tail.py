@@ -1,12 +1,12 @@
 """``ports.Tail`` over the simulated broker: follows partitions, read committed, on a thread of its own.
 
-The thread does one thing at a time: it takes up what was asked of it, polls one batch, and hands that over, which may
-take its time: what was forgotten meanwhile still comes.
+The thread does one thing at a time: it takes up requests, polls one batch, and hands that over, which may
+take its time: records of a partition that was removed meanwhile still come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from streams.errors import OffsetError
@@ -18,8 +18,8 @@ Receive = Callable[[int, int, list[IncomingRecord], int, int], None]
 Fail = Callable[[int, int, Exception], None]
 
 
-class _Followed:
-    """One partition. ``at_end``: the receiver was told that nothing is left at this position."""
+class _SimFollowed:
+    """One partition. ``at_end``: the receiver knows that nothing is left at this position."""
 
     def __init__(self, offset: int, epoch: int) -> None:
         self.position, self.epoch = max(offset, 0), epoch
@@ -32,20 +32,20 @@ class SimTail:
 
     def __init__(self, process: Process, topic: str) -> None:
         self._process, self._topic = process, topic
-        self._followed: dict[int, _Followed] = {}
-        self._asked: list[tuple[int, _Followed | None]] = []
+        self._followed: dict[int, _SimFollowed] = {}
+        self._asked: list[tuple[int, _SimFollowed | None]] = []
         self._closed = self._busy = False
         process.broker.on_stable.append(self._grown)
 
     def start(self, receive: Receive, fail: Fail) -> None:
         self._receive, self._fail = receive, fail
 
-    def follow(self, partition: int, offset: int, epoch: int) -> None:
-        self._asked.append((partition, _Followed(offset, epoch)))
+    def add(self, partition: int, offset: int, epoch: int) -> None:
+        self._asked.append((partition, _SimFollowed(offset, epoch)))
         self._wake()
 
-    def forget(self, partition: int) -> None:
-        self._asked.append((partition, None))
+    def remove(self, partitions: Collection[int]) -> None:
+        self._asked += [(partition, None) for partition in partitions]
         self._wake()
 
     def close(self) -> None:
@@ -103,12 +103,12 @@ class SimTail:
         records = list(log.committed(start, reached))
         followed.position = reached
         # The position goes over markers and aborted records with the news of the end, which may come by itself.
-        told = records[-1].offset + 1 if records and process.rng.random() < 0.5 else reached
+        reported = records[-1].offset + 1 if records and process.rng.random() < 0.5 else reached
         end = -1 if start == 0 and process.rng.random() < 0.2 else log.end
         if records or reached == log.stable:
-            followed.at_end = told == end or not records
+            followed.at_end = reported == end or not records
             pause = process.faults.poll() + process.faults.plan.tail_pause
-            self._later(pause, self._hand_over, self._receive, number, followed.epoch, records, told, end)
+            self._later(pause, self._hand_over, self._receive, number, followed.epoch, records, reported, end)
         else:
             self._later(process.faults.one_way(), self._poll)
 

@@ -33,7 +33,8 @@ class OutOfTime(AssertionError):
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """Time passes only between callbacks. Tasks hash by their number: sets of them have the same order each run.
 
-    ``main`` is cancelled when the world does not come to its end within ``limit_seconds``, and ``trouble`` says why.
+    ``main`` is cancelled when the world does not come to its end within ``limit_seconds``, and ``trouble`` gets the
+    reason.
     """
 
     def __init__(self, limit_seconds: float) -> None:
@@ -55,20 +56,21 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """As ``call_soon``: whoever calls is on the loop's thread, or in a fiber while the loop stands still."""
+        """Call ``call_soon``: callers are on the loop's thread, or in a fiber while the loop stands still."""
         return self.call_soon(callback, *args, context=context)
 
     def jump(self, seconds: float | None) -> None:
-        """Nothing is to be done for so long; ``None``: no timer is set either."""
+        """Move the clock on by ``seconds`` without work; ``None``: no timer is set either, so nothing will ever
+        happen."""
         if seconds is None:
-            self._trouble("nothing is ready and nothing will be: everybody waits for somebody else")
+            self._trouble("nothing is ready and nothing will be: all tasks wait for one another")
         elif seconds > 0:
             self._virtual_now += seconds
             self._rounds = 0
             if self._virtual_now > self._limit:
                 self._trouble(f"not done after {self._limit} simulated seconds")
         self._rounds += 1
-        if self._rounds > PATIENT_ROUNDS:  # a real clock goes on; who waits for the rest of a rounding error would spin
+        if self._rounds > PATIENT_ROUNDS:  # a real clock goes on; a wait for the rest of a rounding error would spin
             self._virtual_now += self._clock_resolution
         if self._rounds > STANDSTILL:
             self._trouble(f"time stands still at {self._virtual_now:.3f}: something is busy waiting")
@@ -105,7 +107,7 @@ class _Jump(selectors.SelectSelector):
         return []
 
 
-class _Task(asyncio.Task[Any]):
+class _NumberedTask(asyncio.Task[Any]):
     def __init__(self, coroutine: Any, *, loop: VirtualTimeLoop, **kwargs: Any) -> None:
         self.number = next(loop.numbers)
         super().__init__(coroutine, loop=loop, **kwargs)
@@ -117,9 +119,9 @@ class _Task(asyncio.Task[Any]):
         return self is other
 
 
-def _numbered(loop: asyncio.AbstractEventLoop, coroutine: Any, **kwargs: Any) -> _Task:
+def _numbered(loop: asyncio.AbstractEventLoop, coroutine: Any, **kwargs: Any) -> _NumberedTask:
     assert isinstance(loop, VirtualTimeLoop)
-    return _Task(coroutine, loop=loop, **kwargs)
+    return _NumberedTask(coroutine, loop=loop, **kwargs)
 
 
 class _NumberedScope(anyio_backend.CancelScope):
@@ -152,7 +154,7 @@ def _numbered_scopes() -> Iterator[None]:
 
 
 async def elapse(seconds: float) -> None:
-    """So much simulated time passes."""
+    """Wait for so much simulated time."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
     timer = loop.call_later(seconds, _wake, future)
@@ -224,7 +226,7 @@ class Fiber:
                 job()
             except Killed:
                 pass
-            except BaseException as error:  # a mistake of the simulation: told on the loop, or all would stand still
+            except BaseException as error:  # a mistake of the simulation: raised on the loop, or all would stand still
                 self._wrong = error
             self._fibers.idle.append(self)
             self._switch()

@@ -1,6 +1,6 @@
 """The account workload in quixstreams, exactly once.
 
-The first argument is the job as JSON; its options are told in ``benchmarks/peers/quix.py``. Runs in an environment of
+The first argument is the job as JSON; its options are listed in ``benchmarks/peers/quix.py``. Runs in an environment of
 its own, so it imports nothing of this project. Ends in an orderly way on SIGTERM, and at once when its standard input
 ends.
 """
@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import threading
+import time
 from typing import Any
 
 from quixstreams import Application  # pyright: ignore[reportMissingImports]
@@ -35,6 +36,12 @@ def handle(event: dict[str, Any], key: str, timestamp: int, headers: Any, state:
     return {"account": event["account"], **account, "sent": event["sent"]}
 
 
+def handle_after_wait(event: dict[str, Any], key: str, timestamp: int, headers: Any, state: Any) -> dict[str, Any]:
+    """Wait as ``benchmarks.workload.wait_seconds`` has it; callbacks are plain functions, so by ``time.sleep``."""
+    time.sleep(0.5 if event["cents"] % 100 == 0 else 0.005)
+    return handle(event, key, timestamp, headers, state)
+
+
 def of_client(options: dict[str, str], prefix: str) -> dict[str, str]:
     """The settings that are given for one of the clients."""
     options = {TIMEOUTS.get(name, name): text for name, text in options.items()}
@@ -42,9 +49,10 @@ def of_client(options: dict[str, str], prefix: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """The process's way in."""
+    """Run the process."""
     job = json.loads(sys.argv[1])
     options: dict[str, str] = job["options"]
+    work = handle_after_wait if options.get("waits") else handle
     application = Application(
         broker_address=job["bootstrap_servers"],
         consumer_group=job["group"],
@@ -58,7 +66,7 @@ def main() -> None:
     )
     source = application.topic(job["source"], key_deserializer="str", value_deserializer="json")
     output = application.topic(job["output"], key_serializer="str", value_serializer="json")
-    handled = application.dataframe(source).apply(handle, stateful=True, metadata=True)
+    handled = application.dataframe(source).apply(work, stateful=True, metadata=True)
     handled.set_headers(lambda value, key, timestamp, headers: HEADERS).to_topic(output)
     application.run()
 

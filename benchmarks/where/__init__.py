@@ -1,1 +1,0 @@
-"""Where the milliseconds of an event go, from the generator's clock to the reader."""

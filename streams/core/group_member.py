@@ -1,0 +1,180 @@
+"""One member of a consumer group, as a pure machine: its snapshot, its claims, the barrier, and when it has to join.
+
+Every membership drives this machine: kafka-python's, librdkafka's and the simulated one (``testing``).
+Three rules of the exactly-once protocol are kept here:
+
+* **Incarnation first.** A loss replaces the snapshot before anything else happens. A transaction that began under an
+  older incarnation finds another one right before it sends offsets, and is dropped.
+* **Revoke is a barrier.** An assignment is applied when all partitions that it revokes were released. An answer to an
+  earlier barrier, or of an earlier incarnation, releases nothing.
+* **A claim is reported before it counts.** What the engine did since the last report is news for the group: the member
+  joins again, once, to report it.
+
+No clock (times are arguments, in seconds), no threads: the machine belongs to the thread of its membership. Only
+``snapshot`` may be read by any thread, because it is replaced as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from streams.core.holdings import Holdings
+from streams.group import Assigned, Assignment, Copies, Lost, MemberReport, Order, Revoked, Snapshot
+
+
+class GracePeriod:
+    """The time for which a member puts up with trouble that may pass by itself."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._until: float | None = None
+
+    def begins(self, now: float) -> bool:
+        """Note the trouble; return whether it is new."""
+        if self._until is not None:
+            return False
+        self._until = now + self._seconds
+        return True
+
+    def is_over(self, now: float) -> bool:
+        """Whether the trouble lasts too long."""
+        return self._until is not None and now > self._until
+
+    def passed(self) -> None:
+        """Note that the trouble is over."""
+        self._until = None
+
+
+class GroupMember:
+    """The state of one member. ``sequence`` begins the counter of its reports."""
+
+    def __init__(self, instance: str, *, session_seconds: float, rebalance_seconds: float, sequence: int = 0) -> None:
+        self.snapshot = Snapshot(incarnation=0, generation=-1, member_id="", metadata=None)
+        self.holdings = Holdings(instance, sequence)
+        self.has_news = False
+        """Whether the engine did or asked for something that the last report does not contain."""
+        self._barrier: tuple[int, int] | None = None  # incarnation and generation that it began under
+        self._unreleased: frozenset[int] = frozenset()
+        # A killed predecessor is in the way until its session has expired, and may hold up a rebalance.
+        self.rival = GracePeriod(session_seconds + rebalance_seconds)
+        """An older member has our instance name."""
+        self.undecodable = GracePeriod(session_seconds + rebalance_seconds)
+        """The leader's assignments cannot be decoded."""
+        self.no_common_strategy = GracePeriod(session_seconds + 1.0)
+
+    # -- calls of the engine -------------------------------------------------------------------------------------------
+
+    def released(self, partitions: Collection[int], incarnation: int, generation: int) -> None:
+        """The last transaction on these revoked partitions is settled. Others than the revoked ones are ignored."""
+        if self._is_answer(incarnation, generation):
+            given_up = self._unreleased & frozenset(partitions)
+            self.holdings.released(given_up)
+            self._unreleased -= given_up
+
+    def handed_over(self, partition: int, order: Order) -> bool:
+        """The release marker of this order is committed. Returns whether the order still stands; if it does not, the
+        call has no effect."""
+        stands = self.holdings.releasing.get(partition) == order
+        self.holdings.handed_over(partition, order)
+        return stands
+
+    def took(self, partition: int, incarnation: int) -> bool:
+        """The engine has taken over an incoming partition. Returns whether the incarnation is the present one; if not,
+        the call has no effect."""
+        if incarnation != self.snapshot.incarnation:
+            return False
+        self.holdings.took(partition)
+        if self.holdings.leaving:  # another member has to have it
+            self.has_news = True
+        return True
+
+    def copies_changed(self, copies: Copies, *, announce: bool) -> None:
+        """Keep what the next report contains about copies. ``announce``: that is news, unless the last report contained
+        it and all other present claims."""
+        self.holdings.copies = copies
+        if announce and not self._is_reported():
+            self.has_news = True
+
+    def leave(self) -> None:
+        """Give everything to other members. Repeating it is harmless."""
+        self.holdings.leaving = True
+        if not self.holdings.reported.leaving:
+            self.has_news = True
+
+    # -- events of the group -------------------------------------------------------------------------------------------
+
+    def report(self) -> MemberReport:
+        """Make the report for a JoinGroup."""
+        self.has_news = False
+        return self.holdings.report()
+
+    def joined(self, generation: int, member_id: str, metadata: bytes | None) -> None:
+        """Publish a new generation: from now on the broker refuses the one before."""
+        self.snapshot = Snapshot(self.snapshot.incarnation, generation, member_id, metadata)
+
+    def is_answer_to_report(self, assignment: Assignment) -> bool:
+        """Whether the assignment was made from the last report. Another one was made for a predecessor of our name."""
+        return assignment.sequence == self.holdings.reported.sequence
+
+    def is_refused_for_rival(self, assignment: Assignment) -> bool:
+        """Whether the group gives this member nothing because an older one has its name. With partitions in hand it has
+        to give them up first."""
+        rival = assignment.quit and not assignment.own and not self.holdings.leaving
+        if not rival:
+            self.rival.passed()
+        return rival and not self.holdings.owned
+
+    def has_to_join_again(self, assignment: Assignment) -> bool:
+        """Whether the group counts on another round after this assignment, for partitions that it takes away. To
+        be asked before the barrier."""
+        return bool(self.holdings.revoked_by(assignment)) or self.holdings.has_to_join_again(assignment)
+
+    def is_dismissed(self, assignment: Assignment) -> bool:
+        """Whether the group has let this member go, so that no other round has to follow."""
+        return assignment.quit and self.holdings.leaving
+
+    def begin_barrier(self, revoked: frozenset[int]) -> Revoked:
+        """Wait for the release of these partitions from now on; returns the event for the engine."""
+        self._unreleased = revoked
+        self._barrier = incarnation, generation = self.snapshot.incarnation, self.snapshot.generation
+        return Revoked(incarnation, generation, revoked)
+
+    @property
+    def is_barrier_open(self) -> bool:
+        """Whether all partitions of the barrier were released, or handed over meanwhile."""
+        return not self._unreleased & self.holdings.here
+
+    def end_barrier(self) -> None:
+        """A late answer is no answer to another barrier."""
+        self._barrier, self._unreleased = None, frozenset()
+
+    def assign(self, generation: int, assignment: Assignment) -> Assigned:
+        """Apply an assignment after its barrier; returns the event for the engine."""
+        holdings = self.holdings
+        added = holdings.apply(generation, assignment)
+        under_way = holdings.releasing, holdings.incoming, holdings.reported.copies
+        return Assigned(self.snapshot.incarnation, generation, holdings.owned, added, assignment, *under_way)
+
+    def void(self) -> bool:
+        """Lose the membership: everything owned is void. Returns whether there was one."""
+        # The snapshot comes first: see the incarnation rule.
+        was_member = self.snapshot.generation >= 0
+        if was_member:
+            self.snapshot = Snapshot(self.snapshot.incarnation + 1, generation=-1, member_id="", metadata=None)
+        self.holdings.void()
+        self._barrier, self._unreleased = None, frozenset()
+        return was_member
+
+    def lost(self, reason: str) -> Lost | None:
+        """``void``, with the event for the engine; ``None`` if there was no membership."""
+        return Lost(self.snapshot.incarnation, reason) if self.void() else None
+
+    # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _is_answer(self, incarnation: int, generation: int) -> bool:
+        return (incarnation, generation) == self._barrier
+
+    def _is_reported(self) -> bool:
+        now, told = self.holdings, self.holdings.reported
+        claims = (now.copies, now.owned, dict(now.releasing), frozenset(now.incoming))
+        return claims == (told.copies, told.owned, told.releasing, told.incoming)

@@ -1,0 +1,64 @@
+"""The origin of an effect: which work of a partition has sent a record or changed a store.
+
+Every output and every change carries its origin, so that a record that the broker refuses is traced back to the event
+that sent it. Two origins are made per event, so an origin is one integer. This module alone knows the ranges:
+
+* an event: its offset, from 0 to 2**62 - 1;
+* an interjection: -1;
+* the event of a timer: a hash of its name and time, below -1;
+* a batch of several events: 2**62 plus the offset of the last one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final, TypeAlias
+
+Origin: TypeAlias = int
+
+INTERJECTION: Final[Origin] = -1
+_FIRST_BATCH: Final = 1 << 62
+
+
+def timer_origin(due_ms: int, name: str) -> Origin:
+    """Return the origin of a timer's event: the same after a restart, another one once the timer is set for another
+    time."""
+    digest = hashlib.blake2b(f"{due_ms} {name}".encode(), digest_size=7).digest()
+    return -2 - int.from_bytes(digest)
+
+
+def batch_origin(last: int) -> Origin:
+    """Return the origin of several events that one call handles, the last one at this offset."""
+    return _FIRST_BATCH + last
+
+
+def batch_end(origin: Origin) -> int:
+    """Return the offset of a batch's last event."""
+    return origin - _FIRST_BATCH
+
+
+def is_event(origin: Origin) -> bool:
+    """Check for one event with an input record."""
+    return 0 <= origin < _FIRST_BATCH
+
+
+def is_interjection(origin: Origin) -> bool:
+    """Check for an interjection; which one is not known."""
+    return origin == INTERJECTION
+
+
+def is_timer(origin: Origin) -> bool:
+    """Check for the event of a timer."""
+    return origin < INTERJECTION
+
+
+def is_batch(origin: Origin) -> bool:
+    """Check for several events: none of them is to blame before they are handled one by one."""
+    return origin >= _FIRST_BATCH
+
+
+def describe(origin: Origin, partition: object) -> str:
+    """Name the origin in an error message; ``partition``: ``topic[number]``."""
+    if is_batch(origin):
+        return f"the batch of events of {partition} that ends at offset {batch_end(origin)}"
+    return f"the event {partition}@{origin}" if is_event(origin) else f"an interjection, or a timer, of {partition}"

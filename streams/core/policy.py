@@ -1,0 +1,82 @@
+"""The error policy as one pure function, for events, timers, interjections, refused records and views.
+
+The order of the questions is the point. First whether another attempt could end otherwise, then whether the handler
+itself demands a stop (no policy overrides that), then the response of the policy, as far as the failed work allows it.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final, NamedTuple
+
+from streams.errors import DecodeError, RecordRefused
+from streams.outcomes import ErrorPolicy, ErrorResponse, ExecutionState
+
+
+class Answered(Exception):
+    """A handler answered ``FAIL`` or ``FATAL`` (or nothing that is an answer) instead of raising."""
+
+    def __init__(self, answer: object, error: BaseException | None) -> None:
+        super().__init__(text_of(error) if error is not None else f"the handler answered {answer!r}")
+        self.answer = answer
+        self.__cause__ = error
+
+
+def text_of(error: BaseException) -> str:
+    """Return ``str(error)``, also where that raises: an exception without a text must not get past its policy."""
+    try:
+        return str(error)
+    except Exception as reason:
+        return f"(no text: its __str__ raised {type(reason).__name__})"
+
+
+class Work(enum.Enum):
+    """The kinds of work that can fail."""
+
+    EVENT = "event"
+    """An input record or the event of a timer: attempted again, dead-lettered, skipped."""
+    INTERJECTION = "interjection"
+    """No record: there is nothing to dead-letter, and the next attempt is the next run."""
+    VIEW = "view"
+    """A record for the receiver of a view, which has neither a dead-letter topic nor a process of its own."""
+
+
+class Decision(enum.Enum):
+    """The next step for a failed unit of work. The values are those of ``ErrorResponse``, as in measurements."""
+
+    RETRY = "retry"
+    DEAD_LETTER = ErrorResponse.DEAD_LETTER.value
+    SKIP = ErrorResponse.CONTINUE.value
+    STOP = ErrorResponse.FAIL_CONSUMER.value
+    EXIT = ErrorResponse.FATALLY_EXIT.value
+
+
+class Failure(NamedTuple):
+    """A unit of work that failed: so many attempts were made, the last one ended with ``error``. ``is_final``: no
+    further one is possible."""
+
+    attempts: int
+    error: BaseException
+    work: Work = Work.EVENT
+    is_final: bool = False
+
+
+FINAL: Final = (DecodeError, RecordRefused)
+"""Errors that the same bytes will always give."""
+
+_BY_RESPONSE: Final[dict[ErrorResponse, Decision]] = {response: Decision(response.value) for response in ErrorResponse}
+
+
+def apply_error_policy(failure: Failure, policy: ErrorPolicy) -> Decision:
+    """Decide what becomes of failed work. The wait before a retry is ``failures.backoff``."""
+    error, work = failure.error, failure.work
+    demands_stop = isinstance(error, Answered) and error.answer is not ExecutionState.FAIL
+    is_final = failure.is_final or demands_stop or isinstance(error, FINAL) or not isinstance(error, Exception)
+    if not is_final and failure.attempts <= policy.retries and work is not Work.INTERJECTION:
+        return Decision.RETRY
+    decision = Decision.STOP if demands_stop else _BY_RESPONSE[policy.then]
+    if work is Work.INTERJECTION and decision is Decision.DEAD_LETTER:
+        return Decision.SKIP
+    if work is Work.VIEW and decision is not Decision.SKIP:
+        return Decision.STOP
+    return decision

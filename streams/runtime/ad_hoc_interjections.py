@@ -1,0 +1,144 @@
+"""Interjections that user code requests and waits for: on the loop of the event source, or elsewhere.
+
+Every waiter gets an outcome: an interjection waits in its partition's inbox, which outlives a restart and is emptied
+when the partition goes; or it runs; or its effects are in a transaction, which calls its waiters with its outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from streams.core.router import Route
+from streams.errors import NotOwned, RegistrationError, Stopped, StreamsError, WouldDeadlock
+from streams.runtime.bridge import for_future
+from streams.runtime.member import Member
+from streams.runtime.partition.failures import TakenBack
+from streams.runtime.partition.interjections import Interjection
+
+Handler = Callable[..., Any]
+_Future = asyncio.Future[Any] | concurrent.futures.Future[Any]
+
+
+class AdHocInterjections:
+    """The interjections requested by ``EventSource.interject`` and its kin, for one run. On the loop, but for
+    ``interject_threadsafe``."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._loop = asyncio.get_running_loop()
+        self._topic = member.config.topic
+        self._elsewhere: set[concurrent.futures.Future[Any]] = set()
+        self._is_over = False
+
+    async def interject(self, partition: int, handler: Handler, *, blocking: bool) -> Any:
+        """See ``EventSource.interject``."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise RegistrationError(
+                "interject was called on another event loop than the event source's; use interject_threadsafe"
+            )
+        self._refuse_to_wait_for_itself([partition])
+        future: asyncio.Future[Any] = self._loop.create_future()
+        interjection = self._queue(partition, handler, blocking, future)
+        try:
+            return await future
+        finally:
+            interjection.is_unwanted = True
+
+    async def interject_all(self, handler: Handler, *, blocking: bool, return_exceptions: bool) -> dict[int, Any]:
+        """See ``EventSource.interject_all``."""
+        workers = sorted(self._member.workers.items())
+        partitions = [partition for partition, worker in workers if worker.takes_interjections]
+        self._refuse_to_wait_for_itself(partitions)
+        found = await asyncio.gather(
+            *(self.interject(partition, handler, blocking=blocking) for partition in partitions),
+            return_exceptions=True,
+        )
+        errors = []
+        for partition, answer in zip(partitions, found, strict=True):
+            if isinstance(answer, Exception):
+                answer.add_note(f"in the interjection of {self._topic}[{partition}]")
+                errors.append(answer)
+        if errors and not return_exceptions:
+            raise ExceptionGroup(f"{len(errors)} of {len(found)} interjections failed", errors)
+        return dict(zip(partitions, found, strict=True))
+
+    def interject_threadsafe(
+        self, partition: int, handler: Handler, *, blocking: bool
+    ) -> concurrent.futures.Future[Any]:
+        """See ``EventSource.interject_threadsafe``. Any thread."""
+        answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def begin() -> None:
+            if answer in self._elsewhere and answer.set_running_or_notify_cancel():
+                try:
+                    self._queue(partition, handler, blocking, answer)
+                except StreamsError as error:
+                    answer.set_exception(error)
+
+        self._elsewhere.add(answer)
+        answer.add_done_callback(self._elsewhere.discard)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(begin)
+        if self._is_over:  # and may not have seen this one
+            self._refuse_elsewhere()
+        return answer
+
+    def close(self) -> None:
+        """Refuse all interjections from now on: the run is over, and every partition gone."""
+        self._is_over = True
+        self._refuse_elsewhere()
+
+    def _queue(self, partition: int, handler: Handler, blocking: bool, future: _Future) -> Interjection:
+        """Queue an interjection that ends this future. Raises ``NotOwned``, ``Stopped``."""
+        if self._is_over:
+            raise Stopped("the event source is not running")
+        worker = self._member.workers.get(partition)
+        if worker is None or not worker.takes_interjections:
+            raise NotOwned(f"{self._topic}[{partition}] is not active on this member")
+
+        def waiter(error: BaseException | None) -> None:
+            if future.done():
+                return
+            if isinstance(error, TakenBack):
+                self._again(partition, interjection)
+            elif error is None:
+                future.set_result(interjection.result)
+            else:
+                future.set_exception(for_future(error))
+
+        policy = self._member.config.error_policy
+        interjection = Interjection(Route(_name_of(handler), None, handler, blocking=blocking, policy=policy), waiter)
+        worker.inbox.put(interjection)
+        return interjection
+
+    def _again(self, partition: int, interjection: Interjection) -> None:
+        """Queue an interjection again that was undone for no fault of its own, if its partition takes interjections."""
+        worker = self._member.workers.get(partition)
+        if worker is not None and worker.takes_interjections:
+            worker.inbox.put(interjection)
+        else:
+            interjection.done(NotOwned(f"{self._topic}[{partition}] is not active on this member any more"))
+
+    def _refuse_to_wait_for_itself(self, partitions: list[int]) -> None:
+        task = asyncio.current_task()
+        for partition in partitions:
+            worker = self._member.workers.get(partition)
+            if worker is not None and worker.is_run_by(task):
+                raise WouldDeadlock(
+                    f"a handler of {worker.topic_partition} awaits an interjection of the same partition, which waits "
+                    "for the handler to end: do its work in the handler, set a timer, or start a task that awaits it"
+                )
+
+    def _refuse_elsewhere(self) -> None:
+        """End the futures of waiting threads with ``Stopped``."""
+        for answer in list(self._elsewhere):
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
+                answer.set_exception(Stopped("the event source stopped"))
+
+
+def _name_of(function: Handler) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)

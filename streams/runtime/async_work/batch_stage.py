@@ -1,0 +1,300 @@
+"""The stage of ``AsyncBatcher``: items of many events, of all partitions, in one call."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from streams.core.keyed_queue import KeyedItem, KeyedQueue, PartitionLimits
+from streams.errors import BatchError
+from streams.job_settings import BatcherConfig
+from streams.runtime.async_work.async_stage import Blocked, ItemsStage, ItemsWork, TurnEntry, described
+from streams.runtime.async_work.invoke import Calls
+from streams.runtime.partition.event_context import EventContext
+from streams.runtime.partition.failures import cancelled_inside
+from streams.runtime.partition.reorder_buffer import Entry
+from streams.statistics import StageStatistics
+
+if TYPE_CHECKING:
+    from streams.runtime.partition.host import Host
+
+ValueT = TypeVar("ValueT")
+
+
+class BatchItem(Generic[ValueT]):
+    """One item of an event. ``key``: hashable; ``user_data``: any object for the finalizer. ``result`` and ``error``
+    are set when its call has ended: one of them is ``None``."""
+
+    __slots__ = ("error", "key", "result", "user_data", "value")
+
+    def __init__(self, key: Hashable, value: ValueT, user_data: Any = None) -> None:
+        self.key = key
+        self.value = value
+        self.user_data = user_data
+        self.result: Any = None
+        self.error: Exception | None = None
+
+    def __repr__(self) -> str:
+        return f"BatchItem({self.key!r}, {self.value!r})"
+
+
+Items = Sequence[BatchItem[Any]]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BatchDefinition:
+    """The definition of an ``AsyncBatcher``. ``kind``: ``async``, ``thread`` or ``process``."""
+
+    name: str
+    kind: str
+    execute: Callable[[list[BatchItem[Any]]], Any]
+    finalizer: Callable[[EventContext[Any], list[BatchItem[Any]]], Any] | None
+    on_failure: Callable[[EventContext[Any], list[BatchItem[Any]]], Any] | None
+    config: BatcherConfig
+
+    @property
+    def described(self) -> tuple[str, ...]:
+        """See ``async_stage.StageDefinition``."""
+        return self.kind, *described(self.execute, self.finalizer, self.on_failure)
+
+    def open(self, host: Host) -> BatchStage:
+        """Open the stage for one run."""
+        return BatchStage(self, host)
+
+
+class _BatchWork(ItemsWork[BatchItem[Any]]):
+    """The items of one event."""
+
+    __slots__ = ("held", "parts")
+
+    parts: list[_Part]
+    held: list[_Part]
+
+
+class _Part(KeyedItem):
+    """One item on its way."""
+
+    __slots__ = ("batch", "is_wanted", "item", "work")
+
+    def __init__(self, work: _BatchWork, item: BatchItem[Any]) -> None:
+        self.position = work.entry.record.offset
+        self.work = work
+        self.item = item
+        self.batch: _Batch | None = None
+        self.is_wanted = True
+
+
+class _Batch:
+    """A call that runs. ``wanted``: parts of it that are still awaited."""
+
+    __slots__ = ("parts", "task", "wanted")
+
+    def __init__(self, parts: list[_Part]) -> None:
+        self.parts = parts
+        self.wanted = len(parts)
+        self.task: asyncio.Task[None]
+
+
+class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
+    """One running batcher."""
+
+    def __init__(self, definition: BatchDefinition, host: Host) -> None:
+        super().__init__(definition)
+        config = definition.config
+        self._loop = asyncio.get_running_loop()
+        self._batches: KeyedQueue[_Part] = KeyedQueue(
+            config.max_concurrent_batches,
+            PartitionLimits(items=config.max_queued_items),
+            batch_size=config.max_batch_size,
+            max_delay=config.max_delay_seconds,
+        )
+        self._calls = Calls(  # each attempt has a list of its own: a function may use it up
+            host, definition.kind, definition.execute, config.timeout_seconds, config.retry, prepare=list
+        )
+        self._blocked = Blocked()
+        self._running: dict[_Batch, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._calls_made = self._called = 0  # calls, and their items
+        self._context = contextvars.copy_context()  # or a call would inherit that of whichever item came last
+
+    def admits(self, entry: Entry, plan: list[BatchItem[Any]]) -> bool:
+        """See ``async_stage.AsyncStage``."""
+        return not plan or self._has_room(entry, plan[0].key, len(plan))
+
+    def start(self, entry: Entry, plan: list[BatchItem[Any]]) -> _BatchWork:
+        """See ``async_stage.AsyncStage``."""
+        work = _BatchWork(self, entry, plan)
+        work.parts, work.held = [_Part(work, item) for item in work.items], []
+        if not plan:
+            self.all_done(work)
+            return work
+        entry.work = work
+        # Not by its lane: items of a key and partition are in one call at a time, also after the partition came back.
+        lane = entry.lane if isinstance(entry, TurnEntry) else entry.record.partition
+        now = self._loop.time()
+        for part in work.parts:
+            self._batches.add(lane, part.item.key, part, now)
+        if self._batches.has_full_batch:
+            self._pump()
+        elif self._timer is None:
+            self._arm()  # also when it is due now: items of the same moment go with it
+        return work
+
+    def has_room(self, entry: Entry, key: Hashable) -> bool:
+        """See ``async_stage.Follower``."""
+        return self._has_room(entry, key, 1)
+
+    def add(self, entry: Entry, key: Hashable, item: Any) -> None:
+        """See ``async_stage.Follower``."""
+        self.start(entry, [BatchItem(key, item)])
+
+    def statistics(self) -> StageStatistics:
+        """Return the statistics of the work under way."""
+        batches, mean = self._batches, self._called / self._calls_made if self._calls_made else 0.0
+        return StageStatistics(
+            self.definition.name, batches.running, batches.waiting, batches.keys, self._calls_made, mean
+        )
+
+    def close(self) -> list[asyncio.Task[None]]:
+        """See ``async_stage.Stage``."""
+        self._is_closed = True
+        self._disarm()
+        tasks = [batch.task for batch in self._running]
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    # -- the way of an event's items -----------------------------------------------------------------------------------
+
+    def _has_room(self, entry: Entry, key: Hashable, count: int) -> bool:
+        if self._batches.has_room(entry.record.partition, key, count):
+            return True
+        self._blocked.add(entry)
+        return False
+
+    def cancel(self, work: _BatchWork) -> None:
+        """Withdraw items that are not awaited any more; a call is cancelled if all of its items are such."""
+        parts, work.parts = work.parts, []
+        held, work.held = work.held, []
+        for part in held:
+            self._batches.release(part)
+        for part in parts:
+            if not part.is_wanted:
+                continue
+            part.is_wanted = False
+            if self._batches.withdraw(part):
+                continue
+            batch = part.batch
+            assert batch is not None
+            batch.wanted -= 1
+            if not batch.wanted:
+                batch.task.cancel()
+        if held:
+            self._pump()
+        self._blocked.wake()
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Begin the calls that can begin, and set the alarm for the next."""
+        if self._is_closed:
+            return
+        now = self._loop.time()
+        while (parts := self._batches.take(now)) is not None:
+            self._begin(_Batch(parts))
+        self._disarm()
+        self._arm()
+
+    def _arm(self) -> None:
+        due = None if self._is_closed else self._batches.due()
+        if due is not None:
+            self._timer = self._loop.call_at(due, self._is_due)
+
+    def _is_due(self) -> None:
+        self._timer = None
+        self._pump()
+
+    def _disarm(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _begin(self, batch: _Batch) -> None:
+        for part in batch.parts:
+            part.batch = batch
+            part.work.entry.begun = True
+        self._running[batch] = None
+        self._calls_made += 1
+        self._called += len(batch.parts)
+        name, context = f"kes-batch-{self.definition.name}", self._context.copy()
+        batch.task = self._loop.create_task(self._run(batch), name=name, context=context)
+        batch.task.add_done_callback(lambda task: self._ended(batch, task))
+
+    async def _run(self, batch: _Batch) -> None:
+        items = [part.item for part in batch.parts]
+        answer, error, attempts = await self._calls.outcome(items)
+        if error is not None:
+            self._failed(batch, error, attempts)
+            return
+        for part, outcome in zip(batch.parts, self._results(answer, len(items)), strict=True):
+            self._done(part, outcome, attempts)
+
+    def _ended(self, batch: _Batch, task: asyncio.Task[None]) -> None:
+        del self._running[batch]
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None and not self._is_closed:  # cancelled from outside: no event waits in vain
+            self._failed(batch, error, 1)
+        self._batches.end(batch.parts)
+        self._pump()
+        self._blocked.wake()
+
+    def _failed(self, batch: _Batch, error: BaseException, attempts: int) -> None:
+        """Fail the items of a call that failed as a whole."""
+        for part in batch.parts:
+            if not isinstance(error, Exception | asyncio.CancelledError):
+                part.work.fatal = error
+            self._done(part, error, attempts)
+
+    def _done(self, part: _Part, outcome: Any, attempts: int) -> None:
+        if not part.is_wanted:
+            return
+        part.is_wanted = False
+        item, work = part.item, part.work
+        if isinstance(outcome, BaseException):
+            item.result, item.error = None, outcome if isinstance(outcome, Exception) else cancelled_inside(outcome)
+            work.attempts = max(work.attempts, attempts)
+            self._batches.hold(part, self._loop.time())  # until the turn of its event is over
+            work.held.append(part)
+            self._not_tried(work, item)
+        else:
+            item.result, item.error = outcome, None  # an earlier call, or the function itself, may have left an error
+        self.item_done(work)
+
+    def _not_tried(self, work: _BatchWork, failed: BatchItem[Any]) -> None:
+        """Fail the items behind a failed one in its event, with its key: the key is held until the event's turn is
+        over."""
+        for part in work.parts:
+            if part.is_wanted and part.item.key == failed.key and self._batches.withdraw(part):
+                part.is_wanted = False
+                part.item.result, part.item.error = None, failed.error
+                work.left -= 1
+
+    def _results(self, answer: Any, count: int) -> Sequence[Any]:
+        """Check the answer of a call: one result or exception per item."""
+        if answer is None:
+            return [None] * count
+        if not isinstance(answer, list | tuple):
+            answered = f"answered {type(answer).__name__!r}"
+        elif len(answer) != count:
+            answered = f"answered {len(answer)} results for {count} items"
+        else:
+            return answer
+        error = BatchError(
+            f"the batcher {self.definition.name} {answered}; it must return one result (or exception) per item, in "
+            "their order, or None"
+        )
+        return [error] * count

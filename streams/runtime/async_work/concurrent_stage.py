@@ -1,0 +1,270 @@
+"""The stage of ``register_event_type(T, concurrency=...)``: the handler runs ahead, up to ``await ctx.turn()``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from streams.core.policy import Answered, Decision, Failure, apply_error_policy
+from streams.errors import StoreError
+from streams.job_settings import SchedulerConfig
+from streams.outcomes import ErrorPolicy, ExecutionState
+from streams.records import Change, IncomingRecord, TopicPartition
+from streams.runtime.async_work.async_stage import described
+from streams.runtime.async_work.job_runner import Job, JobRunner
+from streams.runtime.partition.event_context import EventContext
+from streams.runtime.partition.failures import backoff, cancelled_inside
+from streams.runtime.partition.reorder_buffer import Entry, WaitingContext
+from streams.statistics import StageStatistics
+
+if TYPE_CHECKING:
+    from streams.runtime.partition.host import Host
+
+
+class ConcurrentContext(WaitingContext):
+    """The context of a handler that runs ahead: without a store until its turn."""
+
+    _reached: Callable[[], None] = lambda: None
+    _has_turn: bool = False
+    _waiting: list[asyncio.Future[None]] = msgspec.field(default_factory=list)
+
+    @property  # type: ignore[misc]  # in front of a field
+    def store(self) -> Any:
+        """The partition's store; from the event's turn on."""
+        self._needs_turn("the store was used")
+        return _held.__get__(self)
+
+    @store.setter
+    def store(self, store: Any) -> None:
+        _held.__set__(self, store)
+
+    def record_change(self, *changes: Change) -> None:
+        """See ``EventContext.record_change``; from the event's turn on."""
+        self._needs_turn("record_change was called")
+        super().record_change(*changes)
+
+    async def turn(self) -> None:
+        """See ``EventContext.turn``."""
+        if self._closed:
+            self._needs_turn("turn was awaited")
+        self._reached()
+        while not self._has_turn:  # else it was roused too early
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiting)  # each call has one of its own: a cancelled one does not cancel the others
+            await waiting
+
+    def _arrive(self) -> None:
+        """Let the handler go on: its turn has come."""
+        self._has_turn = True
+        self._rouse()
+
+    @property
+    def _is_asleep(self) -> bool:
+        """Check for a call of ``turn`` that waits and has not been roused."""
+        return bool(self._waiting)
+
+    def _rouse(self) -> None:
+        """Wake the waiting calls of ``turn``: each looks whether the turn has come."""
+        roused, self._waiting = self._waiting, []
+        for waiting in roused:
+            if not waiting.done():
+                waiting.set_result(None)
+
+    def _needs_turn(self, what: str) -> None:
+        if self._closed:
+            raise StoreError(f"{self.topic_partition}@{self.offset}: {what} after the event had ended or was given up")
+        if not self._has_turn:
+            raise StoreError(
+                f"{self.topic_partition}@{self.offset}: {what} ahead of the event's turn; await ctx.turn() first"
+            )
+
+
+_held: Any = EventContext.__dict__["store"]
+"""The field that the property is in front of."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ConcurrentStageDefinition:
+    """A concurrent handler. The key of an event is its record's; events without key have no order among each other."""
+
+    name: str
+    handler: Callable[[EventContext[Any], Any], Any]
+    policy: ErrorPolicy
+    config: SchedulerConfig
+
+    @property
+    def described(self) -> tuple[str, ...]:
+        """See ``async_stage.StageDefinition``."""
+        return ("handler", *described(self.handler))
+
+    def open(self, host: Host) -> ConcurrentStage:
+        """Open the stage for one run."""
+        return ConcurrentStage(self, host)
+
+
+def key_of(record: IncomingRecord, event: Any) -> Hashable:
+    """Return the key of an event's work."""
+    return record.key if record.key is not None else object()
+
+
+class ConcurrentStage:
+    """One running concurrent handler."""
+
+    def __init__(self, definition: ConcurrentStageDefinition, host: Host) -> None:
+        self.definition = definition
+        self.host = host
+        self.runner = JobRunner(definition.name, definition.config)
+        self._where: dict[int, TopicPartition] = {}
+
+    def begin(self, entry: Entry) -> bool:
+        """See ``async_stage.Stage``."""
+        if not self.runner.has_room(entry, entry.plan):
+            return False
+        run = entry.work = _Run(self, entry)
+        self.runner.add(run)
+        return True
+
+    def where(self, partition: int) -> TopicPartition:
+        """Return a partition of the source's topic."""
+        found = self._where.get(partition)
+        if found is None:
+            found = self._where[partition] = TopicPartition(self.host.config.topic, partition)
+        return found
+
+    def statistics(self) -> StageStatistics:
+        """Return the statistics of the work under way."""
+        return self.runner.statistics()
+
+    def close(self) -> list[asyncio.Task[None]]:
+        """See ``async_stage.Stage``."""
+        return self.runner.close()
+
+
+class _Run(Job):
+    """One event's handler, with as many attempts as it takes to get to its turn. A later failure is the event's at its
+    turn, where a further attempt is made, as for any handler."""
+
+    __slots__ = ("_attempt", "_ctx", "_entry", "_has_ended", "_on_end", "_stage", "error")
+
+    def __init__(self, stage: ConcurrentStage, entry: Entry) -> None:
+        super().__init__(stage.runner, entry.lane, entry.plan)
+        self._stage = stage
+        self._entry = entry
+        self._ctx: ConcurrentContext | None = None
+        self._attempt = 1
+        self._has_ended = False
+        self._on_end: Callable[[BaseException | None], None] | None = None
+        self.error: BaseException | None = None
+
+    # -- ahead of the turn ---------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """See ``job_runner.Job``."""
+        entry, policy, rng = self._entry, self._stage.definition.policy, self._stage.host.rng
+        entry.begun = True
+        while True:
+            error = await self._try()
+            if entry.is_settled or error is None:
+                self._end(error)
+                return
+            if apply_error_policy(Failure(self._attempt, error), policy) is not Decision.RETRY:
+                self.runner.over(self, holds_key=True)  # until its failure was dealt with
+                entry.fail(error, self._attempt)
+                return
+            await asyncio.sleep(backoff(policy, self._attempt, rng))
+            self._attempt += 1
+
+    def lost(self, error: BaseException) -> None:
+        """See ``job_runner.Job``."""
+        self._end(error)
+
+    def withdraw(self) -> None:
+        """See ``partition.reorder_buffer.Work``: what still runs for it touches nothing more."""
+        if self._ctx is not None:
+            self._ctx._closed = True
+        if self.holds_key or not self._has_ended:
+            self.runner.cancel(self)
+
+    def reached(self) -> None:
+        """Note that the handler waits for its turn."""
+        entry = self._entry
+        if not entry.is_settled:
+            entry.settle(self._again, None if self._ctx is None else self, self._attempt - 1)
+            self.runner.over(self)  # a waiting handler keeps no permit, or none might be left
+
+    async def _try(self) -> BaseException | None:
+        """Run the handler once. Returns its error."""
+        host, entry = self._stage.host, self._entry
+        ctx = self._ctx = ConcurrentContext(
+            None,
+            self._stage.where(entry.record.partition),
+            entry.record,
+            [],
+            [],
+            host.message_limit,
+            self._attempt,
+            _host=host,
+            _task=asyncio.current_task(),
+            _reached=self.reached,
+        )
+        try:
+            answer = await self._stage.definition.handler(ctx, entry.event)
+        except asyncio.CancelledError as cancelled:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            error: BaseException = cancelled_inside(cancelled)
+        except GeneratorExit:
+            raise  # the loop is gone
+        except BaseException as raised:  # of any type: it belongs to the event
+            error = raised
+        else:
+            if answer is None or answer is ExecutionState.COMPLETE:
+                return None
+            error = Answered(answer, ctx._error)
+        if not entry.is_settled:
+            ctx._closed = True  # a task that it left behind has no part in the next attempt
+        return error
+
+    def _end(self, error: BaseException | None) -> None:
+        """Note the end of the handler, before its turn or after."""
+        if self._has_ended:
+            return
+        self._has_ended, self.error = True, error
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end(error)
+        else:
+            self.reached()
+
+    # -- its turn ------------------------------------------------------------------------------------------------------
+
+    @property
+    def context(self) -> ConcurrentContext:
+        """See ``partition.reorder_buffer.Waiting``."""
+        assert self._ctx is not None
+        return self._ctx
+
+    def arrive(self, ended: Callable[[BaseException | None], None]) -> bool:
+        """See ``partition.reorder_buffer.Waiting``."""
+        if not self._has_ended:
+            self._on_end = ended
+            self.context._arrive()
+        return self._has_ended
+
+    @property
+    def is_asleep(self) -> bool:
+        """See ``partition.reorder_buffer.Waiting``."""
+        return self.context._is_asleep
+
+    def rouse(self) -> None:
+        """See ``partition.reorder_buffer.Waiting``."""
+        self.context._rouse()
+
+    def _again(self, ctx: EventContext[Any]) -> Any:
+        """Make a further attempt, all of it in the turn."""
+        return self._stage.definition.handler(ctx, self._entry.event)

@@ -1,0 +1,164 @@
+"""The stage of ``AsyncJobScheduler``: one job per event, one at a time per key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from streams.job_settings import SchedulerConfig
+from streams.metrics import JobEnded
+from streams.runtime.async_work.async_stage import AsyncStage, Follower, StageDefinition, StageWork, described
+from streams.runtime.async_work.invoke import Calls, Outcome
+from streams.runtime.async_work.job_runner import Job, JobRunner
+from streams.runtime.partition.event_context import EventContext
+from streams.runtime.partition.reorder_buffer import Entry
+from streams.statistics import StageStatistics
+
+if TYPE_CHECKING:
+    from streams.runtime.partition.host import Host
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class JobDefinition:
+    """The definition of an ``AsyncJobScheduler``. ``kind``: ``async``, ``thread`` or ``process``. ``then``: takes the
+    results of the jobs, instead of ``finalizer``."""
+
+    name: str
+    kind: str
+    job: Callable[[Any], Any]
+    finalizer: Callable[[EventContext[Any], Any, Any], Any] | None
+    on_failure: Callable[[EventContext[Any], Any, Exception], Any] | None
+    config: SchedulerConfig
+    then: StageDefinition | None = None
+
+    @property
+    def described(self) -> tuple[str, ...]:
+        """See ``async_stage.StageDefinition``."""
+        functions = described(self.job, self.finalizer, self.on_failure)
+        return (self.kind, *functions, *(() if self.then is None else self.then.described))
+
+    def open(self, host: Host) -> JobStage:
+        """Open the stage for one run."""
+        return JobStage(self, host)
+
+
+Plan = tuple[Hashable, Any]
+"""Key and item."""
+
+
+class JobStage(AsyncStage[Plan, "_EventJob"]):
+    """One running scheduler."""
+
+    def __init__(self, definition: JobDefinition, host: Host) -> None:
+        super().__init__(takes_failures=definition.on_failure is not None)
+        self.definition = definition
+        self.runner = JobRunner(definition.name, definition.config)
+        self._host = host
+        config = definition.config
+        self._calls = Calls(host, definition.kind, definition.job, config.timeout_seconds, config.retry)
+
+    def admits(self, entry: Entry, plan: Plan) -> bool:
+        """See ``async_stage.AsyncStage``."""
+        then = self.definition.then
+        has_room = self.runner.has_room(entry, plan[0])
+        return has_room and (then is None or self.following(then).has_room(entry, plan[0]))
+
+    def start(self, entry: Entry, plan: Plan) -> _EventJob:
+        """See ``async_stage.AsyncStage``."""
+        job = entry.work = _EventJob(self, entry, *plan)
+        self.runner.add(job)
+        return job
+
+    def has_room(self, entry: Entry, key: Hashable) -> bool:
+        """See ``async_stage.Follower``."""
+        return self.admits(entry, (key, None))
+
+    def add(self, entry: Entry, key: Hashable, item: Any) -> None:
+        """See ``async_stage.Follower``."""
+        self.start(entry, (key, item))
+
+    def statistics(self) -> StageStatistics:
+        """Return the statistics of the jobs under way."""
+        return self.runner.statistics()
+
+    def close(self) -> list[asyncio.Task[None]]:
+        """See ``async_stage.Stage``."""
+        return self.runner.close()
+
+    def following(self, definition: StageDefinition) -> Follower:
+        """Return the stage that goes on where this one ends."""
+        return cast(Follower, self._host.stages.get(definition))
+
+    def outcome(self, item: Any, partition: int) -> Awaitable[Outcome]:
+        """Call a job's function; the result is (result, error, attempts made)."""
+        if self._host.config.metrics_handler is None:
+            return self._calls.outcome(item)
+        return self._measured(item, partition)
+
+    async def _measured(self, item: Any, partition: int) -> Outcome:
+        host = self._host
+        began, attempts, outcome = host.now(), 1, "cancelled"
+        try:
+            result, error, attempts = await self._calls.outcome(item)
+            outcome = "done" if error is None else "failed"
+            return result, error, attempts
+        finally:
+            host.measure(JobEnded(self.definition.name, partition, host.now() - began, attempts, outcome))
+
+
+class _EventJob(Job, StageWork):
+    """The job of an event."""
+
+    __slots__ = ("_error", "_item", "_result", "_stage", "entry")
+
+    entry: Entry
+
+    def __init__(self, stage: JobStage, entry: Entry, key: Hashable, item: Any) -> None:
+        super().__init__(stage.runner, entry.lane, key, entry.record.offset)
+        self._stage = stage
+        self.entry = entry
+        self._item = item
+        self._error: Exception | None = None
+
+    async def run(self) -> None:
+        """See ``job_runner.Job``."""
+        entry, stage = self.entry, self._stage
+        entry.begun = True
+        self._result, error, attempts = await stage.outcome(self._item, entry.record.partition)
+        if entry.is_settled:
+            return  # dropped meanwhile
+        then = stage.definition.then
+        if error is not None:
+            self._failed(error, attempts)
+        elif then is None:
+            entry.settle(self.finish)
+            self.runner.over(self)
+        else:
+            stage.following(then).add(entry, self.key, self._result)
+
+    def lost(self, error: BaseException) -> None:
+        """See ``job_runner.Job``."""
+        if not self.entry.is_settled:
+            self._failed(error, 1)
+
+    def _failed(self, error: BaseException, attempts: int) -> None:
+        if isinstance(error, Exception):
+            self._error = error
+        self.runner.over(self, holds_key=True)  # no later job of the key begins before the failure has had its turn
+        self._stage.end(self, error, attempts)
+
+    def withdraw(self) -> None:
+        """See ``partition.reorder_buffer.Work``."""
+        if self.holds_key or not self.is_over:
+            self.runner.cancel(self)
+
+    def finish(self, ctx: EventContext[Any]) -> Any:
+        """See ``async_stage.StageWork``."""
+        definition, error = self._stage.definition, self._error
+        if error is None:
+            finalizer = definition.finalizer
+            return None if finalizer is None else finalizer(ctx, self._item, self._result)
+        assert definition.on_failure is not None
+        return definition.on_failure(ctx, self._item, error)

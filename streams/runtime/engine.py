@@ -1,0 +1,382 @@
+"""The running event source: starts everything, receives the group's events, and stops.
+
+The group's events are handled in their order: one queue, one task. Their consequences for partitions are in
+``ownership.partitions`` and ``ownership.handover``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+import anyio
+from anyio.abc import TaskGroup
+
+from streams.config import EventSourceConfig
+from streams.core.router import Route, Router
+from streams.core.schedule import Schedule
+from streams.core.transaction import Transaction, Waiter
+from streams.errors import StreamsError, TopicReplaced
+from streams.group import Assigned, Fatal, GroupEvent, Lost, Revoked, TakeOver, transactional_id
+from streams.metrics import Measurement, MembershipChanged
+from streams.runtime.ad_hoc_interjections import AdHocInterjections
+from streams.runtime.async_work.async_stage import Stages
+from streams.runtime.bridge import Inlet
+from streams.runtime.looks import Looks
+from streams.runtime.ownership.handover import Handover
+from streams.runtime.ownership.partitions import Partitions
+from streams.runtime.ownership.replicas import Replicas
+from streams.runtime.ownership.takeover import TakeOvers
+from streams.runtime.ownership.topic_watch import TopicWatch
+from streams.runtime.partition.handler_threads import HandlerThreads
+from streams.runtime.partition.state import Partition
+from streams.runtime.partition.worker import PartitionWorker
+from streams.runtime.ports import Connections, SourceLog
+from streams.runtime.signal import Signal
+from streams.runtime.status import Status
+from streams.runtime.system import MACHINE, Environment
+from streams.runtime.transactions.hung_calls import HungCalls
+from streams.runtime.transactions.pool import TransactionPool
+from streams.runtime.transactions.producer_slot import Slot
+from streams.runtime.transactions.producer_slots import Slots
+from streams.runtime.transactions.recovery import Recovery
+
+_log = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 5.0
+"""For leaving the group at the end."""
+
+JOBS_SECONDS = 1.0
+"""For cancelled jobs to tidy up at the end, before they are left to themselves."""
+
+
+class Engine:
+    """One run of an event source, on one event loop. Made new for each run."""
+
+    fires_timers = True
+
+    def __init__(
+        self,
+        config: EventSourceConfig,
+        router: Router,
+        schedules: Sequence[tuple[Schedule, Route]],
+        store_factory: Callable[..., Any],
+        connections: Connections,
+        *,
+        message_limit: int,
+        now: Callable[[], float],
+        environment: Environment = MACHINE,
+    ) -> None:
+        self.config = config
+        self.router = router
+        self.schedules = schedules
+        self.connections = connections
+        self.message_limit = message_limit
+        self.now = now
+        self.environment = environment
+        self.rng = environment.rng()
+        self.writer = uuid.UUID(int=self.rng.getrandbits(128)).hex
+        self.incarnation = 0
+        self.members: Collection[str] = (config.instance_id,)
+        self.failure: BaseException | None = None
+        self.committed_transactions = 0
+        self.committed_events = 0
+        self.accepting = True
+        """Whether partitions may still come here: until the last barrier begins."""
+        self.workers: dict[int, PartitionWorker] = {}
+        """The partitions that are here; ``partitions`` changes it."""
+        self._watchdog = environment.watchdog(config.rebalance_timeout_seconds)
+        self._events: deque[GroupEvent] = deque()
+        self._news = Signal()
+        self._stop = anyio.Event()
+        self._drain = True
+        self._tasks = anyio.create_task_group()
+
+        self.hung_calls = HungCalls(config.pool.pool_size, self.measure, self.fail)
+        ids = [transactional_id(config.group_id, config.instance_id, number) for number in range(config.pool.pool_size)]
+        slots = [Slot(name, connections, config.call_timeout_seconds, self.hung_calls) for name in ids]
+        self.slots = Slots(slots, [config.changelog])
+        self.input = connections.input()
+        self.membership, self.takeover_client = connections.group(self._watchdog.alive)
+        self._elsewhere = connections.source_log() if config.source_is_elsewhere else None
+        self.source_log: TakeOver | SourceLog = self._elsewhere or self.takeover_client
+        self.control = connections.worker("kes-control")
+        self.handler_threads = HandlerThreads(connections.worker)
+        self.stages = Stages(self)
+        self.pool = TransactionPool(
+            config,
+            self.slots,
+            writer=self.writer,
+            now=now,
+            snapshot=lambda: self.membership.snapshot,
+            ids=lambda partition: self.workers[partition].ids,
+            settled=self._settled,
+        )
+        self.looks = Looks(self)
+        self.replicas = Replicas(self, store_factory, self._replica_changed)
+        self.topic_watch = TopicWatch(self, self.replicas)
+        self.partitions = Partitions(self, self.replicas, self.looks, self._take_over)
+        self.takeovers = TakeOvers(self, self.partitions, self.replicas, self.topic_watch)
+        self.handover = Handover(self, self.partitions, self.replicas)
+        self.status = Status(self, self.replicas, self.handover)
+        self.ad_hoc = AdHocInterjections(self)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the group's last event still holds, as far as the membership knows."""
+        return self.membership.snapshot.incarnation == self.incarnation
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it stops in good order, with time to commit and to hand over."""
+        return self._drain and self.failure is None
+
+    # -- start and stop ------------------------------------------------------------------------------------------------
+
+    async def run(self, started: Callable[[], None]) -> None:
+        """Run until stopped. Raises the error that stopped it; none after ``stop``."""
+        try:
+            async with self._tasks:
+                try:
+                    self._begin()
+                    started()
+                    await self._stop.wait()
+                    await self._drain_all()
+                finally:  # also when it is cancelled, or one of its tasks failed
+                    await self._leave()
+        finally:
+            try:
+                await self._end_jobs()
+            finally:  # also when it is cancelled once more
+                self._disconnect()
+        if self.failure is not None:
+            raise self.failure
+
+    def stop(self, *, drain: bool = True) -> None:
+        """Begin to stop; with ``drain``, after the running events are committed. A second call without it takes the
+        drain back."""
+        self._drain = self._drain and drain
+        self._stop.set()
+
+    def fail(self, error: BaseException, *, drain: bool = True) -> None:
+        """Stop because of an error; the first one is raised by ``run``. Into a topic that was replaced nothing is
+        drained."""
+        if self.failure is None:
+            self.failure = error
+            _log.error("the event source of group %s stops: %s", self.config.group_id, error)
+        self.stop(drain=drain and not isinstance(error, TopicReplaced))
+
+    def exit_now(self, text: str) -> NoReturn:
+        """End the process on the spot: the user's policy requires it."""
+        _log.critical("%s", text)
+        logging.shutdown()
+        self.environment.exit(70)
+
+    def _begin(self) -> None:
+        partitions = self.partitions
+        recovery = Recovery(
+            self.pool, self.config, self.now, self.takeovers.look_up, partitions.refused, partitions.dropped
+        )
+        self.spawn(self.slots.run, drain=False)
+        self.spawn(lambda: self.pool.run(recovery), drain=False)
+        self.spawn(self._receive_events)
+        self.spawn(self._watchdog.run)
+        self.spawn(self.handover.run)
+        self.spawn(self.status.run)
+        self.spawn(self.topic_watch.run, drain=False)
+        self.spawn(self.looks.run)
+        self.input.start(partitions.deliver, partitions.make_room, self.reading_failed)
+        self.replicas.start()
+        inlet = Inlet(self._received)
+        self.membership.start(inlet.put)
+
+    def spawn(self, task: Callable[[], Awaitable[None]], *, drain: bool = True) -> None:
+        """Run a task beside the others until it ends; an error of it stops the source."""
+
+        async def guarded() -> None:
+            try:
+                await task()
+            except Exception as error:
+                self.fail(error, drain=drain)
+
+        self._tasks.start_soon(guarded)
+
+    async def _drain_all(self) -> None:
+        if self.is_draining:
+            await self.handover.leave()
+        self.accepting = False
+        if self._drain:
+            async with anyio.create_task_group() as giving_up:
+                for worker in list(self.workers.values()):
+                    giving_up.start_soon(self.partitions.give_up, worker)
+                giving_up.start_soon(self._until_no_drain, giving_up)
+
+    async def _leave(self) -> None:
+        self.accepting = False
+        self.input.close()
+        self.partitions.void_all("the event source stops")
+        # Nothing is left to do here, and a request to a client that is being closed would look like a failure.
+        self._tasks.cancel_scope.cancel()
+        leaving = self.connections.worker("kes-leave")  # the control thread may be waiting for an answer
+        try:
+            with anyio.move_on_after(CLOSE_SECONDS + 1, shield=True):
+                await leaving.call(self._close_clients)
+        finally:  # also when it is cancelled once more; the clients are closed all the same
+            leaving.abandon()
+
+    def _close_clients(self) -> None:
+        """Close the clients. Blocks, on a thread that may have no waiter any more: so this is one call."""
+        self.membership.close(CLOSE_SECONDS)
+        self.status.withdraw()
+        if self._elsewhere is not None:
+            self._elsewhere.close()
+
+    async def _until_no_drain(self, giving_up: TaskGroup) -> None:
+        """Cut the drain short when it is taken back or cannot succeed any more."""
+        deadline = self.now() + self.config.drain_timeout_seconds + 2 * self.config.call_timeout_seconds
+        while self._drain and self.workers and self.now() < deadline:
+            await anyio.sleep(0.01)
+        if self.workers:
+            _log.warning("the drain is cut short; the next owner does again what is not committed")
+        giving_up.cancel_scope.cancel()
+
+    async def _end_jobs(self) -> None:
+        tasks = self.stages.close()
+        if tasks:
+            with anyio.move_on_after(JOBS_SECONDS, shield=True):
+                await asyncio.wait(tasks)
+
+    def _disconnect(self) -> None:
+        self._watchdog.stop()
+        self.partitions.drop_stores()
+        self.ad_hoc.close()
+        self.handover.close()
+        self.replicas.close()
+        self.looks.close()
+        self.takeovers.close()
+        self.status.close()
+        self.topic_watch.close()
+        self.handler_threads.close()
+        self.control.abandon()
+
+    # -- the group's events --------------------------------------------------------------------------------------------
+
+    def _received(self, event: GroupEvent) -> None:
+        self._events.append(event)
+        self._news.notify()
+
+    async def _receive_events(self) -> None:
+        while True:
+            while self._events:
+                event = self._events.popleft()
+                match event:
+                    case Lost():
+                        self._on_lost(event)
+                    case Fatal():
+                        self.partitions.void_all("the group refuses this member")
+                        self.fail(event.error, drain=False)
+                    case Assigned() if event.incarnation >= self.incarnation:
+                        self._on_assigned(event)
+                    case Revoked() if event.incarnation == self.incarnation:
+                        self._on_revoked(event)
+                    case _:
+                        _log.debug("sent before the membership was lost, void now: %r", event)
+            await self._news.wait()
+
+    def _on_assigned(self, event: Assigned) -> None:
+        self.incarnation = self.pool.incarnation = event.incarnation
+        self.slots.name_is_ours(True)
+        came, went = _differences(self.members, event.assignment.members)
+        self.members = event.assignment.members
+        cause = self.status.rebalanced(event, came, went)
+        owned, added = len(event.owned), len(event.added)
+        self.measure(MembershipChanged(event.generation, owned, added, lost=False, cause=cause))
+        _log.info("generation %d: %d partitions, %d of them new (%s)", event.generation, owned, added, cause)
+        if self.accepting:
+            self.handover.assigned(event)
+
+    def _on_lost(self, event: Lost) -> None:
+        _log.warning("the membership is lost (%s): everything owned is void, joining again", event.reason)
+        self.measure(MembershipChanged(-1, 0, 0, lost=True, cause=event.reason))
+        self.slots.name_is_ours(False)
+        self.handover.lost()
+        self.partitions.void_all(event.reason)
+        self.incarnation = event.incarnation
+
+    def _on_revoked(self, event: Revoked) -> None:
+        self.handover.revoked(event.partitions)
+        # These, and not those that a later plan may bring: it may arrive before the task begins.
+        workers = [self.workers[partition] for partition in event.partitions if partition in self.workers]
+        self.spawn(partial(self._revoke, event, workers))
+
+    async def _revoke(self, event: Revoked, workers: list[PartitionWorker]) -> None:
+        async with anyio.create_task_group() as giving_up:
+            for worker in workers:
+                giving_up.start_soon(self.partitions.give_up, worker)
+        if event.incarnation == self.incarnation:
+            self.membership.released(event.partitions, event.incarnation, event.generation)
+            self.handover.look_again(event.partitions)
+
+    def reading_failed(self, error: Exception) -> None:
+        """Stop the source: it, or a copy that is waited for, cannot be read any more. A topic that was replaced is
+        named as the cause."""
+
+        async def raise_cause() -> None:
+            await self.topic_watch.look()
+            raise error
+
+        self.spawn(raise_cause)
+
+    def _replica_changed(self, partition: int) -> None:
+        self.handover.replica_changed(partition)
+
+    async def _take_over(self, workers: Collection[PartitionWorker]) -> None:
+        await self.takeovers.take_over(workers)
+
+    # -- small services ------------------------------------------------------------------------------------------------
+
+    def measure(self, measurement: Measurement) -> None:
+        """Give a measurement to the user's handler; an error of the handler is only logged."""
+        if self.config.metrics_handler is not None:
+            try:
+                self.config.metrics_handler(measurement)
+            except Exception:
+                _log.exception("the metrics handler failed")
+
+    def looked(self, partition: Partition, waiter: Waiter) -> None:
+        """Answer an interjection that changed nothing, once its read is proven current."""
+        self.looks.answer(partition, waiter)
+
+    async def in_process(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run a job in a process of its own."""
+        return await self.connections.in_process(function, *args)
+
+    def wall_ms(self) -> int:
+        """Return milliseconds since the epoch."""
+        return int(self.environment.wall_seconds() * 1000)
+
+    def _settled(self, txn: Transaction, committed: bool) -> None:
+        if committed:
+            self.committed_transactions += 1
+            self.committed_events += txn.events
+        if self.config.metrics_handler is not None:
+            self.measure(self.pool.measure(txn, committed))
+
+    def revoke_store(self, store: Any, partition: int) -> None:
+        """Free a store. If its ``revoked`` fails, the source stops, after the other stores are freed."""
+        try:
+            store.revoked()
+        except Exception as error:
+            failure = StreamsError(f"{self.config.topic}[{partition}]: the store's revoked() failed: {error!r}")
+            failure.__cause__ = error
+            self.fail(failure)
+
+
+def _differences(before: Collection[str], after: Collection[str]) -> tuple[list[str], list[str]]:
+    """Return the members that came, and those that went."""
+    return sorted(set(after) - set(before)), sorted(set(before) - set(after))

@@ -1,0 +1,1 @@
+"""The partitions of a member: take-over, replicas, hand-over and restarts."""

@@ -1,0 +1,304 @@
+"""The partitions of one member: brought to work, given up, made void, restarted.
+
+Long work (take-overs, barriers, restarts) runs beside the rest and looks at a partition's state whenever it comes back
+from an await: the state decides, not the order in which tasks happen to wake up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+
+import anyio
+
+from streams.core.known_failures import KnownFailures
+from streams.core.origin import Origin, batch_end, is_batch, is_interjection
+from streams.core.partition import PartitionState
+from streams.core.policy import Decision, Failure, Work, apply_error_policy
+from streams.errors import EventFailure, MembershipLost, RecordRefused, StreamsError
+from streams.group import Order
+from streams.runtime.changelog import ReleaseMarker
+from streams.runtime.looks import Looks
+from streams.runtime.member import WorkingMember
+from streams.runtime.ownership.replicas import Replica, Replicas
+from streams.runtime.partition.failures import RestartNeeded
+from streams.runtime.partition.worker import PartitionWorker
+from streams.runtime.ports import Batch
+from streams.runtime.signal import Broadcast
+
+_log = logging.getLogger(__name__)
+
+GATHER_SECONDS = 0.02
+"""For partitions that restart together to be ready for one take-over, with one round of requests."""
+
+_S = PartitionState
+
+
+class Partitions:
+    """The workers by partition, and every way into and out of work. On the loop."""
+
+    def __init__(
+        self,
+        member: WorkingMember,
+        replicas: Replicas,
+        looks: Looks,
+        take_over: Callable[[Collection[PartitionWorker]], Awaitable[None]],
+    ) -> None:
+        """``take_over`` restores these workers and calls ``activate`` for each of them (``TakeOvers.take_over``)."""
+        self._member = member
+        self._replicas = replicas
+        self._looks = looks
+        self._take_over = take_over
+        self.workers = member.workers
+        self.changed = Broadcast()
+        """Some partition is in another state now, or gone."""
+        self._epoch = 0
+        self._fresh: list[PartitionWorker] = []  # of restarts that are about to take over
+
+    @property
+    def restoring(self) -> frozenset[int]:
+        """Return the partitions that will work once their state is here."""
+        coming = (_S.RESTORING, _S.RESTARTING)
+        return frozenset(partition for partition, worker in self.workers.items() if worker.state in coming)
+
+    # -- into work -----------------------------------------------------------------------------------------------------
+
+    def bring_up(self, partitions: Collection[int]) -> None:
+        """Take these partitions over: restore, then work. Those that are here already are left alone."""
+        workers = []
+        for partition in sorted(set(partitions) - self.workers.keys()):
+            worker = self.workers[partition] = self._new_worker(partition)
+            workers.append(worker)
+        if workers:
+            self._member.spawn(partial(self._take_over, workers))
+
+    def start_from(self, copy: Replica) -> None:
+        """Work on a partition whose copy is complete, by its donor's marker."""
+        worker = self.workers[copy.partition] = self._new_worker(copy.partition)
+        worker.adopt(copy)
+        assert copy.offset_record is not None
+        worker.ids = copy.offset_record.ids  # the donor has checked them
+        self.activate(worker, copy.offset_record.offset)
+
+    def activate(self, worker: PartitionWorker, offset: int) -> None:
+        """Start to work on a partition whose store is complete up to ``offset``."""
+        worker.state = worker.state.to(_S.ACTIVE)
+        worker.start_at(offset)
+        self._member.spawn(partial(self._work, worker))
+        self._member.input.add(worker.partition, offset, worker.epoch)
+        self._callback(self._member.config.on_partition_activated, worker.partition)
+        self.changed.notify()
+
+    def deliver(self, batch: Batch) -> None:
+        """Records from the input."""
+        for partition, records in batch.records.items():
+            worker = self.workers.get(partition)
+            if worker is None or worker.state is not _S.ACTIVE or batch.epochs.get(partition) != worker.epoch:
+                self._member.input.handled(len(records), batch.sizes[partition])
+            else:
+                worker.inbox.add(records, batch.sizes[partition])
+        self._bound_memory()
+
+    def make_room(self) -> None:
+        """The poll thread has no room although no queue is full: pause the partition that has most of it."""
+        inboxes = (worker.inbox for worker in self.workers.values())
+        most = max(inboxes, key=lambda inbox: inbox.counted_size or inbox.counted, default=None)
+        if most is not None and (most.counted or most.counted_size):  # an empty queue would never be resumed
+            most.hold()
+
+    def _bound_memory(self) -> None:
+        """Bound the sum of all queues. Paused partitions keep their records, so with many slow ones the sum matters,
+        too. Beyond half of the bound the other half is shared: a partition that holds its share is paused, one that
+        holds less goes on."""
+        rest = self._member.config.max_queued_bytes_total // 2
+        inboxes = [worker.inbox for worker in self.workers.values()]
+        if sum([inbox.size for inbox in inboxes]) > rest:
+            for inbox in inboxes:
+                if inbox.records and inbox.size * len(inboxes) >= rest:
+                    inbox.hold()
+
+    def _new_worker(self, partition: int) -> PartitionWorker:
+        self._epoch += 1
+        return PartitionWorker(self._member, partition, self._epoch)
+
+    async def _work(self, worker: PartitionWorker) -> None:
+        try:
+            with worker.scope:
+                await worker.run()
+        except RestartNeeded as need:
+            if need.failure.attempts:
+                worker.failures.add(need.origin, need.failure)
+            self._begin_restart(worker, worker.failures, settle=True)
+        except Exception as error:
+            if worker.state.admits:
+                self._member.fail(error, drain=isinstance(error, EventFailure))
+            else:
+                _log.info("%s: an event failed after the partition was given up: %r", worker.topic_partition, error)
+        finally:
+            worker.finished.set()
+
+    # -- out of work ---------------------------------------------------------------------------------------------------
+
+    async def give_up(self, worker: PartitionWorker) -> None:
+        """Run the barrier: let the running event end, commit what is complete, free the store."""
+        while worker.replaced_by is not None:  # by a restart
+            worker = worker.replaced_by
+        if worker.state is _S.DRAINING:  # by stop, and now by the group too
+            await worker.gone.wait()
+        if worker.state in (_S.RELEASED, _S.VOID):
+            return
+        restoring = worker.state is _S.RESTORING
+        self._close_intake(worker, _S.DRAINING)
+        if not restoring:
+            await self._finish(worker)
+            await self._member.pool.wait_settled(worker.partition)
+        if worker.state is not _S.DRAINING:
+            return
+        worker.state = worker.state.to(_S.RELEASED)
+        worker.drop_store()
+        self._forget(worker)
+
+    async def release(self, worker: PartitionWorker, order: Order) -> bool:
+        """Hand an active partition over: the last transaction here carries the marker. ``False``: it was not handed
+        over (an event of it was refused, it was lost, or taken away meanwhile). Otherwise no work is done for this
+        partition any more, and its store is left with ``worker``."""
+        self._close_intake(worker, _S.RELEASING)
+        await self._finish(worker)
+        if not _is_releasing(worker):
+            return False
+        marker = ReleaseMarker(order.to, order.generation)
+        self._member.pool.admit_release(worker.partition, worker.watermark, marker)
+        await self._member.pool.wait_settled(worker.partition)
+        if not _is_releasing(worker):
+            return False
+        worker.state = worker.state.to(_S.RELEASED)
+        self._forget(worker)
+        return True
+
+    def void_all(self, reason: str) -> None:
+        """Make all partitions void: nothing owned may be touched any more (rule R5)."""
+        pool = self._member.pool
+        if not self.workers and not pool.unsettled:
+            return
+        pool.drop_everything(MembershipLost(reason))
+        for worker in list(self.workers.values()):
+            self._void(worker)
+
+    def drop_stores(self) -> None:
+        """Free all stores at the very end, in any state."""
+        for worker in self.workers.values():
+            worker.drop_store()
+        self.workers.clear()
+
+    def _close_intake(self, worker: PartitionWorker, state: PartitionState) -> None:
+        working = worker.state is not _S.RESTORING
+        worker.state = worker.state.to(state)
+        worker.close_intake()
+        if working:
+            self._member.input.remove([worker.partition])
+        self.changed.notify()
+
+    async def _finish(self, worker: PartitionWorker) -> None:
+        """Wait for the running event, and for the proofs of interjections that looked; cancel the event when it takes
+        too long."""
+        with anyio.move_on_after(self._member.config.drain_timeout_seconds):
+            await worker.finished.wait()
+        if not worker.finished.is_set():
+            _log.warning("%s: the running event is cancelled, it took too long", worker.topic_partition)
+            worker.scope.cancel()
+            await worker.finished.wait()
+        await self._looks.wait_answered(worker)
+
+    def _void(self, worker: PartitionWorker) -> None:
+        self._close_intake(worker, _S.VOID)
+        worker.scope.cancel()
+        worker.drop_store()
+        self._forget(worker)
+
+    def _forget(self, worker: PartitionWorker) -> None:
+        worker.gone.set()
+        if self.workers.get(worker.partition) is worker:
+            del self.workers[worker.partition]
+            self._replicas.unhold(worker.partition)
+            self._callback(self._member.config.on_partition_revoked, worker.partition)
+        self.changed.notify()
+
+    # -- starting again ------------------------------------------------------------------------------------------------
+
+    def refused(self, partition: int, origin: Origin, error: RecordRefused) -> None:
+        """Restart the partition of an event whose records are refused for good. Its effects are out of the pool
+        already."""
+        member, worker = self._member, self.workers.get(partition)
+        if worker is None or not worker.state.admits:
+            return
+        if worker.state is _S.DRAINING:
+            self._void(worker)  # later events would leave a gap; the next owner meets the event again
+            return
+        if is_batch(origin):  # the event to blame is found when they are handled one by one
+            worker.split_batch(batch_end(origin), error)
+        elif not is_interjection(origin):
+            worker.failures.add(origin, Failure(1, error))
+        else:
+            decision = apply_error_policy(Failure(1, error, Work.INTERJECTION), member.config.error_policy)
+            text = f"{worker.topic_partition}: what an interjection sends is refused: {error}"
+            if decision is Decision.EXIT:
+                member.exit_now(f"{text}; {decision.value}")
+            if decision is Decision.STOP:
+                self._void(worker)
+                member.fail(EventFailure(text))
+                return
+            _log.error("%s", text)
+        self._begin_restart(worker, worker.failures, settle=False)
+
+    def dropped(self) -> None:
+        """Restart partitions whose admitted events are dropped, because the broker did not know this member. A lost
+        membership voids everything; if it is not lost (the coordinator forgot us for a moment), the stores must not
+        stay ahead of their changelogs."""
+        for worker in list(self.workers.values()):
+            if worker.state in (_S.ACTIVE, _S.RELEASING):
+                self._begin_restart(worker, KnownFailures(), settle=False)
+            elif worker.state is _S.DRAINING:
+                self._void(worker)
+
+    def _begin_restart(self, worker: PartitionWorker, known: KnownFailures, *, settle: bool) -> None:
+        if worker.state not in (_S.ACTIVE, _S.RELEASING):
+            return
+        worker.scope.cancel()
+        self._close_intake(worker, _S.RESTARTING)
+        self._member.spawn(lambda: self._restart(worker, known, settle))
+
+    async def _restart(self, worker: PartitionWorker, known: KnownFailures, settle: bool) -> None:
+        """Drop the state and restore it from the changelog, then go on; ``known`` failures are not tried again."""
+        _log.warning("%s: its state is dropped and restored from the changelog", worker.topic_partition)
+        await worker.finished.wait()
+        if settle:
+            await self._member.pool.wait_settled(worker.partition)
+        if worker.state is not _S.RESTARTING:
+            return
+        worker.drop_store()
+        fresh = self._new_worker(worker.partition)
+        worker.state = worker.state.to(_S.VOID)
+        self.workers[worker.partition] = worker.replaced_by = fresh
+        fresh.failures = KnownFailures(known.carried_over())
+        fresh.started_at = worker.started_at
+        fresh.is_restart = True
+        fresh.inbox.inherit(worker.inbox)
+        self._fresh.append(fresh)
+        if len(self._fresh) > 1:
+            return  # the first one takes all of them over
+        await anyio.sleep(GATHER_SECONDS)
+        together, self._fresh = self._fresh, []
+        await self._take_over(together)
+
+    def _callback(self, function: Callable[[int], None] | None, partition: int) -> None:
+        if function is not None:
+            try:
+                function(partition)
+            except Exception as error:
+                self._member.fail(StreamsError(f"a callback for partition {partition} failed: {error!r}"))
+
+
+def _is_releasing(worker: PartitionWorker) -> bool:
+    """Whether it is still being handed over: anything may have happened during an await."""
+    return worker.state is _S.RELEASING

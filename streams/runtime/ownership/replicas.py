@@ -1,0 +1,398 @@
+"""Copies of state that are filled from the changelog and not worked on: in restore, warm, or about to be taken.
+
+One tail follows all of these partitions on a thread of its own and puts the records straight into the stores. The owner
+of a store is decided under one lock, which is never held while a store works: a copy is the tail's as long as it is in
+``_copies``, and until the batch under way (``busy``) is in its store. So a busy copy is not taken, and the store of one
+that is discarded meanwhile is freed afterwards.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from streams.codecs import RESERVED_KEY_PREFIX
+from streams.core.timers import Timer
+from streams.errors import OffsetError, RegistrationError, StreamsError
+from streams.protocols import StateStore
+from streams.records import TYPE_HEADER, Change, IncomingRecord, TopicPartition
+from streams.runtime.bridge import Inlet
+from streams.runtime.changelog import (
+    OFFSET_KEY,
+    RELEASE_KEY,
+    TIMER_PREFIX,
+    OffsetRecord,
+    ReleaseMarker,
+    TopicIds,
+    decode_offset,
+    decode_release,
+    decode_timer,
+)
+from streams.runtime.member import Member
+from streams.runtime.reading.followed_partition import FROM_START, FollowedPartition
+from streams.runtime.signal import Broadcast
+from streams.statistics import CopyStatistics
+
+_log = logging.getLogger(__name__)
+
+READY_WITHIN = 100_000
+"""Records behind the end of the changelog at which a copy is not warm any more: fewer are read in about a second."""
+
+
+CLOSE_SECONDS = 5.0
+"""At the end, for stores that are being written to."""
+
+
+def make_store(factory: Callable[[TopicPartition], Any], where: TopicPartition) -> Any:
+    """Make an empty store by the user's factory. Raises ``RegistrationError`` for an object that is none."""
+    store = factory(where)
+    if not isinstance(store, StateStore):
+        raise RegistrationError(
+            f"the store factory made a {type(store).__name__} for {where}; a store needs the methods "
+            "receive_change and revoked (streams.protocols.StateStore)"
+        )
+    return store
+
+
+class Replica(FollowedPartition):
+    """A store, and how far of the changelog it contains. ``marker``: the release marker, if that is the last record so
+    far."""
+
+    def __init__(self, partition: int, epoch: int, store: Any, since: float) -> None:
+        super().__init__(partition, epoch)
+        self.store = store
+        self.since = since
+        self.goal: int | None = None  # a take-over waits until the position has reached it
+        self.busy = False  # the tail's thread is in its store
+        self.awaited = False  # it was asked for while it was
+        self.warm = False  # it was ready when a take-over began
+        self.last = -1  # offset of the last record
+        self.offset_record: OffsetRecord | None = None
+        self.timers: dict[str, Timer] = {}
+        self.marker: ReleaseMarker | None = None
+        self.failure: Exception | None = None
+        self.timestamp_ms = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is warm."""
+        return self.caught_up and self.failure is None and self.behind <= READY_WITHIN
+
+    def receive(self, records: list[IncomingRecord]) -> None:
+        """Put changelog records into the store. On the tail's thread."""
+        change = self.store.receive_change
+        size = 0
+        for record in records:
+            key, value = record.key, record.value
+            if key is None:
+                _log.warning("%s: a record without key does not belong into a changelog; it is ignored", record.where)
+                continue
+            size += len(key) + len(value or b"")
+            if not key.startswith(RESERVED_KEY_PREFIX):
+                kind = record.header(TYPE_HEADER) if record.headers else None
+                change(Change(key, value, None, kind.decode() if kind else ""))
+            elif key == OFFSET_KEY and value is not None:
+                self.offset_record = decode_offset(record)
+            elif key.startswith(TIMER_PREFIX):
+                self._receive_timer(record)
+        last = records[-1]
+        self.marker = decode_release(last) if last.key == RELEASE_KEY and last.value is not None else None
+        self.last = last.offset
+        self.timestamp_ms = last.timestamp_ms
+        self.records += len(records)
+        self.size += size
+
+    def advance(self, position: int, end: int, *, more: bool) -> bool:
+        """As of every partition; returns whether that is news for a take-over or a move."""
+        before = self.position
+        first = super().advance(position, end, more=more)
+        reached = self.goal is not None and before < self.goal <= self.position
+        return first or reached or self.marker is not None
+
+    def _receive_timer(self, record: IncomingRecord) -> None:
+        name, timer = decode_timer(record)
+        if timer is None:
+            self.timers.pop(name, None)
+        else:
+            self.timers[name] = timer
+
+
+class Replicas:
+    """All copies of one member. Methods are for the loop, except ``_received`` and ``_failed``."""
+
+    def __init__(
+        self, member: Member, make_store: Callable[[TopicPartition], Any], changed: Callable[[int], None]
+    ) -> None:
+        """``make_store`` makes the empty store of a partition; ``changed`` is called on the loop with each partition
+        whose copy has news."""
+        self._member = member
+        self._make_store = make_store
+        self._when_changed = changed
+        self._lock = threading.Condition()  # notified when a copy is not busy any more
+        self._copies: dict[int, Replica] = {}
+        self._orphans: list[Replica] = []  # discarded while they were busy
+        self._standing: frozenset[int] = frozenset()  # to be kept warm, as the plan has it
+        self._held: set[int] = set()  # being taken over
+        self._epoch = 0
+        self._tail = member.connections.tail()
+        self._inlet = Inlet(self._news)
+        self.changed = Broadcast()
+        """News of a copy: it caught up, reached the awaited position, met a marker, or failed."""
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._tail.start(self._received, self._failed)
+
+    def close(self) -> None:
+        """Stop reading, free every store. Waits up to ``CLOSE_SECONDS`` for stores that take the last records."""
+        self._tail.close()
+        for partition in list(self._copies):
+            self._discard(partition)
+        with self._lock:
+            self._lock.wait_for(lambda: not any(copy.busy for copy in self._orphans), CLOSE_SECONDS)
+        self._revoke_orphans()
+        for copy in self._orphans:
+            _log.error(
+                "%s[%d]: the store still takes a change after %g s; it is left behind without revoked()",
+                self._member.config.changelog,
+                copy.partition,
+                CLOSE_SECONDS,
+            )
+
+    # -- kept copies ---------------------------------------------------------------------------------------------------
+
+    def keep(self, partitions: Collection[int]) -> None:
+        """Keep copies of these partitions warm from now on; others are freed unless they are being taken over. A
+        partition that is worked on here gets its copy when that has ended (``adopt``, ``renew``)."""
+        self._standing = frozenset(partitions)
+        for partition, copy in list(self._copies.items()):
+            if copy.failure is not None and partition not in self._held:
+                self._discard(partition)  # each plan is another try
+            self._let_go(partition)
+        for partition in sorted(self._standing - self._member.workers.keys()):
+            self.renew(partition)
+
+    def renew(self, partition: int) -> None:
+        """Begin a missing copy that is to be kept warm."""
+        if partition in self._standing and partition not in self._copies:
+            self._follow(self._new(partition), FROM_START)
+
+    def hold(self, partition: int) -> None:
+        """Read a partition for a take-over, and keep it until ``unhold``."""
+        copy = self._copies.get(partition)
+        if copy is not None and partition not in self._held:
+            copy.warm = copy.is_ready
+        self._held.add(partition)
+        if copy is not None and copy.failure is not None:
+            self._discard(partition)
+            copy = None
+        if copy is None:
+            self._follow(self._new(partition), FROM_START)
+
+    def unhold(self, partition: int) -> None:
+        """End the hold of a take-over."""
+        self._held.discard(partition)
+        self._let_go(partition)
+        self.changed.notify()
+
+    def adopt(
+        self,
+        partition: int,
+        store: Any,
+        offset_record: OffsetRecord | None,
+        timers: dict[str, Timer],
+        position: int,
+    ) -> None:
+        """Keep store and timers of a partition that was worked on here until now. They contain everything below
+        ``position``, and maybe more: reading that again ends at the same state."""
+        self._discard(partition)
+        copy = self._new(partition, store)
+        copy.offset_record = offset_record
+        copy.timers = timers
+        self._follow(copy, position)
+
+    def take(self, partition: int, when: Callable[[Replica], bool] = lambda _: True) -> Replica | None:
+        """Take a copy out, if there is one that fits: the store belongs to the caller. ``None`` also while the tail
+        puts records into it: wait for ``changed`` then."""
+        with self._lock:
+            copy = self._copies.get(partition)
+            if copy is None or self._is_busy(copy) or copy.failure is not None or not when(copy):
+                return None
+            del self._copies[partition]
+        self._held.discard(partition)
+        self._tail.remove([partition])
+        return copy
+
+    def reaches(self, partition: int, goal: int) -> bool:
+        """Check whether everything below ``goal`` was read; if not, wait for ``changed``. Raises the error that reading
+        met."""
+        with self._lock:
+            copy = self._copies.get(partition)
+            if copy is None:
+                return False
+            if copy.failure is not None:
+                raise copy.failure
+            copy.goal = goal
+            return not self._is_busy(copy) and copy.position >= goal
+
+    def failure(self, partition: int) -> Exception | None:
+        """Return the error that ended the reading of a copy."""
+        copy = self._copies.get(partition)
+        return None if copy is None else copy.failure
+
+    def written_at(self, partition: int) -> int:
+        """Return the offset of the last record in a copy, -1 if none was read."""
+        copy = self._copies.get(partition)
+        return -1 if copy is None else copy.last
+
+    def lacks_offset(self, partition: int) -> bool:
+        """Check whether no input offset was read with a copy."""
+        copy = self._copies.get(partition)
+        return copy is not None and copy.offset_record is None
+
+    def ids(self) -> dict[int, TopicIds]:
+        """Return the topics that the state in each copy belongs to, as its last offset record names them: of copies
+        that were read up to the end, because an older record may name the topic before a restore."""
+        records = {partition: copy.offset_record for partition, copy in self._copies.items() if copy.caught_up}
+        return {partition: record.ids for partition, record in records.items() if record is not None}
+
+    def position(self, partition: int) -> int:
+        """Return the position of a partition that is being read, else -1."""
+        copy = self._copies.get(partition)
+        return FROM_START if copy is None else copy.position
+
+    # -- statistics ----------------------------------------------------------------------------------------------------
+
+    def standing(self) -> Mapping[int, Replica]:
+        """Return the copies that are kept warm, without those that are being taken over."""
+        wanted = self._standing - self._held
+        return {partition: copy for partition, copy in self._copies.items() if partition in wanted}
+
+    def statistics(self) -> tuple[CopyStatistics, ...]:
+        """Return one value per copy, ordered by partition."""
+        now, wall = self._member.now(), self._member.wall_ms()
+        found = []
+        for partition, copy in sorted(self._copies.items()):
+            seconds = max(now - copy.since, 1e-9)
+            read = max(copy.position, 0) - max(copy.start, 0)
+            rate = read / seconds
+            state = "restoring" if partition in self._held else "ready" if copy.is_ready else "preparing"
+            found.append(
+                CopyStatistics(
+                    partition=partition,
+                    state="failed" if copy.failure is not None else state,
+                    position=copy.position,
+                    end=copy.end,
+                    records_left=copy.behind,
+                    records=copy.records,
+                    size_bytes=copy.size,
+                    seconds=seconds,
+                    seconds_left=0.0 if not copy.behind else copy.behind / rate if rate else None,
+                    lag_seconds=max(0.0, (wall - copy.timestamp_ms) / 1000) if copy.behind and copy.records else 0.0,
+                )
+            )
+        return tuple(found)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _new(self, partition: int, store: Any = None) -> Replica:
+        self._epoch += 1
+        if store is None:
+            store = self._make_store(TopicPartition(self._member.config.topic, partition))
+        return Replica(partition, self._epoch, store, self._member.now())
+
+    def _follow(self, copy: Replica, position: int) -> None:
+        copy.begin_at(position)
+        with self._lock:
+            self._copies[copy.partition] = copy
+        self._tail.add(copy.partition, position, copy.epoch)
+
+    def _let_go(self, partition: int) -> None:
+        if partition not in self._standing and partition not in self._held:
+            self._discard(partition)
+
+    def _discard(self, partition: int) -> None:
+        with self._lock:
+            copy = self._copies.pop(partition, None)
+        if copy is not None:
+            self._tail.remove([partition])
+            self._orphans.append(copy)
+            self._revoke_orphans()
+
+    def _revoke_orphans(self) -> None:
+        """Free the stores of discarded copies that are not busy any more: a copy that is not in ``_copies`` never gets
+        busy again."""
+        done = [copy for copy in self._orphans if not copy.busy]
+        self._orphans = [copy for copy in self._orphans if copy not in done]
+        for copy in done:
+            self._member.revoke_store(copy.store, copy.partition)
+
+    def _is_busy(self, copy: Replica) -> bool:
+        """Check whether a copy is busy; the caller then gets ``changed`` at the end of that. Under the lock."""
+        copy.awaited = copy.busy
+        return copy.busy
+
+    def _received(self, partition: int, epoch: int, records: list[IncomingRecord], position: int, end: int) -> None:
+        """On the tail's thread."""
+        with self._lock:
+            copy = self._copies.get(partition)
+            if copy is None or copy.epoch != epoch or copy.failure is not None:
+                return
+            copy.busy = True
+        failure = None
+        try:
+            if records:
+                copy.receive(records)  # the user's code: without the lock, or a slow store would hold up the loop
+        except Exception as error:
+            failure = error
+        with self._lock:
+            copy.busy = False
+            news, copy.awaited = copy.awaited, False
+            if self._copies.get(partition) is not copy:
+                news = True  # an orphan: its store can be let go now
+            elif failure is None:
+                news = copy.advance(position, end, more=bool(records)) or news
+            else:
+                copy.failure = failure  # at once: half of the records are in its store, so it must not be taken
+            self._lock.notify_all()
+        if news:
+            self._inlet.put(partition)
+        if failure is not None:
+            raise failure
+
+    def _failed(self, partition: int, epoch: int, error: Exception) -> None:
+        """On the tail's thread."""
+        with self._lock:
+            copy = self._copies.get(partition)
+            if copy is None or copy.epoch != epoch:
+                return
+            if not isinstance(error, StreamsError):
+                where = f"{self._member.config.changelog}[{partition}]"
+                failure = StreamsError(
+                    f"{where}: the store cannot be restored from position {copy.position}: {error!r}"
+                )
+                failure.__cause__ = error
+                error = failure
+            copy.failure = error
+        self._inlet.put(partition)
+
+    def _news(self, partition: int) -> None:
+        self._revoke_orphans()
+        copy = self._copies.get(partition)
+        if copy is not None and copy.failure is not None:
+            self._lost_copy(copy)
+        self._when_changed(partition)
+        self.changed.notify()
+
+    def _lost_copy(self, copy: Replica) -> None:
+        """Begin a copy anew if its place in the log is gone. Otherwise it cannot be read on: a take-over, or a marker
+        that is waited for, meets the error, and stops the source."""
+        where = f"{self._member.config.changelog}[{copy.partition}]"
+        if isinstance(copy.failure, OffsetError) and copy.start != FROM_START:
+            _log.warning("%s: its warm copy begins anew: %s", where, copy.failure)
+            self._discard(copy.partition)
+            self._follow(self._new(copy.partition), FROM_START)
+        elif copy.partition not in self._held:
+            _log.error("%s: no warm copy can be kept here: %s", where, copy.failure)

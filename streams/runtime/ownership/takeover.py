@@ -1,0 +1,332 @@
+"""Take over partitions: fence, barrier, state and offset, start (protocol, section 7); and the look-up of rule R3.
+
+The order is the protocol. Reading the changelog before the barrier would miss a transaction that was still pending;
+starting at the group's offset would count twice after a coordinator lost its memory; so neither is possible here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Mapping
+
+import anyio
+import msgspec
+
+from streams.core.partition import PartitionState
+from streams.core.transaction import Cut, Transaction
+from streams.errors import BrokerUnavailable, OffsetError, Stopped, TopicError, TransactionFailed
+from streams.group import TakeOver
+from streams.metrics import OffsetMismatch, TakeOverDone
+from streams.records import IncomingRecord
+from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, ReleaseMarker, TopicIds, decode_offset
+from streams.runtime.member import Member
+from streams.runtime.ownership.partitions import Partitions
+from streams.runtime.ownership.replicas import Replica, Replicas
+from streams.runtime.ownership.stalls import Stalls
+from streams.runtime.ownership.topic_watch import TopicWatch, refuse_replaced
+from streams.runtime.partition.worker import PartitionWorker
+from streams.runtime.ports import SourceLog
+from streams.runtime.reading.followed_partition import FROM_START
+
+_log = logging.getLogger(__name__)
+
+STEP_SECONDS = 20.0
+"""For one request to the broker; a pending transaction of another member ends within its timeout plus the broker's
+sweep."""
+
+STALLED_SECONDS = 5.0
+"""Without any progress of barrier or restore for so long all requests are made again, the fence included."""
+
+Range = tuple[int, int]
+Receive = Callable[[int, list[IncomingRecord]], None]
+Cancelled = Callable[[], bool]
+
+
+class TakeOvers:
+    """Take-overs and look-ups of one member. On the loop."""
+
+    def __init__(self, member: Member, partitions: Partitions, replicas: Replicas, topic_watch: TopicWatch) -> None:
+        self._member = member
+        self._partitions = partitions
+        self._replicas = replicas
+        self._topic_watch = topic_watch
+        self._config = member.config
+        self._source = member.connections.worker("kes-source")
+        self._stalls = Stalls(member)
+
+    async def take_over(self, workers: Collection[PartitionWorker]) -> None:
+        """Bring these partitions to work; keeps trying while the broker does not answer. Partitions that are taken away
+        meanwhile are left out. Raises ``OffsetError`` and ``TopicError`` when state and log do not fit together."""
+        pause = 0.1
+        held = [worker.partition for worker in workers]
+        try:
+            while waiting := [worker for worker in workers if _is_restoring(worker)]:
+                for worker in waiting:
+                    self._replicas.hold(worker.partition)  # read during the requests; the end is known after them
+                try:
+                    await self._once(waiting)
+                except (BrokerUnavailable, TransactionFailed) as error:
+                    _log.warning("take-over of %s waits for the broker: %s", _names(waiting), error)
+                    await anyio.sleep(pause)
+                    pause = min(pause * 2, 1.0)
+        except (OffsetError, TopicError):
+            # If the topic was replaced, that is the error: nothing of the other partitions is drained into it then.
+            await self._topic_watch.look()
+            raise
+        finally:
+            for partition in held:
+                if self._member.workers.get(partition) is None:
+                    self._replicas.unhold(partition)
+
+    async def _once(self, workers: list[PartitionWorker]) -> None:
+        member, config, now = self._member, self._config, self._member.now
+        call = member.control.call
+        numbers = [worker.partition for worker in workers]
+        began = now()
+        await member.slots.wait_all_replaced(config.recovery_timeout_seconds)  # our own open transactions are settled
+        fenced = await call(member.takeover_client.fence_departed, member.members, now() + STEP_SECONDS)
+        if fenced:
+            _log.info("ended the open transactions of members that are gone: %s", ", ".join(fenced))
+        fenced_at = now()
+        # Beside the barrier, not before the fence: until then another member may still have read further.
+        about_source = asyncio.ensure_future(
+            self._source.call(_identified_range, member.source_log, config.topic, numbers, now() + STEP_SECONDS)
+        )
+        about_source.add_done_callback(lambda done: done.cancelled() or done.exception())  # also when the barrier fails
+        try:
+            # A pending commit that does not end may be one whose fence was missed: no longer than a restore may stall.
+            group_offsets = await call(member.takeover_client.stable_offsets, numbers, now() + STALLED_SECONDS)
+            changelog, changelog_id = await call(
+                _identified_range, member.takeover_client, config.changelog, numbers, now() + STEP_SECONDS
+            )
+            source, source_id = await about_source
+        finally:
+            about_source.cancel()
+        ids = TopicIds(source_id, changelog_id)
+        barrier_at = now()
+        waiting = {worker.partition: worker for worker in workers}
+        last, moved_at = None, barrier_at
+        while True:
+            for number, worker in list(waiting.items()):
+                low, high = changelog[number]
+                if not _is_restoring(worker):
+                    del waiting[number]  # taken away meanwhile
+                elif self._replicas.reaches(number, goal := high if low < high else FROM_START):
+                    alone = True
+                    if group_offsets.get(number) is not None and self._replicas.lacks_offset(number):
+                        # Compaction may have taken it, for a newer one of a member that worked on while we stood still.
+                        again = await call(
+                            member.takeover_client.log_range, config.changelog, [number], now() + STEP_SECONDS
+                        )
+                        alone = again[number][1] == high
+                        if not _is_restoring(worker):
+                            del waiting[number]
+                            continue
+                    if not alone or self._replicas.written_at(number) >= high or not member.is_current:
+                        raise BrokerUnavailable(f"another member works on {worker.topic_partition}; asking again")
+                    copy = self._start(worker, group_offsets.get(number), source[number], goal, ids)
+                    if copy is None:
+                        continue
+                    del waiting[number]
+                    times = fenced_at - began, barrier_at - fenced_at, now() - barrier_at
+                    member.measure(TakeOverDone(number, worker.watermark, copy.records, *times, copy.warm))
+            if not waiting:
+                return
+            stand = [self._replicas.position(number) for number in waiting]
+            if stand != last:
+                last, moved_at = stand, now()
+            elif (
+                now() - moved_at > STALLED_SECONDS
+            ):  # a member that is gone may have begun a transaction after the fence
+                await self._stalls.look(dict(zip(waiting, stand, strict=True)), moved_at)
+                raise BrokerUnavailable(f"restoring makes no progress: {self._stand(waiting, changelog)}")
+            await self._replicas.changed.wait(STALLED_SECONDS)
+
+    def close(self) -> None:
+        """End the threads of requests."""
+        self._source.abandon()
+        self._stalls.close()
+
+    def _start(
+        self, worker: PartitionWorker, group_offset: int | None, source: Range, changelog_end: int, ids: TopicIds
+    ) -> Replica | None:
+        """Take a complete copy to work on. ``None``: it began anew, or the tail is putting records into it."""
+        member, number = self._member, worker.partition
+        copy = self._replicas.take(number, lambda copy: copy.position >= changelog_end)
+        if copy is None:
+            if self._replicas.failure(number) is not None:
+                raise BrokerUnavailable(f"the state of {worker.topic_partition} cannot be read on; asking again")
+            return None
+        worker.adopt(copy)
+        offset = self._start_offset(worker, group_offset, source, ids)
+        worker.ids = ids
+        self._partitions.activate(worker, offset)
+        if worker.offset_record is None and self._config.auto_offset_reset == "latest":
+            member.pool.admit(number, offset, [], [])  # the next start must not skip records from now on
+        return copy
+
+    def _stand(self, waiting: Collection[int], changelog: Mapping[int, Range]) -> str:
+        copies = self._replicas
+        stands = [f"[{number}] at {copies.position(number)} of {changelog[number][1]}" for number in sorted(waiting)]
+        return ", ".join(stands[:5]) + (f" and {len(stands) - 5} more" if len(stands) > 5 else "")
+
+    async def _read(self, ranges: Mapping[int, Range], receive: Receive, cancelled: Cancelled) -> None:
+        worker = self._member.connections.worker("kes-look-up")
+        connections, topic = self._member.connections, self._config.changelog
+        unwanted = False  # no take-over waits for it any more
+
+        def read() -> None:
+            reader = connections.reader()
+            try:
+                reader.read(
+                    topic,
+                    ranges,
+                    receive,
+                    stalled_after_seconds=STEP_SECONDS,
+                    cancelled=lambda: unwanted or cancelled(),
+                )
+            finally:
+                reader.close()
+
+        try:
+            await worker.call(read)
+        except asyncio.CancelledError:
+            unwanted = True
+            self._member.hung_calls.abandon(worker, "look-up of the changelog")
+            raise
+        except BaseException:
+            worker.abandon()
+            raise
+        worker.abandon()
+
+    def _start_offset(self, worker: PartitionWorker, group_offset: int | None, source: Range, ids: TopicIds) -> int:
+        """Return the offset where the partition goes on: the changelog's; for a new one by ``auto_offset_reset``."""
+        config, tp, record = self._config, worker.topic_partition, worker.offset_record
+        low, high = source
+        if record is None:
+            if group_offset is not None:
+                raise OffsetError(
+                    f"{tp}: the group {config.group_id} has committed offset {group_offset}, but the changelog "
+                    f"{config.changelog}[{worker.partition}] holds no offset: the changelog was deleted, or "
+                    "another program "
+                    "uses the group. Restore the changelog, or delete the group's offsets to begin anew"
+                )
+            if config.auto_offset_reset == "error":
+                raise OffsetError(f"{tp}: no offset is committed, and auto_offset_reset is 'error'")
+            if worker.started_at is None:
+                worker.started_at = low if config.auto_offset_reset == "earliest" else high
+            return worker.started_at
+        refuse_replaced(config, worker.partition, record.ids, ids)
+        if not low <= record.offset <= high:
+            lost = f"records {record.offset} to {low - 1} are gone" if record.offset < low else f"it ends at {high}"
+            raise OffsetError(
+                f"{tp}: the state in {config.changelog}[{worker.partition}] goes on at offset "
+                f"{record.offset}, but {lost} "
+                f"(log start {low}, end {high}). Restore the topic, or delete the changelog and the group's "
+                "offsets to begin "
+                "anew"
+            )
+        if group_offset is not None and group_offset > record.offset:
+            raise OffsetError(
+                f"{tp}: the group {config.group_id} has committed offset {group_offset}, but the state in "
+                f"{config.changelog}[{worker.partition}] goes on at offset {record.offset}: the changelog lost "
+                "records, or the group's offset was set by hand. Restore the changelog; or, to have records "
+                f"{record.offset} to {group_offset - 1} handled again (their outputs appear a second time), stop all "
+                f"members and run `kes offsets accept MODULE:SOURCE --partition {worker.partition}`"
+            )
+        if group_offset != record.offset:
+            self._member.measure(
+                OffsetMismatch(worker.partition, -1 if group_offset is None else group_offset, record.offset)
+            )
+            _log.warning(
+                "%s: the group's committed offset is %s, the changelog's %d; the changelog is right (a coordinator "
+                "lost its memory, offsets expired, or an offset was set back by hand, which has no effect on a source "
+                "with state)",
+                tp,
+                "missing" if group_offset is None else group_offset,
+                record.offset,
+            )
+        return record.offset
+
+    async def look_up(self, txn: Transaction) -> bool:
+        """Look up in the changelog whether this transaction of ours is committed (rule R3). Keeps trying while the
+        broker does not answer, up to ``recovery_timeout_seconds``."""
+        member, config = self._member, self._config
+        deadline = member.now() + config.recovery_timeout_seconds
+        # One that was not handed over, if there is any: only this member writes to its changelog.
+        partition = min(txn.cuts, key=lambda number: txn.cuts[number].release is not None)
+        while True:
+            try:
+                return await self._look_up_once(partition, txn.cuts[partition], txn.serial)
+            except BrokerUnavailable as error:
+                if member.now() > deadline:
+                    raise
+                _log.warning("the look-up of transaction %d waits for the broker: %s", txn.serial, error)
+                await anyio.sleep(0.2)
+
+    async def _look_up_once(self, partition: int, cut: Cut, serial: int) -> bool:
+        member = self._member
+        answer = await member.control.call(
+            member.takeover_client.log_range, self._config.changelog, [partition], member.now() + STEP_SECONDS
+        )
+        low, high = answer[partition]
+        window = 2 * self._config.pool.max_batch_size + member.environment.look_up_records
+        while True:
+            start = max(low, high - window)
+            found = await self._offset_records(partition, start, high, serial)
+            if any(self._is_ours(record, serial) for record in found):
+                return True
+            mine = any(record.writer == member.writer for record in found)
+            if mine or (found and cut.release is None):
+                return False
+            if start == low:
+                return bool(found) and cut.release is not None and _follows(found[-1], cut, cut.release)
+            window *= 8
+
+    def _is_ours(self, record: OffsetRecord, serial: int) -> bool:
+        return record.writer == self._member.writer and record.serial >= serial
+
+    async def _offset_records(self, partition: int, start: int, end: int, serial: int) -> list[OffsetRecord]:
+        """Read the offset records in this range, up to the first that decides the look-up: later ones may belong to an
+        open transaction of the next owner, which may be waiting for us."""
+        found: list[OffsetRecord] = []
+
+        def receive(_: int, records: list[IncomingRecord]) -> None:
+            found.extend(decode_offset(record) for record in records if record.key == OFFSET_KEY and record.value)
+
+        if start < end:
+            with contextlib.suppress(Stopped):
+                await self._read(
+                    {partition: (start, end)}, receive, lambda: any(self._is_ours(record, serial) for record in found)
+                )
+        return found
+
+
+def _identified_range(
+    questions: TakeOver | SourceLog, topic: str, partitions: Collection[int], deadline: float
+) -> tuple[dict[int, Range], str]:
+    """Return the ranges of these partitions, and the id of the topic that they belong to. Blocks."""
+    before = questions.identity(topic, deadline)
+    ranges = questions.log_range(topic, partitions, deadline)
+    # Requested before and after: the offsets of a new topic must not pass for those of the old one, nor the reverse.
+    after = questions.identity(topic, deadline)
+    if before.topic_id != after.topic_id:
+        raise BrokerUnavailable(f"topic {topic} was created again between two requests; asking again")
+    return ranges, after.topic_id
+
+
+def _is_restoring(worker: PartitionWorker) -> bool:
+    return worker.state is PartitionState.RESTORING
+
+
+def _follows(record: OffsetRecord, cut: Cut, release: bytes) -> bool:
+    """Check whether another member works on from our marker, which compaction has taken away meanwhile: then it was
+    committed."""
+    marker = msgspec.json.decode(release, type=ReleaseMarker)
+    return record.generation >= marker.generation and record.offset >= cut.offset
+
+
+def _names(workers: Collection[PartitionWorker]) -> str:
+    return ", ".join(str(worker.topic_partition) for worker in workers)

@@ -1,0 +1,155 @@
+"""Check that source and changelog are still the topics that the state belongs to (protocol, A1 and A2).
+
+A topic that was deleted and created again has the same name, other records at the same offsets, and another id. Offsets
+and state of the old one do not fit it, so nothing may be read from it, or written to it, on their account.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final
+
+import anyio
+
+from streams.config import EventSourceConfig
+from streams.errors import BrokerUnavailable, ConfigError, OffsetError, TopicError, TopicReplaced
+from streams.group import TakeOver
+from streams.metrics import PartitionsAdded
+from streams.runtime.changelog import TopicIds
+from streams.runtime.member import Member
+from streams.runtime.ownership.replicas import Replicas
+from streams.runtime.partition.worker import PartitionWorker
+from streams.runtime.ports import SourceLog
+from streams.topics import TopicIdentity, unread
+
+_log = logging.getLogger(__name__)
+
+Questions = TakeOver | SourceLog
+
+ASK_SECONDS: Final = 10.0
+"""For one request. A topic that does not exist for so long is gone: a broker that has just started may not know it."""
+
+REMINDER_LOOKS: Final = 10
+"""A warning of partitions that no member reads comes at every tenth look, beginning with the first."""
+
+CONFIRM_SECONDS: Final = 3.0
+"""Until the second look at a log that seems to have lost records: a leader that stood still, and is none any more,
+answers with the end that it knows until it learns of its successor."""
+
+
+def refuse_replaced(config: EventSourceConfig, partition: int, known: TopicIds, now: TopicIds) -> None:
+    """Raise ``TopicReplaced`` if the state of a partition belongs to other topics than those that are there now. An id
+    that is not known is no difference: older versions did not write one."""
+    begin_anew = (
+        f"Stop all members, then delete the changelog {config.changelog} and the offsets of the group "
+        f"{config.group_id} to begin anew, or use another group_id. If it was restored or copied with the same "
+        "offsets, run `kes offsets accept MODULE:SOURCE --restored` instead"
+    )
+    if _differ(known.source, now.source):
+        raise TopicReplaced(
+            f"{config.topic}[{partition}]: the topic was deleted and created again: the committed offset and the state "
+            f"belong to the topic with the id {known.source}, the topic has the id {now.source} now. {begin_anew}"
+        )
+    if _differ(known.changelog, now.changelog):
+        raise TopicReplaced(
+            f"{config.changelog}[{partition}]: the changelog was deleted and created again: the state of "
+            f"{config.topic}[{partition}] was written to the topic with the id {known.changelog}, the topic has the id "
+            f"{now.changelog} now, and does not hold all of that state. {begin_anew}"
+        )
+
+
+class TopicWatch:
+    """The regular look at both topics; an error of it stops the source. On the loop."""
+
+    def __init__(self, member: Member, replicas: Replicas) -> None:
+        self._member = member
+        self._replicas = replicas
+        self._thread = member.connections.worker("kes-topic-watch")
+        self._ends: dict[PartitionWorker, int] = {}
+        """The highest end of the changelog that was seen while a partition was here."""
+        self._unread: Counter[int] = Counter()
+        """Number of the source's partitions, if it is more than in the settings -> how often it was seen."""
+
+    async def run(self) -> None:
+        """Look until cancelled. Raises ``TopicReplaced``, ``TopicError`` for a topic that is gone, and ``OffsetError``
+        for a changelog that lost records. A broker that does not answer is no finding."""
+        while True:
+            await anyio.sleep(self._member.environment.topic_look_seconds)
+            await self.look()
+
+    async def look(self) -> None:
+        """Look once; raises as ``run``."""
+        try:
+            await self._look_at_ids()
+            await self._look_at_ends()
+        except (BrokerUnavailable, ConfigError) as error:
+            _log.debug("source and changelog cannot be looked at: %s", error)
+
+    def close(self) -> None:
+        """End the thread of requests."""
+        self._thread.abandon()
+
+    async def _look_at_ids(self) -> None:
+        member, config = self._member, self._member.config
+        workers = dict(member.workers)
+        # As they are before the request: an answer proves nothing about a later state.
+        known = {**self._replicas.ids(), **{number: worker.ids for number, worker in workers.items()}}
+        source = await self._identity(member.source_log, config.topic)
+        changelog = await self._identity(member.takeover_client, config.changelog)
+        self._warn_unread(source.partitions)
+        now = TopicIds(source.topic_id, changelog.topic_id)
+        for number, ids in sorted(known.items()):
+            refuse_replaced(config, number, ids, now)
+        for number, worker in workers.items():  # a donor of an older version did not write them
+            if worker.ids == known[number]:
+                worker.ids = TopicIds(worker.ids.source or now.source, worker.ids.changelog or now.changelog)
+
+    def _warn_unread(self, partitions: int) -> None:
+        """Warn of partitions that were added to the source since the settings were made: no member has them."""
+        config = self._member.config
+        if partitions <= config.num_partitions:
+            return
+        self._member.measure(PartitionsAdded(config.topic, config.num_partitions, partitions))
+        if self._unread[partitions] % REMINDER_LOOKS == 0:
+            _log.warning("%s", unread(config.topic, config.num_partitions, partitions))
+        self._unread[partitions] += 1
+
+    async def _identity(self, questions: Questions, topic: str) -> TopicIdentity:
+        try:
+            return await self._thread.call(questions.identity, topic, self._member.now() + ASK_SECONDS)
+        except TopicError as error:
+            raise TopicError(
+                f"topic {topic} does not exist any more: it was deleted while the event source was running ({error})"
+            ) from error
+
+    async def _look_at_ends(self) -> None:
+        """Compare the ends of the logs: they only ever grow, unless the last records are lost (by an unclean election
+        of a leader)."""
+        workers = list(self._member.workers.values())
+        found = await self._ask_ends(workers)
+        if self._shrunk(found):
+            await anyio.sleep(CONFIRM_SECONDS)
+            found = await self._ask_ends(workers)
+        for worker, end in self._shrunk(found).items():
+            changelog = f"{self._member.config.changelog}[{worker.partition}]"
+            raise OffsetError(
+                f"{changelog}: the log ended at offset {self._ends[worker]} before, and ends at {end} now: records of "
+                f"the state of {worker.topic_partition} are lost (by an unclean election of a leader?). Restore them, "
+                "or stop all members and delete the changelog and the group's offsets to begin anew"
+            )
+        self._ends = found
+
+    async def _ask_ends(self, workers: list[PartitionWorker]) -> dict[PartitionWorker, int]:
+        member, numbers = self._member, [worker.partition for worker in workers]
+        request = member.takeover_client.log_range
+        ranges = await self._thread.call(request, member.config.changelog, numbers, member.now() + ASK_SECONDS)
+        return {worker: ranges[worker.partition][1] for worker in workers}
+
+    def _shrunk(self, found: Mapping[PartitionWorker, int]) -> dict[PartitionWorker, int]:
+        return {worker: end for worker, end in found.items() if end < self._ends.get(worker, 0)}
+
+
+def _differ(known: str, now: str) -> bool:
+    return bool(known and now) and known != now

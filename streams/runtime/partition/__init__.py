@@ -1,0 +1,1 @@
+"""One partition at work: its task, its handlers and all that they change."""

@@ -1,0 +1,176 @@
+"""Batch handlers (``register_event_type(T, batch=True)``): events that follow each other, handled by one call.
+
+A batch is a run of records of one type in one slice of the hot path. It is admitted as a whole, or undone as a whole; a
+failure is never the batch's but an event's: after a failure the events up to the batch's end are handed in one by one,
+and a batch of one is an event like any other. The same holds for a record that the broker refuses: its ``origin`` is
+that of a batch, so no event is blamed, and the partition starts again with these events one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Sequence
+from typing import Any, Final, TypeVar
+
+from streams.core.origin import INTERJECTION, Origin, batch_origin
+from streams.core.router import Route, Router
+from streams.core.timers import Timer
+from streams.errors import RegistrationError
+from streams.metrics import BatchFailed
+from streams.records import IncomingRecord
+from streams.runtime.partition.event_context import OWN_NAME, EventContext
+from streams.runtime.partition.failures import RestartNeeded, describe
+from streams.runtime.partition.host import Host
+from streams.runtime.partition.state import Partition
+from streams.runtime.partition.unit import Unit
+
+_log = logging.getLogger(__name__)
+
+StoreT = TypeVar("StoreT")
+
+
+class BatchContext(EventContext[StoreT]):
+    """The events of a batch, with their partition's store and their outputs. Valid while the handler runs, not longer.
+
+    ``records`` are the input records, one for each event and in the same order; for a timer's event it is one that was
+    made for it (offset -1, the timer's key and time). ``input`` is ``None``, and ``offset`` is refused: a batch has
+    many. All other methods are those of ``EventContext``; they take effect for all events together.
+    """
+
+    records: Sequence[IncomingRecord] = ()
+    _batch: Origin = INTERJECTION
+
+    def _gather(self, records: Sequence[IncomingRecord], timer: Timer | None = None) -> None:
+        """Take the events' records."""
+        self.records = records
+        last = records[-1].offset
+        if timer is not None:
+            self._batch = timer.origin
+            self._begin_timer(timer)
+        else:
+            self._batch = last if len(records) == 1 else batch_origin(last)
+
+    @property
+    def _origin(self) -> Origin:
+        """The origin of the events' outputs and changes."""
+        return self._batch
+
+    @property
+    def offset(self) -> int:
+        """Refused (``AttributeError``): each of ``records`` has its own."""
+        raise AttributeError("a batch has no offset of its own: see ctx.records, one for each event")
+
+    @property
+    def where(self) -> str:
+        """The name in error messages."""
+        first, last = self.records[0].offset, self.records[-1].offset
+        return f"{self.topic_partition}@{first}" + (f" to {last}" if last > first else "")
+
+    @property
+    def is_interjection(self) -> bool:
+        """Whether the event is a timer's."""
+        return self.timer is not None
+
+    def _own_name(self, number: int) -> str:
+        origin = self._origin if self.timer is not None else self.records[-1].offset
+        return f"{OWN_NAME}{origin}/{number}"
+
+
+class BatchKind:
+    """The kind of batch handlers; see ``handler_kind.HandlerKind``."""
+
+    name = "batch"
+    option = "batch=True"
+    instead = "for calls that take many items at a time there is AsyncBatcher"
+
+    def __reduce__(self) -> str:
+        """Travel to other processes by name."""
+        return "BATCH"
+
+    def argument(self, record: IncomingRecord, event: Any) -> Any:
+        """Make a batch of one."""
+        return [event]
+
+    def context(
+        self,
+        partition: Partition,
+        host: Host,
+        records: Sequence[IncomingRecord],
+        attempt: int = 1,
+        timer: Timer | None = None,
+    ) -> BatchContext[Any]:
+        """Make the context of these events."""
+        ctx: BatchContext[Any] = BatchContext(
+            partition.store, partition.topic_partition, None, [], [], host.message_limit, attempt, partition.timers
+        )
+        ctx._host = host
+        ctx._gather(records, timer)
+        return ctx
+
+    def run(
+        self, partition: Partition, host: Host, route: Route, records: list[IncomingRecord], start: int, stop: int
+    ) -> tuple[int, BaseException | None]:
+        """Handle and admit the records from ``start`` on that belong into one batch; if it fails, the first of them.
+        Returns as ``HandlerKind.run``."""
+        if records[start].offset < partition.failures.single_until:
+            stop = start + 1
+        events = _decoded(route, host.router, records, start, stop)
+        if not events:
+            return start, None
+        batch = tuple(records[start : start + len(events)])  # a handler cannot change the worker's list
+        ctx = self.context(partition, host, batch)
+        unit = Unit(partition, ctx._outputs, ctx._journal)
+        unit.begin()
+        error: Exception | None
+        try:
+            answer = route.handler(ctx, events)
+        except (Exception, asyncio.CancelledError) as raised:
+            error = unit.fail(ctx, raised)
+        else:
+            if inspect.iscoroutine(answer):  # a plain function around an async one
+                answer.close()
+                ctx._error = RegistrationError(f"the handler of {route.name} has batch=True, and is asynchronous")
+            error = unit.complete(ctx, answer, batch[-1].offset + 1, len(batch))
+        if error is None:
+            unit.end()
+            unit.admit(host.pool)
+            return start + len(batch), None
+        if len(batch) == 1:
+            return start, error
+        split_batch(partition, host, batch[-1].offset, error)
+        if partition.is_journalled:
+            return self.run(partition, host, route, records, start, start + 1)
+        return start, RestartNeeded(batch[0].offset, 0, error)
+
+
+BATCH: Final = BatchKind()
+
+
+def split_batch(partition: Partition, host: Host, last: int, error: Exception) -> None:
+    """Have the events up to this offset handled one by one: the batch that ends there has failed and is undone."""
+    partition.failures.split_batch(last, error)
+    host.measure(BatchFailed(partition.partition, last, describe(error)))
+    _log.warning(
+        "the batch of %s that ended at offset %d failed: %s; its events are handled one by one",
+        partition.topic_partition,
+        last,
+        describe(error),
+        exc_info=error,
+    )
+
+
+def _decoded(route: Route, router: Router, records: list[IncomingRecord], start: int, stop: int) -> list[Any]:
+    """Decode the events from ``start`` on, up to the first that is not of this route or cannot be read."""
+    decode, headers = route.bare_decode, records[start].headers
+    events: list[Any] = []
+    for record in records[start:stop]:
+        value = record.value
+        if value is None or (record.headers is not headers and router.current(record.headers) is not route):
+            break
+        try:
+            events.append(decode(value))
+        except Exception:
+            break  # met again by Execution.one, which reports it
+    return events

@@ -1,0 +1,108 @@
+"""Dead letters: the record as it came, with its origin and its error in further headers.
+
+A letter always fits. Parts that make it too large are left out, and a header names them: first the record's own
+headers, then its value, then its key. All of them are still in the source, at the place that the letter names.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from streams.core.policy import text_of
+from streams.core.timers import Timer
+from streams.records import RECORD_OVERHEAD, Headers, IncomingRecord, Output, record_size
+from streams.runtime.partition.failures import reason_of
+
+PREFIX = "__kes_dlq_"
+"""Headers of this kind are added to the record's own, which stay as they are."""
+
+LONGEST_TEXT = 2_000
+"""Characters of the error's text that travel with a dead letter."""
+
+LONGEST_KEY = 1_000
+"""Bytes of a key that is kept by a letter that goes by reference."""
+
+Part = Literal["headers", "value", "key"]
+PARTS: tuple[Part, ...] = "headers", "value", "key"
+"""The parts that can be left out, in this order."""
+
+
+class DeadLetter(Output, gc=False):
+    """The output that carries a failed record. ``facts``: how many of its headers, the last ones, are ours.
+    ``is_copy``: the record is in the source, too. (A timer's event is nowhere else, and is never left out.)"""
+
+    facts: int
+    is_copy: bool
+
+    @property
+    def size(self) -> int:
+        """Return the bytes, as librdkafka counts them before it takes a record."""
+        return record_size(self.key, self.value, self.headers)
+
+    def within(self, limit: int) -> DeadLetter:
+        """Return the letter with as much of the record as fits into so many bytes."""
+        letter = self
+        for part in PARTS:
+            if letter.size > limit:
+                letter = letter._without(part)
+        return letter
+
+    @property
+    def by_reference(self) -> DeadLetter | None:
+        """Return the letter without the parts that are in the source; ``None``: this is it."""
+        letter = self._without("headers")._without("value")
+        if len(letter.key or b"") > LONGEST_KEY:
+            letter = letter._without("key")
+        return letter if letter.size < self.size else None
+
+    def _without(self, part: Part) -> DeadLetter:
+        headers = self.headers or []
+        own, facts = headers[: -self.facts], headers[-self.facts :]
+        sizes = {"headers": record_size(None, None, own) - RECORD_OVERHEAD}
+        sizes |= {"value": len(self.value or b""), "key": len(self.key or b"")}
+        if not sizes[part] or not self.is_copy:
+            return self
+        fact = PREFIX + "left_out_" + part, str(sizes[part]).encode()
+        value, key = None if part == "value" else self.value, None if part == "key" else self.key
+        own = [] if part == "headers" else own
+        return DeadLetter(
+            self.topic,
+            value,
+            key,
+            [*own, *facts, fact],
+            self.partition,
+            self.timestamp_ms,
+            self.origin_partition,
+            self.origin,
+            self.facts + 1,
+            True,
+        )
+
+
+def dead_letter(
+    topic: str,
+    record: IncomingRecord,
+    error: BaseException,
+    attempts: int,
+    now_ms: int,
+    timer: Timer | None = None,
+) -> DeadLetter:
+    """Make the record for the dead-letter topic: same key, value and headers, same partition number. That of a timer's
+    event names the timer and its due time; its offset is -1."""
+    cause = reason_of(error)
+    facts = {
+        "topic": record.topic,
+        "partition": str(record.partition),
+        "offset": str(record.offset),
+        "timestamp_ms": str(record.timestamp_ms),
+        "error": type(cause).__name__,
+        "message": text_of(cause)[:LONGEST_TEXT],
+        "attempts": str(attempts),
+        "failed_at_ms": str(now_ms),
+    }
+    if timer is not None:
+        facts |= {"timer": timer.name, "due_ms": str(timer.due_ms)}
+    headers: Headers = list(record.headers or ())
+    headers += [(PREFIX + name, text.encode(errors="replace")) for name, text in facts.items()]
+    origin, at = (record.offset if timer is None else timer.origin), record.partition
+    return DeadLetter(topic, record.value, record.key, headers, at, 0, at, origin, len(facts), timer is None)

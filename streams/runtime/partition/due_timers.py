@@ -1,0 +1,82 @@
+"""Fire the timers of one partition that are due: between two turns, each as an event of its own."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from streams.core.router import Route
+from streams.core.timers import Timer
+from streams.records import TYPE_HEADER, VERSION_HEADER, Headers, IncomingRecord, TopicPartition
+from streams.runtime.partition.execution import Execution, Handle
+from streams.runtime.partition.host import Host
+from streams.runtime.partition.state import Partition
+
+AT_ONCE: Final = 32
+"""Timers that fire between two turns, at most: events have their turns, too."""
+LONGEST_SECONDS: Final = 0.005
+"""No further one fires between two turns after so long."""
+LONGEST_WAIT_SECONDS: Final = 1.0
+"""Between two looks at the time of day while timers are set: the clock may be set."""
+
+
+class DueTimers:
+    """The due timers of one partition. On its task."""
+
+    def __init__(self, partition: Partition, host: Host, execution: Execution) -> None:
+        self._partition = partition
+        self._timers = partition.timers
+        self._host = host
+        self._execution = execution
+
+    def seconds_to_next(self) -> float | None:
+        """Return how long to wait before the next look at the time of day; ``None``: nothing is set."""
+        due_ms = self._timers.next_due_ms
+        if due_ms is None or not self._host.fires_timers:
+            return None
+        return min(max(0.0, (due_ms - self._timers.now_ms()) / 1000), LONGEST_WAIT_SECONDS)
+
+    async def run_due(self) -> bool:
+        """Fire those that are due, the oldest first, as many as there is time for between two turns. Returns whether
+        there was any. Raises as ``PartitionWorker.run``."""
+        first = self._timers.first()
+        if first is None or first.due_ms > self._timers.now_ms() or not self._host.fires_timers:
+            return False
+        now, began = self._host.now, self._host.now()
+        for _ in range(AT_ONCE):
+            await self._fire(first)
+            if self._partition.is_closing or now() - began > LONGEST_SECONDS:
+                break
+            first = self._timers.first()
+            if first is None or first.due_ms > self._timers.now_ms():
+                break
+        return True
+
+    async def _fire(self, timer: Timer) -> None:
+        execution, topic_partition = self._execution, self._partition.topic_partition
+        where = f"timer {timer.name!r} of {topic_partition}"
+        record = as_record(timer, topic_partition)
+        route, event, unreadable = execution.read(record, where)
+        if unreadable is None:
+            assert route is not None
+            await execution.retrying(record, route, self._handle(route, event, record), timer=timer)
+        else:
+            await execution.failed(record, None, unreadable, 1, timer)
+
+    def _handle(self, route: Route, event: Any, record: IncomingRecord) -> Handle:
+        """Return the handler of a timer's event: all of it runs in the turn, also a job that could run ahead."""
+        handler, ahead = route.handler, route.ahead
+        if ahead is None:
+            return lambda ctx: handler(ctx, event)
+        in_turn = getattr(self._host.stages.get(ahead.stage), "in_turn", None)
+        if in_turn is None:  # a concurrent handler, for which it is the turn already
+            return lambda ctx: handler(ctx, event)
+        return lambda ctx: in_turn(ctx, ahead.plan(record, event))
+
+
+def as_record(timer: Timer, topic_partition: TopicPartition) -> IncomingRecord:
+    """Return the timer's event as a record of its partition, without an offset (-1); its time is when it is due."""
+    headers: Headers = [(TYPE_HEADER, timer.type.encode())]
+    if timer.version > 1:
+        headers.append((VERSION_HEADER, b"%d" % timer.version))
+    topic, partition = topic_partition
+    return IncomingRecord(topic, partition, -1, timer.key, timer.value, headers, timer.due_ms)

@@ -1,0 +1,336 @@
+"""What a handler holds while it works on one event."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Generic, TypeVar, overload
+
+import msgspec
+
+from streams.codecs import NULL, RESERVED_KEY_PREFIX
+from streams.core.origin import INTERJECTION, Origin
+from streams.core.timers import Timer
+from streams.errors import EncodeError, RecordRefused, RegistrationError, StoreError
+from streams.events import event_type_of, known_type
+from streams.outcomes import ExecutionState
+from streams.records import Change, Headers, IncomingRecord, Output, Record, TopicPartition
+from streams.runtime.changelog import encode_timer
+from streams.runtime.partition.timers import PartitionTimers
+from streams.sak.numbers import is_number
+
+StoreT = TypeVar("StoreT")
+
+OWN_NAME: Final = "@"
+"""Names of timers that the toolkit chose begin with it."""
+LONGEST_NAME: Final = 500
+"""Bytes of a timer's name, at most."""
+LATEST_SECONDS: Final = 253_402_300_800
+"""The end of the year 9999, which is as far as a datetime goes."""
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+class EventContext(msgspec.Struct, Generic[StoreT], eq=False, weakref=True):
+    """One event, its partition's store, and what the event sends. Valid while its handler runs, not longer.
+
+    Nothing is sent by ``forward`` itself: outputs are collected, and go into the transaction when the event completes.
+    Use it from the handler only (for ``blocking=True`` that is the handler's thread).
+    """
+
+    store: StoreT
+    topic_partition: TopicPartition
+    input: IncomingRecord | None
+    _outputs: list[Output]
+    _journal: list[Change]
+    _limit: int
+    attempt: int = 1
+    _timers: PartitionTimers | None = None
+    """The partition's, from the event's turn on."""
+    _first: int = 0
+    """Where the event's own part of the journal begins."""
+    _error: BaseException | None = None
+    timer: Timer | None = None
+    _timer_changes: dict[str, Timer | None] | None = None
+    _host: Any = None
+    """The partition's ``host.Host``; set where a handler may wait for something."""
+    _closed: bool = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.where}>"
+
+    @property
+    def offset(self) -> int:
+        """The input record's offset; -1 for an interjection."""
+        return -1 if self.input is None else self.input.offset
+
+    @property
+    def where(self) -> str:
+        """``topic[partition]@offset``, as error messages name it."""
+        return f"{self.topic_partition}@{self.offset}"
+
+    @property
+    def is_interjection(self) -> bool:
+        """Whether this is work without an input record: scheduled, asked for, or a timer's (``timer`` tells)."""
+        return self.input is None
+
+    @property
+    def _origin(self) -> Origin:
+        """The origin of what the event sends and changes."""
+        if self.input is not None:
+            return self.input.offset
+        return INTERJECTION if self.timer is None else self.timer.origin
+
+    @overload
+    def forward(self, topic: Record, /) -> None: ...
+
+    @overload
+    def forward(
+        self,
+        topic: str,
+        event: object,
+        /,
+        *,
+        key: str | bytes | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        partition: int = -1,
+        timestamp_ms: int = 0,
+    ) -> None: ...
+
+    def forward(
+        self,
+        topic: str | Record,
+        event: object = None,
+        /,
+        *,
+        key: str | bytes | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        partition: int = -1,
+        timestamp_ms: int = 0,
+    ) -> None:
+        """Send an event object (its type header is set by itself), or a ready ``Record``, in this event's
+        transaction.
+
+        ``partition`` -1: the key decides (murmur2, as Java does). ``timestamp_ms`` 0: the time of sending. Raises
+        ``EncodeError``, ``RecordRefused`` (larger than a producer takes), ``RegistrationError`` (not an event class).
+        """
+        if self._closed:
+            raise _outlived("forward", self)
+        if not isinstance(topic, str):
+            self._collect(topic)
+            return
+        event_type = known_type(type(event)) or event_type_of(type(event))
+        encode, check_nulls = event_type.bare_encode, event_type.check_nulls
+        try:
+            value = encode(event)
+        except Exception:
+            if encode is event_type.encode:
+                raise
+            value = event_type.encode(event)
+        if check_nulls is not None and value.find(NULL) >= 0:
+            check_nulls(event)
+        if type(key) is str:
+            key = key.encode()
+        elif key is not None and type(key) is not bytes:
+            raise EncodeError(
+                f"the key for {topic} is a {type(key).__name__}; use str, bytes or None, or encode it yourself"
+            )
+        if len(value) > self._limit:
+            raise _too_large(topic, len(value), self._limit)
+        shared: Headers = event_type.headers
+        if headers:
+            shared = shared + list(headers)
+        tp, record = self.topic_partition, self.input
+        origin = self._origin if record is None else record.offset
+        self._outputs.append(Output(topic, value, key, shared, partition, timestamp_ms, tp[1], origin))
+
+    def _collect(self, record: Record) -> None:
+        size = len(record.value or b"") + len(record.key or b"")
+        if size > self._limit:
+            raise _too_large(record.topic, size, self._limit)
+        self._outputs.append(
+            Output(
+                record.topic,
+                record.value,
+                record.key,
+                None if record.headers is None else [*record.headers],  # the client takes nothing but lists
+                -1 if record.partition is None else record.partition,
+                record.timestamp_ms or 0,
+                self.topic_partition.partition,
+                self._origin,
+            )
+        )
+
+    def record_change(self, *changes: Change) -> None:
+        """Write changes of an own ``StateStore`` to the changelog, in this event's transaction (the last per key
+        wins).
+
+        Stores that journal by themselves (``Table``, ``SimpleStore``) need no call; calling it all the same is
+        harmless: a change that is in the journal already is not written again, or it could hide a later one of the
+        same key.
+        """
+        if self._closed:
+            raise _outlived("record_change", self)
+        for change in changes:
+            if change.key.startswith(RESERVED_KEY_PREFIX):
+                raise StoreError(
+                    f"the key {change.key!r} begins with a prefix that is reserved for the changelog itself"
+                )
+        for change in changes:
+            if not any(change is known for known in self._journal[self._first :]):
+                self._journal.append(change)
+
+    # -- timers --------------------------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> datetime:
+        """The time of day in UTC, as timers count it: to the millisecond, and virtual in a simulated world."""
+        timers = self._timers
+        return datetime.fromtimestamp((self._host.wall_ms() if timers is None else timers.now_ms()) / 1000, UTC)
+
+    def schedule_at(
+        self, when: datetime | float, event: object, *, name: str | None = None, key: str | bytes | None = None
+    ) -> str:
+        """Set a durable timer: at ``when`` (an aware datetime, or seconds since the epoch) the handler of this event's
+        type gets the event, once, in this partition's order, as an interjection with ``ctx.timer``. Returns its name.
+
+        The timer is part of this event's transaction: it is set when the event completes, and not if it fails. It is
+        kept in the changelog, so it fires wherever the partition is then; never early, and if nobody works on the
+        partition at that time, as soon as somebody does. ``name`` is one of this partition's timers: one that is set is
+        replaced; without it the timer gets a name of its own. ``key`` is ``ctx.timer.key`` then (default: the key of
+        the record, or timer, that is being handled). Raises ``EncodeError``, ``RecordRefused`` (too large),
+        ``RegistrationError`` (no event class, or nobody handles it), ``StoreError`` (after the handler ended).
+        """
+        if self._closed:
+            raise _outlived("schedule_at", self)
+        event_type = event_type_of(type(event))
+        router = self._host.router if self._timers is None else self._timers.router
+        if router.default is None and event_type.name.encode() not in router.routes:
+            raise RegistrationError(
+                f"a timer was set with an event of type {event_type.name!r}, which nobody handles: register a handler "
+                "for it, or a default handler"
+            )
+        changes = self._timer_changes
+        if changes is None:
+            changes = self._timer_changes = {}
+        if name is None:
+            number = len(changes)
+            name = self._own_name(number)
+            # one that this timer set when it fired before, for the same time, may still be there
+            while name in changes or (self._timers is not None and name in self._timers):
+                number += 1
+                name = self._own_name(number)
+        else:
+            _check_name(name)
+        if key is None:
+            known = self.input or self.timer
+            key = None if known is None else known.key
+        elif isinstance(key, str):
+            key = key.encode()
+        elif not isinstance(key, bytes):
+            raise EncodeError(f"the key of a timer is a {type(key).__name__}; use str, bytes or None")
+        timer = Timer(name, _due_ms(when), event_type.name, event_type.encode(event), event_type.version, key)
+        size = len(encode_timer(timer))
+        if size > self._limit:
+            raise _too_large(f"the changelog (the timer {name!r})", size, self._limit)
+        changes[name] = timer
+        return name
+
+    def schedule_in(
+        self, delay: timedelta | float, event: object, *, name: str | None = None, key: str | bytes | None = None
+    ) -> str:
+        """``schedule_at`` that time from ``now`` (timedelta, or seconds)."""
+        given: object = delay  # whatever it is
+        if not isinstance(given, timedelta) and not is_number(given):
+            raise StoreError(f"a timer was set for {given!r} from now; give a timedelta, or seconds")
+        try:
+            when = self.now + (delay if isinstance(delay, timedelta) else timedelta(seconds=delay))
+        except (OverflowError, ValueError):
+            raise StoreError(f"a timer was set for {delay!r} from now: that is no time from 1970 to 9999") from None
+        return self.schedule_at(when, event, name=name, key=key)
+
+    def cancel_timer(self, name: str) -> bool:
+        """Remove a timer of this partition, in this event's transaction. ``False``: there is none of this name (any
+        more). Raises ``StoreError`` ahead of the event's turn, and after the handler ended."""
+        if self._closed:
+            raise _outlived("cancel_timer", self)
+        if self._timers is None:
+            raise StoreError(f"{self.where}: cancel_timer was called ahead of the event's turn; await ctx.turn() first")
+        changes = self._timer_changes
+        if changes is None:
+            changes = self._timer_changes = {}
+        there = changes[name] is not None if name in changes else name in self._timers
+        if there:
+            changes[name] = None
+        return there
+
+    def _begin_timer(self, timer: Timer) -> None:
+        """Make the context that of the timer's event, which removes the timer when it completes."""
+        self.timer = timer
+        self._timer_changes = {timer.name: None}
+
+    def _own_name(self, number: int) -> str:
+        if self.input is None and self.timer is None:
+            return f"{OWN_NAME}{self._host.rng.getrandbits(64):x}/{number}"
+        return f"{OWN_NAME}{self._origin}/{number}"
+
+    async def turn(self) -> None:
+        """Wait until everything before this event in its partition is complete: from then on it may use the store.
+
+        For handlers registered with ``concurrency=...``, which run ahead of their turn; whatever they await after it
+        holds up the partition. In any other handler it is the event's turn already, and this returns at once.
+        """
+
+    def fail(self, error: BaseException) -> ExecutionState:
+        """Fail the event for this reason: ``return ctx.fail(error)``. Raises ``TypeError`` for what is no exception."""
+        given: object = error  # whatever it is
+        if not isinstance(given, BaseException):
+            raise TypeError(f"ctx.fail was given {given!r}; it takes an exception")
+        self._error = error
+        return ExecutionState.FAIL
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name or name.startswith(OWN_NAME):
+        raise StoreError(
+            f"a timer's name is {name!r}; it must be a text, not empty, that does not begin with {OWN_NAME}"
+        )
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise StoreError(f"the timer's name {name!r} is no valid Unicode: {error.reason}") from error
+    if size > LONGEST_NAME:
+        raise StoreError(f"the timer's name {name[:40]!r}... has {size} bytes; at most {LONGEST_NAME} are allowed")
+
+
+def _due_ms(when: object) -> int:
+    """Milliseconds since the epoch, rounded up: never early."""
+    if isinstance(when, datetime):
+        if when.tzinfo is None:
+            raise StoreError(f"a timer was set for {when.isoformat()} without a time zone; give an aware datetime")
+        due_ms = -((EPOCH - when) // MILLISECOND)
+    elif is_number(when):
+        due_ms = math.ceil(when * 1000) if -LATEST_SECONDS < when < LATEST_SECONDS else LATEST_SECONDS * 1000
+    else:
+        raise StoreError(
+            f"a timer was set for {when!r}; give an aware datetime, or seconds since the epoch (schedule_in takes a "
+            "delay)"
+        )
+    if not 0 <= due_ms < LATEST_SECONDS * 1000:
+        raise StoreError(f"a timer was set for {when!r}: that is no time from 1970 to 9999 (seconds, not milliseconds)")
+    return due_ms
+
+
+def _outlived(method: str, ctx: EventContext[Any]) -> StoreError:
+    return StoreError(
+        f"{method} was called after the handler of {ctx.where} had ended; what it would do could not be exactly-once"
+    )
+
+
+def _too_large(topic: str, size: int, limit: int) -> RecordRefused:
+    return RecordRefused(
+        f"a record of {size} bytes for topic {topic} is larger than message.max.bytes of the producer "
+        f"({limit}): raise it in "
+        "client_settings (and max.message.bytes of the topic), or make the record smaller"
+    )

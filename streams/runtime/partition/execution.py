@@ -1,0 +1,264 @@
+"""The execution of one event that needs an await, a retry or its error policy: read, attempt, decide, admit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple
+
+import anyio
+
+from streams.core.policy import Decision, Failure, apply_error_policy
+from streams.core.router import Route
+from streams.core.timers import Timer
+from streams.core.transaction import Waiter
+from streams.errors import DecodeError, EventFailure, NotOwned
+from streams.events import parse_version
+from streams.metrics import EventFailed
+from streams.outcomes import ExecutionState
+from streams.records import TYPE_HEADER, VERSION_HEADER, IncomingRecord
+from streams.runtime.partition.dead_letters import dead_letter
+from streams.runtime.partition.event_context import EventContext
+from streams.runtime.partition.failures import RestartNeeded, backoff, describe, describe_type
+from streams.runtime.partition.handler_kind import HandlerKind
+from streams.runtime.partition.host import Host
+from streams.runtime.partition.interjections import Interjection
+from streams.runtime.partition.state import Partition
+from streams.runtime.partition.unit import Unit
+
+_log = logging.getLogger(__name__)
+
+WAYS_ON: Final = (
+    ". To go on, repair the event class and deploy it, or set decode_policy=DEAD_LETTER or decode_policy=SKIP"
+)
+"""For a record that cannot be read: a restart alone does not help."""
+
+Handle = Callable[[EventContext[Any]], Any]
+"""The function of an event, or of an interjection, on its context. May be asynchronous."""
+
+
+class Begun(NamedTuple):
+    """An attempt that is under way: the handler has answered with an awaitable, and its unit has the store open."""
+
+    unit: Unit
+    ctx: EventContext[Any]
+    answer: Awaitable[Any]
+
+
+class Execution:
+    """The events of one partition that need an await, a retry or their error policy. On the partition's task."""
+
+    def __init__(self, partition: Partition, host: Host) -> None:
+        self._partition = partition
+        self._host = host
+
+    def read(self, record: IncomingRecord, where: str = "") -> tuple[Route | None, Any, DecodeError | None]:
+        """Decode a record: return (route, event, None), or the reason why there is none; ``where``: the record's name
+        in errors. The event is what the route's handler takes: for a batch handler a list of one."""
+        router = self._host.router
+        name = record.header(TYPE_HEADER)
+        route = router.routes.get(name) if name is not None else None
+        if route is None:
+            route = router.default
+            if route is None:
+                advice = "register a handler for it, or a default handler"
+                return None, None, DecodeError(f"{where or record.where}: {describe_type(record)}; {advice}")
+        versions = [content for header, content in record.headers or () if header == VERSION_HEADER]
+        try:
+            event = route.decode(record.value, parse_version(versions[0]) if versions else 1)
+        except DecodeError as error:
+            return route, None, DecodeError(f"{where or record.where}: {error}")
+        return route, event if route.kind is None else route.kind.argument(record, event), None
+
+    async def one(self, record: IncomingRecord, failure: BaseException | None) -> None:
+        """Handle one record to its end: decode errors, retries, policies. ``failure``: of the first attempt, if it
+        was made."""
+        if isinstance(failure, RestartNeeded):
+            raise failure
+        route, event, unreadable = self.read(record)
+        if unreadable is not None:
+            await self.failed(record, None, unreadable, 1)
+            return
+        assert route is not None
+        handler = route.handler
+        failed = failure is not None
+        await self.retrying(record, route, lambda ctx: handler(ctx, event), int(failed), failure, store_dirty=failed)
+
+    async def retrying(
+        self,
+        record: IncomingRecord,
+        route: Route,
+        handle: Handle,
+        attempts: int = 0,
+        error: BaseException | None = None,
+        *,
+        store_dirty: bool = False,
+        timer: Timer | None = None,
+        begun: Begun | None = None,
+    ) -> None:
+        """Attempt an event until it completes or its error policy ends it. ``attempts`` were made, the last one failed
+        with ``error``; ``store_dirty``: the store has seen an attempt that failed. ``timer``: the record is that
+        timer's event. ``begun``: the next attempt is under way."""
+        origin = record.offset if timer is None else timer.origin
+        known = self._partition.failures.meet(origin)
+        if known is not None and error is None:
+            attempts, error = known.attempts, known.error
+        while True:
+            if error is not None:
+                if store_dirty and not self._partition.is_journalled:
+                    raise RestartNeeded(origin, attempts, error)
+                failure = Failure(attempts, error)
+                decision = apply_error_policy(failure, route.policy)
+                if decision is not Decision.RETRY:
+                    await self._carry_out(decision, failure, record, route, timer)
+                    return
+                await anyio.sleep(backoff(route.policy, attempts, self._host.rng))
+                if not self._partition.state.admits:
+                    return  # given up meanwhile
+            attempts += 1
+            ctx = self._context(record, route, attempts, timer) if begun is None else begun.ctx
+            watermark, blocking = self._watermark(record, timer), route.is_blocking
+            error = await self.run(ctx, handle, watermark, blocking=blocking, begun=begun)
+            begun = None
+            if error is None:
+                return
+            store_dirty = True
+
+    async def failed(
+        self,
+        record: IncomingRecord,
+        route: Route | None,
+        error: BaseException,
+        attempts: int,
+        timer: Timer | None = None,
+    ) -> None:
+        """End an event without a further attempt: its work ahead of its turn has failed for good, or (no ``route``) its
+        record cannot be read. The store knows nothing of it."""
+        if not isinstance(error, Exception):
+            raise error  # ends the process, not the event
+        self._partition.failures.meet(record.offset if timer is None else timer.origin)
+        failure = Failure(attempts, error, is_final=True)
+        policy = self._host.config.decode_policy if route is None else route.policy
+        await self._carry_out(apply_error_policy(failure, policy), failure, record, route, timer)
+
+    def context(self, record: IncomingRecord | None, attempt: int = 1, timer: Timer | None = None) -> EventContext[Any]:
+        """Make the context of one attempt; without a record that of an interjection, or of this timer."""
+        partition, limit = self._partition, self._host.message_limit
+        ctx: EventContext[Any] = EventContext(
+            partition.store, partition.topic_partition, record, [], [], limit, attempt, partition.timers
+        )
+        ctx._host = self._host
+        if timer is not None:
+            ctx._begin_timer(timer)
+        return ctx
+
+    def _context(
+        self, record: IncomingRecord, route: Route, attempt: int, timer: Timer | None = None
+    ) -> EventContext[Any]:
+        """Make the context that the route's handler takes; ``record`` is the timer's event if there is one."""
+        kind: HandlerKind | None = route.kind
+        if kind is None:
+            return self.context(None if timer is not None else record, attempt, timer)
+        return kind.context(self._partition, self._host, (record,), attempt, timer)
+
+    async def run(
+        self,
+        ctx: EventContext[Any],
+        handle: Handle,
+        watermark: int,
+        interjection: Interjection | None = None,
+        *,
+        blocking: bool = False,
+        begun: Begun | None = None,
+    ) -> Exception | None:
+        """Make one attempt, and admit the event if it completes. Returns why it failed; then it is undone. ``begun``:
+        the attempt is under way."""
+        partition, host = self._partition, self._host
+        unit = self._unit(ctx) if begun is None else begun.unit
+        if begun is None:
+            unit.begin()
+        try:
+            answer: Any
+            if begun is not None:
+                answer = begun.answer
+            elif blocking:
+                answer = await host.handler_threads.call(partition.partition, handle, ctx)
+            else:
+                answer = handle(ctx)
+            if isinstance(answer, Awaitable):
+                answer = await answer
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and anyio.current_effective_deadline() == -math.inf:
+                raise  # the partition's task is cancelled, and not something that the handler awaited
+            return unit.fail(ctx, error)
+        if interjection is not None and not isinstance(answer, ExecutionState):
+            interjection.result, answer = answer, None
+        failed = unit.complete(ctx, answer, watermark)
+        if failed is not None:
+            return failed
+        unit.end()
+        waiter = None if interjection is None else interjection.waiter
+        if interjection is None or not unit.is_empty:
+            await self._admit(unit, waiter)
+        elif waiter is not None:
+            host.looked(partition, waiter)
+        return None
+
+    def given_up(self) -> NotOwned:
+        """Make the error for an interjection whose partition was given up."""
+        return NotOwned(
+            f"{self._partition.topic_partition} was given up before the interjection was committed; nothing of it is, "
+            "so the partition's next owner may be asked again"
+        )
+
+    def _unit(self, ctx: EventContext[Any]) -> Unit:
+        return Unit(self._partition, ctx._outputs, ctx._journal)
+
+    async def _admit(self, unit: Unit, waiter: Waiter | None = None) -> None:
+        """Admit a completed event when there is room. A cancelled task still runs on once when its awaited condition
+        was true already: the partition's state decides whether the event is admitted, not the cancellation."""
+        pool, partition = self._host.pool, self._partition
+        while pool.is_full and partition.state.admits:
+            await pool.wait_room()
+        if unit.admit(pool, waiter):
+            pool.pump()
+        elif waiter is not None:
+            waiter(self.given_up())
+
+    async def _carry_out(
+        self,
+        decision: Decision,
+        failure: Failure,
+        record: IncomingRecord,
+        route: Route | None,
+        timer: Timer | None = None,
+    ) -> None:
+        """Carry out the error policy's decision on an event that is not attempted again."""
+        partition, host = self._partition, self._host
+        attempts, error = failure.attempts, failure.error
+        name = record.where if timer is None else f"timer {timer.name!r} of {partition.topic_partition}"
+        host.measure(EventFailed(partition.partition, record.offset, describe(error), decision.value))
+        if route is None:  # its error begins with the place
+            text = f"{describe(error)}; the record cannot be read"
+        else:
+            text = f"{name} ({route.name}) failed after {attempts} attempt(s): {describe(error)}"
+        if decision is Decision.EXIT:
+            host.exit_now(f"{text}; {decision.value}")
+        if decision is Decision.STOP:
+            ways_on = WAYS_ON if route is None else ""
+            raise EventFailure(f"{text}; the source stops, and the next start meets it again{ways_on}") from error
+        _log.log(logging.WARNING, "%s; %s", text, decision.value, exc_info=error if route is not None else None)
+        ctx = self.context(None if timer is not None else record, timer=timer)
+        if decision is Decision.DEAD_LETTER:
+            letter = dead_letter(host.config.dead_letters, record, error, attempts, host.wall_ms(), timer)
+            ctx._outputs.append(letter.within(host.message_limit))
+        unit = self._unit(ctx)
+        failed = unit.complete(ctx, None, self._watermark(record, timer))
+        assert failed is None  # it has changed nothing
+        await self._admit(unit)
+
+    def _watermark(self, record: IncomingRecord, timer: Timer | None) -> int:
+        """Return the watermark behind the event of a record, or of a timer, which moves none."""
+        return record.offset + 1 if timer is None else self._partition.watermark

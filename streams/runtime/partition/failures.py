@@ -1,0 +1,71 @@
+"""The failures of an event, and their descriptions."""
+
+from __future__ import annotations
+
+import random
+
+from streams.core.origin import Origin
+from streams.core.policy import Answered, Failure, text_of
+from streams.errors import RecordError, RecordRefused
+from streams.outcomes import ErrorPolicy
+from streams.records import TYPE_HEADER, Change, IncomingRecord
+from streams.sak.backoff import backoff_seconds
+
+
+class RestartNeeded(Exception):
+    """The store cannot be undone: restore the partition from its changelog, then go on with this event."""
+
+    def __init__(self, origin: Origin, attempts: int, error: BaseException) -> None:
+        super().__init__(text_of(error))
+        self.origin = origin
+        self.failure = Failure(attempts, error)
+
+
+class TakenBack(Exception):
+    """Admitted effects are undone, because another event of the partition was refused (``__cause__``): the work may be
+    done again after the restart."""
+
+
+def cancelled_inside(error: BaseException) -> RuntimeError:
+    """Wrap a ``CancelledError`` that is not ours as an error like any other: passed on, it would end the partition's
+    task silently."""
+    wrapped = RuntimeError(
+        "the handler met a cancellation that is not its own: it awaited something that was cancelled"
+    )
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def backoff(policy: ErrorPolicy, attempts: int, rng: random.Random) -> float:
+    """Return the seconds to wait after so many failed attempts: doubled each time, capped, a quarter to either side at
+    random."""
+    return backoff_seconds(attempts, policy.backoff_seconds, policy.max_backoff_seconds, rng=rng)
+
+
+def reason_of(error: BaseException) -> BaseException:
+    """Return the handler's reason, if it answered instead of raising; else the error itself."""
+    return error.__cause__ if isinstance(error, Answered) and error.__cause__ is not None else error
+
+
+def describe(error: BaseException) -> str:
+    """Describe the error in one line."""
+    error = reason_of(error)
+    return str(error) if isinstance(error, RecordError) else f"{type(error).__name__}: {text_of(error)}"
+
+
+def describe_type(record: IncomingRecord) -> str:
+    """Describe the type of a record without a handler."""
+    raw = record.header(TYPE_HEADER)
+    if raw is None:
+        return f"the record has no type header ({TYPE_HEADER})"
+    return f"nobody handles the event type {raw[:64].decode(errors='replace')!r}"
+
+
+def change_too_large(change: Change, limit: int) -> RecordRefused:
+    """Make the error for a change that no producer would take."""
+    return RecordRefused(
+        f"the store's value for key {change.key[:64]!r} has {len(change.value or b'')} bytes, more than "
+        "message.max.bytes of "
+        f"the producer ({limit}): raise it in client_settings (and max.message.bytes of the changelog), or "
+        "store less per key"
+    )

@@ -1,0 +1,51 @@
+"""The interface of a kind of handlers that run in their turn, beside the plain ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from streams.core.router import Route
+from streams.core.timers import Timer
+from streams.records import IncomingRecord
+from streams.runtime.partition.event_context import EventContext
+from streams.runtime.partition.host import Host
+from streams.runtime.partition.state import Partition
+
+
+class HandlerKind(Protocol):
+    """The arguments of the handlers of one kind (``Route.kind``), and their way in a slice. Without state.
+
+    Replays compare ``name``. ``option`` is the argument that registers such handlers, ``instead`` the way for functions
+    that wait: for error messages.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def option(self) -> str: ...
+    @property
+    def instead(self) -> str: ...
+
+    def argument(self, record: IncomingRecord, event: Any) -> Any:
+        """Make the second argument of an attempt on a single event."""
+        ...
+
+    def context(
+        self,
+        partition: Partition,
+        host: Host,
+        records: Sequence[IncomingRecord],
+        attempt: int = 1,
+        timer: Timer | None = None,
+    ) -> EventContext[Any]:
+        """Make the context of an attempt; with a timer the only record is that timer's event."""
+        ...
+
+    def run(
+        self, partition: Partition, host: Host, route: Route, records: list[IncomingRecord], start: int, stop: int
+    ) -> tuple[int, BaseException | None]:
+        """Handle and admit, in one ``Unit``, some of the records from ``start`` to ``stop``; the first one is of this
+        route, in its current version. Returns the position behind and ``None``; or ``start``, when the first one cannot
+        be read, or with the reason why it failed."""
+        ...

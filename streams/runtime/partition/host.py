@@ -1,0 +1,94 @@
+"""The interface of a partition's host: the engine, or a replay."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
+
+from streams.config import EventSourceConfig
+from streams.core.router import Route, Router
+from streams.core.schedule import Schedule
+from streams.core.transaction import Transaction, Waiter
+from streams.metrics import Measurement
+from streams.records import Change, Output
+from streams.runtime.partition.handler_threads import HandlerThreads
+from streams.runtime.partition.reorder_buffer import Entry
+from streams.runtime.partition.state import Partition
+from streams.runtime.ports import Connections, Input
+
+
+class Admission(Protocol):
+    """The destination of completed events (``transactions.pool.TransactionPool``, which documents the methods)."""
+
+    @property
+    def is_full(self) -> bool: ...
+
+    async def wait_room(self) -> None: ...
+
+    def admit(
+        self,
+        partition: int,
+        offset: int,
+        outputs: list[Output],
+        changes: list[Change],
+        waiter: Waiter | None = None,
+        events: int = 1,
+    ) -> None: ...
+
+    def pump(self) -> None: ...
+    def last_with(self, partition: int) -> Transaction | None: ...
+
+
+class Stage(Protocol):
+    """The way into a stage that works ahead (``async_work.async_stage``)."""
+
+    def begin(self, entry: Entry) -> bool: ...
+
+
+class Stages(Protocol):
+    """The stages of one run, by their definitions."""
+
+    def get(self, definition: Any, /) -> Stage: ...
+
+
+class Host(Protocol):
+    """The host of partitions (``engine.Engine``, ``replay.PartitionReplay``)."""
+
+    @property
+    def config(self) -> EventSourceConfig: ...
+    @property
+    def router(self) -> Router: ...
+    @property
+    def schedules(self) -> Sequence[tuple[Schedule, Route]]: ...
+    @property
+    def rng(self) -> random.Random: ...
+    @property
+    def now(self) -> Callable[[], float]: ...
+    @property
+    def message_limit(self) -> int: ...
+    @property
+    def connections(self) -> Connections | None:
+        """The clients; ``None``: the host is connected to nothing."""
+        ...
+
+    @property
+    def input(self) -> Input: ...
+    @property
+    def pool(self) -> Admission: ...
+    @property
+    def handler_threads(self) -> HandlerThreads: ...
+    @property
+    def stages(self) -> Stages: ...
+    @property
+    def fires_timers(self) -> bool: ...
+
+    def looked(self, partition: Partition, waiter: Waiter) -> None:
+        """Call ``waiter`` once the state seen by an interjection without changes is proven current."""
+        ...
+
+    async def in_process(self, function: Callable[..., Any], *args: Any) -> Any: ...
+    def measure(self, measurement: Measurement) -> None: ...
+    def exit_now(self, text: str) -> NoReturn: ...
+    def wall_ms(self) -> int: ...
+    def revoke_store(self, store: Any, partition: int) -> None: ...

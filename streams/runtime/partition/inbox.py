@@ -1,0 +1,136 @@
+"""Queue one partition's input: batches of records in order and within bounds, and interjections."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from streams.config import EventSourceConfig
+from streams.records import IncomingRecord
+from streams.runtime.partition.interjections import Interjection
+from streams.runtime.ports import Input
+from streams.runtime.signal import Signal
+
+
+class Inbox:
+    """The queue of one partition. ``records`` and ``size`` (bytes) wait; ``paused``: it is not read meanwhile.
+
+    Queued records count against the poll thread's room until they are handled, or until the partition is paused: then
+    they only count against the partition's own bounds.
+    """
+
+    def __init__(self, config: EventSourceConfig, source: Input, partition: int, wake: Signal) -> None:
+        self.records = 0
+        self.size = 0
+        self.counted = 0
+        self.counted_size = 0
+        self.paused = False
+        self._most_records = config.queues.max_queued_records
+        self._most_bytes = config.queues.max_queued_bytes
+        self._resume_at = (0, 0)
+        self._input = source
+        self._partition = partition
+        self._batches: deque[list[IncomingRecord]] = deque()
+        self._unhandled: deque[tuple[int, int]] = deque()  # (records, bytes) of each batch, less what is handled of it
+        self._interjections: deque[Interjection] = deque()
+        self._wake = wake
+
+    def __bool__(self) -> bool:
+        return bool(self._batches)
+
+    def add(self, records: list[IncomingRecord], size: int) -> None:
+        """Queue records of so many bytes; pauses the partition when its queue is full."""
+        self._batches.append(records)
+        self._unhandled.append((len(records), size))
+        self.records += len(records)
+        self.size += size
+        self.counted += len(records)
+        self.counted_size += size
+        if self.records >= self._most_records or self.size >= self._most_bytes:
+            self.hold()
+        elif self.paused:
+            self._uncount(self.counted, self.counted_size)
+        self._wake.notify()
+
+    def hold(self) -> None:
+        """Pause until half of what is queued now is handled."""
+        if not self.paused:
+            self.paused = True
+            self._resume_at = (self.records // 2, self.size // 2)
+            self._input.pause(self._partition)
+        self._uncount(self.counted, self.counted_size)
+
+    def put(self, interjection: Interjection) -> None:
+        """Queue an interjection. It does not wait for the records: it takes its place between two of them."""
+        self._interjections.append(interjection)
+        self._wake.notify()
+
+    def take(self) -> list[IncomingRecord]:
+        """Take the next batch. Its records stay counted until ``handled``."""
+        return self._batches.popleft()
+
+    def put_back(self, interjection: Interjection) -> None:
+        """Put an interjection back that did not come to its end: it is the next one again."""
+        self._interjections.appendleft(interjection)
+
+    @property
+    def has_interjection(self) -> bool:
+        """Check for an interjection that waits."""
+        return bool(self._interjections)
+
+    def take_interjection(self) -> Interjection | None:
+        """Take the next interjection, if there is one."""
+        while self._interjections:
+            interjection = self._interjections.popleft()
+            if not interjection.is_unwanted:
+                return interjection
+        return None
+
+    def inherit(self, other: Inbox) -> None:
+        """Take over the interjections of ``other``, which is of the same partition before its restart."""
+        self._interjections.extendleft(reversed(other._interjections))
+        other._interjections.clear()
+        self._wake.notify()
+
+    def handled(self, records: int) -> None:
+        """Give back the room of the first records, so many."""
+        size = self._size_of_first(records)
+        self.records -= records
+        self.size -= size
+        self._uncount(min(records, self.counted), min(size, self.counted_size))
+        if self.paused and self.records <= self._resume_at[0] and self.size <= self._resume_at[1]:
+            self.paused = False
+            self._input.resume(self._partition)
+
+    def refuse(self, reason: Exception) -> None:
+        """End all interjections with this reason: none has its turn any more."""
+        interjections, self._interjections = self._interjections, deque()
+        for interjection in interjections:
+            interjection.done(reason)
+
+    def drop(self) -> None:
+        """Forget all records."""
+        self._batches.clear()
+        self._unhandled.clear()
+        self._uncount(self.counted, self.counted_size)
+        self.records = self.size = 0
+        self._wake.notify()
+
+    def _size_of_first(self, records: int) -> int:
+        """Return the bytes of the first records, and forget them. Within a batch all records count alike: they are not
+        measured one by one."""
+        total = 0
+        while records:
+            count, size = self._unhandled.popleft()
+            if count > records:
+                part = size * records // count
+                self._unhandled.appendleft((count - records, size - part))
+                return total + part
+            records -= count
+            total += size
+        return total
+
+    def _uncount(self, records: int, size: int) -> None:
+        if records or size:
+            self.counted -= records
+            self.counted_size -= size
+            self._input.handled(records, size)

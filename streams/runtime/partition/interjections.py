@@ -1,0 +1,68 @@
+"""Work without an input record that takes a place in a partition's order and transaction: scheduled, or requested."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from streams.core.router import Route
+from streams.core.schedule import Schedule
+from streams.core.transaction import Waiter
+
+
+class Interjection:
+    """One run of an interjection. ``waiter`` is called when it is committed, or with the reason why not; scheduled runs
+    have none. ``result``: the handler's answer. ``is_unwanted``: its waiter is gone, so it need not begin."""
+
+    __slots__ = ("is_unwanted", "result", "route", "waiter")
+
+    def __init__(self, route: Route, waiter: Waiter | None = None) -> None:
+        self.route = route
+        self.waiter = waiter
+        self.result: Any = None
+        self.is_unwanted = False
+
+    def done(self, error: BaseException | None) -> None:
+        """Call the waiter, if there is one."""
+        if self.waiter is not None:
+            self.waiter(error)
+
+
+class Timetable:
+    """The due times of the scheduled interjections of one partition."""
+
+    def __init__(self, schedules: Sequence[tuple[Schedule, Route]], rng: random.Random) -> None:
+        self._schedules = schedules
+        self._rng = rng
+        self._beats: list[float] = []
+        self._due: list[float] = []
+        self._next: float | None = None
+
+    def start(self, now: float) -> None:
+        """Begin the schedules: the partition is active from now on."""
+        self._beats = [schedule.first(now) for schedule, _ in self._schedules]
+        self._due = [
+            schedule.due(beat, self._rng) for (schedule, _), beat in zip(self._schedules, self._beats, strict=True)
+        ]
+        self._next = min(self._due, default=None)
+
+    @property
+    def is_empty(self) -> bool:
+        """Check for an empty timetable."""
+        return self._next is None
+
+    def due(self, now: float) -> Interjection | None:
+        """Take the interjection that is due longest, if any; its next run is set."""
+        if self._next is None or now < self._next:
+            return None
+        number = self._due.index(self._next)
+        schedule, route = self._schedules[number]
+        self._beats[number] = schedule.following(self._beats[number], now)
+        self._due[number] = max(schedule.due(self._beats[number], self._rng), now)
+        self._next = min(self._due)
+        return Interjection(route)
+
+    def seconds_to_next(self, now: float) -> float | None:
+        """Return the seconds until an interjection is due; ``None``: none is scheduled."""
+        return None if self._next is None else max(0.0, self._next - now)

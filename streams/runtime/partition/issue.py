@@ -1,0 +1,100 @@
+"""Issue events into a partition's reorder buffer: work ahead of the turn begins, or waits outside for room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from streams.core.policy import Decision, apply_error_policy
+from streams.core.router import Route, type_and_version
+from streams.errors import DecodeError
+from streams.records import IncomingRecord
+from streams.runtime.partition.execution import Execution
+from streams.runtime.partition.failures import cancelled_inside
+from streams.runtime.partition.host import Host
+from streams.runtime.partition.hot_path import LONGEST_SLICE_SECONDS
+from streams.runtime.partition.reorder_buffer import Entry, ReorderBuffer
+from streams.runtime.partition.state import Partition
+
+MOST_AT_ONCE: Final = 64
+"""Events that enter between two looks at the loop: their jobs begin then."""
+
+
+class Issuer:
+    """The way of one partition's events into its reorder buffer. On the partition's task."""
+
+    def __init__(self, partition: Partition, host: Host, execution: Execution, buffer: ReorderBuffer) -> None:
+        self._partition = partition
+        self._host = host
+        self._execution = execution
+        self._buffer = buffer
+        self._next: Entry | None = None  # would be the buffer's last one, but finds no room
+
+    @property
+    def is_blocked(self) -> bool:
+        """Check for a next event that has found no room for its work."""
+        return self._next is not None
+
+    def goes_ahead(self, record: IncomingRecord) -> bool:
+        """Check for a record whose work runs ahead of its turn."""
+        route = self._route(record)[0]
+        return route is not None and route.ahead is not None
+
+    def issue(self, records: Sequence[IncomingRecord], start: int) -> int:
+        """Begin the work of these records, or have them wait behind those in front, as far as there is room and time.
+        Returns how many were issued."""
+        now, entries, stages = self._host.now, self._buffer.entries, self._host.stages
+        stop, until = min(start + MOST_AT_ONCE, len(records)), now() + LONGEST_SLICE_SECONDS
+        position = start
+        while position < stop:
+            entry = self._next or self._entry(records[position])
+            self._next = None
+            if not entry.is_settled:
+                assert entry.route is not None
+                if not stages.get(entry.route.ahead.stage).begin(entry):
+                    self._next = entry
+                    break
+            entries.append(entry)
+            position += 1
+            if now() > until:
+                break
+        return position - start
+
+    def drop(self) -> None:
+        """Forget the event that found no room."""
+        self._next = None
+
+    def _route(self, record: IncomingRecord) -> tuple[Route | None, bytes | None]:
+        """Find the route and the version header of a record, as ``Execution.read`` does."""
+        name, version = type_and_version(record.headers)
+        router = self._host.router
+        return (router.default if name is None else router.routes.get(name, router.default)), version
+
+    def _entry(self, record: IncomingRecord) -> Entry:
+        route, version = self._route(record)
+        entry = Entry(self._partition.epoch, record, route, None, self._buffer)
+        if route is None or route.ahead is None:
+            entry.settle(None)
+            return entry
+        if version != route.wire_version:
+            _, entry.event, unreadable = self._execution.read(record)
+        else:
+            unreadable = None
+            try:
+                entry.event = route.decode(record.value, route.version)
+            except DecodeError as error:
+                unreadable = error
+        if unreadable is not None:
+            entry.settle(None)  # met again at its turn, by Execution.one
+            return entry
+        failed = self._partition.failures.events
+        known = failed.get(record.offset) if failed else None
+        if known is not None and apply_error_policy(known, route.policy) is not Decision.RETRY:
+            entry.fail(known.error, known.attempts)  # no use in doing its work again
+            return entry
+        try:
+            entry.plan = route.ahead.plan(record, entry.event)
+        except (Exception, asyncio.CancelledError) as error:
+            entry.fail(error if isinstance(error, Exception) else cancelled_inside(error), 1)
+        return entry

@@ -1,0 +1,225 @@
+"""Retire the events of a partition's reorder buffer in order: each has its turn when all before it are complete.
+
+Turns without an await run back to back: plain handlers as a slice, finalizers, and concurrent handlers, which pass the
+turn on to each other. Failures, retries and awaitables go through ``Execution``, an event at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from streams.outcomes import ExecutionState
+from streams.records import IncomingRecord
+from streams.runtime.partition.event_context import EventContext
+from streams.runtime.partition.execution import Begun, Execution
+from streams.runtime.partition.host import Host
+from streams.runtime.partition.hot_path import LONGEST_SLICE_SECONDS, HotPath
+from streams.runtime.partition.reorder_buffer import Entry, ReorderBuffer
+from streams.runtime.partition.state import Partition
+from streams.runtime.partition.unit import Unit
+
+RunSlice = Callable[[list[IncomingRecord], int], Awaitable[int]]
+
+MOST_AT_ONCE: Final = 64
+"""Turns between two looks at the loop, at most."""
+
+
+class Retirement:
+    """The turns of one partition. On its task; but a concurrent handler passes its turn on in its own."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        host: Host,
+        execution: Execution,
+        buffer: ReorderBuffer,
+        hot_path: HotPath,
+        run_slice: RunSlice,
+    ) -> None:
+        self._partition = partition
+        self._host = host
+        self._execution = execution
+        self._buffer = buffer
+        self._hot_path = hot_path
+        self._run_slice = run_slice
+        self._passing: asyncio.Future[BaseException | None] | None = None  # while concurrent handlers pass turns on
+        self._left = 0  # turns until they stop doing so
+        self._roused = 0  # handlers that were roused to be there for theirs
+        self._most_roused = MOST_AT_ONCE
+        self._task: asyncio.Task[Any] | None = None  # of the handler that has the turn
+        self._unit: tuple[Unit, EventContext[Any]] | None = None  # of the handler that has the turn
+
+    def is_of(self, task: asyncio.Task[Any]) -> bool:
+        """Check for the task of the handler that has the turn."""
+        return task is self._task
+
+    async def retire(self) -> None:
+        """Take the turn of the first entry, which is settled, and of those behind it that need no await. Raises as
+        ``PartitionWorker.run``."""
+        buffer, pool = self._buffer, self._host.pool
+        first = buffer.first
+        if pool.is_full:
+            await pool.wait_room()
+            return  # anything may have happened meanwhile
+        if first.is_plain:
+            records = [entry.record for entry in buffer.plain(self._hot_path.size)]
+            buffer.leave(await self._run_slice(records, 0))
+        elif first.error is not None or first.record.offset in self._partition.failures.events:
+            await self._retrying(first)
+        elif first.waiting is not None:
+            await self._pass_on()
+        else:
+            await self._finalize()
+
+    def _goes_on(self, left: int) -> bool:
+        """Check that the first entry may have its turn without a look at anything else."""
+        partition, buffer = self._partition, self._buffer
+        if not left or not buffer.is_ready or partition.failures.events or self._host.pool.is_full:
+            return False
+        return buffer.entries[0].finish is not None and partition.state.admits
+
+    async def _retrying(
+        self,
+        entry: Entry,
+        error: BaseException | None = None,
+        begun: Begun | None = None,
+    ) -> None:
+        """Execute one event to its end. An attempt may have been made, which failed with ``error``, or is ``begun``."""
+        execution, record, route = self._execution, entry.record, entry.route
+        try:
+            if entry.error is not None:
+                await execution.failed(record, route, entry.error, entry.attempts)
+            else:
+                assert entry.finish is not None
+                assert route is not None
+                made = entry.attempts if error is None else entry.attempts + 1
+                await execution.retrying(
+                    record, route, entry.finish, made, error, store_dirty=error is not None, begun=begun
+                )
+        finally:
+            entry.drop()
+        self._buffer.leave()
+
+    # -- finalizers ----------------------------------------------------------------------------------------------------
+
+    async def _finalize(self) -> None:
+        """Run finalizers that stages have left for the events' turns: many in one unit, as ``HotPath`` does."""
+        begun, error = self._finalizers()
+        self._host.pool.pump()
+        if begun is not None or error is not None:
+            await self._retrying(self._buffer.first, error, begun)
+
+    def _finalizers(self) -> tuple[Begun | None, Exception | None]:
+        """Run and admit some. Returns how the first one that is left stands: it has answered with an awaitable, or has
+        failed and is undone; else there is no need to await anything."""
+        partition, host, buffer = self._partition, self._host, self._buffer
+        store, timers, where = partition.store, partition.timers, partition.topic_partition
+        limit, left, until = host.message_limit, MOST_AT_ONCE, host.now() + LONGEST_SLICE_SECONDS
+        entries = buffer.entries
+        unit = done = Unit(partition, [], [])
+        is_open = True
+        outputs, journal = unit.outputs, unit.journal
+        unit.begin()
+        try:
+            while True:
+                entry = entries[0]
+                assert entry.finish is not None
+                record, first = entry.record, unit.begin_next()
+                ctx: EventContext[Any] = EventContext(
+                    store, where, record, outputs, journal, limit, entry.attempts + 1, timers, first, _host=host
+                )
+                try:
+                    answer = entry.finish(ctx)
+                except BaseException as error:
+                    is_open = False
+                    return None, unit.fail(ctx, error)
+                if answer is not None and answer is not ExecutionState.COMPLETE and isinstance(answer, Awaitable):
+                    is_open, done = False, unit.split(ctx)
+                    return Begun(unit, ctx, answer), None
+                failed = unit.complete(ctx, answer, record.offset + 1)
+                if failed is not None:
+                    is_open = False
+                    return None, failed
+                entry.drop()
+                entries.popleft()
+                left -= 1
+                if not self._goes_on(left) or entries[0].waiting is not None or host.now() > until:
+                    return None, None
+        finally:
+            if is_open:
+                unit.end()
+            done.admit(host.pool)
+
+    # -- concurrent handlers -------------------------------------------------------------------------------------------
+
+    async def _pass_on(self) -> None:
+        """Pass turns on among handlers that run already, and wait for them. The first one goes on; when it has ended
+        its own task gives the turn to the next. Those behind it are roused at the same time, so that all that do not
+        wait in their turn have it in one trip through the loop."""
+        buffer = self._buffer
+        passing = self._passing = asyncio.get_running_loop().create_future()
+        behind = buffer.waiting(self._most_roused - 1)
+        self._left, self._roused = MOST_AT_ONCE, len(behind)
+        self._most_roused = min(2 * self._most_roused, MOST_AT_ONCE)
+        try:
+            self._give_turn()
+            for waiting in behind:
+                waiting.rouse()
+            error = await passing
+        finally:
+            self._passing = self._task = None
+        self._host.pool.pump()
+        if error is not None:
+            await self._retrying(buffer.first, error)
+
+    def _give_turn(self) -> None:
+        """Give the turn to the first handler; to the next as well if that one had ended already, and so on."""
+        partition = self._partition
+        while True:
+            waiting = self._buffer.entries[0].waiting
+            assert waiting is not None
+            ctx = waiting.context
+            if waiting.is_asleep and 0 < MOST_AT_ONCE - self._left <= self._roused:
+                self._most_roused = 1  # in vain: one before it waits in its turn
+            ctx.store, ctx._timers = partition.store, partition.timers
+            unit = Unit(partition, ctx._outputs, ctx._journal)
+            unit.begin()
+            self._unit = unit, ctx
+            self._task = ctx._task
+            if not waiting.arrive(self._handler_ended) or not self._had_turn(waiting.error):
+                return
+
+    def _handler_ended(self, error: BaseException | None) -> None:
+        """End a turn. Called by the task of the handler that has it."""
+        passing = self._passing
+        if passing is None or passing.done():
+            return  # given up meanwhile
+        try:
+            if self._had_turn(error):
+                self._give_turn()
+        except BaseException as failed:  # it is the partition's, and not this handler's
+            passing.set_exception(failed)
+
+    def _had_turn(self, error: BaseException | None) -> bool:
+        """Retire the first entry, whose handler has ended. Returns whether the next has its turn now."""
+        buffer, passing = self._buffer, self._passing
+        entry = buffer.entries[0]
+        assert passing is not None
+        assert self._unit is not None
+        unit, ctx = self._unit
+        if error is None:
+            error = unit.complete(ctx, None, entry.record.offset + 1)
+        else:
+            error = unit.fail(ctx, error)
+        if error is None:
+            unit.end()
+            unit.admit(self._host.pool)
+            entry.drop()
+            buffer.entries.popleft()
+            self._left -= 1
+            if self._goes_on(self._left) and buffer.entries[0].waiting is not None:
+                return True
+        passing.set_result(error)
+        return False

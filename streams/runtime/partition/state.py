@@ -1,0 +1,65 @@
+"""One partition of this member, below everything that works on it: its state, its store and how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from streams.core.known_failures import KnownFailures
+from streams.core.partition import PartitionState
+from streams.core.timers import Timer
+from streams.protocols import JournalledStore
+from streams.records import TopicPartition
+from streams.runtime.changelog import OffsetRecord, TopicIds
+from streams.runtime.partition.timers import PartitionTimers
+
+
+class Restored(Protocol):
+    """A state that was read from a changelog (``ownership.replicas.Replica``)."""
+
+    @property
+    def store(self) -> Any: ...
+    @property
+    def offset_record(self) -> OffsetRecord | None: ...
+    @property
+    def timers(self) -> Mapping[str, Timer]: ...
+
+
+class Partition:
+    """One partition at work. On the loop; handlers on a thread read ``timers``.
+
+    ``watermark`` is the first offset that is not handled yet. ``epoch`` counts the partitions that this process brought
+    up: records that were read for an earlier one are dropped. ``ids`` are the topics that the state belongs to, as they
+    were checked. ``is_closing``: no further event is handled.
+    """
+
+    def __init__(self, topic_partition: TopicPartition, epoch: int, timers: PartitionTimers) -> None:
+        self.topic_partition = topic_partition
+        self.partition = topic_partition.partition
+        self.epoch = epoch
+        self.state = PartitionState.RESTORING
+        self.store: Any = None  # until it is adopted, and after it was taken
+        self.is_journalled = False
+        self.offset_record: OffsetRecord | None = None
+        self.ids = TopicIds()
+        self.watermark = -1
+        self.timers = timers
+        self.failures = KnownFailures()
+        self.is_closing = False
+
+    def adopt(self, restored: Restored) -> None:
+        """Work on this state from now on."""
+        self.store = restored.store
+        self.offset_record = restored.offset_record
+        self.timers.restore(restored.timers.values())
+        self.is_journalled = isinstance(self.store, JournalledStore)
+
+    def start_at(self, offset: int) -> None:
+        """Begin work at this offset, up to which the store is complete."""
+        self.watermark = offset
+        self.failures.expect(offset, (timer.origin for timer in self.timers))
+
+    def take_store(self) -> Any:
+        """Return the store, which has no other holder from now on."""
+        store, self.store = self.store, None
+        return store

@@ -1,0 +1,252 @@
+"""The task of one partition: events, interjections and timers in the partition's order, one writer of its store.
+
+Plain handlers run on the hot path, a slice at a time without an await. Async and blocking handlers, failures and
+interjections go through ``Execution``, one at a time. Both end in ``pool.admit``, in the order of the partition, so the
+admitted events are always a completed prefix. Events whose work runs ahead of their turn, and those behind them, are in
+the reorder buffer until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final
+
+import anyio
+
+from streams.core.origin import INTERJECTION
+from streams.core.partition import PartitionState
+from streams.core.policy import Decision, Failure, Work, apply_error_policy
+from streams.errors import EventFailure
+from streams.metrics import EventFailed
+from streams.records import IncomingRecord, TopicPartition
+from streams.runtime.partition.batch_handlers import split_batch
+from streams.runtime.partition.due_timers import DueTimers
+from streams.runtime.partition.execution import Execution
+from streams.runtime.partition.failures import (
+    RestartNeeded,
+    describe,
+    reason_of,
+)
+from streams.runtime.partition.host import Host
+from streams.runtime.partition.hot_path import LONGEST_SLICE_SECONDS, HotPath
+from streams.runtime.partition.inbox import Inbox
+from streams.runtime.partition.interjections import Interjection, Timetable
+from streams.runtime.partition.issue import Issuer
+from streams.runtime.partition.reorder_buffer import ReorderBuffer
+from streams.runtime.partition.retirement import Retirement
+from streams.runtime.partition.state import Partition
+from streams.runtime.partition.timers import PartitionTimers
+from streams.runtime.signal import Signal
+
+_log = logging.getLogger(__name__)
+
+YIELD_EVERY: Final = 32
+"""Steps in the reorder buffer between two looks at the loop, at most: 20 to 100 us each, besides the handlers."""
+
+
+class PartitionWorker(Partition):
+    """One partition with the task that works on it: its inbox, its interjections and the ways of its events."""
+
+    def __init__(self, engine: Host, partition: int, epoch: int) -> None:
+        super().__init__(TopicPartition(engine.config.topic, partition), epoch, PartitionTimers(engine))
+        self.engine = engine
+        self._wake = Signal()  # input, an interjection or a turn has come
+        self.inbox = Inbox(engine.config, engine.input, partition, self._wake)
+        self.started_at: int | None = None  # where it began without any committed offset
+        self.replaced_by: PartitionWorker | None = None  # after a restart
+        self.is_restart = False  # it is the one after a restart
+        self.scope = anyio.CancelScope()
+        self.finished = anyio.Event()  # the task has ended
+        self.gone = anyio.Event()  # the partition is released or void
+        self.hot_path = HotPath(self, engine)
+        self._execution = Execution(self, engine)
+        self._due_timers = DueTimers(self, engine, self._execution)
+        self._buffer = ReorderBuffer(self._wake.notify)
+        self._issuer = Issuer(self, engine, self._execution, self._buffer)
+        self._retirement = Retirement(self, engine, self._execution, self._buffer, self.hot_path, self.run_slice)
+        self._timetable = Timetable(engine.schedules, engine.rng)
+        self._steps, self._breathed_at = 0, 0.0
+        self._task: asyncio.Task[Any] | None = None  # a wait for a turn of this partition in it would never end
+
+    # -- called by the engine ------------------------------------------------------------------------------------------
+
+    def drop_store(self) -> None:
+        """Let the store go, if it is still here."""
+        store = self.take_store()
+        if store is not None:
+            self.engine.revoke_store(store, self.partition)
+
+    def close_intake(self) -> None:
+        """Handle no event after the running one; queued records are dropped (they are not committed). Only
+        interjections outlive a restart."""
+        self.is_closing = True
+        self.inbox.drop()
+        if self.state is not PartitionState.RESTARTING:
+            self.inbox.refuse(self._execution.given_up())
+
+    def split_batch(self, last: int, error: Exception) -> None:
+        """Have the events up to this offset handled one by one: the broker refuses a record of their batch."""
+        split_batch(self, self.engine, last, error)
+
+    @property
+    def takes_interjections(self) -> bool:
+        """Check whether an interjection requested now will have its turn here: the partition works, or will again after
+        a restart."""
+        restarting = self.state is PartitionState.RESTORING and self.is_restart
+        return restarting or self.state in (PartitionState.ACTIVE, PartitionState.RESTARTING)
+
+    def is_run_by(self, task: asyncio.Task[Any] | None) -> bool:
+        """Check whether this task has the partition's turn now, so that it must not wait for another one."""
+        return task is not None and (task is self._task or self._retirement.is_of(task))
+
+    @property
+    def events_ahead(self) -> int:
+        """Events in the reorder buffer."""
+        return len(self._buffer)
+
+    # -- the task ------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Handle input until the intake is closed, then the events that have begun. Raises ``RestartNeeded``, and
+        ``EventFailure`` to stop the source."""
+        self._timetable.start(self.engine.now())
+        self._task = asyncio.current_task()
+        try:
+            while not self.is_closing:
+                interjected = await self._between()
+                if self._buffer.is_ready:
+                    await self._turn()
+                elif self.inbox:
+                    await self.handle(self.inbox.take())
+                elif not interjected:
+                    await self._wait()
+            self._buffer.cut()
+            await self.settle_line()
+        finally:
+            self._task = None
+            self.drop_line()
+
+    async def handle(self, records: list[IncomingRecord]) -> None:
+        """Handle what the inbox gave, in order, or as much of it as there is before the intake is closed; the last of
+        it may be left in the reorder buffer. Raises as ``run``."""
+        pool = self.engine.pool
+        position = 0
+        while position < len(records) and not self.is_closing:
+            if self._buffer or self._issuer.is_blocked or self._issuer.goes_ahead(records[position]):
+                position = await self._step_ahead(records, position)
+            elif pool.is_full:
+                await pool.wait_room()
+                continue  # anything may have happened meanwhile
+            else:
+                start = position
+                position = await self.run_slice(records, start)
+                if not self.is_closing:
+                    self.inbox.handled(position - start)
+            if not self.is_closing:
+                await self._between()
+
+    async def settle_line(self) -> None:
+        """Take the turns of all that is in the reorder buffer, for as long as that may be committed."""
+        while self._buffer and self.state.admits:
+            if self._buffer.is_ready:
+                await self._turn()
+            else:
+                await self._wake.wait()
+
+    def drop_line(self) -> None:
+        """Forget what is in the reorder buffer; what runs for it is cancelled."""
+        self._issuer.drop()
+        self._buffer.drop()
+
+    async def run_slice(self, records: list[IncomingRecord], start: int) -> int:
+        """Handle some of these records, one at least. Returns the position of the next."""
+        position, failure = self.hot_path.run(records, start)
+        self.engine.pool.pump()
+        if failure is not None or position == start:
+            await self._execution.one(records[position], failure)
+            return position + 1
+        await asyncio.sleep(0)
+        return position
+
+    async def _breathe(self, steps: int = 1) -> None:
+        """Let other tasks run after steps that may not have awaited anything."""
+        self._steps += steps
+        if self._steps >= YIELD_EVERY or self.engine.now() - self._breathed_at > LONGEST_SLICE_SECONDS:
+            await asyncio.sleep(0)
+            self._steps, self._breathed_at = 0, self.engine.now()
+
+    async def _wait(self) -> None:
+        times = self._timetable.seconds_to_next(self.engine.now()), self._due_timers.seconds_to_next()
+        await self._wake.wait(min((time for time in times if time is not None), default=None))
+
+    # -- work ahead of its turn ----------------------------------------------------------------------------------------
+
+    async def _step_ahead(self, records: list[IncomingRecord], start: int) -> int:
+        """One step while work runs ahead: turns that have come, or the way of some of these records into the buffer, or
+        a wait. Returns the position of the next record."""
+        if self._buffer.is_ready:
+            await self._turn()
+            return start
+        entered = self._issuer.issue(records, start)
+        if entered:
+            await self._breathe(entered)
+        else:
+            await self._wait()
+        return start + entered
+
+    async def _turn(self) -> None:
+        before = len(self._buffer)
+        await self._retirement.retire()
+        handled = before - len(self._buffer)
+        if handled and not self.is_closing:
+            self.inbox.handled(handled)
+        await self._breathe(max(1, handled))
+
+    # -- interjections -------------------------------------------------------------------------------------------------
+
+    async def _between(self) -> bool:
+        """Run the work that has its place between two events: a scheduled run that is due, one that was requested, and
+        a few timers. No more: events have their turn, too."""
+        if self._timetable.is_empty and not self.inbox.has_interjection and not self.timers:
+            return False
+        due = self._timetable.due(self.engine.now())
+        if due is not None:
+            await self._interjection(due)
+        requested = self.inbox.take_interjection()
+        if requested is not None:
+            await self._interjection(requested)
+        fired = not self.is_closing and await self._due_timers.run_due()
+        if due is None and requested is None and not fired:
+            return False
+        await self._breathe()
+        return True
+
+    async def _interjection(self, interjection: Interjection) -> None:
+        engine = self.engine
+        try:
+            ctx, route = self._execution.context(None), interjection.route
+            error = await self._execution.run(
+                ctx, route.handler, self.watermark, interjection, blocking=route.is_blocking
+            )
+        except BaseException:  # cancelled: its waiter must get an outcome
+            if self.state is PartitionState.RESTARTING and interjection.waiter is not None:
+                self.inbox.put_back(interjection)  # for no fault of its own
+            else:
+                interjection.done(self._execution.given_up())
+            raise
+        if error is None:
+            return
+        if interjection.waiter is not None:
+            interjection.done(reason_of(error))
+        else:
+            decision = apply_error_policy(Failure(1, error, Work.INTERJECTION), interjection.route.policy)
+            engine.measure(EventFailed(self.partition, -1, describe(error), decision.value))
+            text = f"the interjection {interjection.route.name} of {self.topic_partition} failed: {describe(error)}"
+            if decision is Decision.EXIT:
+                engine.exit_now(f"{text}; {decision.value}")
+            if decision is Decision.STOP:
+                raise EventFailure(f"{text}; the source stops") from error
+            _log.warning("%s; it runs again when it is due", text, exc_info=error)
+        if not self.is_journalled:
+            raise RestartNeeded(INTERJECTION, 0, error)

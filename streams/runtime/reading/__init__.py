@@ -1,0 +1,1 @@
+"""The threads that read logs: input, changelogs and the topics of views."""

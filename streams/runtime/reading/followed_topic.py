@@ -1,0 +1,173 @@
+"""Questions of a global change log about its topic: whether it is there, still the same one, and where its logs end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+import anyio
+
+from streams.clients.admin import TopicAdmin, TopicDescription, Watermarks
+from streams.clients.consumer import TAIL, LogConsumer
+from streams.clients.settings import ClientSettings
+from streams.errors import BrokerUnavailable, OffsetError, Stopped, StreamsError, TopicError
+from streams.runtime import ports
+from streams.runtime.bridge import Worker
+from streams.runtime.reading.log_follower import Tail
+
+_log = logging.getLogger(__name__)
+
+QUESTION_SECONDS = 5.0
+"""How long one question may take before it is asked again."""
+_PAUSE_SECONDS = 0.25
+
+T = TypeVar("T")
+
+
+class Topics(Protocol):
+    """Who answers (``clients.admin.TopicAdmin``). Blocks."""
+
+    def identity(self, name: str, timeout_seconds: float) -> tuple[str, int] | None: ...
+    def watermarks(self, topic: str, partitions: None, timeout_seconds: float) -> Mapping[int, Watermarks]: ...
+    def describe(self, names: list[str], timeout_seconds: float) -> Mapping[str, TopicDescription | None]: ...
+
+
+class LogTail(ports.Tail, Protocol):
+    """Who reads (``runtime.tail.Tail``)."""
+
+    @property
+    def ended(self) -> bool: ...
+
+
+class Connections:
+    """What a global change log connects to. Making a client may take milliseconds, and does no I/O."""
+
+    def __init__(self, settings: ClientSettings, topic: str) -> None:
+        self.addresses = settings.bootstrap_servers
+        self._settings = settings
+        self._topic = topic
+
+    def worker(self) -> ports.Blocking:
+        """A thread for questions."""
+        return Worker("kes-topic-questions")
+
+    def topics(self) -> Topics:
+        """Who answers them."""
+        return TopicAdmin(self._settings)
+
+    def tail(self) -> LogTail:
+        """The thread that reads, and its consumer."""
+        return Tail(lambda: LogConsumer(self._settings, self._topic, TAIL))
+
+
+class FollowedTopic:
+    """One topic, as it was when it was found. On the loop; questions run on a thread of its own, and raise ``Stopped``
+    after ``close``."""
+
+    def __init__(self, topic: str, connections: Connections) -> None:
+        self.topic = topic
+        self.partitions = 0
+        self._id = ""
+        self._connections = connections
+        self._worker = connections.worker()
+        self._clients: list[Topics] = []
+        self._asking: set[anyio.CancelScope] = set()
+        self._closed = False
+
+    async def find(self, seconds: float) -> None:
+        """Wait until the topic is there. ``TopicError`` if it never is, ``BrokerUnavailable`` if nobody answers."""
+        self._clients.append(await self._ask(self._connections.topics))
+        deadline = time.monotonic() + seconds
+        while (found := await self._identity(deadline)) is None:
+            if time.monotonic() >= deadline:
+                raise TopicError(
+                    f"topic {self.topic} does not exist at {self._connections.addresses} (waited {seconds:g} s for "
+                    "it): create it, or check the name"
+                )
+            await anyio.sleep(_PAUSE_SECONDS)
+        self._id, self.partitions = found
+
+    async def loss(self, deadline: float) -> StreamsError | None:
+        """Whether the topic is not the one any more that was found: the error that says so. Otherwise ``partitions`` is
+        what it has now. Raises what asking meets."""
+        found = await self._identity(deadline)
+        if found is None:  # asked twice: a broker that has just started may not know everything
+            await anyio.sleep(_PAUSE_SECONDS)
+            found = await self._identity(deadline)
+        if found is None:
+            return TopicError(f"topic {self.topic} does not exist any more at {self._connections.addresses}")
+        identity, partitions = found
+        if identity != self._id:
+            return OffsetError(
+                f"topic {self.topic} was deleted and made again (its id was {self._id}, and is {identity}): what was "
+                "received came from the old one. Start a new global change log"
+            )
+        if partitions > self.partitions:
+            _log.warning(
+                "%s has %d partitions now, %d before: the new ones are read too; keys that are written to another "
+                "partition from now on stay in their old one until they are deleted there",
+                self.topic,
+                partitions,
+                self.partitions,
+            )
+            self.partitions = partitions
+        return None
+
+    async def ends(self, deadline: float) -> Mapping[int, Watermarks]:
+        """Start, last stable offset and high watermark of all partitions."""
+        return await self._asked_until(deadline, lambda seconds: self._clients[0].watermarks(self.topic, None, seconds))
+
+    async def warn_if_not_compacted(self) -> None:
+        """A topic whose records are deleted by age or size is not what it seems to be a view of."""
+        try:
+            found = await self._ask(lambda: self._clients[0].describe([self.topic], QUESTION_SECONDS))
+        except Stopped:
+            raise
+        except StreamsError as error:  # a reader needs no right to see settings
+            _log.debug("%s: its cleanup.policy cannot be looked at: %s", self.topic, error)
+            return
+        description = found.get(self.topic)
+        policy = "" if description is None else description.configs.get("cleanup.policy", "")
+        if policy and "compact" not in policy:
+            _log.warning(
+                "%s has cleanup.policy=%s, not compact: keys that retention deletes are still here, and missing "
+                "wherever the topic is read from the start later",
+                self.topic,
+                policy,
+            )
+
+    def close(self) -> None:
+        """End the thread as soon as it has its answer; who waits for one gets ``Stopped``."""
+        if not self._closed:
+            self._closed = True
+            self._worker.post(self._clients.clear)  # there, since the end of a client takes a moment
+            self._worker.abandon()
+            for scope in self._asking:
+                scope.cancel()
+
+    async def _identity(self, deadline: float) -> tuple[str, int] | None:
+        return await self._asked_until(deadline, lambda seconds: self._clients[0].identity(self.topic, seconds))
+
+    async def _asked_until(self, deadline: float, question: Callable[[float], T]) -> T:
+        """Ask again while nobody answers, until the deadline."""
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return await self._ask(question, min(max(left, 0.1), QUESTION_SECONDS))
+            except BrokerUnavailable:
+                if left <= QUESTION_SECONDS:
+                    raise
+            await anyio.sleep(_PAUSE_SECONDS)
+
+    async def _ask(self, question: Callable[..., T], *args: Any) -> T:
+        if self._closed:
+            raise Stopped(f"the global change log of {self.topic} is stopped")
+        with anyio.CancelScope() as scope:
+            self._asking.add(scope)
+            try:
+                return await self._worker.call(question, *args)
+            finally:
+                self._asking.discard(scope)
+        raise Stopped(f"the global change log of {self.topic} is stopped")

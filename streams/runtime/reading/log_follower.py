@@ -1,0 +1,69 @@
+"""The tail thread: follows partitions of a log and gives what it reads to replicas or views.
+
+News are handed over on this thread: applying a batch to a store takes time that the event loop does not have, and a
+store that is only a copy has no other user.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from streams.records import IncomingRecord, Progress
+from streams.runtime.ports import LogConsumer
+from streams.runtime.reading.thread import ReadingThread
+
+_log = logging.getLogger(__name__)
+
+IDLE_SECONDS = 30.0
+"""The consumer is closed when nothing was followed for so long; until then the next ``add`` is quick."""
+
+BATCH = 500
+"""Records of one poll: few enough that the event loop gets the interpreter back soon."""
+
+Receive = Callable[[int, int, list[IncomingRecord], int, int], None]
+Fail = Callable[[int, int, Exception], None]
+
+
+class Tail(ReadingThread):
+    """``ports.Tail`` over a consumer of its own.
+
+    Once ``remove`` or a newer ``add`` of a partition has returned, at most the call of ``receive`` that is under way
+    still belongs to the old epoch, and none does on the thread that ``receive`` is called on. After ``close`` the same
+    holds for all partitions.
+    """
+
+    def __init__(self, connect: Callable[[], LogConsumer], *, idle_seconds: float = IDLE_SECONDS) -> None:
+        super().__init__(connect, "kes-tail", BATCH, idle_seconds)
+        self._receive: Receive
+        self._fail: Fail
+
+    def start(self, receive: Receive, fail: Fail) -> None:
+        """Set the receivers of news and of failures, before the first ``add`` (else ``RuntimeError``). Both run on the
+        tail's thread, one at a time. An error of ``receive`` ends its partition, by ``fail``; one of ``fail`` is only
+        logged."""
+        self._receive, self._fail = receive, fail
+
+    def _launch(self) -> None:
+        if not hasattr(self, "_receive"):
+            raise RuntimeError("the tail was not started")
+        super()._launch()
+
+    def _received(self, news: Mapping[int, Progress]) -> None:
+        for partition, (records, position, end, at_end) in news.items():
+            epoch = self._epochs.get(partition)
+            try:
+                if epoch is None or self._wanted.get(partition) != epoch:
+                    continue
+                self._receive(partition, epoch, records, position, end)
+                if records and at_end and position != end and self._wanted.get(partition) == epoch:
+                    self._receive(partition, epoch, [], position, end)  # an open transaction keeps the end away
+            except Exception as error:
+                self._give_up(partition, error)
+                self._connected().remove([partition])
+
+    def _failed(self, partition: int, epoch: int, error: Exception) -> None:
+        try:
+            self._fail(partition, epoch, error)
+        except Exception:
+            _log.exception("the tail's failure of partition %d (%s) could not be reported", partition, error)

@@ -1,0 +1,325 @@
+"""The life of a global change log on its event loop: start, watch, catch up, fail, stop.
+
+The reading itself is on the tail's thread (``following.py``), questions about the topic are on another
+(``followed_topic.py``). What they meet comes back here, and is decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol
+
+import anyio
+
+from streams.errors import (
+    BrokerUnavailable,
+    NotCaughtUp,
+    OffsetError,
+    RegistrationError,
+    Stopped,
+    StreamsError,
+    TopicError,
+)
+from streams.runtime.bridge import Inlet
+from streams.runtime.reading.followed_topic import QUESTION_SECONDS, Connections, FollowedTopic, LogTail
+from streams.runtime.reading.view_follower import Following, LogPartitionStatistics, OnError, Receiver
+from streams.runtime.signal import Broadcast
+from streams.statistics import SourceState
+
+_log = logging.getLogger(__name__)
+
+WATCH_SECONDS = 5.0
+"""How often progress is logged while catching up, and the topic's id and number of partitions are looked at."""
+STOP_SECONDS = 10.0
+"""How long ``stop`` waits for a receiver that does not come back."""
+RETRY_SECONDS = 0.5
+"""A partition that can not be read although its topic is there is tried again after this."""
+_POLL_SECONDS = 0.005
+
+Missing = list[tuple[int, int, int, bool]]
+
+
+class Closable(Protocol):
+    """A table: refuses to be read once it is not kept up to date."""
+
+    def close(self, why: str) -> None: ...
+
+
+class LogReader:
+    """One reading of all partitions of a topic, from ``start`` to ``stop`` or to a failure. All methods are for one
+    loop. ``GlobalChangeLog`` documents them."""
+
+    def __init__(self, topic: str, connections: Connections, on_error: OnError, topic_timeout_seconds: float) -> None:
+        self.topic = topic
+        self.receivers: list[Receiver] = []
+        self.tables: list[Closable] = []
+        self.state = SourceState.CREATED
+        self.failure: Exception | None = None
+        self._connections = connections
+        self._on_error = on_error
+        self._topic_timeout = topic_timeout_seconds
+        self._changed: Broadcast  # made on the loop
+        self._cancel: Callable[[], None] = lambda: None
+        self._questions: FollowedTopic | None = None
+        self._tail: LogTail | None = None
+        self._following: Following | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiters = 0
+        self._began = 0.0
+        self._told = False  # that it has caught up
+        self._failing: dict[int, tuple[float, float]] = {}
+        """Partitions that could not be read: when that began, and when it was seen last."""
+
+    # -- its life ------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """See ``GlobalChangeLog.start``."""
+        if self.state is not SourceState.CREATED:
+            raise RegistrationError(f"the global change log of {self.topic} was started before; make another one")
+        if not self.receivers:
+            raise RegistrationError(
+                f"nobody receives the changes of {self.topic}: call table() or add_receiver() first"
+            )
+        self.state = SourceState.STARTING
+        self._changed = Broadcast()
+        questions = self._questions = FollowedTopic(self.topic, self._connections)
+        try:
+            await questions.find(self._topic_timeout)
+        except BaseException:
+            questions.close()
+            stopping = self.state is SourceState.STOPPING
+            self._questions, self.state = None, SourceState.STOPPED if stopping else SourceState.CREATED
+            self._changed.notify()
+            raise
+        news: Inlet[None] = Inlet(lambda _: self._heard())
+        failed: Inlet[tuple[int, Exception]] = Inlet(lambda told: self._heard_failure(*told))
+        self._tail = self._connections.tail()
+        self._following = Following(
+            self.topic,
+            self._tail,
+            self.receivers,
+            self._on_error,
+            lambda: news.put(None),
+            lambda partition, error: failed.put((partition, error)),
+        )
+        self._began = time.monotonic()
+        self.state = SourceState.RUNNING
+        self._following.grow(questions.partitions)
+        self._task(self._watch, self._following, questions)
+
+    def on_failure(self, cancel: Callable[[], None]) -> None:
+        """Call this when it fails, or now if it has."""
+        self._cancel = cancel
+        if self.failure is not None:
+            cancel()
+
+    async def stop(self) -> None:
+        """See ``GlobalChangeLog.stop``."""
+        if self.state is SourceState.CREATED:
+            self.state = SourceState.STOPPED
+            self._end_receivers()
+            return
+        if self.state in (SourceState.STARTING, SourceState.RUNNING):
+            self.state = SourceState.STOPPING
+            self._end_reading()
+        with anyio.CancelScope(shield=True):
+            deadline = time.monotonic() + STOP_SECONDS
+            while not self._is_over() and time.monotonic() < deadline:
+                await anyio.sleep(_POLL_SECONDS)
+        if self._is_over():
+            self._end_receivers()
+        else:
+            _log.error("%s: a receiver still runs %g s after the stop; it is left to itself", self.topic, STOP_SECONDS)
+        if self.state is SourceState.STOPPING:
+            self.state = SourceState.STOPPED
+            self._changed.notify()
+
+    async def wait_stopped(self) -> None:
+        """See ``GlobalChangeLog.wait_stopped``."""
+        while self.state in (SourceState.STARTING, SourceState.RUNNING, SourceState.STOPPING):
+            await self._changed.wait(1.0)
+        if self.failure is not None:
+            raise self.failure
+
+    def running(self) -> Following:
+        """Who reads. Raises what it failed with, or ``Stopped``."""
+        if self.failure is not None:
+            raise self.failure
+        if self.state is not SourceState.RUNNING or self._following is None:
+            raise Stopped(f"the global change log of {self.topic} is not running ({self.state.value})")
+        return self._following
+
+    # -- how far it is -------------------------------------------------------------------------------------------------
+
+    async def wait_caught_up(self, timeout_seconds: float | None, settle_seconds: float) -> bool:
+        """See ``GlobalChangeLog.wait_caught_up``."""
+        following, questions = self.running(), self._questions
+        assert questions is not None  # it is running
+        deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+        try:
+            await self._look(following, questions, deadline)
+            marks = await questions.ends(deadline)
+        except Stopped:
+            self.running()  # raises what it failed with meanwhile, if that is why
+            raise
+        following.grow(len(marks))
+        missing = await self._reach({number: mark.stable for number, mark in marks.items()}, deadline)
+        if missing:
+            raise NotCaughtUp(f"{self.topic}: not caught up within {timeout_seconds:g} s: {_shown(missing)}")
+        settled = min(deadline, time.monotonic() + settle_seconds)
+        missing = await self._reach({number: mark.end for number, mark in marks.items()}, settled)
+        if missing and settle_seconds == math.inf:
+            what = f"open transactions hold it back for more than {timeout_seconds:g} s"
+            raise NotCaughtUp(f"{self.topic}: not caught up, {what}: {_shown(missing)}")
+        if missing:
+            _log.warning("%s: caught up, but for what open transactions hold back: %s", self.topic, _shown(missing))
+        return not missing
+
+    def statistics(self) -> tuple[bool, tuple[LogPartitionStatistics, ...]]:
+        """Whether it has caught up once, and how far each partition is."""
+        following = self._following
+        return (False, ()) if following is None else (following.caught_up, following.statistics())
+
+    async def _reach(self, goals: Mapping[int, int], until: float) -> Missing:
+        """Wait until the goals are reached, or until it is too late: what is missing then."""
+        self._waiters += 1
+        try:
+            while True:
+                following = self.running()
+                following.awaited = True
+                missing, left = following.missing(goals), until - time.monotonic()
+                if not missing or left <= 0:
+                    return missing
+                await self._changed.wait(min(left, 1.0))
+        finally:
+            self._waiters -= 1
+            if self._following is not None:
+                self._following.awaited = self._waiters > 0
+
+    # -- what it hears -------------------------------------------------------------------------------------------------
+
+    def _heard(self) -> None:
+        following = self._following
+        if not self._told and following is not None and following.caught_up:
+            self._told = True
+            _, _, records = following.progress()
+            seconds, partitions = time.monotonic() - self._began, following.partitions
+            _log.info("%s: caught up: %d records, %d partitions, %.1f s", self.topic, records, partitions, seconds)
+        self._changed.notify()
+
+    def _heard_failure(self, partition: int, error: Exception) -> None:
+        if isinstance(error, TopicError | OffsetError) and self.state is SourceState.RUNNING:
+            self._task(self._examine, partition, error)
+        else:
+            self._fail(error)
+
+    async def _examine(self, partition: int, error: TopicError | OffsetError) -> None:
+        """A partition can not be read: is its place in the log gone, or the topic, or does a broker not know it yet?"""
+        following, questions = self.running(), self._questions
+        assert questions is not None  # it is running
+        now = time.monotonic()
+        began, last = self._failing.get(partition, (now, now))
+        if now - last > 10 * RETRY_SECONDS:
+            began = now
+        self._failing[partition] = began, now
+        while True:
+            try:
+                await self._look(following, questions, time.monotonic() + QUESTION_SECONDS)
+                break
+            except BrokerUnavailable as unavailable:
+                _log.debug("%s: %s", self.topic, unavailable)
+        if isinstance(error, OffsetError) or now - began >= self._topic_timeout:
+            raise error
+        if began == now:
+            _log.warning("%s[%d] is tried again for %g s: %s", self.topic, partition, self._topic_timeout, error)
+        await anyio.sleep(RETRY_SECONDS)
+        following.go_on(partition)
+
+    async def _watch(self, following: Following, questions: FollowedTopic) -> None:
+        """Says how far it is while it catches up, and looks after the topic."""
+        await questions.warn_if_not_compacted()
+        passed, at = 0, self._began
+        while True:
+            await anyio.sleep(WATCH_SECONDS)
+            if not self._told:
+                before, since, at = passed, at, time.monotonic()
+                passed, left, records = following.progress()
+                rate = (passed - before) / (at - since)
+                time_left = f"{left / rate:.0f} s left" if rate > 0 else "standing still"
+                _log.info("%s: %d records, %d offsets to go, %.0f/s, %s", self.topic, records, left, rate, time_left)
+            try:
+                await self._look(following, questions, time.monotonic() + QUESTION_SECONDS)
+            except BrokerUnavailable as error:
+                _log.debug("%s: %s", self.topic, error)
+
+    async def _look(self, following: Following, questions: FollowedTopic, deadline: float) -> None:
+        """Whether the topic is still the same; it may have grown. Fails, and raises, if it is not."""
+        loss = await questions.loss(deadline)
+        if loss is not None:
+            self._fail(loss)
+            raise loss
+        following.grow(questions.partitions)
+
+    def _task(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        async def run() -> None:
+            try:
+                await work(*args)
+            except Stopped:
+                pass
+            except Exception as error:
+                self._fail(error)
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _fail(self, error: Exception) -> None:
+        if self.state is not SourceState.RUNNING:
+            return
+        if not isinstance(error, StreamsError):
+            failure = StreamsError(f"the global change log of {self.topic} can not go on: {error!r}")
+            failure.__cause__ = error
+            error = failure
+        self.failure, self.state = error, SourceState.FAILED
+        _log.error("the global change log of %s failed: %s", self.topic, error)
+        for table in self.tables:
+            table.close(f"the table of {self.topic} is not kept up to date any more: {error}")
+        self._end_reading()
+        self._cancel()
+
+    def _end_reading(self) -> None:
+        if self._following is not None:
+            self._following.end()
+        if self._questions is not None:
+            self._questions.close()
+        for task in self._tasks - {asyncio.current_task()}:
+            task.cancel()
+        self._changed.notify()
+
+    def _is_over(self) -> bool:
+        """Whether no start is under way, and no thread is left that could call a receiver."""
+        starting = self._questions is not None and self._following is None
+        return not starting and (self._tail is None or self._tail.ended)
+
+    def _end_receivers(self) -> None:
+        receivers, self.receivers = self.receivers, []
+        for receiver in receivers:
+            if receiver.end is not None:
+                try:
+                    receiver.end()
+                except Exception:
+                    _log.exception("%s: the end of %s failed", self.topic, receiver.name)
+
+
+def _shown(missing: list[tuple[int, int, int, bool]]) -> str:
+    where = [
+        f"[{number}] at {max(position, 0)} of {goal}" + (" (paused)" if paused else "")
+        for number, position, goal, paused in missing
+    ]
+    return ", ".join(where[:5]) + (f" and {len(where) - 5} more" if len(where) > 5 else "")

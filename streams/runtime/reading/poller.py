@@ -1,0 +1,152 @@
+"""The poll thread: takes records from the input consumer and hands them to the loop, a batch at a time.
+
+Two bounds keep memory flat. The thread stops polling while ``room`` records (or bytes) are on their way to handlers;
+and a partition whose own queue is full is paused, and no longer counts. When there is no room for a while although
+no queue is full, the engine is asked to pause the partition that has most: so a slow partition holds up only itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+
+from streams.records import IncomingRecord, Progress, ReceivedHeaders, headers_bytes
+from streams.runtime.bridge import Inlet
+from streams.runtime.ports import Batch, LogConsumer
+from streams.runtime.reading.thread import POLL_SECONDS, ReadingThread
+
+STARVED_POLLS = 5
+"""After so many polls without room the engine is asked to make some: a slow partition's queue is holding it."""
+
+
+def size_of(records: list[IncomingRecord]) -> int:
+    """Bytes of keys, values and headers. Those that follow each other mostly have the same headers: priced once."""
+    size = price = 0
+    headers: ReceivedHeaders | None = None
+    for record in records:
+        if record.headers is not headers:
+            headers = record.headers
+            price = headers_bytes(headers)
+        size += len(record.value or b"") + len(record.key or b"") + price
+    return size
+
+
+class Poller(ReadingThread):
+    """``ports.Input`` over a consumer of its own."""
+
+    def __init__(
+        self, connect: Callable[[], LogConsumer], *, max_poll_records: int, room: int, room_bytes: int
+    ) -> None:
+        super().__init__(connect, "kes-poll", max_poll_records, None)
+        self._room = room
+        self._room_bytes = room_bytes
+        self._batches: Inlet[Batch]
+        self._starving: Inlet[None]
+        self._failures: Inlet[Exception]
+        # Of the thread only:
+        self._paused: frozenset[int] = frozenset()
+        self._awaited: frozenset[int] = frozenset()
+        self._starved_polls = 0
+        # Under the lock:
+        self._outstanding = 0
+        self._outstanding_bytes = 0
+        self._is_asked = False
+        self._has_room = threading.Event()
+        self._has_room.set()
+
+    def start(
+        self, deliver: Callable[[Batch], None], make_room: Callable[[], None], fail: Callable[[Exception], None]
+    ) -> None:
+        """Connect, and start the thread. The three run on the loop that calls this."""
+
+        def starving(_: None) -> None:
+            self._is_asked = False  # on the loop: a loop that stands still has one such question waiting, not many
+            make_room()
+
+        self._batches, self._starving, self._failures = Inlet(deliver), Inlet(starving), Inlet(fail)
+        self._commands.put(self._connect_early)
+        self._launch()
+
+    def expect(self, partitions: Collection[int]) -> None:
+        """These may be added soon: until they are, or others are expected, polls stay short."""
+        self._commands.put(partial(setattr, self, "_awaited", frozenset(partitions)))
+
+    def pause(self, partition: int) -> None:
+        """Read nothing more of it for now."""
+        self._commands.put(partial(self._pause, partition))
+
+    def resume(self, partition: int) -> None:
+        """Go on reading it."""
+        self._commands.put(partial(self._resume, partition))
+
+    def handled(self, records: int, size: int) -> None:
+        """So many records, of so many bytes, do not count any more."""
+        with self._lock:
+            self._outstanding -= records
+            self._outstanding_bytes -= size
+            if self._outstanding < self._room and self._outstanding_bytes < self._room_bytes:
+                self._has_room.set()
+
+    def close(self) -> None:
+        """End the thread and close the consumer, soon."""
+        super().close()
+        self._has_room.set()
+
+    # -- the thread ----------------------------------------------------------------------------------------------------
+
+    def _poll(self) -> None:
+        if self._has_room.wait(POLL_SECONDS):
+            self._starved_polls = 0
+            super()._poll()
+            return
+        self._starved_polls += 1
+        if self._starved_polls >= STARVED_POLLS and not self._is_asked:
+            self._is_asked = True
+            self._starving.put(None)
+
+    def _poll_seconds(self) -> float:
+        """Short while a command is sure to come: an ``add`` of an expected partition, a ``resume`` of a paused one, or
+        because an event fails that is still queued."""
+        if self._awaited or self._paused or self._outstanding:
+            return POLL_SECONDS
+        return super()._poll_seconds()
+
+    def _received(self, news: Mapping[int, Progress]) -> None:
+        records = {partition: progress.records for partition, progress in news.items()}
+        sizes = {partition: size_of(found) for partition, found in records.items()}
+        with self._lock:
+            self._outstanding += sum(map(len, records.values()))
+            self._outstanding_bytes += sum(sizes.values())
+            if self._outstanding >= self._room or self._outstanding_bytes >= self._room_bytes:
+                self._has_room.clear()
+        self._batches.put(Batch(records, sizes, self._epochs))
+
+    def _failed(self, partition: int, epoch: int, error: Exception) -> None:
+        self._failures.put(error)
+        self.close()  # no record of a topic that may be another one by now
+
+    def _connect_early(self) -> None:
+        """Before the first partition comes, which would have to wait for it."""
+        try:
+            self._connected()
+        except Exception as error:
+            self._failed(-1, -1, error)
+
+    def _add(self, partition: int, offset: int, epoch: int) -> None:
+        super()._add(partition, offset, epoch)
+        self._awaited -= {partition}
+
+    def _remove(self, partitions: Collection[int]) -> None:
+        super()._remove(partitions)
+        self._paused -= frozenset(partitions)
+
+    def _pause(self, partition: int) -> None:
+        if partition in self._epochs:
+            self._connected().pause([partition])
+            self._paused |= {partition}
+
+    def _resume(self, partition: int) -> None:
+        if partition in self._paused:
+            self._connected().resume([partition])
+            self._paused -= {partition}

@@ -1,0 +1,313 @@
+"""What a global change log does on the tail's thread: hand each record to the receivers, and keep count of how far.
+
+One object per log. Receivers only ever run on the tail's thread, one at a time. What other threads ask for (pause,
+resume, the end) takes effect between two records: the epoch of a partition says whose turn it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from streams.codecs import RESERVED_KEY_PREFIX, reason
+from streams.core.policy import Decision, Failure, Work, apply_error_policy
+from streams.errors import ConfigError, DecodeError, RecordError
+from streams.outcomes import ErrorPolicy, ErrorResponse
+from streams.records import Change, IncomingRecord
+from streams.runtime.ports import Tail
+from streams.runtime.reading.followed_partition import FROM_START, FollowedPartition
+from streams.sak.backoff import backoff_seconds
+
+_log = logging.getLogger(__name__)
+
+OnError = ErrorPolicy | Callable[[IncomingRecord, RecordError], ErrorResponse]
+
+
+class Receiver(NamedTuple):
+    """Somebody who gets the records; ``name`` is for messages, ``end`` is called once after the last record."""
+
+    name: str
+    receive: Callable[[IncomingRecord], object]
+    end: Callable[[], object] | None
+
+
+def to_changes(receive_change: Callable[[Change], object]) -> Callable[[IncomingRecord], object]:
+    """A store's ``receive_change`` as the receiver of records."""
+
+    def receive(record: IncomingRecord) -> None:
+        assert record.key is not None  # such records do not come here
+        kind = record.record_type if record.headers else None
+        receive_change(Change(record.key, record.value, None, kind or ""))
+
+    return receive
+
+
+class LogPartitionStatistics(msgspec.Struct, frozen=True):
+    """One partition of a global change log. ``position``: everything below it was received (-1: nothing is known yet);
+    ``end``: the high watermark as far as it is known (-1: not yet); ``lag``: the difference, in offsets (transaction
+    markers, compacted records and what an open transaction holds back count). ``records`` and ``size_bytes`` (keys and
+    values) were read, ``skipped`` records were passed over by the error policy."""
+
+    partition: int
+    position: int
+    end: int
+    lag: int
+    records: int
+    size_bytes: int
+    skipped: int
+    paused: bool
+
+
+class _Followed(FollowedPartition):
+    """One partition. ``next`` is where reading goes on: the record that the receivers have at this moment lies between
+    ``position`` and it."""
+
+    def __init__(self, partition: int) -> None:
+        super().__init__(partition, 0)
+        self.next = FROM_START
+        self.paused = False
+        self.skipped = 0
+
+    def begin_at(self, offset: int) -> None:
+        super().begin_at(offset)
+        self.next = offset
+
+
+class Following:
+    """The partitions of one topic and their receivers. Methods may be called from any thread, and return at once.
+
+    ``news`` and ``failed(partition, error)`` are called on the tail's thread: the first when a partition caught up for
+    the first time, and after each batch while ``awaited`` is set; the second when a partition can not be read on, or
+    when a record was refused and the policy says stop (a ``RecordError``).
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        tail: Tail,
+        receivers: Sequence[Receiver],
+        on_error: OnError,
+        news: Callable[[], None],
+        failed: Callable[[int, Exception], None],
+    ) -> None:
+        self.topic = topic
+        self.awaited = False
+        self._tail = tail
+        self._receivers = tuple(receivers)
+        self._on_error = on_error
+        self._news = news
+        self._failed = failed
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._followed: dict[int, _Followed] = {}
+        self._epoch = 0
+        tail.start(self._receive, self._fail)
+
+    # -- what others ask for -------------------------------------------------------------------------------------------
+
+    def grow(self, partitions: int) -> None:
+        """Follow those of the first ``partitions`` that are not followed yet, from the start of their logs."""
+        with self._lock:
+            if self._ended.is_set():
+                return
+            for number in range(len(self._followed), partitions):
+                self._followed[number] = _Followed(number)  # first: the thread may be quicker
+                self._follow(number, FROM_START)
+
+    def go_on(self, partition: int) -> None:
+        """Read a partition again that failed, from where it was."""
+        with self._lock:
+            followed = self._followed[partition]
+            if not followed.paused and not self._ended.is_set():
+                self._follow(partition, followed.next)
+
+    def pause(self, partitions: Collection[int] | None) -> None:
+        """Hand over nothing of these (``None``: of all that there are); what a receiver has at this moment is the last
+        of it. ``ConfigError`` for a number that there is not."""
+        with self._lock:
+            for number in self._checked(partitions):
+                followed = self._followed[number]
+                if not followed.paused:
+                    followed.paused = True
+                    followed.epoch = self._new_epoch()
+                    self._tail.remove([number])
+
+    def resume(self, partitions: Collection[int] | None, at_offset: int | None) -> None:
+        """Undo ``pause``, or go on elsewhere (then also without a pause)."""
+        if at_offset is not None and at_offset < 0:
+            raise ConfigError(f"at_offset is {at_offset!r}; it must be an offset of {self.topic}: 0 or more")
+        with self._lock:
+            for number in self._checked(partitions):
+                followed = self._followed[number]
+                if at_offset is not None:
+                    followed.begin_at(at_offset)
+                elif not followed.paused:
+                    continue
+                followed.paused = False
+                if not self._ended.is_set():
+                    self._follow(number, followed.next)
+
+    def end(self) -> None:
+        """Hand over nothing more, also of what is on its way; the tail's thread ends soon."""
+        self._ended.set()
+        self._tail.close()
+
+    # -- what is known -------------------------------------------------------------------------------------------------
+
+    def missing(self, goals: Mapping[int, int]) -> list[tuple[int, int, int, bool]]:
+        """(Partition, position, goal, whether it is paused) of those that have not reached their goal."""
+        with self._lock:
+            return [
+                (number, followed.position, goal, followed.paused)
+                for number, goal in sorted(goals.items())
+                if (followed := self._followed[number]).position < goal
+            ]
+
+    @property
+    def partitions(self) -> int:
+        """How many are followed."""
+        return len(self._followed)
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether each partition has met the end of its log once."""
+        with self._lock:
+            return all(followed.caught_up for followed in self._followed.values())
+
+    def progress(self) -> tuple[int, int, int]:
+        """Over all partitions: offsets that were passed, offsets that are left as far as is known, records received."""
+        with self._lock:
+            known = [followed for followed in self._followed.values() if followed.position >= 0]
+            passed = sum(followed.position - followed.start for followed in known)
+            return passed, sum(followed.behind for followed in known), sum(followed.records for followed in known)
+
+    def statistics(self) -> tuple[LogPartitionStatistics, ...]:
+        """One entry for each partition."""
+        with self._lock:
+            return tuple(
+                LogPartitionStatistics(
+                    number,
+                    followed.position,
+                    followed.end,
+                    followed.behind,
+                    followed.records,
+                    followed.size,
+                    followed.skipped,
+                    followed.paused,
+                )
+                for number, followed in sorted(self._followed.items())
+            )
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _new_epoch(self) -> int:
+        self._epoch += 1
+        return self._epoch
+
+    def _follow(self, number: int, offset: int) -> None:
+        epoch = self._followed[number].epoch = self._new_epoch()
+        self._tail.add(number, offset, epoch)
+
+    def _checked(self, partitions: Collection[int] | None) -> Collection[int]:
+        if partitions is None:
+            return list(self._followed)
+        for number in partitions:
+            if number not in self._followed:
+                raise ConfigError(
+                    f"{self.topic} has no partition {number!r} here: there are 0 to {len(self._followed) - 1}"
+                )
+        return partitions
+
+    # -- on the tail's thread ------------------------------------------------------------------------------------------
+
+    def _receive(self, partition: int, epoch: int, records: list[IncomingRecord], position: int, end: int) -> None:
+        followed = self._followed[partition]
+        lock, ended = self._lock, self._ended.is_set
+        for record in records:
+            with lock:
+                if followed.epoch != epoch or ended():
+                    return
+                if followed.start < 0:
+                    followed.begin_at(record.offset)
+                followed.next = record.offset + 1
+            try:
+                skipped = self._hand_over(record)
+            except RecordError as error:  # told here: the tail says nothing of a partition that was paused meanwhile
+                self._ended.set()
+                self._failed(partition, error)
+                return
+            with lock:
+                if followed.next == record.offset + 1:  # else it was sent elsewhere meanwhile
+                    followed.position = record.offset + 1
+                followed.records += 1
+                followed.size += len(record.key or b"") + len(record.value or b"")
+                followed.skipped += skipped
+        with lock:
+            if followed.epoch != epoch or ended():
+                return
+            if followed.start < 0:
+                followed.begin_at(max(position, 0))
+            first = followed.advance(position, end, more=bool(records))
+            followed.next = followed.position
+        if first or self.awaited:
+            self._news()
+
+    def _hand_over(self, record: IncomingRecord) -> bool:
+        """To every receiver; whether one of them was passed over. Raises ``RecordError`` if the policy says stop."""
+        if record.key is None:
+            self._refused(
+                record, "a change", DecodeError("the record has no key; records of a compacted topic have"), 0
+            )
+            return True
+        if record.key.startswith(RESERVED_KEY_PREFIX):
+            return False
+        passed_over = False
+        for receiver in self._receivers:
+            attempt = 0
+            while True:
+                try:
+                    receiver.receive(record)
+                except BaseException as error:  # a thread that ends silently would look like a silent topic
+                    attempt += 1
+                    if self._refused(record, receiver.name, error, attempt):
+                        continue
+                    passed_over = True
+                break
+        return passed_over
+
+    def _refused(self, record: IncomingRecord, who: str, error: BaseException, attempt: int) -> bool:
+        """What is done about it: another try (``True``), or go on without. Raises ``RecordError``: stop."""
+        kind = DecodeError if isinstance(error, DecodeError) else RecordError
+        text = reason(error) if isinstance(error, Exception) else type(error).__name__
+        failure = kind(f"{record.where} can not be received by {who}: {text}")
+        failure.__cause__ = error
+        policy = self._on_error
+        if isinstance(policy, ErrorPolicy):
+            decision = apply_error_policy(Failure(attempt, error, Work.VIEW), policy)
+            if decision is Decision.RETRY:
+                if self._ended.wait(backoff_seconds(attempt, policy.backoff_seconds, policy.max_backoff_seconds)):
+                    raise failure
+                return True
+            skip = decision is Decision.SKIP
+        else:
+            skip = self._asked(policy, record, failure) is ErrorResponse.CONTINUE
+        if not skip:
+            raise failure
+        _log.warning("%s; skipped", failure)
+        return False
+
+    def _asked(self, callback: Callable[..., object], record: IncomingRecord, failure: RecordError) -> object:
+        try:
+            return callback(record, failure)
+        except Exception as error:
+            raise RecordError(f"{failure}; and on_error failed: {reason(error)}") from error
+
+    def _fail(self, partition: int, epoch: int, error: Exception) -> None:
+        with self._lock:
+            current = self._followed[partition].epoch == epoch and not self._ended.is_set()
+        if current:
+            self._failed(partition, error)

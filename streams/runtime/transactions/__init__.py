@@ -1,0 +1,1 @@
+"""The transaction pool, its producers and the recovery of a failed transaction."""

@@ -1,0 +1,53 @@
+"""Count the blocking calls that never came back, and bound them.
+
+librdkafka has calls that hang for ever around an outage (rule R7). A hung call keeps its thread, its producer, and the
+producer's threads and sockets. Nothing can end it from outside, so it is counted until it comes back, and at some
+number the process is better started anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from streams.errors import StreamsError
+from streams.metrics import CallAbandoned, Measurement
+from streams.runtime.ports import Blocking
+
+MOST: Final = 32
+"""So many may hang at a time, beside one for each slot: each keeps a thread of ours, and librdkafka's of its client."""
+
+
+class HungCalls:
+    """The hung calls of one run; ``len`` is their number now. On the loop."""
+
+    def __init__(
+        self, slots: int, measure: Callable[[Measurement], None], fail: Callable[[StreamsError], None]
+    ) -> None:
+        self._most = MOST + slots  # the slots' calls may all be given up at once, and come back in a moment
+        self._measure = measure
+        self._fail = fail
+        self._left: dict[int, str] = {}
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def abandon(self, worker: Blocking, call: str) -> None:
+        """Leave a worker to itself in the middle of this call; it is counted until it comes back."""
+        self._number += 1
+        self._left[self._number] = call
+        worker.post(self._left.pop, self._number, None)  # on its thread, after the call: a single step, so no lock
+        worker.abandon()
+        calls = Counter(list(self._left.values()))
+        self._measure(CallAbandoned(call, calls.total()))
+        if calls.total() > self._most:
+            named = ", ".join(f"{count} of {name}" for name, count in calls.most_common())
+            self._fail(
+                StreamsError(
+                    f"{calls.total()} calls to the broker hang and keep their threads and connections ({named}): at "
+                    f"most {self._most} may, so the source stops. Start it anew; the log says since when the broker "
+                    "has not answered"
+                )
+            )

@@ -1,0 +1,225 @@
+"""Recover from a failed transaction: rules R3, R4, R5, R7 and R8 of the protocol, as one function.
+
+The failed transaction is always the oldest unsettled one: the flush stage lets older ones settle first. Younger ones
+are ended before it (their open records would hold up the look-up), and nothing is begun again before its outcome is
+known. One without a clear answer while it was being sent may have been too large for its time: it is cut (harmless, if
+no broker was there to answer).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import anyio
+
+from streams.config import DELIVERY_SHARE, EventSourceConfig
+from streams.core.origin import describe, is_interjection
+from streams.core.recovery import Patience, Remedy, rebuild_all, remedy
+from streams.core.transaction import Transaction, TransactionState
+from streams.errors import MembershipLost, RecordRefused, TransactionFailed
+from streams.records import Output, TopicPartition
+from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY
+from streams.runtime.partition.dead_letters import DeadLetter
+from streams.runtime.partition.failures import TakenBack
+from streams.runtime.ports import Refusal
+from streams.runtime.transactions.pool import Refused, TransactionPool
+
+_log = logging.getLogger(__name__)
+
+NEWS_SECONDS = 3.0
+"""The wait for the snapshot that replaces a refused one. It comes with our JoinGroup response (0.4 of a heartbeat on
+average, 60 ms at most measured); should it not come, the same transaction is simply refused again."""
+
+OWN_KEYS: Final = (OFFSET_KEY, RELEASE_KEY)
+
+
+class Recovery:
+    """The recovery of one pool. ``look_up(transaction)``: whether it is committed, by the changelog.
+    ``refused(partition, origin, error)``: this event's records are refused for good; its partition starts again from
+    its changelog. ``dropped()``: all admitted events are dropped, so the stores are ahead of their changelogs."""
+
+    def __init__(
+        self,
+        pool: TransactionPool,
+        config: EventSourceConfig,
+        now: Callable[[], float],
+        look_up: Callable[[Transaction], Awaitable[bool]],
+        refused: Callable[[int, int, RecordRefused], None],
+        dropped: Callable[[], None],
+    ) -> None:
+        self._pool = pool
+        self._config = config
+        self._patience = Patience(seconds=config.timeouts.recovery_timeout_seconds)
+        self._now = now
+        self._look_up = look_up
+        self._refused = refused
+        self._dropped = dropped
+
+    async def __call__(self, failure: TransactionFailed) -> None:
+        """Bring everything unsettled to a known state. Raises the failure if it is time to stop."""
+        pool = self._pool
+        if not pool.unsettled:
+            return
+        head = pool.unsettled[0]
+        refused = self._refused_ones(head, failure)
+        for_a_letter = self._is_of_letters(head, refused)
+        waits = for_a_letter or failure.kind == "blocked"
+        if for_a_letter:  # it takes as long as it takes
+            head.first_failure_at = None
+        step = remedy(
+            failure.kind,
+            ours=pool.snapshot().incarnation == head.incarnation,
+            commit_requested=head.commit_requested,
+            attempts=0 if for_a_letter else head.attempts,
+            seconds=0.0 if head.first_failure_at is None else self._now() - head.first_failure_at,
+            patience=self._patience,
+        )
+        is_news = step is not Remedy.RESEND_AFTER_NEWS and not (waits and head.attempts & (head.attempts - 1))
+        level = logging.WARNING if is_news else logging.INFO
+        _log.log(level, "transaction %d (attempt %d) failed: %s; %s", head.serial, head.attempts, failure, step.value)
+        if step is Remedy.STOP:
+            raise self._final(head, failure)
+        # Or no broker is there: cutting does no harm then.
+        too_slow = step is Remedy.RESEND and failure.kind == "unknown" and failure.call == "flush"
+        if step is Remedy.DROP:
+            pool.drop_everything(MembershipLost("the membership was lost while a transaction was under way"))
+            self._dropped()
+            return
+        for younger in reversed(list(pool.unsettled)[1:]):
+            await self._end(younger, abortable=not rebuild_all(failure.kind))
+        committed = await self._settle(head, step, failure)
+        if head.state is TransactionState.DROPPED:
+            return  # the membership was lost meanwhile
+        if rebuild_all(failure.kind):
+            pool.slots.replace_idle()
+        if committed:
+            pool.committed(head)
+            return
+        self._part_with(head, refused)
+        if too_slow and not refused:
+            self._pool.cut(head)
+        if step is Remedy.RESEND_AFTER_NEWS:
+            await self._news()
+        elif head.attempts > 1:
+            await anyio.sleep(min(0.05 * 2 ** min(head.attempts, 5), 1.0))
+
+    async def _settle(self, head: Transaction, step: Remedy, failure: TransactionFailed) -> bool:
+        if step is not Remedy.LOOK_UP:
+            await self._end(head, abortable=failure.kind in ("abortable", "blocked", "stale"))
+            return False
+        slot = self._pool.release_slot(head)
+        if slot is not None:
+            await self._pool.slots.wait_replaced(slot, self._patience.seconds)
+        committed = await self._look_up(head)
+        _log.warning("transaction %d is %s", head.serial, "committed" if committed else "not committed: sent again")
+        if not committed:
+            self._pool.taken_back(head)
+        return committed
+
+    async def _end(self, txn: Transaction, *, abortable: bool) -> None:
+        """End a begun transaction whose commit was not requested; it is known to be aborted afterwards."""
+        slot = self._pool.slot_of(txn)
+        if slot is not None:
+            aborted = False
+            if abortable:
+                try:
+                    # An abort that overtakes the broker's first record of the transaction is refused
+                    # (INVALID_TXN_STATE), and a new producer takes half a second.
+                    await slot.deliver()
+                    await slot.abort()
+                    aborted = True
+                except TransactionFailed as failure:
+                    _log.info("transaction %d: %s; a new producer settles it", txn.serial, failure)
+            self._pool.release_slot(txn)
+            if not aborted:
+                await self._pool.slots.wait_replaced(slot, self._patience.seconds)
+        self._pool.taken_back(txn)
+
+    def _refused_ones(self, head: Transaction, failure: TransactionFailed) -> list[tuple[Output, RecordRefused]]:
+        """Return the records that are refused for themselves: these very ones, and none that look like them."""
+        if isinstance(failure, Refused):
+            return [(failure.output, failure.refusal)]
+        own = [refusal for refusal in self._refusals(head) if refusal.is_own]
+        if own and not head.one_by_one:
+            head.one_by_one = True  # a batch is refused as a whole: find the record at fault before any event is blamed
+            return []
+        return [
+            (refusal.output, RecordRefused(f"the broker refuses a record for {refusal.reason}"))
+            for refusal in own
+            if refusal.output is not None
+        ]
+
+    def _refusals(self, head: Transaction) -> Sequence[Refusal]:
+        slot = self._pool.slot_of(head)
+        return slot.refused if slot is not None else ()
+
+    def _is_of_letters(self, head: Transaction, refused: list[tuple[Output, RecordRefused]]) -> bool:
+        """Check for a failure by a dead letter that no member could write now: if one stops for it, the next member
+        meets it, and stops, too."""
+        topics = {output.topic for output in head.outputs if isinstance(output, DeadLetter)}
+        if any(isinstance(output, DeadLetter) and output.by_reference is None for output, _ in refused):
+            return True
+        return any(refusal.topic in topics for refusal in self._refusals(head) if not refusal.is_own)
+
+    def _part_with(self, head: Transaction, refused: list[tuple[Output, RecordRefused]]) -> None:
+        """Send refused records no more: a dead letter goes by reference, an event gets its policy."""
+        events: dict[tuple[int, int], RecordRefused] = {}
+        for output, error in refused:
+            if isinstance(output, DeadLetter):
+                if output.by_reference is not None:
+                    _log.warning("%s; it is sent by reference", error)
+                    _refer(head, output)
+            elif output.key not in OWN_KEYS:  # their place in the changelog is no event's fault
+                events.setdefault((output.origin_partition, output.origin), error)
+        for (partition, origin), error in events.items():
+            self._pool.drop_partition(partition, error if is_interjection(origin) else _taken_back(error))
+            self._refused(partition, origin, error)
+            head.attempts = 0  # the rest is another transaction; each time it is smaller
+
+    def _final(self, head: Transaction, failure: TransactionFailed) -> TransactionFailed:
+        """Make the error that stops the source. An event that was alone in the end may be too large for its time: then
+        the error names it."""
+        origins = {(output.origin_partition, output.origin) for output in head.outputs}
+        origins |= {(number, change.origin) for number, cut in head.cuts.items() for change in cut.changes.values()}
+        if failure.kind != "unknown" or head.commit_requested or len(origins) != 1:
+            return failure
+        ((partition, origin),) = origins
+        config, where = self._config, describe(origin, TopicPartition(self._config.topic, partition))
+        seconds = min(
+            config.timeouts.call_timeout_seconds, config.timeouts.transaction_timeout_seconds * DELIVERY_SHARE
+        )
+        return TransactionFailed(
+            failure.call,
+            failure.code,
+            failure.kind,
+            f"{where} sends and changes {head.bytes} bytes, which were not acknowledged within {seconds:g} seconds, "
+            f"tried for {self._patience.seconds:g} seconds (recovery_timeout_seconds). If the broker was there all the "
+            f"time: it fits at {math.ceil(head.bytes / seconds)} bytes/s and more. Use a faster line or larger quota, "
+            "give it more time (transaction_timeout_seconds, call_timeout_seconds), or let the event send less; "
+            f"{failure}",
+        )
+
+    async def _news(self) -> None:
+        used = self._pool.snapshot_used
+        with anyio.move_on_after(NEWS_SECONDS):
+            while self._pool.snapshot() is used:
+                await anyio.sleep(0.002)
+
+
+def _refer(head: Transaction, refused: DeadLetter) -> None:
+    """Refer to the source in a letter that is too large, and in those that are no smaller: each would cost an
+    attempt."""
+    for letter in [output for output in head.outputs if isinstance(output, DeadLetter) and output.size >= refused.size]:
+        if (reference := letter.by_reference) is not None:
+            head.replace(letter, reference)
+    head.attempts, head.first_failure_at = 0, None  # it is another transaction now; each time it is smaller
+
+
+def _taken_back(error: RecordRefused) -> TakenBack:
+    """Make the error for waiters whose effects are undone with those of a refused event."""
+    reason = TakenBack()
+    reason.__cause__ = error
+    return reason

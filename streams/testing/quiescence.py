@@ -1,0 +1,135 @@
+"""Quiescence of a driven world: whether it has nothing left to do, and the reasons to wait, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from streams.runtime.engine import Engine
+from streams.statistics import SourceState
+from streams.testing.simulation.broker import Log
+from streams.testing.world import DrivenMember, DrivenWorld
+
+
+def nothing_can_happen(world: DrivenWorld) -> bool:
+    """Whether all members are down, or frozen until they are thawed."""
+    if world.awaited:
+        return False
+    return all(member.is_frozen and member.process.frozen_until == float("inf") for member in world.running())
+
+
+def unhandled(world: DrivenWorld) -> dict[int, tuple[int, int]]:
+    """Return partition -> (first offset of input that is not committed, number of such records)."""
+    found = {}
+    for partition in range(world.config.num_partitions):
+        log = world.broker.logs.get((world.config.topic, partition))
+        if log is not None:
+            left = [record.offset for record in log.committed(world.handled(partition), log.end)]
+            if left:
+                found[partition] = left[0], len(left)
+    return found
+
+
+def reasons_to_wait(world: DrivenWorld, *, balanced: bool) -> Iterator[str]:
+    """List what is not done yet. ``balanced``: nor in its place."""
+    topic = world.config.topic
+    for partition, (offset, count) in unhandled(world).items():
+        workers = _worker_of(world, partition)
+        yield f"{topic}[{partition}]: {count} record(s) from offset {offset} on are not committed; {workers}"
+    for log in world.broker.logs.values():
+        if log.open:
+            yield f"{log.topic}[{log.partition}]: {_open_transactions(log)}"
+    if world.broker.pending:
+        yield "the group's offsets wait for the markers of a transaction"
+    for member in world.running():
+        engine = member.engine
+        if member.source.state is SourceState.STARTING:
+            yield f"member {member.number} is starting"
+        elif engine is not None and not member.is_frozen and engine.pool.unsettled:
+            yield f"member {member.number} has {len(engine.pool.unsettled)} transaction(s) that are not settled"
+    if world.awaited:
+        yield f"{world.awaited} member(s) are about to be started again"
+    if balanced:
+        yield from _out_of_place(world)
+
+
+def _worker_of(world: DrivenWorld, partition: int) -> str:
+    """Describe the members that work on a partition."""
+    stuck = []
+    for member in world.running():
+        engine = member.engine
+        worker = engine.workers.get(partition) if engine is not None else None
+        if worker is not None:
+            frozen = ", which is frozen" if member.is_frozen else ""
+            stuck.append(
+                f"it is {worker.state.value} on member {member.number}{frozen}, at offset {worker.watermark}, "
+                f"{worker.inbox.records} record(s) in its inbox"
+            )
+    return "; ".join(stuck) or "no member works on it"
+
+
+def _open_transactions(log: Log) -> str:
+    names = ", ".join(
+        f"{txn.name} ({'open' if txn.outcome is None else 'its marker is not written yet'})" for txn in log.open
+    )
+    return f"readers wait at offset {log.stable} for {names}"
+
+
+def _out_of_place(world: DrivenWorld) -> Iterator[str]:
+    """Partitions without exactly one owner, moves under way, members that are not (or still) known to the group."""
+    members = [member for member in world.running() if not member.is_frozen]
+    group, counts = world.group, dict.fromkeys((member.number for member in members), 0)
+    known = {instance_number(known.report.instance) for known in group.members.values()}
+    if group.state != "stable":
+        yield f"the group is {group.state}"
+    if gone := known - counts.keys():
+        yield f"the group still waits for member(s) {sorted(gone)}"
+    owners: dict[int, list[int]] = {partition: [] for partition in range(world.config.num_partitions)}
+    for member in members:
+        engine = member.engine
+        if engine is None:
+            yield f"member {member.number} is starting"
+            continue
+        yield from _unclear(world, member, engine)
+        for partition, worker in engine.workers.items():
+            if worker.state.value == "active":
+                owners[partition].append(member.number)
+                counts[member.number] += 1
+    for partition, numbers in owners.items():
+        if len(numbers) != 1:
+            yield f"{world.config.topic}[{partition}] is worked on by {numbers or 'no member'}"
+    if counts and max(counts.values()) - min(counts.values()) > 1:
+        yield f"the partitions are not spread evenly yet: {counts}"
+    yield from _missing_copies(world, members)
+
+
+def _unclear(world: DrivenWorld, member: DrivenMember, engine: Engine) -> Iterator[str]:
+    """Whether a member and the group agree on its partitions."""
+    memberships = member.process.memberships
+    if not memberships or memberships[-1].member not in world.group.members or not engine.is_current:
+        yield f"member {member.number} is joining the group"
+        return
+    holdings = memberships[-1].holdings
+    if holdings.releasing or holdings.incoming:
+        moving = sorted([*holdings.releasing, *holdings.incoming])
+        yield f"member {member.number} is moving partition(s) {moving}"
+    elif holdings.owned != engine.workers.keys():
+        yield f"member {member.number} owns {sorted(holdings.owned)}, and works on {sorted(engine.workers)}"
+
+
+def _missing_copies(world: DrivenWorld, members: list[DrivenMember]) -> Iterator[str]:
+    wanted = min(world.config.group.num_standbys, len(members) - 1)
+    if world.group.strategy != "incremental" or wanted <= 0:
+        return
+    for partition in range(world.config.num_partitions):
+        ready = [
+            member.number
+            for member in members
+            if member.process.memberships and partition in member.process.memberships[-1].holdings.copies.ready
+        ]
+        if len(ready) < wanted:
+            yield f"{world.config.topic}[{partition}] has warm copies at {ready or 'no member'}, {wanted} are wanted"
+
+
+def instance_number(instance: str) -> int:
+    """The number of a member, from its instance's name."""
+    return int(instance.rpartition("-")[2])

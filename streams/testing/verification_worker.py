@@ -1,0 +1,43 @@
+"""One worker process of a verification: a user's event source on another broker. Started by ``kes verify`` only.
+
+``python -m streams.testing.verification_worker MODULE:SOURCE SERVERS``, its name in ``KES_INSTANCE_ID``. The worker
+ends with its parent: standard input is a pipe that carries no data.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+import msgspec
+
+from streams.event_source import EventSource
+from streams.loading import load
+
+
+def moved(source: EventSource[object], servers: str) -> EventSource[object]:
+    """Copy the source for this broker: one cluster, without the security settings of the one it was made for."""
+    source.config = msgspec.structs.replace(
+        source.config,
+        bootstrap_servers=servers,
+        client_settings={},
+        source_bootstrap_servers="",
+        source_client_settings={},
+        replication_factor=1,
+        min_insync_replicas=1,
+        instance_id=os.environ["KES_INSTANCE_ID"],
+        group=msgspec.structs.replace(source.config.group, static_membership=False),
+    )
+    return source
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    moved(load(sys.argv[1]), sys.argv[2]).run()

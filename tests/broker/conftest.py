@@ -1,0 +1,73 @@
+"""What many tests begin with: a lab for an engine, a bank under attack, and the seed of this run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streams.broker import KafkaBroker
+from streams.clients.admin import TopicAdmin
+from streams.clients.settings import ClientSettings
+from streams.testing.fixtures import BrokerAddress, OwnBroker
+from tests.broker.battery_kit import Bank, seed_of
+from tests.broker.engine_kit import Lab
+
+
+@pytest.fixture
+def lab(request: pytest.FixtureRequest, kafka_broker: BrokerAddress, topic_prefix: str) -> Lab:
+    """Topics and a group, with as many partitions as the module's ``PARTITIONS``, or one."""
+    return Lab(kafka_broker.bootstrap_servers, topic_prefix, getattr(request.module, "PARTITIONS", 1))
+
+
+@pytest.fixture
+def settings(kafka_broker: BrokerAddress) -> ClientSettings:
+    return ClientSettings(kafka_broker.bootstrap_servers)
+
+
+@pytest.fixture
+def admin(settings: ClientSettings) -> TopicAdmin:
+    return TopicAdmin(settings)
+
+
+@pytest.fixture
+def seed() -> int:
+    """``SEED``, or one by the clock; shown if the test fails."""
+    seed = seed_of()
+    print(f"SEED={seed}")
+    return seed
+
+
+@pytest.fixture
+def membership() -> str:
+    """Which client speaks the group protocol for a bank: by default as ``BANK_MEMBERSHIP`` says."""
+    return ""
+
+
+@pytest.fixture
+def bank_group(membership: str, kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> Iterator[Bank]:
+    bank = Bank(kafka_broker.bootstrap_servers, f"{topic_prefix}bank", tmp_path, membership)
+    yield bank
+    bank.close()
+
+
+@pytest.fixture
+def broker(own_broker: OwnBroker) -> KafkaBroker:
+    """One of the test's own: it may be killed, and started anew while members are at work."""
+    return own_broker(start_timeout=150.0)
+
+
+@pytest.fixture
+def fragile_group(broker: KafkaBroker, topic_prefix: str, tmp_path: Path) -> Iterator[Bank]:
+    """A bank on a broker of its own."""
+    bank = Bank(broker.bootstrap_servers, f"{topic_prefix}bank", tmp_path)
+    yield bank
+    bank.close()
+
+
+@pytest.fixture(scope="module")
+def far_broker() -> Iterator[KafkaBroker]:
+    """Another cluster."""
+    with KafkaBroker() as broker:
+        yield broker

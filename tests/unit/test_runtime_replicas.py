@@ -1,0 +1,142 @@
+"""Copies whose store takes its time: the loop goes on, and nobody touches a store that is being written to."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streams.protocols import StateStore
+from streams.records import Change, IncomingRecord
+from streams.runtime.ownership.replicas import Replicas
+from tests.unit.waiting import until
+
+SECONDS = 20.0
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class SlowStore:
+    """Takes a change for as long as the test wants. ``log``: what was done with it."""
+
+    def __init__(self) -> None:
+        self.entered, self.go_on = threading.Event(), threading.Event()
+        self.log: list[str] = []
+        self.failure: Exception | None = None
+
+    def receive_change(self, change: Change, /) -> None:
+        self.entered.set()
+        assert self.go_on.wait(SECONDS)
+        if self.failure is not None:
+            raise self.failure
+        self.log.append("changed")
+
+    def revoked(self) -> None:
+        self.log.append("revoked")
+
+
+class Bench:
+    """One copy of partition 0, and the thread of a tail that gives it a record."""
+
+    def __init__(self) -> None:
+        self.stores: list[SlowStore] = []
+        tail: Any = SimpleNamespace(start=lambda *_: None, close=lambda: None, remove=lambda _: None)
+        tail.add = lambda partition, position, epoch: setattr(self, "epoch", epoch)
+        self.epoch = 0
+        member: Any = SimpleNamespace(
+            connections=SimpleNamespace(tail=lambda: tail),
+            config=SimpleNamespace(topic="t", changelog="c"),
+            now=lambda: 0.0,
+            revoke_store=lambda store, _: store.revoked(),
+            workers={},
+        )
+        self.heard: list[int] = []
+        self.copies = Replicas(member, self._make, self.heard.append)
+        self.copies.start()
+        self.copies.hold(0)
+        self._thread = ThreadPoolExecutor(1)
+
+    def _make(self, _: Any) -> StateStore:
+        self.stores.append(SlowStore())
+        return self.stores[-1]
+
+    async def receive(self) -> Future[None]:
+        """A record at offset 0 is on its way into the store."""
+        record = IncomingRecord("c", 0, 0, b"key", b"value", None)
+        given = self._thread.submit(self.copies._received, 0, self.epoch, [record], 1, 1)
+        await until(self.stores[-1].entered.is_set)
+        return given
+
+    def end(self) -> None:
+        for store in self.stores:
+            store.go_on.set()
+        self._thread.shutdown()
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    made = Bench()
+    yield made
+    made.end()
+
+
+async def done(given: Future[None]) -> None:
+    await asyncio.wait_for(asyncio.wrap_future(given), SECONDS)
+
+
+async def test_the_loop_asks_and_takes_without_waiting_for_a_slow_store(bench: Bench) -> None:
+    """Each of these waited for the store when a lock was held over its call (this test had never ended)."""
+    given = await bench.receive()
+    [store] = bench.stores
+    assert not bench.copies.reaches(0, -1)
+    assert bench.copies.take(0) is None, "taken from under the tail"
+    assert bench.heard == []
+    store.go_on.set()
+    await done(given)
+    await until(lambda: bench.heard == [0])  # who asked is told, although nothing was waited for
+    assert bench.copies.reaches(0, 1)
+    copy = bench.copies.take(0)
+    assert copy is not None
+    assert (copy.position, copy.records, store.log) == (1, 1, ["changed"])
+
+
+@pytest.mark.parametrize("failure", [None, ValueError("full")])
+async def test_a_store_that_is_let_go_while_it_is_written_to_is_revoked_afterwards(
+    bench: Bench, failure: Exception | None
+) -> None:
+    given = await bench.receive()
+    [store] = bench.stores
+    store.failure = failure
+    bench.copies.unhold(0)
+    assert store.log == [], "revoked while it was written to"
+    bench.copies.hold(0)  # anew, in a store of its own
+    store.go_on.set()
+    await asyncio.wait([asyncio.wrap_future(given)])
+    await until(lambda: "revoked" in store.log)
+    assert store.log == ["changed"] * (failure is None) + ["revoked"]
+    assert bench.stores[1].log == []
+    assert bench.copies.position(0) == -1, "the new copy has nothing of the old one's"
+
+
+async def test_the_end_waits_for_a_store_that_is_being_written_to(bench: Bench) -> None:
+    given = await bench.receive()
+    [store] = bench.stores
+    threading.Timer(0.05, store.go_on.set).start()
+    bench.copies.close()
+    assert store.log == ["changed", "revoked"]
+    await done(given)
+
+
+async def test_a_store_that_hangs_does_not_hold_up_the_end_for_ever(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("streams.runtime.ownership.replicas.CLOSE_SECONDS", 0.01)
+    await bench.receive()
+    bench.copies.close()
+    assert "c[0]: the store still takes a change" in caplog.text
+    assert bench.stores[0].log == []

@@ -1,0 +1,33 @@
+"""Waiting for what other threads and tasks do: never by a sleep of a fixed length, and never for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+PATIENCE = 30.0
+
+
+def wait_until(condition: Callable[[], Any], what: Any = "it", seconds: float = PATIENCE) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        time.sleep(0.002)
+
+
+async def until(condition: Callable[[], Any], what: str = "it") -> None:
+    """The same on the loop."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        await asyncio.sleep(0.001)
+
+
+def stays(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """For a time in which something wrong would show."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert condition(), what
+        time.sleep(0.002)
