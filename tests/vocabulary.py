@@ -30,6 +30,13 @@ class Total(msgspec.Struct, frozen=True):
     amount: int
 
 
+@event_type("Ring")
+class Ring(msgspec.Struct, frozen=True):
+    """What timers fire."""
+
+    name: str
+
+
 Totals = Table[str, int]
 TOTALS = Table.factory(key=str, value=int)
 INTS = codec_for(int)

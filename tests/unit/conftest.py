@@ -8,21 +8,12 @@ import pytest
 
 from tests.unit.cli_kit import Kes, kes_with
 from tests.unit.runtime_kit import Bench
-from tests.unit.timer_kit import Clocked
 
 
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
     """A broker in memory and the sources over it; in the end all of their threads are gone."""
     made = Bench()
-    yield made
-    await made.end()
-
-
-@pytest.fixture
-async def clocked() -> AsyncIterator[Clocked]:
-    """The same, by a time of day that the test sets."""
-    made = Clocked()
     yield made
     await made.end()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -9,63 +10,60 @@ import pytest
 
 from streams import EventContext
 from streams.errors import EncodeError, RecordRefused, RegistrationError, StoreError
-from tests.unit.timer_kit import Clocked, Ring, alarmed
+from streams.testing import TestDriver
+from tests.unit.test_timers import clocked, timers
+from tests.vocabulary import Ring, Total
+
+A = Ring("a")
+NO_TIMES: list[tuple[Any, str]] = [
+    (datetime(2030, 1, 1), "without a time zone"),
+    (timedelta(seconds=5), "schedule_in takes a delay"),
+    ("tomorrow", "aware datetime"),
+    (True, "aware datetime"),
+    (1_000_000_000_000, "not milliseconds"),
+    (float("nan"), "no time"),
+    (-1.0, "no time"),
+]
+NO_DELAYS: list[Any] = [float("nan"), float("inf"), 1e300, timedelta.max, "5", True, None]
+NO_NAMES: list[Any] = ["", "@5/1", "x" * 501, "\ud800", 7]
+
+
+@pytest.fixture(scope="module")
+def at_work() -> Iterator[TestDriver[Any]]:
+    with clocked() as driver:
+        yield driver
 
 
 @pytest.mark.parametrize(
-    ("when", "error"),
+    ("error", "said", "how"),
     [
-        (datetime(2030, 1, 1), "without a time zone"),
-        (timedelta(seconds=5), "schedule_in takes a delay"),
-        ("tomorrow", "aware datetime"),
-        (True, "aware datetime"),
-        (1_000_000_000_000, "not milliseconds"),
-        (float("nan"), "no time"),
-        (-1.0, "no time"),
+        *((StoreError, said, {"when": when}) for when, said in NO_TIMES),
+        *((StoreError, "from now", {"delay": delay}) for delay in NO_DELAYS),
+        *((StoreError, None, {"when": 5, "name": name}) for name in NO_NAMES),
+        (EncodeError, None, {"when": 5, "key": 7}),
+        (RegistrationError, None, {"when": 5, "event": object()}),
+        (RecordRefused, None, {"when": 5, "event": Ring("x" * 1_000_000)}),
+        (RegistrationError, "nobody handles", {"delay": 5, "event": Total("x", 1)}),
     ],
 )
-async def test_times_that_are_refused(clocked: Clocked, when: Any, error: str) -> None:
-    source = alarmed(clocked)
-    await clocked.start()
-    with pytest.raises(StoreError, match=error):
-        await source.interject(0, lambda ctx: ctx.schedule_at(when, Ring("a")))
+def test_what_is_refused(
+    at_work: TestDriver[Any], error: type[Exception], said: str | None, how: dict[str, Any]
+) -> None:
+    options = {"event": A, **how}
+
+    def schedule(ctx: EventContext[Any]) -> None:
+        if "delay" in options:
+            ctx.schedule_in(options.pop("delay"), **options)
+        ctx.schedule_at(options.pop("when"), **options)
+
+    with pytest.raises(error, match=said):
+        at_work.interject(0, schedule)
+    assert timers(at_work) == []
 
 
-@pytest.mark.parametrize("delay", [float("nan"), float("inf"), 1e300, timedelta.max, "5", True, None])
-async def test_delays_that_are_refused(clocked: Clocked, delay: Any) -> None:
-    source = alarmed(clocked)
-    await clocked.start()
-    with pytest.raises(StoreError, match="from now"):
-        await source.interject(0, lambda ctx: ctx.schedule_in(delay, Ring("a")))
-
-
-async def test_what_else_is_refused(clocked: Clocked) -> None:
-    source = alarmed(clocked)
-    await clocked.start()
+def test_after_the_handler(at_work: TestDriver[Any]) -> None:
     kept: list[EventContext[Any]] = []
-
-    async def refused(error: type[Exception], *arguments: Any, **named: Any) -> None:
-        with pytest.raises(error):
-            await source.interject(0, lambda ctx: ctx.schedule_at(*arguments, **named))
-
-    await refused(RegistrationError, 5, object())
-    await refused(StoreError, 5, Ring("a"), name="")
-    await refused(StoreError, 5, Ring("a"), name="@5/1")
-    await refused(StoreError, 5, Ring("a"), name="x" * 501)
-    await refused(StoreError, 5, Ring("a"), name="\ud800")
-    await refused(StoreError, 5, Ring("a"), name=7)
-    await refused(EncodeError, 5, Ring("a"), key=7)
-    await refused(RecordRefused, 5, Ring("x" * 1_000_000))
-    await source.interject(0, kept.append)
-    with pytest.raises(StoreError, match="after the handler"):
-        kept[0].schedule_at(5, Ring("a"))
-    with pytest.raises(StoreError, match="after the handler"):
-        kept[0].cancel_timer("a")
-    assert clocked.timers() == []
-
-
-async def test_an_event_that_nobody_handles_sets_no_timer(clocked: Clocked) -> None:
-    source = alarmed(clocked, None)
-    await clocked.start()
-    with pytest.raises(RegistrationError, match="nobody handles"):
-        await source.interject(0, lambda ctx: ctx.schedule_in(5, Ring("a")))
+    at_work.interject(0, kept.append)
+    for late in (lambda: kept[0].schedule_at(5, Ring("a")), lambda: kept[0].cancel_timer("a")):
+        with pytest.raises(StoreError, match="after the handler"):
+            late()

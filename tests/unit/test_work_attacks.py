@@ -26,7 +26,7 @@ from streams import (
 from streams.errors import ConfigError, RegistrationError
 from streams.testing import TestDriver
 from tests.unit.runtime_kit import Named
-from tests.unit.timer_kit import Ring
+from tests.vocabulary import Ring
 
 Items = list[BatchItem[Any]]
 OUT = "out"
