@@ -7,28 +7,15 @@ from typing import Any
 
 import msgspec
 
-from streams import (
-    DEAD_LETTER,
-    SKIP,
-    BatchContext,
-    ErrorPolicy,
-    ErrorResponse,
-    EventContext,
-    EventSource,
-    EventSourceConfig,
-    ExecutionState,
-    Record,
-    Table,
-)
+from streams import DEAD_LETTER, SKIP, BatchContext, ErrorPolicy, ErrorResponse, EventContext, EventSource, Record
 from streams.events import event_type, upcaster
 from streams.metrics import Measurement
 from streams.records import TYPE_HEADER, VERSION_HEADER
 from streams.testing import TestDriver
+from tests.unit.handlers_kit import OUT, config
+from tests.vocabulary import TOTALS, Totals
 
-Totals = Table[str, int]
-OUT = "out"
 RETRIED = ErrorPolicy(retries=2, backoff_seconds=0.01, then=ErrorResponse.DEAD_LETTER)
-RETRIED_ONCE = ErrorPolicy(retries=1, backoff_seconds=0.01, then=ErrorResponse.DEAD_LETTER)
 
 
 @event_type("batched.Added", version=2)
@@ -58,51 +45,49 @@ Handle = Callable[[BatchContext[Totals], list[Added]], Any]
 
 
 class Bench:
-    """A source with one batch handler, and what it has seen: ``calls`` are lists of keys."""
+    """A source with one batch handler, and what it has seen: ``calls`` are the keys of lists."""
 
-    def __init__(self, policy: ErrorPolicy = SKIP, then: Handle | None = None, store: Any = None) -> None:
-        self.calls: list[list[str]] = []
+    def __init__(self, policy: ErrorPolicy = SKIP, then: Handle | None = None) -> None:
+        self.calls: list[str] = []
         self.attempts: list[int] = []
         self.measured: list[Measurement] = []
-        config = EventSourceConfig(
-            group_id="g",
-            topic="in",
-            num_partitions=1,
-            error_policy=policy,
-            decode_policy=DEAD_LETTER,
-            metrics_handler=self.measured.append,
-        )
-        self.source: EventSource[Any] = EventSource(config, store or Table.factory(key=str, value=int))
+        settings = config(error_policy=policy, decode_policy=DEAD_LETTER, metrics_handler=self.measured.append)
+        self.source: EventSource[Any] = EventSource(settings, TOTALS)
 
-        def added(ctx: BatchContext[Totals], events: list[Added]) -> ExecutionState | None:
-            self.calls.append([event.key for event in events])
+        def added(ctx: BatchContext[Totals], events: list[Added]) -> Any:
+            self.calls.append(" ".join(event.key for event in events))
             self.attempts.append(ctx.attempt)
             for event, record in zip(events, ctx.records, strict=True):
                 count(ctx, event.key, event.amount, record.offset)
-            answer: ExecutionState | None = None if then is None else then(ctx, events)
-            return answer
+            return None if then is None else then(ctx, events)
 
         def other(ctx: EventContext[Totals], event: Other) -> None:
-            self.calls.append([f"<{event.key}>"])
+            self.calls.append(f"<{event.key}>")
             count(ctx, event.key, 1, ctx.offset)
 
         self.source.register_event_type(Added, added, batch=True)
         self.source.register_event_type(Other, other)
 
-    def run(self, *keys: str, meddle: Callable[[TestDriver[Any]], None] = lambda driver: None) -> list[tuple[str, int]]:
-        """Send these (``<key>`` is of the other type), returns (key, total) of what came out."""
+    def run(self, keys: str, meddle: Callable[[TestDriver[Any]], None] = lambda driver: None) -> str:
+        """Send these (see ``send``), returns keys and totals of what came out, as in "a1 a2 b1"."""
         with TestDriver(self.source, topics={OUT: 1}) as driver:
             meddle(driver)
-            for key in keys:
-                send(driver, key)
-            driver.settle()
+            send(driver, keys)
+            driver.advance(30)
             driver.check()
-            self.letters = [record.key for record in driver.dead_letters()]
+            self.letters = driver.dead_letters()
             self.state = dict(driver.restored_store(0).items())
-            return [(event.key, event.total) for event in driver.outputs(OUT, Total)]
+            self.outputs = driver.outputs(OUT)
+            return came(driver)
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [one for one in self.measured if isinstance(one, kind)]
+
+
+def came(driver: TestDriver[Any]) -> str:
+    keyed = [record for record in driver.outputs(OUT) if record.key is not None]
+    totals = [msgspec.json.decode(record.value or b"", type=Total) for record in keyed]
+    return " ".join(f"{total.key}{total.total}" for total in totals)
 
 
 def count(ctx: EventContext[Totals], key: str, amount: int, offset: int) -> None:
@@ -111,17 +96,22 @@ def count(ctx: EventContext[Totals], key: str, amount: int, offset: int) -> None
     ctx.forward(OUT, Total(key, total, offset), key=key)
 
 
-def send(driver: TestDriver[Any], key: str) -> None:
-    """``<key>``: of the other type; ``?key``: not readable; ``1key``: of an older version."""
+def send(driver: TestDriver[Any], keys: str) -> None:
+    """``<key>``: of the other type; ``?key``: not readable; ``1key``: of an older version; ``|``: when all before is
+    settled."""
     headers = [(TYPE_HEADER, b"batched.Added"), (VERSION_HEADER, b"2")]
-    if key.startswith("?"):
-        driver.send_record(Record("in", b"?", key.encode(), headers), wait=False)
-    elif key.startswith("1"):
-        driver.send_record(Record("in", b'{"name": "old", "key": "wrong"}', key.encode(), headers[:1]), wait=False)
-    elif key.startswith("<"):
-        driver.send(Other(key.strip("<>")), key=key, wait=False)
-    else:
-        driver.send(Added(key), key=key, wait=False)
+    for key in keys.split():
+        if key == "|":
+            driver.settle()
+        elif key.startswith("?"):
+            driver.send_record(Record("in", b"?", key.encode(), headers), wait=False)
+        elif key.startswith("1"):
+            driver.send_record(Record("in", b'{"name": "old", "key": "wrong"}', key.encode(), headers[:1]), wait=False)
+        elif key.startswith("<"):
+            driver.send(Other(key.strip("<>")), key=key, wait=False)
+        else:
+            driver.send(Added(key), key=key, wait=False)
+    driver.settle()
 
 
 def unless(*bad: str, do: Callable[[BatchContext[Totals]], Any]) -> Handle:

@@ -7,14 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams import (
-    DEAD_LETTER,
-    SKIP,
-    BatchContext,
-    EventContext,
-    EventSource,
-    EventSourceConfig,
-)
+from streams import DEAD_LETTER, SKIP, BatchContext, EventContext, EventSource
 from streams.errors import RegistrationError, StoreError
 from streams.events import event_type, event_type_of
 from streams.metrics import TransactionSettled
@@ -23,14 +16,17 @@ from streams.runtime.partition.hot_path import SLICE
 from streams.runtime.replay import PartitionReplay
 from streams.testing import TestDriver
 from streams.testing.simulation.virtual_time import elapse
-
-from .batch_kit import OUT, Added, Bench, Total, Totals, raises, send, unless
+from tests.unit.batch_kit import Added, Bench, Total, raises, send, unless
+from tests.unit.handlers_kit import OUT, config
+from tests.vocabulary import Totals
 
 
 def test_events_that_follow_each_other_come_as_a_list() -> None:
-    bench = Bench()
-    assert bench.run("a", "b", "a") == [("a", 1), ("b", 1), ("a", 2)]
-    assert bench.calls == [["a", "b", "a"]]
+    """In a tuple of records that nobody can change, or a handler that sorts them would move the offset."""
+    seen: list[type] = []
+    bench = Bench(then=lambda ctx, events: seen.append(type(ctx.records)))
+    assert bench.run("a b a") == "a1 b1 a2"
+    assert (bench.calls, seen) == (["a b a"], [tuple])
     (settled,) = bench.of(TransactionSettled)
     assert (settled.events, settled.outputs, settled.changes) == (3, 3, 2)
     assert bench.state == {"a": 2, "b": 1}
@@ -46,9 +42,9 @@ def test_events_that_follow_each_other_come_as_a_list() -> None:
 )
 def test_what_ends_a_list(keys: str, came: str, calls: str, letters: str) -> None:
     bench = Bench()
-    assert " ".join(f"{key}{total}" for key, total in bench.run(*keys.split())) == came
-    assert bench.calls == [call.split() for call in calls.split(", ")]
-    assert bench.letters == letters.encode().split()
+    assert bench.run(keys) == came
+    assert bench.calls == calls.split(", ")
+    assert [letter.key for letter in bench.letters] == letters.encode().split()
 
 
 def test_other_headers_do_not_end_it() -> None:
@@ -57,22 +53,14 @@ def test_other_headers_do_not_end_it() -> None:
         for trace in ((), [("trace", b"1")], [("trace", b"2"), (TYPE_HEADER, b"batched.Other")]):
             driver.send(Added("a"), headers=trace, partition=0, wait=False)
         driver.settle()
-    assert bench.calls == [["a", "a", "a"]], "the first type header counts"
+    assert bench.calls == ["a a a"], "the first type header counts"
 
 
 def test_lists_are_as_long_as_slices() -> None:
     bench = Bench()
-    bench.run(*["a"] * 500)
-    assert [key for call in bench.calls for key in call] == ["a"] * 500
-    assert max(map(len, bench.calls)) == SLICE
-
-
-def test_the_records_of_a_list_are_nobody_elses_to_change() -> None:
-    """Or a handler that sorts them would move the offset up to which the list goes."""
-    seen: list[type] = []
-    bench = Bench(then=lambda ctx, events: seen.append(type(ctx.records)))
-    bench.run("a", "b")
-    assert seen == [tuple]
+    bench.run("a " * 500)
+    sizes = [len(call.split()) for call in bench.calls]
+    assert (sum(sizes), max(sizes)) == (500, SLICE)
 
 
 def test_timers_of_batched_events() -> None:
@@ -83,9 +71,8 @@ def test_timers_of_batched_events() -> None:
         if ctx.is_interjection:
             assert ctx.timer is not None
             (record,) = ctx.records
-            seen.append(
-                (events[0].key, ctx.timer.key, record.key, record.offset, record.timestamp_ms == ctx.timer.due_ms)
-            )
+            in_time = record.timestamp_ms == ctx.timer.due_ms
+            seen.append((events[0].key, ctx.timer.key, record.key, record.offset, in_time))
         else:
             for event, record in zip(events, ctx.records, strict=True):
                 ctx.schedule_in(10, Added(f"later-{event.key}"), key=record.key)
@@ -94,16 +81,12 @@ def test_timers_of_batched_events() -> None:
 
     bench = Bench(SKIP, handle)
     with TestDriver(bench.source, topics={OUT: 1}) as driver:
-        for key in ("a", "b", "c"):
-            send(driver, key)
-        driver.settle()
-        assert bench.calls == [["a", "b", "c"]]
+        send(driver, "a b c")
         driver.crash()
         driver.restart()
         driver.advance(30)
-        driver.settle()
         driver.check()
-    assert bench.calls[1:] == [["later-a"], ["later-b"], ["later-c"]]
+    assert bench.calls == ["a b c", "later-a", "later-b", "later-c"]
     assert seen == [(f"later-{key}", key.encode(), key.encode(), -1, True) for key in "abc"]
 
 
@@ -119,42 +102,36 @@ def test_behind_work_that_runs_ahead() -> None:
     async def slow(ctx: EventContext[Totals], event: Slow) -> None:
         await elapse(1.0)
         await ctx.turn()
-        bench.calls.append([f"slow {event.key}"])
+        bench.calls.append(f"slow {event.key}")
 
     with TestDriver(bench.source, topics={OUT: 1}) as driver:
         driver.send(Slow("s"), partition=0, wait=False)
-        for key in ("a", "b"):
-            send(driver, key)
-        driver.settle()
+        send(driver, "a b")
         driver.check()
-    assert bench.calls == [["slow s"], ["a", "b"]]
+    assert bench.calls == ["slow s", "a b"]
 
 
-def test_a_context_is_refused_after_its_handler() -> None:
-    kept: list[BatchContext[Totals]] = []
-    bench = Bench(SKIP, lambda ctx, events: kept.append(ctx))
-    bench.run("a", "b")
-    with pytest.raises(StoreError, match=r"in\[0\]@0 to 1 had ended"):
-        kept[0].forward(OUT, Total("x", 1, 1))
-    bench.run("a")
-    with pytest.raises(StoreError, match=r"in\[0\]@0 had ended"):
-        kept[-1].record_change(Change(b"k", b"v"))
-
-
-def test_an_event_of_a_batch_has_no_input_of_its_own() -> None:
+def test_the_context_of_a_list() -> None:
+    """It has no input of its own, and is refused after its handler."""
     seen: list[Any] = []
+    kept: list[BatchContext[Totals]] = []
 
     def handle(ctx: BatchContext[Totals], events: list[Added]) -> None:
+        kept.append(ctx)
         seen.append((ctx.input, ctx.timer, ctx.is_interjection, [record.offset for record in ctx.records]))
         with pytest.raises(AttributeError, match=r"ctx\.records"):
             print(ctx.offset)
 
-    Bench(SKIP, handle).run("a", "b")
-    assert seen == [(None, None, False, [0, 1])]
+    Bench(SKIP, handle).run("a b | a")
+    assert seen == [(None, None, False, [0, 1]), (None, None, False, [2])]
+    with pytest.raises(StoreError, match=r"in\[0\]@0 to 1 had ended"):
+        kept[0].forward(OUT, Total("x", 1, 1))
+    with pytest.raises(StoreError, match=r"in\[0\]@2 had ended"):
+        kept[1].record_change(Change(b"k", b"v"))
 
 
 def test_what_cannot_be_registered() -> None:
-    source = EventSource(EventSourceConfig(group_id="g", topic="in", num_partitions=1))
+    source = EventSource(config())
 
     async def later(ctx: Any, events: list[Added]) -> None: ...
 
@@ -163,10 +140,9 @@ def test_what_cannot_be_registered() -> None:
     register: Any = source.register_event_type
     with pytest.raises(RegistrationError, match=r"batched\.Added has batch=True, which is for plain functions"):
         register(Added, later, batch=True)
-    with pytest.raises(RegistrationError, match="AsyncBatcher"):
-        register(Added, now, batch=True, blocking=True)
-    with pytest.raises(RegistrationError, match="AsyncBatcher"):
-        register(Added, now, batch=True, concurrency=4)
+    for other in ({"blocking": True}, {"concurrency": 4}):
+        with pytest.raises(RegistrationError, match="AsyncBatcher"):
+            register(Added, now, batch=True, **other)
     register(Added, now, batch=True)
 
 
@@ -183,11 +159,11 @@ async def test_a_replay_hands_them_in_one_by_one() -> None:
     assert [(output.origin, output.topic) for output in completed.outputs] == [
         (5, OUT), (6, OUT), (7, "g.in.dead-letters"), (8, OUT)
     ]  # fmt: skip
-    assert bench.calls == [["a"], ["b"], ["bad"], ["a"]]
+    assert bench.calls == ["a", "b", "bad", "a"]
     replay.close()
 
 
 def test_the_fingerprint_of_a_program_tells() -> None:
-    one, other = Bench().source, EventSource(EventSourceConfig(group_id="g", topic="in", num_partitions=1))
+    one, other = Bench().source, EventSource(config())
     other.register_event_type(Added, one._router.routes[b"batched.Added"].handler)
     assert ("batch" in one.program().fingerprint[1], "batch" in other.program().fingerprint[1]) == (True, False)

@@ -31,30 +31,34 @@ def driver() -> Iterator[Driver]:
 
 
 def test_what_is_sent_is_handled_and_committed(driver: Driver) -> None:
-    sent = [driver.send(Added("ann", 2), key="ann") for _ in range(3)]
+    sent = [driver.send(Added("ann", 2), key="ann") for _ in range(2)]
     where = partition_of(b"ann", 3)
-    assert [(record.partition, record.offset) for record in sent] == [(where, 0), (where, 1), (where, 2)]
-    assert driver.outputs(OUT, Total) == [Total("ann", 2), Total("ann", 4), Total("ann", 6)]
-    assert driver.store(where).get("ann") == 6
-    assert driver.committed_offsets() == {where: 3}
-    assert driver.owner(where) == 0
-    driver.check()
-
-
-def test_records_come_with_key_partition_headers_and_time(driver: Driver) -> None:
-    driver.send(Added("ann"), partition=2, headers=[("trace", b"1")])
-    (record,) = driver.outputs(OUT)
-    assert (record.key, record.partition) == (b"ann", partition_of(b"ann", 3))
-    assert record.headers == (("__grt__", b"driven.Total"), ("from", b"2"))
+    other = (where + 1) % 3
+    driver.send(Added("bob"), partition=other, headers=[("trace", b"1")])
+    assert [(record.partition, record.offset) for record in sent] == [(where, 0), (where, 1)]
+    assert driver.outputs(OUT, Total) == [Total("ann", 2), Total("ann", 4), Total("bob", 1)]
+    record = driver.outputs(OUT)[-1]
+    assert (record.key, record.partition) == (b"bob", partition_of(b"bob", 3))
+    assert record.headers == (("__grt__", b"driven.Total"), ("from", b"%d" % other))
     assert record.timestamp_ms == pytest.approx(driver.time() * 1000, abs=1000)
+    assert dict(driver.store(where).items()) == dict(driver.restored_store(where).items()) == {"ann": 4}
+    assert [len(driver.changelog(number)) for number in range(3)] == [int(n in (where, other)) for n in range(3)]
+    assert sorted(driver.stores()) == [0, 1, 2]
+    assert driver.committed_offsets() == {where: 2, other: 1}
+    assert driver.owner(where) == 0
+    statistics = driver.statistics()
+    assert (statistics.state, statistics.committed_events) == (SourceState.RUNNING, 3)
+    driver.check()
 
 
 def test_new_outputs_are_those_since_the_last_look(driver: Driver) -> None:
     driver.send(Added("ann"))
     assert driver.new_outputs(OUT, Total) == [Total("ann", 1)]
     assert driver.new_outputs(OUT) == []
-    driver.send(Added("bob"), partition=0)
-    driver.send(Added("cid"), partition=1)
+    driver.send(Added("bob"), partition=0, wait=False)
+    driver.send(Added("cid"), partition=1, wait=False)
+    assert len(driver.outputs(OUT)) == 1
+    driver.settle()
     assert driver.new_outputs(OUT, Total) == [Total("bob", 1), Total("cid", 1)]
     assert len(driver.outputs(OUT)) == 3
 
@@ -66,25 +70,6 @@ def test_outputs_of_another_type_are_an_error(driver: Driver) -> None:
     assert driver.outputs(OUT, Added, Total) == [Total("ann", 1)]
     with pytest.raises(RegistrationError, match="int"):
         driver.outputs(OUT, int)
-
-
-def test_the_state_is_in_the_store_and_in_the_changelog(driver: Driver) -> None:
-    for key in ("ann", "bob", "ann"):
-        driver.send(Added(key), partition=1)
-    assert dict(driver.store(1).items()) == dict(driver.restored_store(1).items()) == {"ann": 2, "bob": 1}
-    assert sorted(driver.changelog(1).values()) == sorted(driver.changelog(1).values())
-    assert len(driver.changelog(1)) == 2
-    assert driver.changelog(0) == {}
-    assert sorted(driver.stores()) == [0, 1, 2]
-
-
-def test_many_are_sent_before_any_is_run(driver: Driver) -> None:
-    for number in range(50):
-        driver.send(Added(f"k{number % 5}"), key=f"k{number % 5}", wait=False)
-    assert driver.outputs(OUT) == []
-    driver.settle()
-    assert len(driver.outputs(OUT)) == 50
-    assert max(total.total for total in driver.outputs(OUT, Total)) == 10
 
 
 def test_a_handlers_own_topic_is_read_on(driver: Driver) -> None:
@@ -101,45 +86,20 @@ def test_a_handlers_own_topic_is_read_on(driver: Driver) -> None:
         assert sum(made.committed_offsets().values()) >= 3
 
 
-def test_other_topics_have_as_many_partitions_as_they_are_given() -> None:
-    with TestDriver(build(), topics={OUT: 1}) as made:
-        for number in range(9):
-            made.send(Added(f"k{number}"), key=f"k{number}")
-        assert {record.partition for record in made.outputs(OUT)} == {0}
-
-
-def test_dead_letters_are_shown(driver: Driver) -> None:
-    driver.send(Unknown(), key="who", partition=1)
-    driver.send_record(Record("added", b"\xff", b"key", [("__grt__", b"driven.Added")], 1))
-    driver.send(Added("ann"), partition=1)
-    letters = driver.dead_letters()
-    assert [(letter.key, letter.partition) for letter in letters] == [(b"who", 1), (b"key", 1)]
-    assert b"driven.Unknown" in (letters[0].header("__kes_dlq_message") or b"")
-    assert driver.outputs(OUT, Total) == [Total("ann", 1)]
-    assert int(letters[0].header("__kes_dlq_failed_at_ms") or b"0") == pytest.approx(driver.time() * 1000, abs=1000)
-
-
 # -- time --------------------------------------------------------------------------------------------------------------
 
 
-def test_handlers_that_wait_take_simulated_time(driver: Driver) -> None:
-    driver.send(Slow("ann", 30.0))
-    assert driver.now > 30.0
-    assert driver.outputs(OUT, Total) == [Total("ann", 1)]
-
-
-def test_blocking_handlers_run(driver: Driver) -> None:
-    driver.send(OnThread("ann"))
-    assert driver.outputs(OUT, Total) == [Total("ann", 1)]
-
-
-def test_retries_wait_their_time(driver: Driver) -> None:
-    driver.send(Broken("ann", 2))
-    assert 10.0 < driver.now < 60.0
-    assert driver.outputs(OUT, Total) == [Total("ann", 1)]
-    driver.send(Broken("ann", 9))
-    assert len(driver.dead_letters()) == 1
-    assert driver.outputs(OUT, Total) == [Total("ann", 1)]
+@pytest.mark.parametrize(
+    ("event", "seconds", "outputs"),
+    [(Slow("ann", 30.0), 30.0, 1), (OnThread("ann"), 0.0, 1), (Broken("ann", 2), 10.0, 1), (Broken("ann", 9), 10.0, 0)],
+)
+def test_handlers_that_wait_and_retries_take_simulated_time(
+    driver: Driver, event: Any, seconds: float, outputs: int
+) -> None:
+    driver.send(event)
+    assert seconds <= driver.now < seconds + 50
+    assert driver.outputs(OUT, Total) == [Total("ann", 1)] * outputs
+    assert len(driver.dead_letters()) == 1 - outputs
 
 
 def test_scheduled_interjections_run_when_time_passes() -> None:
@@ -208,13 +168,6 @@ def test_a_rebalance_moves_partitions_and_loses_nothing() -> None:
         assert activated.sprung >= 3  # to the guest and back
         assert len(made.outputs(OUT)) == 12
         made.check()
-
-
-def test_statistics_are_those_of_a_member(driver: Driver) -> None:
-    driver.send(Added("ann"))
-    statistics = driver.statistics()
-    assert statistics.state is SourceState.RUNNING
-    assert statistics.committed_events == 1
 
 
 def test_the_source_itself_is_not_started_and_may_be_used_again() -> None:
