@@ -153,9 +153,3 @@ def test_every_recipe_is_on_the_page_of_recipes() -> None:
     files = {path.stem for path in (ROOT / "examples" / "spark").glob("*.py")} - {"__init__", "common"}
     assert sorted(named) == sorted(files)
     assert [name for name in files if f"`examples/spark/{name}.py`" not in page] == []
-
-
-def test_python_of_a_page_keeps_its_line_numbers(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("text\n```python\na = 1\n```\n```sh\nb\n```\n```python\nc = 2\n```\n")
-    assert blocks(page).split("\n") == ["", "", "a = 1", "", "", "", "", "", "c = 2", ""]

@@ -44,44 +44,22 @@ def test_a_marker_that_was_left_behind_lets_nobody_write_and_can_be_inherited(be
 
 THERE = Written(rows=7, at_ms=1000)
 WRITE = None
+# Which of the three follows is asked for all markers in tests/model/test_spark_decisions.py; these are the words.
 TABLE = [
     # asked, marker, what follows (None: write it; a text: refused with it)
-    (asked(0), None, WRITE),
-    (asked(0), marker(0), THERE),
-    (asked(5), marker(4), WRITE),
     (asked(5), marker(5), THERE),
     (asked(5), marker(5, rows=8), "is in Kafka with 8 rows, and has 7 now.*lastWrittenBatch=q-1:5"),
-    (asked(0), marker(0, rows=6), "is in Kafka with 6 rows, and has 7 now.*lastWrittenBatch=q-1:0"),
     (asked(5, last=(QUERY, 5)), marker(5, rows=8), Written(rows=8, at_ms=1000)),
-    (asked(5, last=(QUERY, 4)), marker(5, rows=8), "is in Kafka with 8 rows"),
-    (asked(5, last=(OTHER, 5)), marker(5, rows=8), "is in Kafka with 8 rows"),
     (asked(5), marker(3), "the last batch written is 3, so batches in between are missing"),
     (asked(5), marker(6), "has written up to batch 6 already"),
-    (asked(0), marker(6), "has written up to batch 6 already"),
     (asked(5), None, "the marker of what was written before is missing.*lastWrittenBatch=q-1:5 .it is. or q-1:4"),
     (asked(5, last=(QUERY, 5)), None, Written(rows=7, at_ms=0)),
-    (asked(5, last=(QUERY, 4)), None, WRITE),
     (asked(5, last=(QUERY, 3)), None, r"is missing \(option lastWrittenBatch=q-1:3\)"),
     (asked(5, last=(QUERY, 6)), None, r"is missing \(option lastWrittenBatch=q-1:6\)"),
     (asked(5, last=(OTHER, 5)), None, r"is missing \(option lastWrittenBatch=q-2:5\)"),
-    (asked(0, last=(QUERY, -1)), None, WRITE),
-    (asked(0, last=(QUERY, 0)), None, Written(rows=7, at_ms=0)),
-    (asked(0, last=(QUERY, 5)), None, "is missing"),
-    (asked(0, last=(OTHER, 0)), None, WRITE),  # left over in the code from the query before
-    (asked(5, last=(QUERY, 5)), marker(4), WRITE),  # where there is a marker, it alone counts
-    (asked(5, last=(QUERY, 4)), marker(5), THERE),
-    (asked(0, replaces=OTHER), None, WRITE),
-    (asked(5, replaces=OTHER), None, "the marker of what was written before is missing"),
     (asked(0), marker(0, OTHER), "query q-2 has written to this sink before .up to batch 0..*replaceQuery=q-2;"),
-    (asked(0), marker(9, OTHER), "query q-2 has written to this sink before"),
-    (asked(0, replaces=OTHER), marker(9, OTHER), WRITE),
-    (asked(0, replaces="q-3"), marker(9, OTHER), "query q-2 has written to this sink before"),
-    (asked(1, replaces=OTHER), marker(0, OTHER), "query q-2 writes to this sink now"),
     (asked(1), marker(0, OTHER), "query q-2 writes to this sink now"),
-    (asked(1), marker(1, OTHER), "query q-2 writes to this sink now"),
     (asked(0), marker(0, OTHER, marker(0)), "query q-2 has replaced this one"),
-    (asked(0, replaces=OTHER), marker(0, OTHER, marker(0)), "query q-2 has replaced this one"),
-    (asked(1, replaces=OTHER), marker(3, OTHER, marker(0)), "query q-2 has replaced this one"),
     (asked(1), Stored(2, ""), "were set by other means"),
     (asked(1), Stored(2, '{"run":"r","rows":1,"at_ms":1}'), "were set by other means"),
 ]
@@ -102,10 +80,6 @@ def test_what_an_operator_can_change_is_a_config_error() -> None:
     for request_, stored in [(asked(5), None), (asked(0), marker(3, OTHER)), (asked(0, last=(QUERY, 3)), None)]:
         with pytest.raises(ConfigError):
             request_.written(stored)
-
-
-def test_the_markers_offset_is_one_past_the_batch() -> None:
-    assert [marker(batch).offset for batch in (0, 1, 41)] == [1, 2, 42]
 
 
 def test_a_named_write_is_written_whoever_did_it() -> None:

@@ -35,17 +35,6 @@ def test_a_limit_is_spread_in_proportion(waiting: dict[int, int], limit: int) ->
             assert abs(got - limit * waiting[key] / total) <= len(waiting) + 1
 
 
-@given(st.lists(st.integers(0, 1000), min_size=1, max_size=6), st.integers(1, 50))
-def test_everything_is_read_in_a_number_of_batches_that_can_be_told(waiting: list[int], limit: int) -> None:
-    left = dict(enumerate(waiting))
-    batches = 0
-    while any(left.values()):
-        for key, got in share(left, limit).items():
-            left[key] -= got
-        batches += 1
-    assert batches <= -(-sum(waiting) // limit)
-
-
 spans = st.dictionaries(
     st.integers(0, 9),
     st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)).map(lambda pair: (min(pair), max(pair))),
@@ -157,12 +146,6 @@ def test_the_text_in_a_checkpoint_stays_as_it_is() -> None:
     assert json.dumps(to_json(Positions({"t": "x"}, {P1: 7, P0: 5}))) == (
         '{"version": 1, "topics": {"t": {"id": "x", "offsets": {"0": 5, "1": 7}}}}'
     )
-
-
-def test_topics_are_sorted_whatever_order_they_come_in() -> None:
-    names = [f"t{number}" for number in range(20)]
-    at = {TopicPartition(name, 0): 1 for name in reversed(names)}
-    assert list(to_json(Positions({}, at))["topics"]) == sorted(names)
 
 
 def test_the_connectors_positions_are_understood() -> None:

@@ -1,7 +1,10 @@
-"""What a read asks of its clients, and what functions make of their arguments. No session of Spark, no broker."""
+"""What is asked of clients and made of their answers, and what functions make of arguments. No Spark, no broker."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,20 +13,35 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
 import streams.spark as kes_spark
-from streams.errors import BrokerUnavailable, ConfigError, OffsetError
+from streams.clients.consumer import reading_failed
+from streams.clients.translate import BLOCKED, NO_SUCH_TOPIC, READING_ENDS, REFUSED, request_failed, transaction_failed
+from streams.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    OffsetError,
+    RecordRefused,
+    StreamsError,
+    TopicError,
+    TransactionFailed,
+)
 from streams.events import event_type
 from streams.records import TopicPartition
-from streams.spark import lane, lanes, reader, topic_logs
+from streams.spark import kafka, lane, lanes, reader, topic_logs
+from streams.spark.commit import lane_of
 from streams.spark.kafka import client, translated
 from streams.spark.markers import WriteRequest
 from streams.spark.planning import Bounds, TopicLog
 from streams.spark.read_options import ReadOptions, read_options
 from streams.spark.reader import Range
+from streams.spark.stream_sink import StreamWriter
 from streams.spark.topic_logs import LogView
 from streams.spark.typed import _types_option
+from streams.spark.write_options import stream_write_options, write_options
 
 pytestmark = pytest.mark.spark
 P0 = TopicPartition("t", 0)
+KAFKA = {"bootstrap.servers": "b:1"}
+LANE = lane.Lane(identity="l", marker_topic="t", topic="t", kafka=KAFKA)
 
 
 def options(**more: str) -> ReadOptions:
@@ -70,10 +88,9 @@ def test_a_commit_waits_for_its_rows_as_long_as_its_transaction_lasts(
 ) -> None:
     monkeypatch.setattr(lane, "client", Client)
     monkeypatch.setattr(lane, "partition_count", lambda *asked: 1)
-    where = lane.Lane(identity="l", marker_topic="t", topic="t", kafka={"bootstrap.servers": "b:1", **given})
     request = WriteRequest(write_id="w", run="r", rows=0)
     with pytest.raises(Told) as told:
-        lane.write_lane(where, request, list, size=size)
+        lane.write_lane(dataclasses.replace(LANE, kafka={**KAFKA, **given}), request, list, size=size)
     settings, seconds = told.value.args
     assert settings["transaction.timeout.ms"] == settings["message.timeout.ms"] == expected
     assert seconds == (), "the client's own limit is that of the transaction"
@@ -84,7 +101,7 @@ def test_a_commit_waits_for_its_rows_as_long_as_its_transaction_lasts(
 )
 def test_what_is_late_is_not_always_the_brokers_fault(settled: Any) -> None:
     late = KafkaException(KafkaError(KafkaError._TIMED_OUT, "3 messages timed out"))
-    told = settled(late, lane.Lane(identity="l", marker_topic="t", topic="t", kafka={"bootstrap.servers": "b:1"}), "w")
+    told = settled(late, LANE, "w")
     assert isinstance(told, BrokerUnavailable)
     assert "in time" in str(told)
     assert "3 messages timed out" in str(told)
@@ -190,3 +207,196 @@ def test_lanes_listen_to_what_an_operator_says_in_options(monkeypatch: pytest.Mo
         kes_spark.write_lanes(rows, None, sink="s", lanes=1, topic="t", options=said)
     plan = told.value.args[0]
     assert (plan.replaces, plan.last_written) == ("old", ("q", 3))
+
+
+CODES = sorted(
+    code
+    for code in {getattr(KafkaError, name) for name in dir(KafkaError) if name.lstrip("_").isupper()}
+    if isinstance(code, int) and code != KafkaError.NO_ERROR
+)
+
+
+def each_code() -> Iterator[tuple[str, int, KafkaException]]:
+    assert len(CODES) > 150
+    for code in CODES:
+        error = KafkaError(code, "why")
+        yield error.name(), code, KafkaException(error)
+
+
+def test_a_failed_write_is_fenced_or_refused_as_by_the_engine() -> None:
+    differ = []
+    for name, code, error in each_code():
+        found = lane._translated(error, LANE, "w")
+        is_fenced = isinstance(found, TransactionFailed) and found.kind == "fenced"
+        engine = transaction_failed("commit_transaction", error)
+        is_refused = (code in REFUSED or code in BLOCKED) and code not in NO_SUCH_TOPIC  # that is said of the topic
+        if is_fenced != (engine.kind == "fenced") or isinstance(found, RecordRefused) != is_refused:
+            differ.append(name)
+    assert differ == []
+
+
+def test_a_request_is_made_again_exactly_where_the_engine_makes_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic_logs.time, "sleep", lambda seconds: None)
+    differ = []
+    for name, _, error in each_code():
+        answers: Iterator[KafkaException | None] = iter([error, None])
+
+        def ask(answers: Iterator[KafkaException | None] = answers) -> str:
+            failure = next(answers)
+            if failure is not None:
+                raise failure
+            return "the answer"
+
+        try:
+            is_asked_again = LogView(options())._patiently(ask, "asking") == "the answer"
+        except StreamsError:
+            is_asked_again = False
+        if is_asked_again != isinstance(request_failed("asking", "b:1", error.args[0]), BrokerUnavailable):
+            differ.append(name)
+    assert differ == []
+
+
+def test_refused_credentials_and_missing_topics_are_what_the_engine_calls_them() -> None:
+    differ = []
+    for name, code, error in each_code():
+        found = translated(error, "asking", KAFKA)
+        engine = request_failed("asking", "b:1", error.args[0])
+        if isinstance(found, ConfigError) != isinstance(engine, ConfigError):
+            differ.append(name)
+        if isinstance(found, TopicError) != (code in NO_SUCH_TOPIC):
+            differ.append(name)
+        if isinstance(found, BrokerUnavailable) and not isinstance(engine, BrokerUnavailable):
+            differ.append(name)
+    assert differ == []
+
+
+def test_a_read_ends_where_the_engines_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And at what a bounded read does not wait for: refused credentials, and records that no attempt can read."""
+    monkeypatch.setattr(reader, "client", Client)
+    monkeypatch.setattr(reader._RangeReader, "is_planned_topic", lambda reading: False)
+    differ = []
+    for name, code, error in each_code():
+        if code in (KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError._PARTITION_EOF):  # no group is joined
+            continue
+        engine = reading_failed(error.args[0], "t", 0, 5, "b:1")
+        reading = reader._RangeReader(Range("t", 0, 5, 80, "id"), options())
+        try:
+            reading._take_error(error.args[0])
+        except OffsetError:
+            agrees = isinstance(engine, OffsetError)
+        except StreamsError:
+            agrees = code in READING_ENDS
+        else:
+            agrees = reading.ended == (engine is not None)
+        if not agrees:
+            differ.append(name)
+    assert differ == []
+
+
+def answered(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    if isinstance(value, BaseException):
+        future.set_exception(value)
+    else:
+        future.set_result(value)
+    return future
+
+
+class Admin:
+    """A client whose answers come from ``script``: ``None`` never comes, an error code is raised."""
+
+    def __init__(self, script: Iterator[int | None]) -> None:
+        self._script = script
+
+    def __len__(self) -> int:
+        return 0  # as the real one has it: a client with nothing to do counts as false
+
+    def describe_topics(self, topics: Any, request_timeout: float) -> dict[str, Future[Any]]:
+        step = next(self._script)
+        if step is None:
+            return {"t": Future()}
+        if step:
+            return {"t": answered(KafkaException(KafkaError(step)))}
+        return {"t": answered(SimpleNamespace(topic_id="x", is_internal=False, partitions=[SimpleNamespace(id=0)]))}
+
+    def list_offsets(self, wanted: Any, isolation_level: Any, request_timeout: float) -> dict[Any, Future[Any]]:
+        return {place: answered(SimpleNamespace(offset=7)) for place in wanted}
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int | None], list[Admin]]:
+    """What the clients answer, in order, and the clients that were made."""
+    steps: list[int | None] = []
+    made: list[Admin] = []
+    answers = iter(lambda: steps.pop(0) if steps else 0, "never")
+
+    def client(kind: Any, settings: Any, more: Any = None) -> Admin:
+        made.append(Admin(answers))
+        return made[-1]
+
+    for module in (kafka, topic_logs):
+        monkeypatch.setattr(module, "client", client)
+        monkeypatch.setattr(module, "ASK_SECONDS", 0.05)
+        monkeypatch.setattr(module, "GRACE_SECONDS", 0.05)
+    return steps, made
+
+
+LOGS = {"t": TopicLog("x", {0: Bounds(7, 7, 7)})}
+
+
+@pytest.mark.parametrize(
+    ("steps", "found", "clients"),
+    [
+        ([None], LOGS, 2),
+        ([KafkaError._TIMED_OUT], LOGS, 2),
+        ([KafkaError._TRANSPORT, None, KafkaError.NOT_LEADER_FOR_PARTITION], LOGS, 4),
+        ([KafkaError.UNKNOWN_TOPIC_OR_PART], {}, 1),
+    ],
+)
+def test_what_passes_is_asked_again_with_another_client(
+    script: tuple[list[int | None], list[Admin]], steps: list[int | None], found: Any, clients: int
+) -> None:
+    """One client serves all questions as long as it answers: one that is dropped while it is asked never does."""
+    script[0].extend(steps)
+    view = LogView(options(stallSeconds="1"))
+    assert view.logs() == found
+    assert view.logs() == LOGS
+    assert len(script[1]) == clients
+
+
+def test_silence_is_told_and_ends_after_stall_seconds(
+    script: tuple[list[int | None], list[Admin]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(topic_logs, "_QUIET_SECONDS", 0.3)
+    script[0].extend([None] * 100)
+    with pytest.raises(BrokerUnavailable, match=r"no answer from b:1 for 1 s \(option stallSeconds\)"):
+        LogView(options(stallSeconds="1")).logs()
+    (told,) = [record.message for record in caplog.records if "no answer from b:1 yet" in record.message]
+    assert "up to 1 s (option stallSeconds)" in told
+
+
+def test_what_does_not_pass_is_told_at_once(script: tuple[list[int | None], list[Admin]]) -> None:
+    script[0].append(KafkaError.SASL_AUTHENTICATION_FAILED)
+    with pytest.raises(ConfigError, match=r"refuses the credentials"):
+        LogView(options(stallSeconds="1")).logs()
+
+
+def test_the_number_of_partitions_survives_a_stuck_client(script: tuple[list[int | None], list[Admin]]) -> None:
+    script[0].append(None)
+    first: Any = Admin(iter([None]))
+    assert kafka.partitions_of(first, ["t"], {"bootstrap.servers": "b:1"}) == {"t": 1}
+
+
+def test_columns_of_a_sink_are_checked_when_it_is_made() -> None:
+    given = stream_write_options({"bootstrap.servers": "b:1", "topic": "t", "sink": "s"})
+    schema = kes_spark.schema_of(msgspec.defstruct("Row", [("value", bytes), ("x", int)]))
+    with pytest.raises(ConfigError, match="column x is no part of a record"):
+        StreamWriter(given, schema, one_machine=True)
+
+
+def test_writes_whose_names_run_together_are_two() -> None:
+    made = [
+        {"bootstrap.servers": "b:1", "topic": topic, "writeId": name} for topic, name in (("a.b", "c"), ("a", "b.c"))
+    ]
+    first, second = (lane_of(write_options(given)) for given in made)
+    assert first.identity != second.identity

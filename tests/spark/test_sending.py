@@ -1,19 +1,22 @@
-"""Arrow batches into a producer: what it is called with, for all mixtures of columns. No broker."""
+"""Rows on their way: staged by tasks, in messages or files, and given to a producer by the driver. No broker."""
 
 from __future__ import annotations
 
 import inspect
 import os
 import random
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
-from streams.errors import RecordRefused
-from streams.spark import record_batches, replay_task
+from streams.errors import ConfigError, RecordRefused, StagingError
+from streams.spark import record_batches, replay_task, staging
 from streams.spark.sending import Sender
+from streams.spark.staging import remove, remove_files, stage, staged_batches, staging_folder
 
 pytestmark = pytest.mark.spark
 
@@ -166,3 +169,91 @@ def test_the_client_takes_its_arguments_in_the_order_that_is_relied_on() -> None
 def test_rows_that_are_no_records(column: str, values: Any, problem: str) -> None:
     with pytest.raises(RecordRefused, match=problem):
         sent(pa.record_batch({"value": pa.array([b"a", b"b"]), column: values}), "t")
+
+
+ROWS = [pa.record_batch({"value": [b"a", b"b"], "offset": [1, 2]}), pa.record_batch({"value": [b"c"], "offset": [3]})]
+
+
+def values(*messages: Any) -> list[bytes]:
+    return [value.as_py() for batch in staged_batches(messages) for value in batch.column("value")]
+
+
+@pytest.mark.parametrize("threshold", [0, 10, 1 << 20])
+def test_there_and_back(tmp_path: Path, threshold: int) -> None:
+    first = stage(iter(ROWS), threshold=threshold, folder=tmp_path / "a" / "b")
+    second = stage(iter(ROWS[1:]), threshold=threshold, folder=tmp_path / "a" / "b")
+    empty = stage(iter(()), threshold=threshold, folder=tmp_path / "a" / "b")
+    assert (first.rows, second.rows, empty.rows, empty.data, empty.path) == (3, 1, 0, None, None)
+    assert [bool(each.path) for each in (first, second)] == [threshold < 100] * 2
+    assert values(first, empty, second) == [b"a", b"b", b"c", b"c"]
+    assert {tuple(batch.schema.names) for batch in staged_batches([first])} == {("value",)}
+    remove_files([first, second, empty])
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_what_failed_leaves_no_file(tmp_path: Path) -> None:
+    def failing() -> Any:
+        yield ROWS[0]
+        raise RuntimeError("upstream")
+
+    with pytest.raises(RuntimeError, match="upstream"):
+        stage(failing(), threshold=0, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_that_are_gone_or_cut_are_an_error(tmp_path: Path) -> None:
+    message = stage(iter(ROWS), threshold=0, folder=tmp_path)
+    message.rows += 1
+    with pytest.raises(StagingError, match="4 written, 3 found"):
+        values(message)
+    remove_files([message])
+    with pytest.raises(StagingError, match="a folder that driver and executors share"):
+        values(message)
+
+
+def test_without_a_shared_folder_a_message_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "_LARGEST_MESSAGE", 1000)
+    many = [pa.record_batch({"value": [bytes([number]) * 400]}) for number in range(10)]
+    with pytest.raises(ConfigError, match="give the option stagingDir"):
+        stage(iter(many), threshold=0, folder=None)
+
+
+def test_folders_go_when_they_are_empty_and_stay_for_others(tmp_path: Path) -> None:
+    ours, others = tmp_path / "user" / "sink" / "1", tmp_path / "user" / "other"
+    for folder in (ours, others):
+        stage(iter(ROWS), threshold=0, folder=folder)
+    remove(ours, up_to=tmp_path)
+    assert [path.name for path in (tmp_path / "user").iterdir()] == ["other"]
+    remove(others, up_to=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    remove(others, up_to=tmp_path)  # nothing there: nothing to do
+
+
+def test_a_folder_that_goes_while_a_task_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, times = tmp_path / "a" / "b", 0
+
+    def tidied(found: Path) -> None:
+        nonlocal times
+        times += 1
+        if times < 3:
+            remove(found, up_to=tmp_path)
+
+    monkeypatch.setattr(staging, "_check_own", tidied)
+    message = stage(iter(ROWS), threshold=0, folder=folder)
+    assert (values(message), times) == ([b"a", b"b", b"c"], 3)
+
+
+def test_somebody_elses_folder_in_the_temporary_folder_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = staging_folder(None, "sink", one_machine=True)
+    assert folder is not None
+    assert staging_folder(None, "sink", one_machine=False) is None
+    assert values(stage(iter(ROWS), threshold=0, folder=folder)) == [b"a", b"b", b"c"]
+    assert folder.parent.stat().st_mode & 0o077 == 0
+    remove(folder, up_to=tmp_path)
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    folder.parent.symlink_to(tmp_path / "elsewhere")  # as one that another user has made: not to be followed
+    with pytest.raises(StagingError, match="not this user's"):
+        stage(iter(ROWS), threshold=0, folder=folder)
