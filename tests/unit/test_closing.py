@@ -14,7 +14,7 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 
-from streams import EventContext
+from streams import AsyncJobScheduler, EventContext
 from streams.clients import membership as membership_module
 from streams.clients.kafka_python_client import KafkaPythonClient
 from streams.clients.membership import connect_group
@@ -24,7 +24,6 @@ from streams.errors import BrokerUnavailable, ConfigError, Stopped, TopicError
 from streams.runtime import engine as lifecycle
 from streams.runtime.bridge import Worker
 from streams.runtime.ownership.takeover import TakeOvers
-from tests.unit.jobs_kit import schedule
 from tests.unit.runtime_kit import Bench, Connections, Named
 from tests.unit.waiting import PATIENCE, wait_until
 
@@ -326,7 +325,7 @@ async def test_who_is_cancelled_again_while_its_jobs_end_lets_everything_go(benc
             ending.set()
             await end.wait()
 
-    schedule(bench, job)
+    AsyncJobScheduler(bench.make(None), job).register_event_type(Named, key=lambda event: event.name)
     bench.begin("a")
     await bench.until(begun.is_set, "it is at work")
     engine = bench.engine

@@ -1,0 +1,401 @@
+"""Functions of jobs, batches and concurrent handlers that do not behave, in virtual time, and what is said about it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from typing import Any
+
+import pytest
+
+from streams import (
+    AsyncBatcher,
+    AsyncJobScheduler,
+    BatcherConfig,
+    BatchItem,
+    EventContext,
+    ExecutionState,
+    JobRetry,
+    Record,
+    SchedulerConfig,
+)
+from streams.errors import EventFailure, StoreError
+from streams.metrics import JobEnded
+from streams.outcomes import DEAD_LETTER, ErrorPolicy, ErrorResponse
+from streams.records import TYPE_HEADER
+from streams.testing import TestDriver
+from tests.unit.async_kit import World, driven, names, new_source, reasons, send, watch
+from tests.unit.runtime_kit import OUT, Named, Unforgiving, count
+
+pytestmark = [
+    pytest.mark.usefixtures("quiet"),
+    pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning"),
+]
+
+Items = list[BatchItem[Any]]
+QUICKLY: Any = {"wait_initial_seconds": 0.001, "wait_jitter_seconds": 0}
+
+
+async def cancels_itself() -> str:
+    """As another task would."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.Event().wait()
+    return ""
+
+
+async def awaits_what_is_cancelled() -> str:
+    future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    future.cancel()
+    return await future
+
+
+async def never_ends() -> str:
+    await asyncio.Event().wait()
+    return ""
+
+
+async def raises() -> str:
+    raise RuntimeError("no")
+
+
+def raises_stop_iteration() -> str:
+    return next(iter([]))
+
+
+@pytest.mark.parametrize(
+    ("fault", "said", "attempts"),
+    [
+        (cancels_itself, "not its own", 1),
+        (awaits_what_is_cancelled, "not its own", 1),
+        (never_ends, "timeout_seconds=0.5", 3),
+        (raises, "no", 3),
+        (raises_stop_iteration, "StopIteration", 3),  # on a thread, whose future would never be done
+    ],
+)
+@pytest.mark.parametrize("kind", ["jobs", "calls"])
+@pytest.mark.parametrize("late", [True, False], ids=["on_failure", "dead letter"])
+def test_a_call_that_goes_wrong_is_tried_again_then_fails_its_event_and_no_other(
+    kind: str, fault: Any, said: str, attempts: int, late: bool
+) -> None:
+    tries, errors, measured = list[str](), list[str](), list[Any]()
+    source = new_source(metrics_handler=measured.append)
+    settings: Any = {
+        "timeout_seconds": 0.5 if fault is never_ends else None,
+        "retry": JobRetry(attempts=3, **QUICKLY),
+    }
+
+    def begun(given: Any) -> bool:
+        event: Named = given if kind == "jobs" else given[0].value
+        tries.append(event.name)
+        return event.name == "bad"
+
+    async def task(given: Any) -> Any:
+        return await fault() if begun(given) else None
+
+    def thread(given: Any) -> Any:
+        return fault() if begun(given) else None
+
+    def failed(ctx: EventContext[Any], *given: Any) -> None:
+        errors.append(str(given[1] if kind == "jobs" else given[0][0].error))
+
+    function: Any = thread if fault is raises_stop_iteration else task
+    ends: Any = {"on_failure": failed if late else None}
+    done: Any = lambda ctx, *given: ctx.forward(OUT, given[0] if kind == "jobs" else given[0][0].value)  # noqa: E731
+    stage: Any = (
+        AsyncJobScheduler(source, function, done, config=SchedulerConfig(concurrency=4, **settings), **ends)
+        if kind == "jobs"
+        else AsyncBatcher(source, function, done, config=BatcherConfig(max_batch_size=1, **settings), **ends)
+    )
+    stage.register_event_type(Named, key=lambda event: event.name)
+    with TestDriver(source) as driver:
+        send(driver, "a", "bad", "b")
+        driver.settle()
+        assert names(driver) == ["a", "b"]
+        assert tries.count("bad") == attempts
+        [error] = errors if late else reasons(driver)
+        assert said in error
+        assert len(driver.dead_letters()) == (not late)
+        ended = [(one.outcome, one.attempts) for one in measured if isinstance(one, JobEnded)]
+        outcome = "cancelled" if fault is cancels_itself else "failed"
+        assert sorted(ended) == (sorted([(outcome, attempts), ("done", 1), ("done", 1)]) if kind == "jobs" else [])
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (None, ""),
+        ([1], "writer answered 1 results for 3 items"),
+        ([1, 2, 3, 4], "writer answered 4 results"),
+        ("abc", "writer answered 'str'"),
+        ([asyncio.CancelledError()] * 3, "a cancellation that is not its own"),
+        (RuntimeError("no"), "no"),
+    ],
+)
+def test_the_outcome_of_a_call_is_that_of_all_of_its_items(answer: Any, said: str) -> None:
+    """Once its attempts are over, each of which has a list of its own."""
+    tries, found, source = list[int](), list[Any](), new_source()
+
+    async def execute(items: Items) -> Any:
+        tries.append(len(items))
+        items.clear()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def end(ctx: EventContext[Any], items: Items) -> None:
+        found.extend((item.result, str(item.error or "")) for item in items)
+
+    config = BatcherConfig(retry=JobRetry(attempts=3, **QUICKLY))
+    batcher: Any = AsyncBatcher(source, execute, end, on_failure=end, config=config, name="writer")
+    batcher.register_event_type(Named, lambda record, event: [(word, word) for word in event.name.split()])
+    with TestDriver(source) as driver:
+        send(driver, "a1 b1", "c1")
+        driver.settle()
+        assert [result for result, _ in found] == [None] * 3
+        assert all(said in error and bool(error) == bool(said) for _, error in found), found
+        assert tries == ([3] * 3 if isinstance(answer, Exception) else [3])
+
+
+PLANS: list[Any] = [
+    ("jobs", "ab", "g's job answered str; it has to answer a tuple (key, item), or None"),
+    ("jobs", ("k",), "answered tuple"),
+    ("jobs", ([], "item"), "answered a key that is a list, which cannot be hashed"),
+    ("jobs", ValueError("no plan"), "no plan"),
+    ("jobs", asyncio.CancelledError(), "not its own"),
+    *[("batches", planned, "writer") for planned in (5, "ab", [1], [("k",)], (("k", 1) for _ in range(2)))],
+    ("batches", [([], 1)], "whose key cannot be hashed"),
+    ("batches", ValueError("no plan"), "no plan"),
+]
+
+
+@pytest.mark.parametrize(("kind", "planned", "said"), PLANS)
+def test_what_a_planner_does_wrong_is_its_events_failure(kind: str, planned: Any, said: str) -> None:
+    world = World(kind, ahead=False)
+
+    def plan(record: Any, event: Named) -> Any:
+        if event.name != "bad":
+            return event.name, event if kind == "jobs" else event.name
+        if isinstance(planned, BaseException):
+            raise planned
+        return planned
+
+    world.stage.register_event_type(Named, plan)
+    with driven(world) as driver:
+        send(driver, "a", "bad", "b")
+        driver.settle()
+        [reason] = reasons(driver)
+        assert said.replace("g's job", "").replace("writer", "") in reason
+        if not isinstance(planned, BaseException):
+            assert "Named" in reason
+            assert world.stage.name in reason
+        assert names(driver) == ["A", "B"]
+
+
+class Exit(BaseException):
+    """As ``SystemExit``, which would end the test, too."""
+
+
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("where", ["job", "thread", "call", "call in turn", "handler", "handler at its turn"])
+def test_what_is_no_exception_ends_the_source_and_no_event(where: str, late: bool) -> None:
+    source = new_source()
+
+    def end(*_: Any) -> None:
+        raise AssertionError("no function of the user is asked")
+
+    async def task(_: Any) -> Any:
+        raise Exit("enough")
+
+    def thread(_: Any) -> Any:
+        raise Exit("enough")
+
+    async def handler(ctx: EventContext[Any], event: Named) -> None:
+        if where == "call in turn":
+            await batcher.submit(ctx, [(event.name, event)])
+        if where == "handler at its turn":
+            await ctx.turn()
+        raise Exit("enough")
+
+    ends: Any = {"on_failure": end if late else None}
+    batcher: AsyncBatcher[Any, Named] = AsyncBatcher(source, task, end, **ends)
+    if "job" in where or "thread" in where:
+        jobs: Any = AsyncJobScheduler(source, task if where == "job" else thread, end, **ends)
+        jobs.register_event_type(Named, key=lambda event: event.name)
+    elif where == "call":
+        batcher.register_event_type(Named, key=lambda event: event.name)
+    else:
+        source.register_event_type(Named, handler, concurrency=None if where == "call in turn" else 2)
+    with TestDriver(source) as driver:
+        with pytest.raises(Exit, match="enough"):
+            driver.send(Named("a"))
+        assert driver.dead_letters() == driver.outputs(OUT) == []
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_handler_that_answers_fatal_stops_the_source(ahead: bool) -> None:
+    source = new_source()
+
+    @source.register_event_type(Named, concurrency=2)
+    async def handler(ctx: EventContext[Any], event: Named) -> ExecutionState:
+        if not ahead:
+            await ctx.turn()
+        return ExecutionState.FATAL if event.name == "b" else ExecutionState.COMPLETE
+
+    with TestDriver(source) as driver:
+        send(driver, "a", "b", "c")
+        with pytest.raises(EventFailure, match=r"in\[0\]@1"):
+            driver.settle()
+        assert driver.committed_offsets() == {0: 1}
+
+
+def test_a_job_that_swallows_its_cancellation_is_not_passed_on() -> None:
+    source = new_source()
+    second: list[str] = []
+
+    async def first(event: Named) -> str:
+        try:
+            await asyncio.sleep(5)
+        except asyncio.CancelledError:
+            return "all the same"
+        return event.name
+
+    async def then(text: str) -> None:
+        second.append(text)
+
+    following: AsyncJobScheduler[Any, str, None] = AsyncJobScheduler(source, then)
+    AsyncJobScheduler(source, first, then=following).register_event_type(Named, key=lambda event: "k")
+    with TestDriver(source) as driver:
+        send(driver, "a")
+        driver.advance(1)
+        driver.evict()
+        driver.settle()
+        assert second == ["a"]
+
+
+@pytest.mark.parametrize("kind", ["jobs", "concurrent"])
+def test_work_does_not_inherit_from_each_other(kind: str) -> None:
+    mark: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="")
+    seen: list[str] = []
+    source = new_source()
+
+    async def work(event: Named) -> None:
+        seen.append(mark.get())
+        mark.set(event.name)
+
+    async def handler(ctx: EventContext[Any], event: Named) -> None:
+        await work(event)
+        await ctx.turn()
+
+    if kind == "jobs":
+        jobs: Any = AsyncJobScheduler(source, work, config=SchedulerConfig(concurrency=1))
+        jobs.register_event_type(Named, key=lambda event: event.name)
+    else:
+        source.register_event_type(Named, handler, concurrency=1)
+    with TestDriver(source) as driver:
+        send(driver, "a", "b", "c")
+        driver.settle()
+        assert seen == ["", "", ""]
+
+
+def test_bytes_that_nobody_can_read_wait_behind_jobs() -> None:
+    world = World("jobs", decode_policy=DEAD_LETTER)
+    world.source.register_default_handler(lambda ctx, value: world.note(repr(value)))
+    with driven(world) as driver:
+        send(driver, "a:3")
+        for value, kind in ((b"{not json", b"Named"), (b"raw", b"Unknown")):
+            driver.send_record(Record("in", value, b"k", [(TYPE_HEADER, kind)], 0), wait=False)
+        send(driver, "b:1")
+        driver.advance(2)
+        assert driver.dead_letters() == []
+        assert watch(driver, world, 3) == "0 a b; 3 A b'raw' B @4"
+        assert [letter.value for letter in driver.dead_letters()] == [b"{not json"]
+
+
+def test_finalizers_may_fail_wait_and_schedule_again() -> None:
+    tries: list[str] = []
+    policy = ErrorPolicy(retries=2, backoff_seconds=0.001, then=ErrorResponse.DEAD_LETTER)
+    source = new_source(error_policy=policy)
+
+    async def shout(event: Named) -> str:
+        return event.name.upper()
+
+    def finalize(ctx: EventContext[Any], event: Named, result: str) -> None:
+        ctx.forward(OUT, Named(f"{result} {count(ctx, 'all')}"))
+
+    again: Any = AsyncJobScheduler(source, shout, finalize, config=SchedulerConfig(concurrency=1))
+
+    async def final(ctx: EventContext[Any], event: Named, result: str) -> Any:
+        tries.append(event.name)
+        match event.name:
+            case "raise":
+                count(ctx, "all")
+                raise RuntimeError("no")
+            case "fail":
+                count(ctx, "all")
+                return ctx.fail(RuntimeError("no"))
+            case "twice" if ctx.attempt == 1:
+                raise RuntimeError("not yet")
+            case "again":
+                return await again.schedule(ctx, Named("more"))
+        return finalize(ctx, event, result)
+
+    scheduler: Any = AsyncJobScheduler(source, shout, final, config=SchedulerConfig(concurrency=1))
+    scheduler.register_event_type(Named, key=lambda event: event.name)
+    with TestDriver(source) as driver:
+        send(driver, "raise", "fail", "twice", "again", "z")
+        driver.settle()
+        assert names(driver) == ["TWICE 1", "MORE 2", "Z 3"]
+        assert tries == ["raise"] * 3 + ["fail"] * 3 + ["twice"] * 2 + ["again", "z"]
+        assert len(driver.dead_letters()) == 2
+
+
+def test_a_store_that_cannot_undo_is_restored_and_known_failures_cost_no_second_job() -> None:
+    jobs: list[str] = []
+    source = new_source(store=Unforgiving)
+
+    async def job(event: Named) -> None:
+        jobs.append(event.name)
+
+    def final(ctx: EventContext[Any], event: Named, result: None) -> None:
+        total = count(ctx, "all")
+        if event.name == "bad":
+            raise RuntimeError("no")
+        ctx.forward(OUT, Named(f"{event.name} {total}"))
+
+    AsyncJobScheduler(source, job, final).register_event_type(Named, key=lambda event: event.name)
+    with TestDriver(source) as driver:
+        send(driver, "a", "bad", "b")
+        driver.settle()
+        assert names(driver) == ["a 1", "b 2"]
+        assert jobs.count("bad") == 1
+        assert len(driver.dead_letters()) == 1
+
+
+def test_a_handler_that_goes_on_after_it_was_given_up_touches_nothing() -> None:
+    source = new_source(drain_timeout_seconds=0.1)
+    errors: list[BaseException] = []
+
+    @source.register_event_type(Named, concurrency=1)
+    async def handler(ctx: EventContext[Any], event: Named) -> None:
+        await ctx.turn()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            for use in (lambda: ctx.store.put("a", 1), lambda: ctx.forward(OUT, event)):
+                try:
+                    use()
+                except StoreError as error:
+                    errors.append(error)
+            try:
+                await ctx.turn()
+            except StoreError as error:
+                errors.append(error)
+
+    with TestDriver(source) as driver:
+        send(driver, "a")
+        driver.advance(1)
+        driver.leave()
+        assert len(errors) == 3
+        assert driver.outputs(OUT) == []
