@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import subprocess
 import sys
 import time
+import zlib
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from confluent_kafka import Message
 
-from benchmarks import bench
-from benchmarks.account.report import held, reference_of
+from benchmarks.account.report import held
 from benchmarks.drain import DrainResult, middle_rate, stretch
 from benchmarks.engine import MADE, wait
 from benchmarks.reader import Gap, percentiles
+from benchmarks.spark.run import HEADERS, judged
 from benchmarks.stalls.group import Silence, Stall, Window, silences
 from benchmarks.stalls.measure import Stalls
 from benchmarks.stalls.member import Status, fresh, is_settled, statuses
 from benchmarks.steady import SteadyResult, behind_of
-from benchmarks.systems import REFERENCE, Failed, System, running
+from benchmarks.systems import Failed, System, running
 from benchmarks.tables import ratios
 from benchmarks.workload import (
     KEYS,
@@ -86,27 +89,66 @@ def test_the_judge_takes_a_right_system_also_when_it_was_stopped() -> None:
     assert verdict(some, 3, len(some)) != ""
 
 
-@pytest.mark.parametrize("fault", ["lost", "last lost", "twice", "swapped", "wrong sum", "wrong key", "other seed"])
+Outputs = list[tuple[str, Balance]]
+
+
+def wrong_sum(found: Outputs, at: int) -> None:
+    found[at] = found[at][0], msgspec.structs.replace(found[at][1], cents=found[at][1].cents + 1)
+
+
+def swapped(found: Outputs, first: int, last: int) -> None:
+    found[first], found[last] = found[last], found[first]
+
+
+FAULTS: dict[str, Callable[[Outputs, list[int]], object]] = {
+    "lost": lambda found, mine: found.pop(mine[0]),
+    "last lost": lambda found, mine: found.pop(),
+    "twice": lambda found, mine: found.insert(mine[-1] + 1, found[mine[-1]]),
+    "swapped": lambda found, mine: swapped(found, mine[0], mine[1]),
+    "wrong sum": lambda found, mine: wrong_sum(found, mine[-1]),
+    "wrong key": lambda found, mine: found.__setitem__(mine[0], ("another", found[mine[0]][1])),
+    "other seed": lambda found, mine: None,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("written", [0, EVENTS + 1_000], ids=["complete", "stopped"])
 def test_the_judge_sees_every_fault(fault: str, written: int) -> None:
     found = outputs(3)
     account = found[random.Random(3).randrange(10_000)][0]
-    mine = [number for number, (key, _) in enumerate(found) if key == account]
-    assert len(mine) > 1
-    if fault == "lost":
-        del found[mine[0]]
-    elif fault == "last lost":
-        del found[-1]
-    elif fault == "twice":
-        found.insert(mine[-1] + 1, found[mine[-1]])
-    elif fault == "swapped":
-        found[mine[0]], found[mine[1]] = found[mine[1]], found[mine[0]]
-    elif fault == "wrong sum":
-        last = found[mine[-1]][1]
-        found[mine[-1]] = account, msgspec.structs.replace(last, cents=last.cents + 1)
-    elif fault == "wrong key":
-        found[mine[0]] = "another", found[mine[0]][1]
+    FAULTS[fault](found, [number for number, (key, _) in enumerate(found) if key == account])
     assert verdict(found, 4 if fault == "other seed" else 3, EVENTS, written) != ""
+
+
+# -- Spark -------------------------------------------------------------------------------------------------------------
+
+
+def of_spark(number: int, key: bytes = b"", end: bytes = b"", headers: Any = HEADERS) -> Any:
+    """A record of a right side: a key's numbers rise."""
+    value = b'{"id":%d,"account":"a"}' % number + end
+    return Message(topic="t", key=key or b"k%d" % (number % 7), value=value, headers=headers)
+
+
+@pytest.mark.parametrize("fault", ["", "lost", "twice", "other value", "other key", "no headers", "swapped"])
+def test_the_judge_of_spark_sees_every_fault(fault: str) -> None:
+    found = [of_spark(number) for number in range(200)]
+    due = len(found), sum(zlib.crc32(one.key()) for one in found), sum(zlib.crc32(one.value()) for one in found)
+    place = random.Random(7).randrange(100)
+    one = found[place]
+    found[place : place + 1] = {
+        "lost": [],
+        "twice": [one, one],
+        "other value": [of_spark(place, end=b" ")],
+        "other key": [of_spark(place, key=b"k9")],
+        "no headers": [of_spark(place, headers=None)],
+    }.get(fault, [one])
+    if fault == "swapped":
+        found[place], found[place + 7] = found[place + 7], found[place]
+    assert bool(judged(found, due, in_order=True)) == bool(fault)
+    assert not judged(found, due, in_order=False) or fault != "swapped"
+
+
+# -- the harness -------------------------------------------------------------------------------------------------------
 
 
 def test_every_way_to_handle_the_workload_can_be_built_and_waits() -> None:
@@ -135,17 +177,13 @@ def drained(system: str, turn: int, rate: float, fault: str = "") -> DrainResult
     return DrainResult(system, turn, fault, 100, rate, 1e6 / rate, 2.0, 3, 0.5)
 
 
-def test_ratios_are_taken_within_a_round_and_to_the_loop_of_the_same_kind() -> None:
-    pairs = [(100, 200), (1, 2), (50, 25)]
+def test_ratios_are_taken_within_a_round_and_the_first_one_does_not_count() -> None:
+    rates = [(7, 700), (100, 200), (1, 2), (50, 25)]
     found = [
-        drained(name, turn, rate) for turn, pair in enumerate(pairs, 1) for name, rate in zip("ab", pair, strict=True)
+        drained(name, turn, rate) for turn, pair in enumerate(rates) for name, rate in zip("ab", pair, strict=True)
     ]
     found.append(drained("b", 4, 1_000))
     assert ratios(found, "b", "a", lambda one: one.per_second) == [2.0, 2.0, 0.5]
-    systems = ["scheduler:slots=16", "loop:slots=64", "loop:slots=16", "quixstreams:waits=1"]
-    assert reference_of("scheduler:slots=16", systems) == "loop:slots=16"
-    assert reference_of("quixstreams:waits=1", systems) == "loop:slots=64"
-    assert reference_of("engine", ["engine", REFERENCE]) == REFERENCE
 
 
 def test_a_run_with_a_fault_has_no_rate() -> None:
@@ -160,12 +198,9 @@ def test_a_run_with_a_fault_has_no_rate() -> None:
 
 def test_systems_are_named_on_the_command_line() -> None:
     system = System.parse("engine@../other:pool.batch_delay_seconds=0.005,switch=0.001")
-    launch = system.launch()
-    assert (launch.command[1:], launch.folder) == (("-m", "benchmarks.engine"), Path("../other"))
+    assert (system.launch().command[1:], system.launch().folder) == (("-m", "benchmarks.engine"), Path("../other"))
     assert system.options == {"pool.batch_delay_seconds": "0.005", "switch": "0.001"}
     assert System.parse("engine_batch").launch().command[1:] == ("-m", "benchmarks.engine", "batch")
-    with pytest.raises(ValueError, match="unknown system"):
-        System.parse("nonsense")
 
 
 def test_a_child_that_fails_is_shown_with_its_output(tmp_path: Path) -> None:
@@ -190,7 +225,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     assert sleeper.wait(30) == 3
 
 
-# ---------------------------------------------------------------------------------------------------- silences
+# -- silences ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_silence_counts_as_far_as_it_was_watched_and_moves_are_changes_of_the_writer() -> None:
@@ -212,18 +247,24 @@ def status(
     return Status(at, 7, list(active), list(ready), moving, state)
 
 
+LOW, HIGH = range(5), range(5, 10)
+SETTLED: list[Any] = [
+    ("shared", [status(LOW), status(HIGH)], 2, 0, True),
+    ("warm", [status(LOW, HIGH), status(HIGH, LOW)], 2, 1, True),
+    ("one replica too many", [status(LOW, range(4, 10)), status(HIGH, LOW)], 2, 1, True),
+    ("there is no member for replicas", [status(range(10))], 1, 1, True),
+    ("no replicas", [status(LOW), status(HIGH)], 2, 1, False),
+    ("one is missing", [status(LOW), status(HIGH)], 3, 0, False),
+    ("uneven", [status(range(3)), status(range(3, 10))], 2, 0, False),
+    ("the same ones twice", [status(LOW), status(LOW)], 2, 0, False),
+    ("on the move", [status(LOW), status(HIGH, moving=1)], 2, 0, False),
+    ("stopping", [status(LOW), status(HIGH, state="stopping")], 2, 0, False),
+]
+
+
 def test_a_group_has_settled_when_all_is_shared_and_warm() -> None:
-    low, high = range(5), range(5, 10)
-    assert is_settled([status(low), status(high)], 2, 0)
-    assert is_settled([status(low, high), status(high, low)], 2, 1)
-    assert is_settled([status(low, range(4, 10)), status(high, low)], 2, 1), "one replica too many"
-    assert is_settled([status(range(10))], 1, 1), "there is no member for replicas"
-    assert not is_settled([status(low), status(high)], 2, 1), "no replicas"
-    assert not is_settled([status(low), status(high)], 3, 0), "one is missing"
-    assert not is_settled([status(range(3)), status(range(3, 10))], 2, 0), "uneven"
-    assert not is_settled([status(low), status(low)], 2, 0), "the same ones twice"
-    assert not is_settled([status(low), status(high, moving=1)], 2, 0)
-    assert not is_settled([status(low), status(high, state="stopping")], 2, 0)
+    found = [(name, is_settled(group, members, replicas)) for name, group, members, replicas, _ in SETTLED]
+    assert found == [(name, expected) for name, *_, expected in SETTLED]
 
 
 def test_old_statuses_and_those_of_the_dead_do_not_count(tmp_path: Path) -> None:
@@ -247,7 +288,7 @@ def test_stalls_are_summed_up_over_rounds() -> None:
     assert [(aim.found, aim.is_met) for aim in Stalls().aims(stalls)] == [("199 ms, worst 299 ms", False)]
 
 
-# ------------------------------------------------------------------------------------------------- fixed rates
+# -- fixed rates -------------------------------------------------------------------------------------------------------
 
 
 def test_whether_a_rate_was_held() -> None:
@@ -256,34 +297,3 @@ def test_whether_a_rate_was_held() -> None:
     assert "the generator" in behind_of(5_000, 3_000), "nothing is known about the system"
     fast, slow = (SteadyResult("a", turn, rate=500, behind=text) for turn, text in ((1, ""), (2, "late")))
     assert held([fast, slow]) == [fast]
-
-
-def test_costs_are_shown_of_rates_that_were_held() -> None:
-    def live(system: str, partitions: int, us: float, behind: str = "") -> SteadyResult:
-        return SteadyResult(system, 1, "", 500, partitions, cpu_share=us * 500 / 1e6, behind=behind)
-
-    found = [live("a", 10, 8), live("b", 10, 12), live("a", 400, 9), live("b", 400, 30, "it was late")]
-    rows = [row for row in rows_of(shown(run_of(live=found))) if row[0] in ("a", "b")]
-    assert [[row[0], *row[7:10]] for row in rows] == [
-        ["a", "8", "1.00", "yes"],
-        ["b", "12", "1.50", "yes"],
-        ["a", "9", "1.00", "yes"],
-        ["b", "-", "-", "no: 1 of 1 runs"],
-    ]
-
-
-# ----------------------------------------------------------------------------------------------- a warm broker
-
-
-def test_only_compilers_count_for_the_warmth_of_a_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert bench.compiler_seconds(os.getpid()) == 0.0, "no Java, no compilers"
-    ticks = os.sysconf("SC_CLK_TCK")
-    for tid, name in enumerate(("C2 CompilerThre", "C1 CompilerThre", "data-plane (x) y", "GC Thread#0")):
-        task = tmp_path / "task" / str(tid)
-        task.mkdir(parents=True)
-        fields = ["0"] * 50
-        fields[11], fields[12] = str(2 * ticks), str(ticks)
-        (task / "stat").write_text(f"{tid} ({name}) S {' '.join(fields[1:])}")
-    (tmp_path / "task" / "ended").mkdir()
-    monkeypatch.setattr(bench, "Path", lambda _: tmp_path / "task")
-    assert bench.compiler_seconds(1) == 6.0

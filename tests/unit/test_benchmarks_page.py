@@ -61,24 +61,15 @@ def written(folder: Path, *runs: Run) -> list[str]:
 # --------------------------------------------------------------------------------------------------- the command
 
 
-def test_every_preset_gives_every_measure_its_sizes() -> None:
+def test_the_command_line_counts_more_than_the_preset_which_gives_every_measure_its_sizes() -> None:
+    sizes = {measure.name: set(measure.sizes) for measure in measures()}
     for preset in PRESETS:
         options = command.parse([f"--{preset}"] if preset != "default" else [])
-        names = [measure.name for measure in options.measures]
-        assert {"drain", "latency"} <= set(names)
-        assert len(names) == len(set(names))
-        assert options.systems[0] == REFERENCE
-        assert {name: set(vars(sizes)) for name, sizes in options.sizes.items()} == {
-            measure.name: set(measure.sizes) for measure in measures()
-        }
-
-
-def test_the_command_line_counts_more_than_the_preset() -> None:
-    options = command.parse(["drain", "--quick", "--drain-records", "7", "--systems", "engine", "handwritten"])
-    assert ([measure.name for measure in options.measures], options.sizes["drain"].records) == (["drain"], 7)
-    assert options.systems == ["engine", "handwritten"]
-    some = command.parse(["--rounds", "7", "--latency-rounds", "2"])
-    assert [some.sizes[name].rounds for name in ("drain", "latency", "stalls")] == [7, 2, 7]
+        assert {"drain", "latency"} <= {measure.name for measure in options.measures} <= set(sizes)
+        assert {name: set(vars(found)) for name, found in options.sizes.items()} == sizes
+    options = command.parse(["drain", "--quick", "--drain-records", "7", "--rounds", "3", "--systems", "engine"])
+    assert ([measure.name for measure in options.measures], options.systems) == (["drain"], ["engine"])
+    assert (options.sizes["drain"].records, options.sizes["stalls"].rounds) == (7, 3)
     for wrong in (["speed"], ["--quick", "--full"]):
         with pytest.raises(SystemExit):
             command.parse(wrong)
@@ -124,41 +115,28 @@ class Absent(Kind):
         raise Unavailable("no compiler here")
 
 
-def a_bench(monkeypatch: pytest.MonkeyPatch, *labels: str) -> Bench:
+def test_systems_take_turns_and_one_that_fails_or_cannot_be_had_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(KINDS, "absent", Absent())
-    options = argparse.Namespace(systems=labels, seed=1)
+    options = argparse.Namespace(systems=["engine", "handwritten", "absent:x=1", "engine:switch=1"], seed=1)
     console = cast(Any, argparse.Namespace(print=lambda *_, **__: None, update=lambda *_: None))
-    return Bench(options, {}, console, console)
-
-
-def test_a_system_that_cannot_be_had_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = a_bench(monkeypatch, "engine", "absent:x=1")
-    assert [system.label for system in bench.systems] == ["engine"]
+    bench = Bench(options, {}, console, console)
+    assert [system.label for system in bench.systems] == ["engine", "handwritten", "engine:switch=1"]
     assert bench.facts["not measured"] == {"absent:x=1": "no compiler here"}
     with pytest.raises(Failed, match="unknown system 'nonsense'"):
         bench.able(["nonsense"])
-
-
-def test_systems_take_turns_and_one_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = a_bench(monkeypatch, "engine", "handwritten", "engine:switch=1")
 
     def run(system: System, turn: int) -> str:
         if (system.label, turn) == ("handwritten", 2):
             raise Failed("gone")
         return f"{turn} {system.label}"
 
-    found = list(bench.in_turn("x", 3, run, "{round} {system} {fault}".format))
-    assert found == [
+    assert list(bench.in_turn("x", 3, run, "{round} {system} {fault}".format)) == [
         "1 engine", "1 handwritten", "1 engine:switch=1",
         "2 handwritten failed: gone", "2 engine:switch=1", "2 engine",
         "3 engine", "3 engine:switch=1",
     ]  # fmt: skip
-
-
-def test_a_fault_of_a_peer_is_no_failure_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(KINDS, "absent", Absent())
-    run = run_of(drain=[drained("absent:x=1", 1, 5, "1,000 lost"), drained("engine", 1, 5)])
-    assert (run.faults(of_peers=False), len(run.faults(of_peers=True))) == ([], 1)
+    faulty = run_of(drain=[drained("absent:x=1", 1, 5, "1,000 lost"), drained("engine", 1, 5)])
+    assert (faulty.faults(of_peers=False), len(faulty.faults(of_peers=True))) == ([], 1), "a peer's fault is no failure"
 
 
 # ------------------------------------------------------------------------------------------------------ the page
@@ -167,6 +145,9 @@ def test_a_fault_of_a_peer_is_no_failure_of_the_run(monkeypatch: pytest.MonkeyPa
 def test_the_page_tells_what_was_found(tmp_path: Path) -> None:
     run = whole()
     run.measured["drain"][1].found = drained("engine", 1, 1, "2 outputs out of turn | at <once>")
+    stale = tmp_path / "results" / "stale.svg"
+    stale.parent.mkdir()
+    stale.touch()
     assert page.main([*written(tmp_path, run), "--docs", str(tmp_path)]) == 0
     text = (tmp_path / "results.md").read_text()
     pictures = sorted(path.name for path in (tmp_path / "results").glob("*.svg"))
@@ -178,17 +159,8 @@ def test_the_page_tells_what_was_found(tmp_path: Path) -> None:
     assert "| drain, to `handwritten:events=5000` | at least 1 | 0.90 (0.90; 0.90) | **no** |" in text
     assert "| p99 at 2,000/s | at most 30 ms | 21.5 (21.0; 22.0) ms | yes |" in text
     assert "* Live events in few and in many partitions: `make bench ARGS=live`" in text.partition("## Not measured")[2]
-
-
-def test_the_page_is_made_again_from_its_figures_and_old_pictures_go(tmp_path: Path) -> None:
-    stale = tmp_path / "results" / "stale.svg"
-    stale.parent.mkdir()
-    stale.touch()
-    page.main([*written(tmp_path, whole()), "--docs", str(tmp_path)])
-    assert not stale.exists()
-    text = (tmp_path / "results.md").read_text()
     (tmp_path / "results.md").unlink()
-    assert page.main(["--docs", str(tmp_path)]) == 0
+    assert page.main(["--docs", str(tmp_path)]) == 0, "made again from its figures"
     assert (tmp_path / "results.md").read_text() == text
 
 
@@ -213,40 +185,42 @@ def test_files_that_do_not_belong_together_make_no_page(tmp_path: Path, capsys: 
     assert not (tmp_path / "results.md").exists()
 
 
-def test_aims_are_measured_against_the_best_of_a_peer_and_need_a_rate_that_was_held() -> None:
-    found = [drained(name, 1, rate) for name, rate in (
-        (REFERENCE, 90), ("engine", 100), ("kafka-streams:commit_ms=100", 40), ("kafka-streams:commit_ms=20", 80)
-    )]  # fmt: skip
-    aims = {aim.what: aim for aim in aims_of_drains(found)}
-    assert aims[f"drain, to `{REFERENCE}`"].is_met
-    streams = next(aim for what, aim in aims.items() if "kafka-streams" in what)
-    assert (streams.what, streams.found, streams.is_met) == ("drain, to `kafka-streams:commit_ms=20`", "1.25", False)
-    behind = msgspec.structs.replace(late("engine", 2, 2_000, 9.0), behind="could not")
-    assert [aim.is_met for aim in aims_of_latency([late("engine", 1, 2_000, 9.0), behind])] == [False, False]
-    assert [aim.is_met for aim in aims_of_latency([late("engine", 1, 2_000, 9.0)])] == [True, True]
+AIMS: list[Any] = [
+    (aims_of_drains, [(REFERENCE, 90), ("engine", 100)], f"drain, to `{REFERENCE}`", "1.11", True),
+    (
+        aims_of_drains,
+        [("engine", 100), ("kafka-streams:commit_ms=100", 40), ("kafka-streams:commit_ms=20", 80)],
+        "drain, to `kafka-streams:commit_ms=20`",  # the best of a peer
+        "1.25",
+        False,
+    ),
+    (aims_of_async, [("loop:slots=8", 100), ("loop:slots=64", 400), ("scheduler:slots=8", 90)],
+     "async work, `scheduler:slots=8` to `loop:slots=8`", "0.90", True),
+    (aims_of_async, [("loop:slots=8", 100), ("loop:slots=64", 400), ("concurrency:slots=64", 200)],
+     "async work, `concurrency:slots=64` to `loop:slots=64`", "0.50", False),
+]  # fmt: skip
 
 
-def test_async_work_is_compared_with_the_loop_of_as_many_slots() -> None:
-    rates = {"loop:slots=8": 100, "loop:slots=64": 400, "scheduler:slots=8": 90, "concurrency:slots=64": 200}
-    aims = aims_of_async([drained(name, 1, rate) for name, rate in rates.items()])
-    assert [(aim.what, aim.found, aim.is_met) for aim in aims] == [
-        ("async work, `scheduler:slots=8` to `loop:slots=8`", "0.90", True),
-        ("async work, `concurrency:slots=64` to `loop:slots=64`", "0.50", False),
-    ]
+@pytest.mark.parametrize(("aims_of", "rates", "what", "found", "is_met"), AIMS)
+def test_aims_are_measured_against_the_best_of_a_peer_and_a_loop_of_as_many_slots(
+    aims_of: Any, rates: list[tuple[str, int]], what: str, found: str, is_met: bool
+) -> None:
+    aims = {aim.what: (aim.found, aim.is_met) for aim in aims_of([drained(name, 1, rate) for name, rate in rates])}
+    assert aims[what] == (found, is_met)
 
 
 def test_a_run_that_fell_behind_is_compared_with_nothing() -> None:
     """Its latency grows with the length of the run, so a longer run would have met any aim."""
     mine, theirs = late("engine", 1, 20_000, 9.0), late("gkes", 1, 20_000, 90.0)
-
-    def told(*found: SteadyResult) -> tuple[str, bool | None]:
-        (aim,) = (aim for aim in aims_of_latency(found) if "gkes" in aim.what)
-        return aim.found, aim.is_met
-
-    assert told(mine, theirs) == ("0.10", True)
-    behind = msgspec.structs.replace(theirs, behind="could not")
-    assert told(mine, behind) == ("`gkes` did not hold the rate, or was not right", None)
-    assert told(msgspec.structs.replace(mine, behind="could not"), behind) == ("the rate was not held", False)
+    behind = [msgspec.structs.replace(one, behind="could not") for one in (mine, theirs)]
+    told = [
+        next((aim.found, aim.is_met) for aim in aims_of_latency(found) if "gkes" in aim.what)
+        for found in ([mine, theirs], [mine, behind[1]], behind)
+    ]
+    refused = ("`gkes` did not hold the rate, or was not right", None)
+    assert told == [("0.10", True), refused, ("the rate was not held", False)]
+    slow = msgspec.structs.replace(late("engine", 2, 2_000, 9.0), behind="could not")
+    assert [aim.is_met for aim in aims_of_latency([late("engine", 1, 2_000, 9.0), slow])] == [False, False]
 
 
 # -------------------------------------------------------------------------------------------- tables and pictures

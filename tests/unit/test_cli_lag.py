@@ -1,0 +1,187 @@
+"""``kes lag`` without a broker: what is asked for, what is said, how the pace is reckoned."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from types import ModuleType
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from streams.cli import lag
+from streams.cli.lag import Pace, Speed
+from streams.clients.admin import PartitionLag
+from streams.errors import BrokerUnavailable
+from tests.unit.cli_kit import FakeCluster, Kes, admin, source_of
+
+__all__ = ["admin"]  # the fixture
+
+AT = ("lag", "fleet:source", "--bootstrap-servers", "x:1")
+
+
+def partition(number: int, committed: int | None, end: int, stable: int | None = None) -> PartitionLag:
+    return PartitionLag(number, committed, 0, end if stable is None else stable, end, end - (committed or 0))
+
+
+def test_lag_of_a_source_once(kes: Kes, admin: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = f"demo{'-of-a-shop' * 8}"
+    admin.lags = [
+        [partition(0, 7_000, 8_500, 8_200), partition(1, None, 25)],
+        [partition(0, None, 0), partition(1, None, 0)],
+    ]
+    head = "partition committed stable end lag"
+    rows = ["0 7,000 8,200 8,500 1,500", "1 - 25 25 25", "all 7,000 8,225 8,525 1,525"]
+    assert kes(*AT).lines == ["demo in flights", head, *rows]
+    monkeypatch.setattr(sys.modules["fleet"], "source", source_of(long))
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = kes(*AT).lines  # a source without events is no error
+    assert lines == [f"{long} in flights", head, "0 - 0 0 0", "1 - 0 0 0", "all 0 0 0 0"], "the title is whole"
+    assert admin.asked[-2:] == [("lag", long, "flights", 10.0), ("close",)]
+
+
+def test_partitions_that_the_settings_do_not_know_are_named(kes: Kes, admin: FakeCluster) -> None:
+    admin.lags = [[partition(number, None if number > 3 else 7, 7) for number in range(6)]] * 2
+    captured = kes(*AT)
+    assert [line.split()[0] for line in captured.lines if "(no member reads it)" in line] == ["4", "5"]
+    assert "topic flights has 6 partitions, settings say 4: no member reads" in captured.err
+    assert kes(*AT, "--json").data["unread_partitions"] == [4, 5]
+
+
+def test_the_security_settings_of_the_source_are_used(
+    kes: Kes, admin: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = source_of(bootstrap_servers="of-the-source:1", client_settings={"security.protocol": "SSL"})
+    monkeypatch.setattr(sys.modules["fleet"], "source", source)
+    monkeypatch.setenv("KES_BOOTSTRAP_SERVERS", "of-the-environment:1")
+    admin.lags = [[partition(0, 1, 1)]] * 2
+    kes("lag", "fleet:source")
+    kes("lag", "fleet:source", "--bootstrap-servers", "of-the-option:1")
+    assert [settings.bootstrap_servers for settings in admin.settings] == ["of-the-source:1", "of-the-option:1"]
+    assert [settings.overrides for settings in admin.settings] == [{"security.protocol": "SSL"}] * 2
+
+
+def test_lag_of_a_group_as_json(kes: Kes, admin: FakeCluster) -> None:
+    admin.lags = [[partition(0, 7, 9), partition(1, None, 3)], [partition(0, None, 3)]]
+    arguments = ("lag", "--group", "g", "--topic", "t", "--bootstrap-servers", "x:1", "--timeout", "3", "--json")
+    answer = kes(*arguments).data
+    assert (answer["group"], answer["topic"], answer["lag"]) == ("g", "t", 5)
+    assert answer["partitions"][1] == {"partition": 1, "committed": None, "start": 0, "stable": 3, "end": 3, "lag": 3}
+    assert admin.asked[1:] == [("lag", "g", "t", 3.0), ("close",)]
+    assert "the group 'g' has no committed offset in topic t" in kes(*arguments, code=1).err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ([], 2, "both --group and --topic"),
+        (["--group", "g"], 2, "both --group and --topic"),
+        (["--topic", "t"], 2, "both --group and --topic"),
+        (["fleet:source", "--group", "g"], 2, "both --group and --topic"),
+        (["-g", "g", "-t", "t"], 1, "no broker is named"),
+        (["fleet:source", "--interval", "0"], 2, "--interval"),
+    ],
+)
+def test_what_to_look_at_must_be_said(kes: Kes, admin: FakeCluster, arguments: list[str], code: int, said: str) -> None:
+    assert said in kes("lag", *arguments, code=code).words
+    assert admin.asked == []
+
+
+class Clock:
+    """A clock that only sleeping moves; the third sleep is interrupted."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+        self.slept: list[float] = []
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.time += seconds
+        if len(self.slept) == 3:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """In the place of the module's ``time``; what the time of the day is does not matter here."""
+    made = Clock()
+    fake = ModuleType("time")
+    vars(fake).update(monotonic=made.now, sleep=made.sleep, strftime=lambda _: "12:00:00")
+    monkeypatch.setattr(lag, "time", fake)
+    return made
+
+
+WATCH = (*AT, "--watch", "--interval", "5")
+AWAY = BrokerUnavailable("nothing answers at x:1")
+
+
+def test_watching_without_a_terminal_is_a_line_each_time(kes: Kes, admin: FakeCluster, clock: Clock) -> None:
+    admin.lags = [[partition(0, None, 2_000)], [partition(0, 1_000, 9_000)], [partition(0, 6_000, 10_000)]]
+    assert kes(*WATCH).lines == [
+        "12:00:00 demo in flights: 2,000 behind, nothing committed yet",
+        "12:00:00 demo in flights: 8,000 behind, 0/s committed, 1,400/s arriving, not getting nearer",
+        "12:00:00 demo in flights: 4,000 behind, 0/s committed, 800/s arriving, not getting nearer",
+    ]
+    assert clock.slept == [5.0, 5.0, 5.0]
+
+
+def test_watching_as_json_has_the_rates(kes: Kes, admin: FakeCluster, clock: Clock) -> None:
+    """A broker that goes away meanwhile is waited for."""
+    admin.lags = [[partition(0, 1_000, 9_000)], AWAY, [partition(0, 5_000, 11_000)]]
+    answer = kes(*WATCH, "--json")
+    first, last = [json.loads(line) for line in answer.out.splitlines()]
+    assert first["committed_per_second"] is None
+    assert (last["committed_per_second"], last["arriving_per_second"], last["seconds_left"]) == (400.0, 200.0, 30.0)
+    assert answer.err == "kes: nothing answers at x:1\n"
+
+
+def test_watching_on_a_terminal_is_a_live_table(
+    kes: Kes, admin: FakeCluster, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True, width=100, _environ={})
+    monkeypatch.setattr(lag, "answers", lambda: screen)
+    admin.lags = [[partition(0, 1_000, 9_000)], [partition(0, 3_000, 10_000)], AWAY]
+    kes(*WATCH)
+    assert isinstance(screen.file, io.StringIO)
+    last = Text.from_ansi(screen.file.getvalue().rpartition("demo in flights")[2]).plain
+    assert "10,000" in last  # the last answer stays in sight while the broker is away
+    assert "7,000 behind, 400/s committed, 200/s arriving, 35 s left" in last
+    assert "nothing answers at x:1" in last
+
+
+def test_a_broker_that_was_never_there_ends_the_watch(kes: Kes, admin: FakeCluster, clock: Clock) -> None:
+    admin.lags = [AWAY]
+    assert "broker unavailable: nothing answers at x:1" in kes(*WATCH, code=1).err
+
+
+Sample = tuple[float, list[PartitionLag]]
+
+
+@pytest.mark.parametrize(
+    ("samples", "speed"),
+    [
+        ([(0.0, [partition(0, 5, 9)])], Speed(None, None, None)),
+        ([(0.0, [partition(0, 0, 900)]), (10.0, [partition(0, 300, 1_000)])], Speed(30.0, 10.0, 35.0)),
+        ([(0.0, [partition(0, 0, 900)]), (10.0, [partition(0, 100, 1_100)])], Speed(10.0, 20.0, None)),  # falls behind
+        ([(0.0, [partition(0, 90, 90)]), (10.0, [partition(0, 90, 90)])], Speed(0.0, 0.0, 0.0)),
+        ([(0.0, [partition(0, 0, 0)]), (10.0, [partition(0, 300, 310)])], Speed(30.0, 31.0, 0.0)),  # up to date
+        ([(0.0, [partition(0, None, 50)]), (10.0, [partition(0, 50, 50)])], Speed(0.0, 0.0, 0.0)),  # no offset before
+        ([(0.0, [partition(0, 0, 9)]), (10.0, [partition(0, 9, 9), partition(1, 7, 7)])], Speed(0.9, 0.0, 0.0)),  # new
+    ],
+)
+def test_pace(samples: list[Sample], speed: Speed) -> None:
+    pace = Pace()
+    *_, last = [pace.add(now, partitions) for now, partitions in samples]
+    assert last == speed
+
+
+def test_the_pace_forgets_what_was_before_its_window() -> None:
+    pace = Pace(window_seconds=10.0)
+    slowing = [(0, 0), (5, 500), (10, 1_000), (15, 1_050), (20, 1_100)]
+    rates = [pace.add(float(now), [partition(0, committed, 10_000)]).committed for now, committed in slowing]
+    assert rates == [None, 100.0, 100.0, 55.0, 10.0]
