@@ -26,8 +26,8 @@ from streams.outcomes import DEAD_LETTER
 from streams.testing import TestDriver
 from tests.unit.async_kit import names, new_source, reasons, send
 from tests.unit.runtime_kit import OUT, Bench, Named
-from tests.unit.timer_kit import Ring
 from tests.unit.waiting import PATIENCE
+from tests.vocabulary import Ring
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

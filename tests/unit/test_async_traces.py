@@ -24,7 +24,7 @@ from streams.statistics import StageStatistics
 from streams.testing import TestDriver
 from tests.unit.async_kit import STAGES, World, driven, items_of, names, new_source, reasons, send, watch
 from tests.unit.runtime_kit import OUT, Named
-from tests.unit.timer_kit import Ring
+from tests.vocabulary import Ring
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
