@@ -121,13 +121,9 @@ def test_known_failures_are_met_once_and_carried_over() -> None:
     assert list(known.events) == [9]
     known.add(12, Failure(1, ERROR))
     assert known.carried_over().keys() == {4, 9, 12, due}
-
-
-def test_what_is_behind_the_start_is_forgotten() -> None:
-    fired = timer_origin(5, "fired")
-    known = KnownFailures(failures(3, 4, fired))
+    known = KnownFailures(failures(3, 4, timer_origin(5, "fired")))
     known.expect(4, ())
-    assert known.carried_over() == {4: Failure(2, ERROR)}
+    assert known.carried_over() == {4: Failure(2, ERROR)}, "what is behind the start is forgotten"
 
 
 def test_origins_of_timers_are_not_asked_for_without_need() -> None:
