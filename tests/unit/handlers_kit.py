@@ -31,12 +31,13 @@ def driven(
     store: Any = TOTALS,
     partitions: int = 1,
     limits: Sequence[str] = (),
+    start: bool = True,
     **settings: Any,
 ) -> TestDriver[Any]:
     """A driver of one handler. ``limits``: topics that take ``SMALL`` records only."""
     source = EventSource(config(partitions, **settings), store)
     register(source, work, kind, on_error)
-    driver = TestDriver(source, topics={OUT: 1})
+    driver = TestDriver(source, topics={OUT: 1}, start=start)
     driver._world.broker.limits.update(dict.fromkeys(limits, SMALL))
     return driver
 

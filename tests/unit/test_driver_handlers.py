@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import anyio.lowlevel
 import msgspec
 import pytest
 
@@ -28,7 +29,7 @@ from streams.metrics import EventFailed, Measurement
 from streams.runtime.partition.dead_letters import LONGEST_TEXT
 from streams.testing import TestDriver
 from tests.unit.handlers_kit import OUT, config, counts, driven, letters, misbehave, send, totals
-from tests.vocabulary import KINDS, MISDEEDS, TOTALS, Added, Total, Words, tell_total, write
+from tests.vocabulary import KINDS, MISDEEDS, TOTALS, Added, Total, Words, count, tell_total, write
 
 RETRIED = ErrorPolicy(retries=2, backoff_seconds=0.01, then=ErrorResponse.DEAD_LETTER)
 
@@ -157,6 +158,31 @@ def test_what_a_context_does_after_its_handler_is_refused(kind: str) -> None:
         with pytest.raises(StoreError, match="revoked"):
             ctx.store.get("late")
         assert (driver.outputs(OUT), driver.changelog(0)) == ([], {})
+
+
+@pytest.mark.parametrize("store", [TOTALS, Words], ids=["undoes", "does not"])
+def test_a_plain_function_may_return_a_coroutine(store: Any) -> None:
+    """What its plain part did before nobody could know that counts once; and it is known from then on."""
+    calls = 0
+
+    async def later(ctx: EventContext[Any], total: int) -> None:
+        await anyio.lowlevel.checkpoint()
+        ctx.forward(OUT, Total("n", total), key="n")
+
+    def work(ctx: EventContext[Any], event: Added) -> Any:
+        nonlocal calls
+        calls += 1
+        if isinstance(ctx.store, Words):
+            write(ctx, event)
+            return later(ctx, len(ctx.store.words[b"n"]))
+        count(ctx, event)
+        return later(ctx, ctx.store.get("n", 0))
+
+    with driven(work, store=store) as driver:
+        send(driver, *"n" * 40, deed="x", wait=False)
+        driver.settle()
+        assert totals(driver) == [("n", number) for number in range(1, 41)]
+        assert calls <= 41
 
 
 MISUSES: dict[str, Callable[[EventContext[Any]], object]] = {

@@ -1,19 +1,19 @@
-"""A whole engine between fakes: ends in disorder, beginnings at the end of the log, handlers that hang."""
+"""A whole engine between fakes, on real threads: its ends, what lives as long as it runs, handlers that hang."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
-import anyio.lowlevel
 import pytest
 
-from streams import SKIP, EventContext
-from streams.errors import TransactionFailed
+from streams import EventContext, EventSource
+from streams.errors import StreamsError
 from streams.group import Lost, Snapshot
-from tests.unit.runtime_kit import MISSING, OUT, TABLE, Bench, Group, Named, Producer, Unforgiving, count
+from tests.unit.runtime_kit import OUT, Bench, Group, Named, Producer
 from tests.unit.waiting import PATIENCE
 
 
@@ -21,7 +21,7 @@ def forward(ctx: EventContext[Any], event: Named) -> None:
     ctx.forward(OUT, event, key=event.name)
 
 
-# ------------------------------------------------------------------------------------- ends, in whatever order
+# -- ends, in whatever order -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("when", ["at work", "while a handler hangs", "while it drains", "while it takes over"])
@@ -85,114 +85,51 @@ async def test_stopping_what_never_started_returns(bench: Bench) -> None:
     await bench.until(lambda: bench.broker.outputs() == ["a"], "it starts later, unimpressed")
 
 
-# ------------------------------------------------------------------------------------------ where it begins
-
-
-async def test_latest_means_the_latest_of_the_first_start(bench: Bench) -> None:
-    """Nothing was handled when it went away; what comes until the next start must not be passed over."""
-    bench.make(forward, auto_offset_reset="latest")
-    bench.begin("before", "before")
-    await bench.until(lambda: bench.broker.reached() == 2, "the start is committed, without any event")
-    await bench.cancel()
-    bench.begin("a", "b")
-    await bench.until(lambda: bench.broker.reached() == 4, "it goes on")
-    assert bench.broker.outputs() == ["a", "b"]
-
-
-@pytest.mark.parametrize("first", ["refused", "failed"])
-async def test_a_first_event_that_restarts_its_partition_skips_nothing(
-    bench: Bench, first: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("how", "happened"),
+    [
+        ("it is stopped", ["in after 0", "out after 2"]),
+        ("it is cancelled", ["in after 0", "out after 2"]),
+        ("entering fails", ["out after 0"]),
+        ("it is stopped while it enters", ["out after 0"]),
+    ],
+)
+async def test_a_lifespan_is_entered_before_the_first_event_and_left_after_the_last(
+    bench: Bench, how: str, happened: list[str]
 ) -> None:
-    """``latest`` has moved on when the partition is restarted, and nothing of it is committed yet."""
-    met: list[str] = []
+    seen: list[str] = []
+    entering = asyncio.Event()
 
-    def handler(ctx: EventContext[Any], event: Named) -> None:
-        if not met:
-            bench.broker.send("b", "c")  # these come while it is being handled
-        met.append(event.name)
-        if event.name == "a":
-            if first == "failed":
-                raise RuntimeError("not undone by this store")
-            ctx.forward(MISSING, event)
-        forward(ctx, event)
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        entering.set()
+        try:
+            if how == "entering fails":
+                raise OSError("no database")
+            if how == "it is stopped while it enters":
+                await asyncio.Event().wait()
+            seen.append(f"in after {len(bench.broker.outputs())}")
+            yield
+        finally:
+            seen.append(f"out after {len(bench.broker.outputs())}")
 
-    store = TABLE if first == "refused" else Unforgiving
-    bench.make(handler, store=store, on_error=SKIP, auto_offset_reset="latest")
-    bench.broker.send("before", "before")
-    monkeypatch.setattr(Producer, "commit", committed := HeldCommit(Producer.commit))
-    await bench.start()
-    bench.broker.send("a")
-    await bench.until(lambda: met, "the first event is met")
-    committed.go.set()
-    await bench.until(lambda: bench.broker.reached() == 5, "all is handled")
-    assert bench.broker.outputs() == ["b", "c"]
-    assert met.count("b") >= 1
-    await bench.stop()
-
-
-class HeldCommit:
-    """A commit that fails, in time, until it is let go: so nothing is committed before the first event is met."""
-
-    def __init__(self, commit: Callable[[Producer, float], None]) -> None:
-        self._commit = commit
-        self.go = threading.Event()
-
-    def __get__(self, producer: Producer | None, _: type) -> Any:
-        def commit(timeout_seconds: float) -> None:
-            if not self.go.is_set():
-                self.go.wait(0.05)
-                raise TransactionFailed("commit_transaction", "INJECTED", "abortable")
-            assert producer is not None
-            self._commit(producer, timeout_seconds)
-
-        return commit
+    config = bench.make(None).config
+    bench.source = EventSource(config, lifespan=lifespan)
+    bench.source.register_event_type(Named, forward)
+    running = bench.begin("a", "b")
+    if how == "entering fails":
+        with pytest.raises(StreamsError, match=r"group g does not start.*no database"):
+            await running
+    else:
+        await asyncio.wait_for(entering.wait(), PATIENCE)
+        if len(happened) == 2:
+            await bench.until(lambda: bench.broker.outputs() == ["a", "b"], "it works")
+        await (bench.cancel() if how == "it is cancelled" else bench.stop())
+    assert seen == happened
+    assert hasattr(bench.connections.membership, "_deliver") == (len(happened) == 2), "else nobody joins the group"
 
 
-# ------------------------------------------------------------------------------------------- odd handlers
-
-
-async def test_many_refused_events_of_one_transaction_are_skipped_one_by_one(bench: Bench) -> None:
-    """Each is an attempt of the same transaction, and more than so many attempts stop the source: these do not
-    count, since each leaves less of it."""
-    partitions = 12
-
-    def handler(ctx: EventContext[Any], event: Named) -> None:
-        if event.name == "bad":
-            ctx.forward(MISSING, event, key="any")
-        forward(ctx, event)
-
-    bench.make(handler, partitions=partitions, on_error=SKIP)
-    for partition in range(partitions):
-        bench.broker.send(f"before-{partition}", "bad", f"after-{partition}", partition=partition)
-    bench.run()
-    await bench.until(
-        lambda: [bench.broker.reached(partition) for partition in range(partitions)] == [3] * partitions,
-        "all partitions go on",
-    )
-    assert sorted(bench.broker.outputs()) == sorted(
-        f"{when}-{partition}" for when in ("before", "after") for partition in range(partitions)
-    )
-
-
-@pytest.mark.parametrize("store", [TABLE, Unforgiving], ids=["undoes", "does not"])
-async def test_a_plain_function_may_return_a_coroutine(bench: Bench, store: Any) -> None:
-    """What its plain part did before nobody could know that counts once; and it is known from then on."""
-    calls = 0
-
-    async def later(ctx: EventContext[Any], event: Named, total: int) -> None:
-        await anyio.lowlevel.checkpoint()
-        ctx.forward(OUT, Named(f"{event.name}{total}"), key=event.name)
-
-    def handler(ctx: EventContext[Any], event: Named) -> Awaitable[None]:
-        nonlocal calls
-        calls += 1
-        return later(ctx, event, count(ctx, event.name))
-
-    bench.make(handler, store=store)
-    bench.begin(*"n" * 40)
-    await bench.until(lambda: bench.broker.reached() == 40, "all are handled")
-    assert bench.broker.outputs() == [f"n{number}" for number in range(1, 41)]
-    assert calls <= 41
+# -- what must not be disturbed ----------------------------------------------------------------------------------------
 
 
 async def test_nobody_waits_behind_a_blocking_handler_that_hangs(bench: Bench) -> None:
