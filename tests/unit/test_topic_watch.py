@@ -5,22 +5,23 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
-from streams import Table
+from streams import EventSourceConfig, Table
 from streams.errors import BrokerUnavailable, OffsetError, StreamsError, TopicError, TopicReplaced
 from streams.metrics import Measurement, PartitionsAdded
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds, decode_offset
+from streams.runtime.engine import Engine
 from streams.runtime.ownership.replicas import Replica, Replicas
 from streams.runtime.system import Environment
 from streams.testing import TestDriver, world
+from streams.testing.simulation.clients import SimConnections, SimTakeOver
 from streams.topics import TopicIdentity
 
 from .driver_kit import OUT, Added, Slow, Total, build, config
-from .runtime_kit import CHANGELOG, TOPIC, Bench, count
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -185,113 +186,92 @@ def test_a_group_offset_ahead_of_the_changelog_is_refused(members: int) -> None:
         assert totals(driver) == [1, 2, 3, 4, 5]
 
 
-# -- over lists in memory ----------------------------------------------------------------------------------------------
+# -- answers that change, are missing, or come from elsewhere ----------------------------------------------------------
 
 
-def ignore(ctx: Any, event: Any) -> None:
-    count(ctx, event.name)
+def engine_of(driver: Driver) -> Engine:
+    engine = driver._world.members[0].engine
+    assert engine is not None
+    return engine
 
 
-def often(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members look every few milliseconds."""
-    consume = type(bench.source)._consume
-    environment = Environment(topic_look_seconds=0.01)
-    monkeypatch.setattr(type(bench.source), "_consume", lambda self, connect: consume(self, connect, environment))
+def test_a_source_elsewhere_is_looked_at_on_its_own_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    driven, found = world._driven, ["elsewhere-1"]
+
+    class Elsewhere(SimTakeOver):
+        def identity(self, topic: str, deadline: float) -> TopicIdentity:
+            return TopicIdentity(found[0], 1)
+
+    def with_source_elsewhere(*config: Any) -> EventSourceConfig:
+        return msgspec.structs.replace(driven(*config), source_bootstrap_servers="elsewhere:1")
+
+    monkeypatch.setattr(world, "_driven", with_source_elsewhere)
+    monkeypatch.setattr(SimConnections, "source_log", lambda self: Elsewhere(self.process, "g"))
+    with TestDriver(build(partitions=1)) as driver:
+        driver.send(Added("ann"))
+        assert offset_records(driver)[-1].ids == ("elsewhere-1", f"{LOG}#0")
+        found[0] = "elsewhere-2"
+        with pytest.raises(TopicReplaced, match=r"elsewhere-1, .* elsewhere-2 now"):
+            driver.advance(A_LOOK)
 
 
-async def test_a_source_elsewhere_is_looked_at_on_its_own_cluster(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.make(ignore, source_bootstrap_servers="elsewhere:1")
-    often(bench, monkeypatch)
-    task = bench.run()
-    group, found = bench.connections.membership, ["elsewhere-1"]
-
-    def identity(topic: str, deadline: float) -> TopicIdentity:
-        return TopicIdentity(found[0], 1)
-
-    log = SimpleNamespace(log_range=group.log_range, identity=identity, close=lambda: None)
-    bench.connections.source_topics = bench.connections.topics  # type: ignore[attr-defined]
-    bench.connections.source_log = lambda: log  # type: ignore[attr-defined]
-    bench.broker.send("a")
-    await bench.committed()
-    assert decode_offset(bench.broker.logs[CHANGELOG, 0][-1]).ids == ("elsewhere-1", "id")
-    found[0] = "elsewhere-2"
-    with pytest.raises(TopicReplaced, match=r"elsewhere-1, .* elsewhere-2 now"):
-        await task
+def test_a_source_that_cannot_be_read_because_it_was_created_again_is_told_as_that() -> None:
+    with TestDriver(build(partitions=1)) as driver:
+        driver._world.broker.recreate(SOURCE)
+        error = OffsetError(f"{SOURCE}[0]: offset 7 is not in the log")
+        driver._world.loop.call_soon(engine_of(driver).reading_failed, error)
+        with pytest.raises(TopicReplaced, match=f"{SOURCE}#1 now"):
+            driver.advance(1)
 
 
-async def test_a_source_that_cannot_be_read_because_it_was_created_again_is_told_as_that(bench: Bench) -> None:
-    bench.make(ignore)
-    task = await bench.start()
+@pytest.mark.parametrize("topic", [SOURCE, LOG])
+def test_a_topic_that_is_gone_stops_it_and_no_answer_does_not(topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [BrokerUnavailable("nobody answers") for _ in range(5)]
+    identity = SimTakeOver.identity
 
-    def beyond_the_end(timeout_seconds: float, limit: int) -> None:
-        raise OffsetError("in[0]: offset 7 is not in the log")
-
-    bench.broker.topic_ids[TOPIC] = "another"
-    bench.connections.consumer.poll_batch = beyond_the_end  # type: ignore[method-assign]
-    with pytest.raises(TopicReplaced, match="another now"):
-        await task
-
-
-@pytest.mark.parametrize("topic", [TOPIC, CHANGELOG])
-async def test_a_topic_that_is_gone_stops_it_and_no_answer_does_not(
-    bench: Bench, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.make(ignore)
-    often(bench, monkeypatch)
-    task = await bench.start()
-    group, answers = bench.connections.membership, [BrokerUnavailable("nobody answers") for _ in range(5)]
-
-    def identity(about: str, deadline: float) -> TopicIdentity:
+    def ask(client: SimTakeOver, about: str, deadline: float) -> TopicIdentity:
         if answers:
             raise answers.pop()
         if about == topic:
             raise TopicError("unknown")
-        return TopicIdentity("id", 1)
+        return identity(client, about, deadline)
 
-    group.identity = identity  # type: ignore[method-assign]
-    with pytest.raises(TopicError, match=f"{topic} does not exist any more"):
-        await task
+    with TestDriver(build(partitions=1)) as driver:
+        monkeypatch.setattr(SimTakeOver, "identity", ask)
+        with pytest.raises(TopicError, match=f"{topic} does not exist any more"):
+            driver.advance(10 * A_LOOK)
     assert answers == []
 
 
-async def test_ids_that_a_donor_of_an_older_version_did_not_say_are_found_out(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+def test_ids_that_a_donor_of_an_older_version_did_not_say_are_found_out() -> None:
+    with TestDriver(build(partitions=1)) as driver:
+        worker = engine_of(driver).workers[0]
+        worker.ids = TopicIds(f"{SOURCE}#0")
+        driver.advance(A_LOOK)
+        driver.send(Added("ann"))
+        assert worker.ids == offset_records(driver)[-1].ids == (f"{SOURCE}#0", f"{LOG}#0")
+
+
+def test_a_topic_that_is_created_again_between_two_questions_is_asked_about_again(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bench.make(ignore)
-    often(bench, monkeypatch)
-    await bench.start()
-    engine = bench.engine
-    engine.workers[0].ids = TopicIds("id")
-    await bench.until(lambda: engine.workers[0].ids == ("id", "id"), "it has looked")
-    bench.broker.send("a")
-    await bench.committed()
-    assert decode_offset(bench.broker.logs[CHANGELOG, 0][-1]).ids == ("id", "id")
-
-
-async def test_a_topic_that_is_created_again_between_two_questions_is_asked_about_again(bench: Bench) -> None:
     """The end of the old topic must not be where the new one begins (``latest``)."""
-    bench.make(ignore)
-    bench.run()
-    group, asked = bench.connections.membership, []
-    log_range = group.log_range
+    log_range, asked = SimTakeOver.log_range, []
 
-    def ask(topic: str, *question: Any) -> Any:
-        found = log_range(topic, *question)
-        if topic == TOPIC:
+    def ask(client: SimTakeOver, topic: str, *question: Any) -> Any:
+        found = log_range(client, topic, *question)
+        if topic == SOURCE:
             asked.append(topic)
-            bench.broker.topic_ids[TOPIC] = "another"
+            driver._world.broker.recreated[SOURCE] = 1
         return found
 
-    group.log_range = ask  # type: ignore[method-assign]
-    await bench.until_active()
+    monkeypatch.setattr(SimTakeOver, "log_range", ask)
+    with TestDriver(build(partitions=1), start=False) as driver:
+        driver.start()
     assert len(asked) == 2
 
 
-async def test_a_copy_that_is_not_complete_any_more_is_read_again(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_that_is_not_complete_any_more_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tail reads on its own thread: the copy may fail, or begin anew, while the broker is asked once more."""
     take, taken = Replicas.take, []
 
@@ -302,6 +282,5 @@ async def test_a_copy_that_is_not_complete_any_more_is_read_again(
         return take(self, partition, when)
 
     monkeypatch.setattr(Replicas, "take", fails_first)
-    bench.make(ignore)
-    await bench.start()
-    assert len(taken) == 2
+    with TestDriver(build(partitions=1)) as driver:
+        assert (len(taken), driver.owner(0)) == (2, 0)
