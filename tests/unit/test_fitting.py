@@ -13,7 +13,8 @@ from streams.errors import TransactionFailed
 from streams.records import Change, Headers, IncomingRecord, Output
 from streams.runtime.reading.poller import size_of
 from tests.unit.runtime_kit import OUT, Bench, Named, Producer, count
-from tests.unit.test_refused_records import Number, driver_of
+from tests.unit.test_refused_records import driver_of
+from tests.vocabulary import Added
 
 BIG = 1_000
 
@@ -99,8 +100,8 @@ def test_bytes_of_what_was_read() -> None:
 def test_an_outage_is_not_taken_for_a_slow_line() -> None:
     """What is in flight when the broker goes away is small, as a rule, and says nothing about the line."""
     with driver_of() as driver:
-        driver.send(Number(1))
-        driver.send(Number(2), wait=False)
+        driver.send(Added("x", 1))
+        driver.send(Added("x", 2), wait=False)
         driver.outage(15.0)
         driver.settle()
         pool = driver._world.members[0].source._engine.pool

@@ -5,41 +5,32 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams import DEAD_LETTER, SKIP, EventContext, EventSource, EventSourceConfig, Record, Table
+from streams import DEAD_LETTER, SKIP, EventContext, Record
 from streams.core.timers import Timer
 from streams.errors import TransactionFailed
-from streams.events import event_type
 from streams.records import Headers, IncomingRecord, record_size
 from streams.runtime.partition.dead_letters import PARTS, DeadLetter, dead_letter
 from streams.testing import TestDriver
+from tests.unit.handlers_kit import OUT, config, driven, letters
+from tests.vocabulary import Added
 
-OUT, LETTERS, CHANGELOG = "totals", "g.numbers.dead-letters", "g.numbers.changelog"
-
-
-@event_type("refused.Number")
-class Number(msgspec.Struct, frozen=True):
-    n: int
-    text: str = ""
+LETTERS, CHANGELOG = config().dead_letters, config().changelog
 
 
-def driver_of(patience: float = 60.0, **settings: Any) -> TestDriver[Table[str, int]]:
-    """Sends the same record for each event, but for a header that tells the event; fails for an event below zero."""
-    config = EventSourceConfig(group_id="g", topic="numbers", num_partitions=1, **settings)
-    source = EventSource(config, Table.factory(key=str, value=int))
+def same(ctx: EventContext[Any], event: Added) -> None:
+    """Send the same record for each event, but for a header that tells the event; fail for an amount below zero."""
+    ctx.store.put("last", event.amount)
+    ctx.forward(Record(OUT, b"same", b"same", [("n", b"%d" % event.amount)], partition=0))
+    if event.amount < 0:
+        raise RuntimeError("below zero")
 
-    @source.register_event_type(Number, on_error=DEAD_LETTER)
-    def on_number(ctx: EventContext[Table[str, int]], event: Number) -> None:
-        ctx.store.put("last", event.n)
-        ctx.forward(Record(OUT, b"same", b"same", [("n", b"%d" % event.n)], partition=0))
-        if event.n < 0:
-            raise RuntimeError("below zero")
 
-    return TestDriver(source, members=1, patience=patience, topics={OUT: 1})
+def driver_of(**settings: Any) -> TestDriver[Any]:
+    return driven(same, on_error=DEAD_LETTER, **settings)
 
 
 def written(driver: TestDriver[Any]) -> list[int]:
@@ -57,9 +48,9 @@ def test_a_twin_of_a_refused_record_is_not_blamed() -> None:
     with driver_of() as driver:
         driver._world.broker.refuses = lambda topic, entry: topic == OUT and ("n", b"3") in (entry.headers or [])
         for number in range(6):
-            driver.send(Number(number), wait=False)
+            driver.send(Added("x", number), wait=False)
         driver.settle()
-        assert [fact(letter, "offset") for letter in driver.dead_letters()] == [b"3"]
+        assert letters(driver, "offset") == [("3",)]
         assert written(driver) == [0, 1, 2, 4, 5]
         driver.check()
 
@@ -71,7 +62,7 @@ def test_a_twin_of_a_refused_record_is_not_blamed() -> None:
 def test_what_is_not_the_records_fault_is_waited_for(topic: str, caplog: pytest.LogCaptureFixture) -> None:
     with driver_of() as driver:
         driver._world.broker.blocked[topic] = "Broker: Topic authorization failed"
-        driver.send(Number(1), wait=False)
+        driver.send(Added("x", 1), wait=False)
         driver.advance(100)
         assert driver.members == [0]
         assert f"{topic}[0]: Broker: Topic authorization failed" in caplog.text
@@ -82,24 +73,21 @@ def test_what_is_not_the_records_fault_is_waited_for(topic: str, caplog: pytest.
         driver.check()
 
 
-@pytest.mark.parametrize("topic", [OUT, CHANGELOG])
-def test_the_wait_is_bounded_and_the_error_names_the_topic(topic: str) -> None:
-    with driver_of(recovery_timeout_seconds=30.0) as driver:
-        driver._world.broker.blocked[topic] = "Broker: Unknown topic or partition"
-        driver.send(Number(1), wait=False)
-        with pytest.raises(TransactionFailed, match=topic + r"\[0\]: Broker: Unknown topic"):
+@pytest.mark.parametrize(
+    ("topic", "limit", "said"),
+    [(OUT, None, "Unknown topic"), (CHANGELOG, None, "Unknown topic"), (CHANGELOG, 60, "Message size too large")],
+)
+def test_the_wait_is_bounded_and_the_error_names_the_topic(topic: str, limit: int | None, said: str) -> None:
+    """A changelog that takes no offset record, either: no event, and no interjection, gets a policy for it."""
+    with driver_of(recovery_timeout_seconds=30.0, error_policy=SKIP) as driver:
+        if limit is None:
+            driver._world.broker.blocked[topic] = "Broker: Unknown topic or partition"
+        else:
+            driver._world.broker.limits[topic] = limit
+        driver.send(Added("x", 1), wait=False)
+        with pytest.raises(TransactionFailed, match=topic + rf"\[0\]: Broker: {said}"):
             driver.advance(60)
         assert (driver.dead_letters(), driver.committed_offsets().get(0, 0)) == ([], 0)
-
-
-def test_offset_records_are_no_events_fault() -> None:
-    """A changelog that takes nothing stops the source by name: no event, and no interjection, gets a policy for it."""
-    with driver_of(error_policy=SKIP) as driver:
-        driver._world.broker.limits[CHANGELOG] = 60
-        driver.send(Number(1), wait=False)
-        with pytest.raises(TransactionFailed, match=CHANGELOG):
-            driver.advance(60)
-        assert driver.dead_letters() == []
 
 
 # -- dead letters ------------------------------------------------------------------------------------------------------
@@ -109,8 +97,8 @@ def test_offset_records_are_no_events_fault() -> None:
 def test_a_nearly_maximal_record_is_dead_lettered(size: int) -> None:
     """It was accepted as input; with the facts of its failure it is larger than what the client takes."""
     with driver_of() as driver:
-        sent = driver.send(Number(-1, "x" * size), headers=[("trace", b"y" * 800)])
-        driver.send(Number(2))
+        sent = driver.send(Added("x" * size, -1), headers=[("trace", b"y" * 800)])
+        driver.send(Added("x", 2))
         (letter,) = driver.dead_letters()
         assert (letter.header("trace"), fact(letter, "offset")) == (None, b"0")
         assert int(fact(letter, "left_out_headers") or b"") > 800
@@ -125,12 +113,12 @@ def test_a_nearly_maximal_record_is_dead_lettered(size: int) -> None:
 def test_a_letter_that_its_topic_does_not_take_goes_by_reference() -> None:
     with driver_of() as driver:
         driver._world.broker.limits[LETTERS] = 2_000
-        sent = driver.send(Number(-1, "x" * 5_000), key="k")
-        driver.send(Number(-2))
+        sent = driver.send(Added("x" * 5_000, -1), key="k")
+        driver.send(Added("x", -2))
         first, second = driver.dead_letters()
         assert (first.key, first.value) == (b"k", None)
         assert fact(first, "left_out_value") == b"%d" % len(sent.value or b"")
-        assert [fact(first, name) for name in ("topic", "partition", "offset")] == [b"numbers", b"0", b"0"]
+        assert [fact(first, name) for name in ("topic", "partition", "offset")] == [b"in", b"0", b"0"]
         assert fact(first, "message") == b"below zero"
         assert fact(second, "left_out_value") is None
         driver.check()
@@ -141,7 +129,7 @@ def test_many_letters_that_their_topic_does_not_take_are_no_reason_to_stop() -> 
     with driver_of() as driver:
         driver._world.broker.limits[LETTERS] = 2_000
         for number in range(20):
-            driver.send(Number(-1 - number, "x" * (5_000 - number)), wait=False)
+            driver.send(Added("x" * (5_000 - number), -1 - number), wait=False)
         driver.settle()
         assert [letter.value for letter in driver.dead_letters()] == [None] * 20
         assert driver.members == [0]
@@ -156,15 +144,16 @@ def test_a_letter_that_cannot_be_written_at_all_is_waited_for(trouble: str, capl
             driver._world.broker.blocked[LETTERS] = "Broker: Topic authorization failed"
         else:
             driver._world.broker.limits[LETTERS] = 100
-        driver.send(Number(-1), wait=False)
-        driver.send(Number(2), wait=False)
+        driver.send(Added("x", 7))
+        driver.send(Added("x", -1), wait=False)
+        driver.send(Added("x", 2), wait=False)
         driver.advance(600)
-        assert (driver.members, written(driver)) == ([0], [])
+        assert (driver.members, written(driver)) == ([0], [7])
         assert f"{LETTERS}[0]: " in caplog.text
         driver._world.broker.blocked.clear()
         driver._world.broker.limits.clear()
         driver.settle()
-        assert ([fact(letter, "offset") for letter in driver.dead_letters()], written(driver)) == ([b"0"], [2])
+        assert (letters(driver, "offset"), written(driver)) == ([("1",)], [7, 2])
         driver.check()
 
 
