@@ -53,6 +53,16 @@ def test_only_a_commit_that_was_asked_for_becomes_committed() -> None:
     assert before == [T.COMMITTING]
 
 
+def test_what_is_sent_again_has_not_been_flushed_yet() -> None:
+    txn = Transaction(1, 0, 0.0)
+    txn.seal(1.0)
+    txn.to(T.SENDING)
+    txn.to(T.FLUSHED)
+    txn.flushed_at = 2.0
+    txn.taken_back(3.0)
+    assert (txn.state, txn.flushed_at, txn.sealed_at) == (T.SENDABLE, None, 1.0)
+
+
 POOL = PoolConfig(
     pool_size=4, pending_transactions=2, target_batch_size=10, max_batch_size=20, batch_delay_seconds=0.01
 )

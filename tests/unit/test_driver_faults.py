@@ -46,43 +46,18 @@ def written(driver: Driver, topic: str = OUT) -> int:
 # -- crashes -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_crash_before_the_commit_shows_nothing_and_loses_nothing(driver: Driver) -> None:
+@pytest.mark.parametrize(("point", "seen", "in_the_log"), [("commit.before", [1], 3), ("commit.after", [1, 2], 2)])
+def test_a_crash_around_the_commit_shows_all_or_nothing(
+    driver: Driver, point: Point, seen: list[int], in_the_log: int
+) -> None:
     driver.send(Added("ann"))
-    trap = driver.at("commit.before", driver.crash)
+    trap = driver.at(point, driver.crash)
     driver.send(Added("ann"))
-    assert trap.sprung == 1
-    assert driver.members == []
-    assert written(driver) == 2  # it is in the log
-    assert totals(driver) == [1]  # but nobody sees it
-    assert driver.committed_offsets() == {0: 1}
+    assert (trap.sprung, driver.members, written(driver)) == (1, [], 2)
+    assert (totals(driver), driver.committed_offsets()) == (seen, {0: len(seen)})
     driver.restart()
-    assert totals(driver) == [1, 2]
-    assert written(driver) == 3  # made once more
+    assert (totals(driver), written(driver)) == ([1, 2], in_the_log)
     driver.check()
-
-
-def test_a_crash_after_the_commit_does_nothing_twice(driver: Driver) -> None:
-    trap = driver.at("commit.after", driver.crash)
-    driver.send(Added("ann"))
-    assert trap.sprung == 1
-    driver.restart()
-    assert totals(driver) == [1]
-    assert written(driver) == 1
-    driver.send(Added("ann"))
-    assert totals(driver) == [1, 2]
-    driver.check()
-
-
-def test_another_member_takes_over_when_the_session_is_over() -> None:
-    with TestDriver(build(partitions=2), members=2) as made:
-        made.send(Added("ann"), partition=0)
-        owner = made.owner(0)
-        made.crash(owner)
-        before = made.now
-        made.send(Added("ann"), partition=0)
-        assert made.now - before > 5.0  # the session timeout is 6 s
-        assert made.owner(0) not in (None, owner)
-        assert totals(made) == [1, 2]
 
 
 JOINS = ("release.", "handed_over.", "took.", "revoke.")
@@ -170,34 +145,40 @@ def test_what_goes_wrong_at_the_broker_has_its_effects_once(
     driver.check()
 
 
+def test_the_time_of_a_commit_is_told_with_the_part_of_the_flush(driver: Driver, measured: list[Any]) -> None:
+    for seconds in (3.0, 1.0):
+        driver.at("flush.before", lambda member, seconds=seconds: driver.freeze(seconds=seconds))  # type: ignore[misc]
+        driver.at("commit.before", lambda member: driver.freeze(seconds=0.5))
+        driver.send(Added("ann"))
+        settled = [it for it in measured if isinstance(it, TransactionSettled)][-1]
+        assert seconds <= settled.flush_seconds <= settled.commit_seconds - 0.5 < seconds + 0.5
+
+
 # -- the group's side --------------------------------------------------------------------------------------------------
 
 
-def test_an_evicted_member_comes_back(driver: Driver, measured: list[Any]) -> None:
-    driver.send(Added("ann"))
-    driver.evict()
-    driver.send(Added("ann"))
-    assert totals(driver) == [1, 2]
-    assert any(it.lost for it in measured if isinstance(it, MembershipChanged))
-    driver.check()
-
-
-def test_a_coordinator_without_memory_costs_nothing(driver: Driver) -> None:
+@pytest.mark.parametrize("forgets", ["the group", "the coordinator"])
+def test_a_member_that_is_not_known_any_more_comes_back(driver: Driver, measured: list[Any], forgets: str) -> None:
     for _ in range(3):
         driver.send(Added("ann"))
-    driver.forget_group()
-    assert driver.committed_offsets() == {}
+    if forgets == "the group":
+        driver.evict()
+    else:
+        driver.forget_group()
+        assert driver.committed_offsets() == {}
     driver.send(Added("ann"))
-    assert totals(driver) == [1, 2, 3, 4]
-    assert driver.committed_offsets() == {0: 4}
+    assert (totals(driver), driver.committed_offsets()) == ([1, 2, 3, 4], {0: 4})
+    assert any(it.lost for it in measured if isinstance(it, MembershipChanged))
+    driver.check()
 
 
 def test_a_frozen_member_is_overtaken_and_harmless_when_it_thaws() -> None:
     with TestDriver(build(partitions=2), members=2) as made:
         owner = made.owner(0)
-        trap = made.at("commit.before", made.freeze, member=owner)
+        trap, before = made.at("commit.before", made.freeze, member=owner), made.now
         made.send(Added("ann"), partition=0)  # done by the other one, when the session is over
         assert trap.sprung == 1
+        assert made.now - before > 5.0  # the session timeout is 6 s
         assert made.owner(0) not in (None, owner)
         assert totals(made) == [1]
         made.thaw(owner)
@@ -310,10 +291,6 @@ def test_traps_may_be_set_before_the_start() -> None:
         assert totals(made) == [1]
 
 
-def test_every_point_is_described() -> None:
-    assert tuple(POINTS) == get_args(Point)
-
-
 # -- the same again ----------------------------------------------------------------------------------------------------
 
 
@@ -338,8 +315,9 @@ def test_the_same_seed_gives_the_same_run_to_the_last_record() -> None:
     assert run(3) != run(4)
 
 
-def test_what_a_source_keeps_of_its_run_is_known() -> None:
+def test_the_points_and_what_a_source_keeps_of_its_run_are_known() -> None:
     """A new attribute belongs to what is registered, or to ``RUN_STATE``: then it is not copied."""
+    assert tuple(POINTS) == get_args(Point)
     registered = {"config", "_lifespan", "_router", "_schedules", "_store_factory"}
     assert set(vars(build())) - set(RUN_STATE) == registered
 

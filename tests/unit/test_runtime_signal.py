@@ -17,48 +17,28 @@ async def waiting(*tasks: asyncio.Task[object]) -> None:
         await anyio.lowlevel.checkpoint()
 
 
-async def test_what_was_said_before_is_heard_once() -> None:
+async def test_what_is_said_is_heard_once_by_everybody_who_waits() -> None:
+    """Said before, between the waking and the look, or by one of those who are woken."""
     signal = Signal()
-    signal.notify()
-    signal.notify()
-    assert await signal.wait(0) is True
-    assert await signal.wait(0) is False
-
-
-async def test_everybody_who_waits_is_woken_once() -> None:
-    signal = Signal()
-    tasks = [asyncio.create_task(signal.wait()) for _ in range(3)]
-    await waiting(*tasks)
-    signal.notify()
-    assert await asyncio.gather(*tasks) == [True, True, True]
-    assert await signal.wait(0) is False, "nobody is told twice"
-
-
-async def test_what_is_said_between_the_waking_and_the_look_is_part_of_the_look() -> None:
-    signal = Signal()
-    task = asyncio.create_task(signal.wait())
-    await waiting(task)
-    signal.notify()
-    signal.notify()
-    assert await task is True
-    signal.notify()
-    assert await signal.wait(0) is True
-
-
-async def test_a_late_riser_does_not_swallow_what_is_said_meanwhile() -> None:
-    signal = Signal()
-    heard: list[bool] = []
 
     async def first() -> None:
         await signal.wait()
-        signal.notify()  # before the second one runs
+        signal.notify()  # before the others run
 
-    tasks = [asyncio.create_task(first()), asyncio.create_task(signal.wait())]
+    signal.notify()
+    signal.notify()
+    assert [await signal.wait(0), await signal.wait(0)] == [True, False]
+    tasks = [asyncio.create_task(signal.wait()) for _ in range(3)]
     await waiting(*tasks)
     signal.notify()
-    await asyncio.gather(*tasks)
-    heard.append(await signal.wait(0))
-    assert heard == [True]
+    signal.notify()
+    assert await asyncio.gather(*tasks) == [True, True, True]
+    assert await signal.wait(0) is False, "nobody is told twice"
+    pair = [asyncio.create_task(first()), asyncio.create_task(signal.wait())]
+    await waiting(*pair)
+    signal.notify()
+    await asyncio.gather(*pair)
+    assert await signal.wait(0) is True, "a late riser does not swallow it"
 
 
 async def test_waiting_ends_with_the_time() -> None:

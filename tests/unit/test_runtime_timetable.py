@@ -9,7 +9,7 @@ import pytest
 from streams.core.router import Route
 from streams.core.schedule import MissedRuns, Schedule
 from streams.outcomes import STOP
-from streams.runtime.partition.interjections import Interjection, Timetable
+from streams.runtime.partition.interjections import Timetable
 
 
 def route(name: str) -> Route:
@@ -63,17 +63,6 @@ def test_whatever_the_times_runs_go_on(missed: MissedRuns) -> None:
         assert left is not None
         assert 0.0 <= left <= 1.5 + 0.5
     assert runs > 100
-
-
-def test_without_schedules_nothing_is_ever_due() -> None:
-    table = Timetable([], random.Random(1))
-    table.start(0.0)
-    assert table.due(1e9) is None
-    assert table.seconds_to_next(0.0) is None
-
-
-def test_an_interjection_without_a_waiter_is_done_quietly() -> None:
-    told: list[BaseException | None] = []
-    Interjection(route("a")).done(None)
-    Interjection(route("a"), told.append).done(None)
-    assert told == [None]
+    empty = Timetable([], rng)
+    empty.start(0.0)
+    assert (empty.due(1e9), empty.seconds_to_next(0.0)) == (None, None)

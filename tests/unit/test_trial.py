@@ -24,34 +24,28 @@ def left(*values: bytes, letters: int = 0, state: dict[tuple[int, bytes], bytes]
     return found
 
 
-def test_the_same_is_the_same() -> None:
-    state = {(0, b"k"): b"2"}
-    assert differences(left(b"1", b"2", letters=1, state=state), left(b"1", b"2", letters=1, state=state)) == []
+ONE, TWO = {(3, b"k"): b"1"}, {(3, b"k"): b"2"}
+DIFFERENCES: list[tuple[Left, Left, list[str]]] = [
+    (left(b"1", b"2", letters=1, state=ONE), left(b"1", b"2", letters=1, state=ONE), []),
+    (left(b"1", b"2"), left(b"1"), ["balances, key b'k': 1 outputs, 2 undisturbed"]),
+    (left(b"1"), left(), ["balances, key b'k': 0 outputs, 1 undisturbed"]),
+    (left(letters=1), left(letters=2), ["dead letter with key b'k': 2 times, 1 undisturbed"]),
+    (left(state=ONE), left(state=TWO), ["state of partition 3, key b'k': b'2', undisturbed b'1'"]),
+    (left(state=ONE), left(), ["state of partition 3, key b'k': nothing, undisturbed b'1'"]),
+]
 
 
-def test_an_output_twice_is_found() -> None:
+@pytest.mark.parametrize(("undisturbed", "attacked", "said"), DIFFERENCES)
+def test_what_differs_is_told(undisturbed: Left, attacked: Left, said: list[str]) -> None:
+    assert differences(undisturbed, attacked) == said
+
+
+def test_another_order_differs_unless_it_does_not_matter() -> None:
     (text,) = differences(left(b"1", b"2"), left(b"1", b"1", b"2"))
     assert text.startswith("balances, key b'k': 3 outputs, 2 undisturbed; number 1 is")
-
-
-def test_a_missing_output_is_found() -> None:
-    assert differences(left(b"1", b"2"), left(b"1")) == ["balances, key b'k': 1 outputs, 2 undisturbed"]
-    assert differences(left(b"1"), left()) == ["balances, key b'k': 0 outputs, 1 undisturbed"]
-
-
-def test_another_order_is_found_unless_it_does_not_matter() -> None:
     assert differences(left(b"1", b"2"), left(b"2", b"1"))
     assert not differences(left(b"1", b"2"), left(b"2", b"1"), any_order=True)
     assert differences(left(b"1", b"2"), left(b"2", b"2"), any_order=True)
-
-
-def test_state_and_dead_letters_are_compared() -> None:
-    assert differences(left(letters=1), left(letters=2)) == ["dead letter with key b'k': 2 times, 1 undisturbed"]
-    (text,) = differences(left(state={(3, b"k"): b"1"}), left(state={(3, b"k"): b"2"}))
-    assert text == "state of partition 3, key b'k': b'2', undisturbed b'1'"
-    assert differences(left(state={(3, b"k"): b"1"}), left()) == [
-        "state of partition 3, key b'k': nothing, undisturbed b'1'"
-    ]
 
 
 @pytest.mark.parametrize(
