@@ -6,26 +6,8 @@ arrives is the one it ends. Settling a transaction takes several writes, one mar
 
 from __future__ import annotations
 
-from .state import (
-    EMPTY,
-    FENCED,
-    FOUND,
-    GROUP,
-    NO_MARK,
-    ONGOING,
-    PREPARE_ABORT,
-    PREPARE_COMMIT,
-    READING,
-    READY,
-    UNCLEAR,
-    Broken,
-    Entry,
-    Late,
-    Log,
-    Member,
-    World,
-    put,
-)
+from .search import Broken, put
+from .state import GROUP, NO_MARK, Entry, Kind, Late, Log, Phase, Slot, Status, World, changed
 
 SUPERSEDED = -1
 
@@ -42,24 +24,25 @@ def status_of(world: World, tid: int) -> int:
 
 def enlist(world: World, tid: int, target: int) -> World:
     """AddPartitionsToTxn or AddOffsetsToTxn: the transaction is ongoing, and ``target`` will get a marker."""
-    return world._replace(tids=put(world.tids, tid, (ONGOING, world.tids[tid][1] | target)))
+    return world._replace(tids=put(world.tids, tid, (Status.ONGOING, world.tids[tid][1] | target)))
 
 
 def end(world: World, tid: int, commit: bool) -> World:
     """EndTxn under the current epoch; on an id without an ongoing transaction it changes nothing."""
     status, targets = world.tids[tid]
-    if status != ONGOING:
+    if status != Status.ONGOING:
         return world
-    return world._replace(tids=put(world.tids, tid, (PREPARE_COMMIT if commit else PREPARE_ABORT, targets)))
+    return world._replace(
+        tids=put(world.tids, tid, (Status.PREPARE_COMMIT if commit else Status.PREPARE_ABORT, targets))
+    )
 
 
 def bump(world: World, tid: int) -> World:
     """A new epoch: whoever holds the old one is fenced, and its requests in flight can only be refused."""
     instance, slot = owner_of(world, tid)
     member = world.members[instance]
-    if member.slots[slot] == READY:
-        member = member._replace(slots=put(member.slots, slot, FENCED))
-        world = world._replace(members=put(world.members, instance, member))
+    if member.slots[slot] == Slot.READY:
+        world = changed(world, instance, slots=put(member.slots, slot, Slot.FENCED))
     if world.late:
         world = world._replace(late=tuple(late for late in world.late if late.tid != tid))
     return world
@@ -68,7 +51,7 @@ def bump(world: World, tid: int) -> World:
 def initialise(world: World, tid: int) -> tuple[World, bool]:
     """One try of InitProducerId: aborts what is ongoing; True when the id is settled and has a new epoch."""
     status = world.tids[tid][0]
-    if status == EMPTY:
+    if status == Status.EMPTY:
         return bump(world, tid), True
     return bump(end(world, tid, commit=False), tid), False
 
@@ -101,8 +84,8 @@ def marker(world: World, tid: int, target: int, bury: bool = False) -> World:
     """The coordinator writes one marker; after the last one the transaction is complete."""
     status, targets = world.tids[tid]
     left = targets & ~target
-    world = world._replace(tids=put(world.tids, tid, (status if left else EMPTY, left)))
-    commit = status == PREPARE_COMMIT
+    world = world._replace(tids=put(world.tids, tid, (status if left else Status.EMPTY, left)))
+    commit = status == Status.PREPARE_COMMIT
     if target == GROUP:
         return _mark_offsets(world, tid, commit)
     return _mark_log(world, target.bit_length() - 1, tid, commit, bury)
@@ -145,8 +128,13 @@ def _found(world: World, part: int, entry: Entry) -> World:
     instance, slot = owner_of(world, entry.tid)
     member = world.members[instance]
     for index, txn in enumerate(member.pipe):
-        if txn.phase == UNCLEAR and (txn.slot, txn.part, txn.start, txn.end) == (slot, part, entry.start, entry.end):
-            return remember(world, instance, member._replace(pipe=put(member.pipe, index, txn._replace(phase=FOUND))))
+        if txn.phase == Phase.UNCLEAR and (txn.slot, txn.part, txn.start, txn.end) == (
+            slot,
+            part,
+            entry.start,
+            entry.end,
+        ):
+            return changed(world, instance, pipe=put(member.pipe, index, txn._replace(phase=Phase.FOUND)))
     return world
 
 
@@ -171,9 +159,8 @@ def _lower_ends(world: World, part: int, index: int) -> World:
     """An entry below a restoring reader's high watermark is out of its way."""
     for instance, member in enumerate(world.members):
         role = member.roles[part]
-        if role.kind == READING and role.a > index:
-            member = member._replace(roles=put(member.roles, part, role._replace(a=role.a - 1)))
-            world = world._replace(members=put(world.members, instance, member))
+        if role.kind == Kind.READING and role.a > index:
+            world = changed(world, instance, roles=put(member.roles, part, role._replace(a=role.a - 1)))
     return world
 
 
@@ -182,13 +169,8 @@ def arrive(world: World, late: Late) -> World:
     world = world._replace(late=tuple(item for item in world.late if item is not late))
     if late.part < 0:
         return end(world, late.tid, commit=True)
-    if world.tids[late.tid][0] != ONGOING:
+    if world.tids[late.tid][0] != Status.ONGOING:
         return world  # the partition verifies with the coordinator that the transaction is ongoing
     if may_commit_offsets(world, owner_of(world, late.tid)[0], late.generation, late.member_id):
         return world
     return add_offset(world, late.tid, late.part, late.end)
-
-
-def remember(world: World, instance: int, member: Member) -> World:
-    """``world`` with this member changed."""
-    return world._replace(members=put(world.members, instance, member))

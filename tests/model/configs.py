@@ -39,14 +39,6 @@ DEEP = (
     Config("every fault", partitions=2, records=2, faults=3, moves=2, restarts=1,
            kinds=_kinds("EVICT", "CRASH", "TIMEOUT", "EXPIRE", "AMNESIA"), cold=True),
     Config("stale memory", pool=1, records=1, faults=2, moves=0, restarts=0, kinds=_kinds("STALE_MEMORY", "EVICT")),
-    Config("stale memory, looked up", pool=1, records=1, faults=2, moves=0, restarts=0, look_again=True,
-           kinds=_kinds("STALE_MEMORY", "EVICT")),
-    Config("stale memory, fenced is lost", pool=1, records=1, faults=2, moves=0, restarts=0, fenced_is_lost=True,
-           kinds=_kinds("STALE_MEMORY", "EVICT")),
-    Config("stale memory, idle ids fenced", pool=1, records=1, faults=2, moves=0, restarts=0, fence_idle=True,
-           kinds=_kinds("STALE_MEMORY", "EVICT")),
-    Config("stale memory, both", pool=1, records=1, faults=2, moves=0, restarts=0, fenced_is_lost=True,
-           fence_idle=True, kinds=_kinds("STALE_MEMORY", "EVICT")),
 )  # fmt: skip
 """Too large to finish in a test run; ``run.py`` explores as much of each as it is told to."""
 
@@ -120,3 +112,6 @@ NOT_MISSED = frozenset(
 )
 """Out one by one, nothing was found to break: the others cover for them, or the search did not go far enough (the page
 says which)."""
+
+HOLES: tuple[Config, ...] = ()
+"""What no rule closes: too far away for a test, see "stale memory" above."""

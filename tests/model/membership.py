@@ -12,50 +12,33 @@ from __future__ import annotations
 
 from itertools import product
 
-from .broker import remember
 from .pipeline import Steps, engine_lost, membership_lost
 from .rules import Fault, Model, Rule
+from .search import put
 from .state import (
-    ABORTING,
-    ACTIVE,
-    AWAIT,
-    BARRIER,
-    FENCING,
-    FILLED,
-    FOUND,
-    GONE,
-    HANDED_OVER,
-    IN,
-    INCOMING,
-    INIT,
-    JOINED,
-    JOINING,
-    KEPT,
+    NAMES,
     NO_MARK,
-    NONE,
     NOT_HELD,
     NOT_SAID,
-    NOTHING,
-    OWN,
-    RELEASE,
-    RELEASED,
-    RELEASING,
-    REVOKING,
-    STANDBY,
     TAKE_OVER,
     THIS_GENERATION,
-    UNCLEAR,
+    Done,
     Event,
     Group,
     Held,
+    Join,
+    Kind,
     Mark,
-    Member,
+    Phase,
     Role,
     Said,
+    Says,
+    Slot,
     World,
+    changed,
     no_claims,
     outsider,
-    put,
+    remember,
 )
 
 Choice = tuple[int, dict[int, Said]]
@@ -64,54 +47,49 @@ Choice = tuple[int, dict[int, Said]]
 
 def membership_steps(world: World, model: Model, instance: int, steps: Steps, luck: Steps) -> None:
     """Whatever one living member may do next in the group protocol."""
-    member, group = world.members[instance], world.group
-    bit = 1 << instance
+    member, group, name = world.members[instance], world.group, NAMES[instance]
     known = member.member_id and group.ids[instance] == member.member_id
-    if member.member_id and not known:
-        steps.append((("notice_lost", instance), membership_lost(world, model, instance)))
-    elif member.join in (BARRIER, IN) and member.generation != group.generation:
-        # Only a coordinator that went back in time: the heartbeat is answered with ILLEGAL_GENERATION.
-        steps.append((("notice_lost", instance), membership_lost(world, model, instance)))
+    # With another generation only after a coordinator that went back in time: its heartbeat gets ILLEGAL_GENERATION.
+    is_old = member.join in (Join.BARRIER, Join.IN) and member.generation != group.generation
+    if member.member_id and (not known or is_old):
+        steps.append((f"{name} learns that its membership is gone", membership_lost(world, model, instance)))
     restless = model.config.restless and world.moves
-    if restless and member.join == IN and known and not member.rejoin and not group.preparing:
-        nudged = remember(world._replace(moves=world.moves - 1), instance, member._replace(rejoin=True))
-        luck.append((("user_data", instance), nudged))
-    if member.join == JOINING and known and not group.joined & bit:
+    if restless and member.join == Join.IN and known and not member.rejoin and not group.preparing:
+        nudged = changed(world._replace(moves=world.moves - 1), instance, rejoin=True)
+        luck.append((f"{name} wants a rebalance: its user data changed (a standby is ready)", nudged))
+    if member.join == Join.JOINING and known and not group.joined & 1 << instance:
         # A new snapshot, even when its number is one that was refused before: numbers repeat after a loss of memory.
-        pipe = tuple(
-            txn._replace(generation=-2) if txn.phase in (FILLED, ABORTING, UNCLEAR, FOUND) else txn
-            for txn in member.pipe
-        )
-        after = member._replace(join=JOINED, generation=group.generation, pipe=pipe)
-        steps.append((("join_response", instance, group.generation), remember(world, instance, after)))
-    elif member.join == JOINED and known and not group.preparing:
-        steps.append((("sync", instance, group.generation), _sync(world, model, instance)))
+        sent_again = (Phase.FILLED, Phase.ABORTING, Phase.UNCLEAR, Phase.FOUND)
+        pipe = tuple(txn._replace(generation=-2) if txn.phase in sent_again else txn for txn in member.pipe)
+        after = changed(world, instance, join=Join.JOINED, generation=group.generation, pipe=pipe)
+        steps.append((f"{name} has its JoinGroup response: generation {group.generation}", after))
+    elif member.join == Join.JOINED and known and not group.preparing:
+        steps.append((f"{name} has the plan of generation {group.generation}", _sync(world, model, instance)))
     if _may_join(world, instance):
-        steps.append((("join", instance), _join(world, instance)))
+        steps.append((f"{name} sends JoinGroup", _join(world, instance)))
     if member.inbox:
-        steps.append((("hears", instance), _hears(world, model, instance)))
+        steps.append((f"{name}'s engine hears what its membership told it", _hears(world, model, instance)))
     for part, role in enumerate(member.roles):
-        if role.kind == REVOKING and _revoke_is_over(member, model, part):
-            steps.append((("revoked", instance, part), _revoked(world, model, instance, part)))
+        is_over = Rule.S8_REVOKE_BARRIER in model.out or not any(txn.part == part for txn in member.pipe)
+        if role.kind == Kind.REVOKING and is_over:
+            steps.append((f"{name} has released p{part}", _revoked(world, model, instance, part)))
     if member.notes:
         kind, part, mark, _ = member.notes[0]
-        name = "handed_over" if kind == HANDED_OVER else "took"
-        steps.append(((name, instance, part, mark.generation), _noted(world, model, instance)))
+        what = f"handed over, as ordered in generation {mark.generation}" if kind == Done.HANDED_OVER else "taken"
+        steps.append((f"{name}'s membership hears that p{part} was {what}", _noted(world, model, instance)))
 
 
 def _may_join(world: World, instance: int) -> bool:
     member, group = world.members[instance], world.group
     if member.member_id == 0:
         return True
-    if group.ids[instance] != member.member_id or group.joined & (1 << instance) or member.join not in (JOINED, IN):
+    if (
+        group.ids[instance] != member.member_id
+        or group.joined & (1 << instance)
+        or member.join not in (Join.JOINED, Join.IN)
+    ):
         return False
-    return group.preparing or (member.join == IN and member.rejoin)
-
-
-def _revoke_is_over(member: Member, model: Model, part: int) -> bool:
-    if Rule.S8_REVOKE_BARRIER in model.out:
-        return True
-    return not any(txn.part == part for txn in member.pipe)
+    return group.preparing or (member.join == Join.IN and member.rejoin)
 
 
 def _join(world: World, instance: int) -> World:
@@ -127,7 +105,7 @@ def _join(world: World, instance: int) -> World:
         joined=group.joined | (1 << instance),
         claims=put(group.claims, instance, (member.applied, member.held)),
     )
-    return remember(world._replace(group=group), instance, member._replace(join=JOINING, rejoin=False))
+    return remember(world._replace(group=group), instance, member._replace(join=Join.JOINING, rejoin=False))
 
 
 def coordinator_steps(world: World, model: Model, steps: Steps, faults: Steps) -> None:
@@ -143,7 +121,8 @@ def coordinator_steps(world: World, model: Model, steps: Steps, faults: Steps) -
                 world_after = world_after._replace(
                     earlier=(world.earlier[-1], after._replace(pending=((),) * len(after.pending)))
                 )
-            steps.append((("plan", group.generation + 1, plan), world_after._replace(group=after)))
+            told = f"the group enters generation {after.generation}, the leader plans {_in_words(plan)}"
+            steps.append((told, world_after._replace(group=after)))
     kinds = model.config.kinds
     for instance, id_ in enumerate(group.ids):
         member = world.members[instance]
@@ -151,9 +130,10 @@ def coordinator_steps(world: World, model: Model, steps: Steps, faults: Steps) -
             continue
         evicted = world._replace(group=_evict(group, instance))
         if not member.alive or member.member_id != id_:
-            steps.append((("expire_session", instance), evicted))
+            steps.append((f"the session of {NAMES[instance]}'s dead incarnation expires", evicted))
         elif world.faults and Fault.EVICT in kinds:
-            faults.append((("evict", instance), evicted._replace(faults=world.faults - 1)))
+            told = f"FAULT the session of {NAMES[instance]} expires while it runs on"
+            faults.append((told, evicted._replace(faults=world.faults - 1)))
     if not world.faults:
         return
     if Fault.AMNESIA in kinds and (any(group.ids) or any(group.committed)):
@@ -163,15 +143,29 @@ def coordinator_steps(world: World, model: Model, steps: Steps, faults: Steps) -
             plan=((NOT_SAID,) * parts,) * model.config.members, claims=no_claims(model.config),
             committed=(-1,) * parts, pending=((),) * parts,
         )  # fmt: skip
-        faults.append((("amnesia",), world._replace(group=empty, faults=world.faults - 1, forgot=True)))
+        after_it = world._replace(group=empty, faults=world.faults - 1, forgot=True)
+        faults.append(("FAULT the group coordinator comes back without its memory", after_it))
     if Fault.STALE_MEMORY in kinds and world.earlier[0] != group:
         # A JoinGroup under way gets an error, and is sent again if the coordinator still knows its sender.
+        joins = (Join.JOINING, Join.JOINED, Join.BARRIER)
         members = tuple(
-            member._replace(join=IN, rejoin=True) if member.join in (JOINING, JOINED, BARRIER) else member
-            for member in world.members
+            member._replace(join=Join.IN, rejoin=True) if member.join in joins else member for member in world.members
         )
         stale = world._replace(group=world.earlier[0], members=members, faults=world.faults - 1, forgot=True)
-        faults.append((("stale_memory", world.earlier[0].generation), stale))
+        generation = world.earlier[0].generation
+        faults.append((f"FAULT the group coordinator comes back with its memory of generation {generation}", stale))
+
+
+def _in_words(plan: tuple[tuple[Said, ...], ...]) -> str:
+    words = {Says.OWN: "own", Says.NOTHING: "nothing of"}
+    told = []
+    for name, row in zip(NAMES, plan, strict=False):
+        for part, said in enumerate(row):
+            word = words.get(said.kind, f"incoming since {said.since or 'now'}")
+            if said.kind == Says.RELEASE:
+                word = f"release to {NAMES[said.instance]}{said.member_id}{' as before' if said.known else ''}"
+            told.append(f"{name}: {word} p{part}")
+    return ", ".join(told)
 
 
 def _evict(group: Group, instance: int) -> Group:
@@ -205,7 +199,7 @@ def _plans(world: World, model: Model) -> list[tuple[World, tuple[tuple[Said, ..
 def _choices(world: World, model: Model, present: list[int], part: int) -> list[Choice]:
     """What may be said about one partition."""
     group, out = world.group, model.out
-    own = Said(OWN)
+    own = Said(Says.OWN)
     claims = {i: group.claims[i][1][part] for i in present}
     receiver = _has_it(world, claims)
     if receiver >= 0 and Rule.S8_RECEIVER_HAS_IT not in out and Rule.S8_ONE_STEP not in out:
@@ -220,15 +214,15 @@ def _choices(world: World, model: Model, present: list[int], part: int) -> list[
     order = claims[owner].releasing
     if order != NO_MARK and group.ids[order.instance] == order.member_id and Rule.S8_TRANSIT_KEPT not in out:
         since = THIS_GENERATION if Rule.S8_SINCE_OF_THE_ORDER in out else order.generation
-        release = Said(RELEASE, order.instance, order.member_id, known=True)
+        release = Said(Says.RELEASE, order.instance, order.member_id, known=True)
         expected = claims[order.instance].since >= 0
-        return [(0, {owner: release, order.instance: Said(AWAIT, known=expected, since=since)})]
+        return [(0, {owner: release, order.instance: Said(Says.AWAIT, known=expected, since=since)})]
     choices: list[Choice] = [(0, {owner: own})]
     for other in present:
         if other != owner and model.config.warm:
-            release = Said(RELEASE, other, group.ids[other])
+            release = Said(Says.RELEASE, other, group.ids[other])
             cost = 0 if claims[other].since >= 0 else 1
-            awaits = Said(AWAIT, known=claims[other].since >= 0, since=THIS_GENERATION)
+            awaits = Said(Says.AWAIT, known=claims[other].since >= 0, since=THIS_GENERATION)
             choices.append((cost, {owner: release, other: awaits}))
     if model.config.cold and len(present) > 1:
         choices.append((1, {}))
@@ -254,63 +248,56 @@ def _owner(world: World, model: Model, claims: dict[int, Held], receiver: int) -
 
 def _sync(world: World, model: Model, instance: int) -> World:
     """The plan is here: apply it, or first give up what it takes away."""
-    member = world.members[instance]
-    plan = zip(member.held, world.group.plan[instance], strict=True)
-    revoked = [held.owned and _takes_away(model, said) for held, said in plan]
-    if any(said.kind == NOTHING and said.known for said in world.group.plan[instance]):
+    member, plan = world.members[instance], world.group.plan[instance]
+    revoked = tuple(held.owned and _takes_away(model, said) for held, said in zip(member.held, plan, strict=True))
+    if any(said.kind == Says.NOTHING and said.known for said in plan):
         # Also when it was handed over since the claim: the leader counts on our next JoinGroup.
-        member = member._replace(rejoin=member.rejoin or Rule.S8_TAKEN_AWAY_REJOINS not in model.out)
-        world = remember(world, instance, member)
+        rejoin = member.rejoin or Rule.S8_TAKEN_AWAY_REJOINS not in model.out
+        world = changed(world, instance, rejoin=rejoin)
     if not any(revoked):
         return _apply(world, model, instance)
-    world = remember(world, instance, member._replace(join=BARRIER, rejoin=True))
-    return _tell(world, model, instance, Event(member.member_id, revoked=tuple(revoked)))
+    world = changed(world, instance, join=Join.BARRIER, rejoin=True)
+    return _tell(world, model, instance, Event(member.member_id, revoked=revoked))
 
 
 def _tell(world: World, model: Model, instance: int, event: Event) -> World:
     """From the membership to the engine: heard at once, or later."""
-    member = world.members[instance]
-    world = remember(world, instance, member._replace(inbox=(*member.inbox, event)))
+    world = changed(world, instance, inbox=(*world.members[instance].inbox, event))
     return world if model.config.lag else _hears(world, model, instance)
 
 
 def _hears(world: World, model: Model, instance: int) -> World:
     member = world.members[instance]
     event, *inbox = member.inbox
-    member = member._replace(inbox=tuple(inbox))
+    world = changed(world, instance, inbox=tuple(inbox))
     if not event.member_id:
-        return engine_lost(remember(world, instance, member), model, instance)
-    roles = member.roles
+        return engine_lost(world, model, instance)
     if event.revoked:
         roles = tuple(
-            Role(REVOKING) if gone and role.kind != KEPT else role
-            for gone, role in zip(event.revoked, roles, strict=True)
+            Role(Kind.REVOKING) if gone and role.kind != Kind.KEPT else role
+            for gone, role in zip(event.revoked, member.roles, strict=True)
         )
-        return remember(world, instance, member._replace(roles=roles))
-    roles = tuple(_role_after(model, role, now) for role, now in zip(roles, event.held, strict=True))
-    return remember(
-        world, instance, member._replace(roles=roles, plan_members=event.members, engine_id=event.member_id)
-    )
+        return changed(world, instance, roles=roles)
+    roles = tuple(_role_after(model, role, now) for role, now in zip(member.roles, event.held, strict=True))
+    return changed(world, instance, roles=roles, plan_members=event.members, engine_id=event.member_id)
 
 
 def _takes_away(model: Model, said: Said) -> bool:
     """Whether it has to be given up, if we own it. What our claim awaited, and we took since, is ours."""
-    if said.kind == AWAIT:
+    if said.kind == Says.AWAIT:
         return not said.known or Rule.S8_TAKEN_IS_NOT_REVOKED in model.out
-    return said.kind == NOTHING
+    return said.kind == Says.NOTHING
 
 
 def _revoked(world: World, model: Model, instance: int, part: int) -> World:
     member = world.members[instance]
-    member = member._replace(roles=put(member.roles, part, Role()))
-    world = remember(world, instance, member)
+    roles = put(member.roles, part, Role())
+    world = changed(world, instance, roles=roles)
     ours = member.engine_id == member.member_id or Rule.S8_NOTES_OF_INCARNATION in model.out
-    if member.join != BARRIER or not ours:
+    if member.join != Join.BARRIER or not ours:
         return world
-    held = put(member.held, part, member.held[part]._replace(owned=False))
-    member = member._replace(held=held)
-    world = remember(world, instance, member)
-    if any(role.kind == REVOKING for role in member.roles) or member.generation != world.group.generation:
+    world = changed(world, instance, held=put(member.held, part, member.held[part]._replace(owned=False)))
+    if any(role.kind == Kind.REVOKING for role in roles) or member.generation != world.group.generation:
         return world
     return _apply(world, model, instance)
 
@@ -323,20 +310,20 @@ def _apply(world: World, model: Model, instance: int) -> World:
         for old, said in zip(member.held, group.plan[instance], strict=True)
     )
     members = sum(1 << i for i, id_ in enumerate(group.ids) if id_)
-    after = member._replace(join=IN, applied=group.generation, held=held)
-    return _tell(remember(world, instance, after), model, instance, Event(member.member_id, members, held))
+    after = changed(world, instance, join=Join.IN, applied=group.generation, held=held)
+    return _tell(after, model, instance, Event(member.member_id, members, held))
 
 
 def _held_after(model: Model, held: Held, said: Said, generation: int) -> Held:
-    owned = held.owned or said.kind == OWN
-    if said.kind == RELEASE:
+    owned = held.owned or said.kind == Says.OWN
+    if said.kind == Says.RELEASE:
         # An order that our claim did not know is for an owner, also when the old one was carried out since the claim.
         owned = owned or (not said.known and Rule.S8_NEW_ORDER_IS_OWNED not in model.out)
         old = held.releasing
         same = (old.instance, old.member_id) == (said.instance, said.member_id)
         order = old if same else Mark(said.instance, said.member_id, generation)
         return Held(owned, order if owned else NO_MARK)
-    if said.kind == AWAIT and not owned:
+    if said.kind == Says.AWAIT and not owned:
         return Held(since=said.since or generation)
     return Held(owned)
 
@@ -345,18 +332,17 @@ def _role_after(model: Model, role: Role, held: Held) -> Role:
     """What the engine makes of an assignment. What it works on it gives up by a revoke only."""
     order = held.releasing
     if held.owned:
-        if role.kind in (ACTIVE, RELEASING, KEPT):
-            return Role(ACTIVE if order == NO_MARK else RELEASING, role.a, role.b, order)
-        if role.kind == GONE and order != role.mark and Rule.S8_WITHDRAWN_IS_ANEW in model.out:
-            return Role(ACTIVE if order == NO_MARK else RELEASING, role.a, role.b, order)
-        if role.kind == GONE and (order == role.mark or Rule.S8_WITHDRAWN_IS_TAKEN in model.out):
+        goes_on = role.kind == Kind.GONE and order != role.mark and Rule.S8_WITHDRAWN_IS_ANEW in model.out
+        if role.kind in (Kind.ACTIVE, Kind.RELEASING, Kind.KEPT) or goes_on:
+            return Role(Kind.ACTIVE if order == NO_MARK else Kind.RELEASING, role.a, role.b, order)
+        if role.kind == Kind.GONE and (order == role.mark or Rule.S8_WITHDRAWN_IS_TAKEN in model.out):
             return role
-        if role.kind == RELEASED or role.kind in TAKE_OVER:
+        if role.kind == Kind.RELEASED or role.kind in TAKE_OVER:
             return role._replace(mark=order)
-        return role if role.kind == STANDBY else Role(FENCING, mark=order, since=role.since)
-    if held.since >= 0 and role.kind in (NONE, INCOMING, STANDBY, GONE):
-        return Role(INCOMING, since=held.since)
-    return Role() if role.kind in (INCOMING, GONE) else role
+        return role if role.kind == Kind.STANDBY else Role(Kind.FENCING, mark=order, since=role.since)
+    if held.since >= 0 and role.kind in (Kind.NONE, Kind.INCOMING, Kind.STANDBY, Kind.GONE):
+        return Role(Kind.INCOMING, since=held.since)
+    return Role() if role.kind in (Kind.INCOMING, Kind.GONE) else role
 
 
 def _noted(world: World, model: Model, instance: int) -> World:
@@ -366,26 +352,23 @@ def _noted(world: World, model: Model, instance: int) -> World:
     held = member.held[part]
     if member_id != member.member_id and Rule.S8_NOTES_OF_INCARNATION not in model.out:
         pass
-    elif kind == HANDED_OVER:
+    elif kind == Done.HANDED_OVER:
         stands = held.releasing == mark or Rule.S8_WITHDRAWN_BY_IDENTITY in model.out
         held = NOT_HELD if stands else held
     elif held.since >= 0:
         held = Held(True)
-    member = member._replace(held=put(member.held, part, held), notes=tuple(notes))
-    return remember(world, instance, member)
+    return changed(world, instance, held=put(member.held, part, held), notes=tuple(notes))
 
 
 def crash_steps(world: World, model: Model, instance: int, faults: Steps) -> None:
     """A member dies, or a dead one comes back (which nobody may count on)."""
-    member = world.members[instance]
+    member, name = world.members[instance], NAMES[instance]
     if not member.alive:
         if world.restarts:
-            back = outsider(model.config, member.last_id, slot=INIT)
-            faults.append(
-                (("restart", instance), remember(world._replace(restarts=world.restarts - 1), instance, back))
-            )
-        return
-    if world.faults and Fault.CRASH in model.config.kinds and all(other.alive for other in world.members):
+            back = outsider(model.config, member.last_id, slot=Slot.INIT)
+            after = remember(world._replace(restarts=world.restarts - 1), instance, back)
+            faults.append((f"{name} is started again", after))
+    elif world.faults and Fault.CRASH in model.config.kinds and all(other.alive for other in world.members):
         after = engine_lost(world._replace(faults=world.faults - 1), model._replace(out=frozenset()), instance)
-        dead = outsider(model.config, member.last_id, alive=False, slot=INIT)
-        faults.append((("crash", instance), remember(after, instance, dead)))
+        dead = outsider(model.config, member.last_id, alive=False, slot=Slot.INIT)
+        faults.append((f"FAULT {name} dies", remember(after, instance, dead)))

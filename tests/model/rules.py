@@ -87,12 +87,6 @@ class Config(NamedTuple):
     members: int = 2
     lag: bool = False
     """The engine hears what the membership tells it later than the group does (its event loop is busy)."""
-    look_again: bool = False
-    """A remedy that is not in the protocol: look into the changelog before anything is sent again."""
-    fenced_is_lost: bool = False
-    """Not in the protocol: a member whose producer was fenced gives its membership up. (It builds a new producer.)"""
-    fence_idle: bool = False
-    """Not in the protocol: departed members' transactional ids are fenced also when they have nothing open."""
     together: bool = False
     """All members are in the group from the start (else the others join)."""
 

@@ -17,17 +17,20 @@ from pathlib import Path
 from typing import Any
 
 if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from model import configs, rules, spark_configs, spark_search
-from model.search import Verdict, search
+from tests.model import configs, rules, spark_configs, spark_rules
+from tests.model.actions import Protocol
+from tests.model.search import Verdict, search
+from tests.model.spark_actions import Sink
+from tests.model.spark_lanes import Lanes
+
+MODELS: dict[type, Any] = {rules.Config: Protocol, spark_rules.Config: Sink, spark_rules.LaneConfig: Lanes}
 
 
-def searched(config: Any, out: Iterable[Any], states: int) -> Verdict:
-    """The search of a configuration of either model without these rules."""
-    if isinstance(config, rules.Config):
-        return search(rules.Model(config, frozenset(out)), states)
-    return spark_search.search(spark_search.model_of(config, out), states)
+def searched(config: Any, without: Iterable[Any] = (), states: int = 10_000_000) -> Verdict:
+    """The search of a configuration without these rules."""
+    return search(MODELS[type(config)](config, frozenset(without)), states)
 
 
 def main() -> int:
@@ -51,24 +54,18 @@ def main() -> int:
         print(searched(missed[rule], {rule}, asked.states))
         return 0
     if asked.rules:
-        return _rules(missed, asked.states)
+        verdicts = {rule: searched(config, {rule}, asked.states) for rule, config in missed.items()}
+        for rule, verdict in verdicts.items():
+            told = f"{len(verdict.trace)} steps: {verdict.problem}" if verdict.problem else "NOT MISSED"
+            print(f"{rule.name:28} {verdict.states:7} states {verdict.seconds:5.1f} s  {told}")
+        return int(not all(verdict.problem for verdict in verdicts.values()))
     broken = False
-    for config in getattr(of, "HOLES", ()) if asked.holes else of.DEEP if asked.deep else of.STANDARD:
+    for config in of.HOLES if asked.holes else of.DEEP if asked.deep else of.STANDARD:
         if asked.only in config.name:
             verdict = searched(config, (), asked.states)
             print(f"{config.name}: {verdict}", flush=True)
             broken |= bool(verdict.problem)
     return int(broken and not asked.holes)
-
-
-def _rules(missed: dict[Any, Any], states: int) -> int:
-    unmissed = 0
-    for rule, config in missed.items():
-        verdict = searched(config, {rule}, states)
-        unmissed += not verdict.problem
-        told = f"{len(verdict.trace)} steps: {verdict.problem}" if verdict.problem else "NOT MISSED"
-        print(f"{rule.name:28} {verdict.states:7} states {verdict.seconds:5.1f} s  {told}", flush=True)
-    return int(unmissed > 0)
 
 
 if __name__ == "__main__":

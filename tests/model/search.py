@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Hashable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from .actions import describe, successors
-from .rules import Model
-from .state import Broken, World, done, initial
+State = TypeVar("State")
+Steps = list[tuple[str, State]]
+"""What may happen next, in words, and the state it leads to."""
 
-State = TypeVar("State", bound=Hashable)
-Step = tuple[tuple[object, ...], State]
-Steps = tuple[list[Step[State]], list[Step[State]]]
-"""What leads on without faults, and what is faults and luck."""
+
+class Broken(Exception):
+    """An invariant does not hold; the message says which, and how."""
+
+
+def put(items: tuple, index: int, item: object) -> tuple:  # type: ignore[type-arg]
+    """``items`` with ``item`` at ``index``."""
+    return (*items[:index], item, *items[index + 1 :])
+
+
+class Rules(Protocol[State]):
+    """A model of a protocol, which may be without some of its rules."""
+
+    def initial(self) -> State: ...
+
+    def successors(self, world: State, /) -> tuple[Steps[State], Steps[State]]:
+        """What leads on without faults, and what is faults and luck. Raises ``Broken``."""
+
+    def done(self, world: State, /) -> bool: ...
+
+    def stalled(self, world: State, /) -> str:
+        """Why a state that is not done and leads nowhere is a broken one, or nothing."""
 
 
 class Verdict(NamedTuple):
@@ -37,73 +54,45 @@ class Verdict(NamedTuple):
         return "\n".join((f"{head}: BROKEN", *steps, f"  => {self.problem}"))
 
 
-def search(model: Model, limit: int = 10_000_000) -> Verdict:
+def search(model: Rules[Any], limit: int = 10_000_000) -> Verdict:
     """Explore at most ``limit`` states of ``model``, in the order of their distance from the start."""
-    return explore(
-        initial(model.config),
-        successors=lambda world: successors(world, model),
-        done=lambda world: done(world, model.config),
-        stalled=_stalled,
-        describe=lambda label: describe(label, model),
-        limit=limit,
-    )
-
-
-def _stalled(world: World) -> str:
-    """Why a state that leads nowhere is a broken one."""
-    if any(member.alive for member in world.members):
-        return "stalled: records are open, and without another fault, restart or timeout nothing happens any more"
-    return ""
-
-
-def explore(
-    start: State,
-    *,
-    successors: Callable[[State], Steps[State]],
-    done: Callable[[State], bool],
-    stalled: Callable[[State], str],
-    describe: Callable[[tuple[object, ...]], str],
-    limit: int,
-) -> Verdict:
-    """The search itself. ``stalled`` is asked of states that are not done and lead nowhere."""
     began = time.process_time()
-    seen = {start: 0}
-    order = [start]
+    order = [model.initial()]
+    seen = set(order)
     parents = array("q", [-1])
     transitions = finished = index = 0
 
-    def verdict(problem: str = "", trace: tuple[str, ...] = ()) -> Verdict:
+    def verdict(problem: str = "") -> Verdict:
         spent = time.process_time() - began
+        trace = steps_to(index) if problem else ()
         return Verdict(len(order), transitions, spent, index == len(order), finished, problem, trace)
 
-    def trace(index: int) -> tuple[str, ...]:
-        """The steps that lead to a state: found again, so that the search need not keep them."""
+    def steps_to(index: int) -> tuple[str, ...]:
+        """Found again, so that the search need not keep them."""
         path = [index]
         while parents[path[-1]] >= 0:
             path.append(parents[path[-1]])
-        sentences = []
+        told = []
         for before, after in zip(path[::-1], path[-2::-1], strict=False):
-            steps, luck = successors(order[before])
-            label = next(label for label, state in (*steps, *luck) if state == order[after])
-            sentences.append(describe(label))
-        return tuple(sentences)
+            steps, luck = model.successors(order[before])
+            told.append(next(step for step, state in (*steps, *luck) if state == order[after]))
+        return tuple(told)
 
     while index < len(order) and len(order) < limit:
         state = order[index]
         try:
-            steps, luck = successors(state)
+            steps, luck = model.successors(state)
         except Broken as broken:
-            return verdict(str(broken), trace(index))
-        if done(state):
+            return verdict(str(broken))
+        if model.done(state):
             finished += 1
-        elif not steps and (stuck := stalled(state)):
-            return verdict(stuck, trace(index))
-        for group in (steps, luck):
-            for _, after in group:
-                transitions += 1
-                if after not in seen:
-                    seen[after] = len(order)
-                    order.append(after)
-                    parents.append(index)
+        elif not steps and (stuck := model.stalled(state)):
+            return verdict(stuck)
+        for _, after in (*steps, *luck):
+            transitions += 1
+            if after not in seen:
+                seen.add(after)
+                order.append(after)
+                parents.append(index)
         index += 1
     return verdict()

@@ -2,71 +2,60 @@
 
 from __future__ import annotations
 
-from .spark_broker import end_arrives, name, shown
+from .search import put
 from .spark_driver import Commit, Steps
 from .spark_rules import Model
-from .spark_state import DEAD, GONE, NOBODY, STAGE, Driver, Query, World, put, start_of, with_driver, with_query
-
-ACTIONS = {
-    "start": "driver {0} starts on {1}",
-    "die": "driver {0} dies",
-    "stage": "driver {0}: all tasks of the batch have staged their rows",
-    "stage_truncated": "driver {0}: a failure upstream ends a task's iterator cleanly, with a part of the rows",
-    "lose_rows": "a part of the rows that driver {0} has staged is lost",
-    "same_producer": "driver {0} goes on with its producer",
-    "read_before": "driver {0} reads the marker",
-    "init": "driver {0}: new producer, init_transactions",
-    "init_blindly": "driver {0}: new producer, init_transactions; it takes the last try for aborted",
-    "read": "driver {0} reads the marker",
-    "read_refused": "driver {0} reads the marker and stops with an error",
-    "decide": "driver {0} decides by the marker that it has read",
-    "decide_refused": "driver {0} decides by the marker that it has read and stops with an error",
-    "begin": "driver {0} begins a transaction and sends half of the rows",
-    "rest": "driver {0} sends the other half",
-    "no_more_rows": "driver {0} finds no more rows",
-    "count_differs": "driver {0} finds fewer rows than were staged, aborts and stops with an error",
-    "mark": "driver {0} sends the offset in the transaction",
-    "no_mark": "driver {0} sends no offset in the transaction",
-    "end": "driver {0} sends EndTxn(commit)",
-    "answered": "driver {0} has the answer: committed",
-    "no_answer": "driver {0} gets no answer and tries again",
-    "no_answer_aborts": "driver {0} gets no answer, aborts, and tries again with the same producer",
-    "no_answer_raises": "driver {0} gets no answer and stops with an error",
-    "transaction_gone": "driver {0}: the transaction is not there any more; it tries again",
-    "transaction_gone_aborts": "driver {0}: the transaction is not there any more; it tries again, same producer",
-    "transaction_gone_raises": "driver {0}: the transaction is not there any more; it stops with an error",
-    "log_gone": "driver {0} finds Spark's logs changed under it, and stops",
-    "fenced": "driver {0} is told that it is fenced, and stops",
-    "mark_after": "driver {0} commits the marker",
-    "finish": "Spark logs the batch of driver {0} as finished, and begins the next",
-    "finish_later": "Spark begins the next batch of driver {0}, and will log this one as finished later",
-    "finish_last": "Spark logs the last batch of driver {0} as finished",
-    "end_arrives": "EndTxn(commit) reaches the coordinator",
-    "shown": "the marker's new value can be read",
-    "expire": "the broker forgets the marker",
-    "restore": "the checkpoint of {0} is put back to where batch {1} is the next",
-    "reset": "the marker is set back to batch {0}",
-}
+from .spark_state import (
+    DEAD,
+    NOBODY,
+    At,
+    Driver,
+    Query,
+    World,
+    end_arrives,
+    initial,
+    name,
+    start_of,
+    with_driver,
+    with_query,
+)
 
 
-def successors(world: World, model: Model) -> tuple[Steps, Steps]:
-    """(steps, luck) out of ``world``. Raises Broken when an invariant does not hold."""
-    steps: Steps = []
-    luck: Steps = []
-    for index, driver in enumerate(world.drivers):
-        if driver.at != GONE:
-            Commit(world, model, index, steps).next()
-            luck.append((("die", index), with_driver(world, index, DEAD)))
-    for tid, copies in enumerate(world.flying):
-        if copies:
-            steps.append((("end_arrives", tid), end_arrives(world, tid, model.config)))
-    if world.pending is not None:
-        steps.append((("shown",), shown(world)))
-    room = len(world.drivers) < model.config.drivers
-    if room and (model.config.zombies or all(driver.at == GONE for driver in world.drivers)):
-        _starts(world, model, steps)
-    _faults(world, model, luck)
-    return steps, luck
+class Sink(Model):
+    """``search.Rules``: a sink that writes a batch in one transaction."""
+
+    def initial(self) -> World:
+        return initial(self)
+
+    def successors(self, world: World) -> tuple[Steps, Steps]:
+        steps: Steps = []
+        luck: Steps = []
+        for index, driver in enumerate(world.drivers):
+            if driver.at != At.GONE:
+                Commit(world, self, index, steps).next()
+                luck.append((f"driver {index} dies", with_driver(world, index, DEAD)))
+        for tid, copies in enumerate(world.flying):
+            if copies:
+                steps.append(("EndTxn(commit) reaches the coordinator", end_arrives(world, tid, self.config)))
+        if world.pending is not None:
+            shown = world._replace(marker=world.pending, pending=None)
+            steps.append(("the marker's new value can be read", shown))
+        room = len(world.drivers) < self.config.drivers
+        if room and (self.config.zombies or all(driver.at == At.GONE for driver in world.drivers)):
+            _starts(world, self, steps)
+        _faults(world, self, luck)
+        return steps, luck
+
+    def done(self, world: World) -> bool:
+        """Some query has everything in Kafka, and Spark knows."""
+        config = self.config
+        wanted = 1 if config.batch_write else config.batches
+        return any(query.finished == wanted or query.written == config.units for query in world.queries)
+
+    def stalled(self, world: World) -> str:
+        if any(driver.at != At.GONE for driver in world.drivers):
+            return "stalled: a driver is in its commit, and nothing leads on"
+        return ""
 
 
 def _starts(world: World, model: Model, steps: Steps) -> None:
@@ -76,7 +65,7 @@ def _starts(world: World, model: Model, steps: Steps) -> None:
         query = world.queries[number] if number < len(world.queries) else Query()
         if query.finished == config.batches and not config.batch_write:
             continue
-        alive = any(driver.at != GONE and driver.query == number for driver in world.drivers)
+        alive = any(driver.at != At.GONE and driver.query == number for driver in world.drivers)
         queries = (*world.queries, query) if number == len(world.queries) else world.queries
         queries = put(queries, number, query._replace(crowded=query.crowded or alive))
         others = range(config.queries + config.stranger if config.replacing else 0)
@@ -85,12 +74,14 @@ def _starts(world: World, model: Model, steps: Steps) -> None:
             for last in _last_written(world, config.last_written, number, query):
                 batch = 0 if config.batch_write else query.finished
                 driver = Driver(
-                    number, batch, STAGE, start_of(query, batch), rounds=config.rounds, names=names, last=last
+                    number, batch, At.STAGE, start_of(query, batch), rounds=config.rounds, names=names, last=last
                 )
                 left = last if last is not None else world.left
                 after = world._replace(queries=queries, drivers=(*world.drivers, driver), left=left)
-                label = ("start", index, number, names, last)
-                steps.append((label, after))
+                told = f", told to replace {name(names)}" if names != NOBODY else ""
+                if last is not None:
+                    told += f", told that batch {last[1]} of {name(last[0])} was the last"
+                steps.append((f"driver {index} starts on {name(number)}{told}", after))
 
 
 def _last_written(world: World, asked: bool, number: int, query: Query) -> list[tuple[int, int] | None]:
@@ -107,44 +98,20 @@ def _last_written(world: World, asked: bool, number: int, query: Query) -> list[
 def _faults(world: World, model: Model, luck: Steps) -> None:
     config, marker = model.config, world.marker
     if world.expiries and marker is not None and world.pending is None:
-        first = any(driver.at != GONE and driver.batch == 0 for driver in world.drivers)
+        first = any(driver.at != At.GONE and driver.batch == 0 for driver in world.drivers)
         first |= any(query.batches and not query.finished for query in world.queries)
         if config.expiry_in_first_batch or not first:
-            luck.append((("expire",), world._replace(marker=None, expiries=world.expiries - 1)))
+            forgotten = world._replace(marker=None, expiries=world.expiries - 1)
+            luck.append(("the broker forgets the marker", forgotten))
     if world.restores:
         for number, query in enumerate(world.queries):
             for batch in range(query.finished):
                 older = query._replace(finished=batch, ends=query.ends[:batch])
                 after = with_query(world, number, older)._replace(restores=world.restores - 1)
-                luck.append((("restore", number, batch), after))
+                luck.append((f"the checkpoint of {name(number)} is put back to where batch {batch} is the next", after))
     if world.resets and marker is not None and world.pending is None:
         # Nobody does that while the query runs: a driver may want just the batch after the older marker.
-        quiet = all(driver.at == GONE for driver in world.drivers)
+        quiet = all(driver.at == At.GONE for driver in world.drivers)
         for batch in range(marker.batch - 1 if quiet else 0):
             after = world._replace(marker=marker._replace(batch=batch), resets=world.resets - 1)
-            luck.append((("reset", batch), after))
-
-
-def done(world: World, model: Model) -> bool:
-    """Some query has everything in Kafka, and Spark knows."""
-    config = model.config
-    wanted = 1 if config.batch_write else config.batches
-    return any(query.finished == wanted or query.written == config.units for query in world.queries)
-
-
-def describe(label: tuple[object, ...]) -> str:
-    """One step as a sentence."""
-    kind, *details = label
-    words = list(details)
-    if kind == "start":
-        index, number, names, last = details
-        assert isinstance(number, int)
-        assert isinstance(names, int)
-        told = f", told to replace {name(names)}" if names != NOBODY else ""
-        if isinstance(last, tuple):
-            told += f", told that batch {last[1]} of {name(last[0])} was the last"
-        words = [index, name(number) + told]
-    elif kind == "restore":
-        assert isinstance(words[0], int)
-        words[0] = name(words[0])
-    return ACTIONS[str(kind)].format(*words)
+            luck.append((f"the marker is set back to batch {batch}", after))

@@ -92,3 +92,5 @@ MISSED_IN: dict[Rule, Config | LaneConfig] = {
 
 MISSED_LATE: dict[Rule, Config | LaneConfig] = {Rule.PIN_KEEPS_ROWS: _CHANGE_LATE}
 """The same, where the counterexample is too far away for a test run: for ``run.py --spark``."""
+
+NOT_MISSED: frozenset[Rule] = frozenset()

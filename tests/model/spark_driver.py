@@ -4,36 +4,25 @@ from __future__ import annotations
 
 from enum import Enum
 
-from .spark_broker import initialise, name
+from .search import Broken, put
 from .spark_rules import Config, Model, Rule
 from .spark_state import (
-    ANSWERED,
-    CURRENT,
     DEAD,
-    DECIDED,
-    ENDING,
-    FULL,
-    HALF,
-    LOOKED,
-    MARKED,
-    NO_PRODUCER,
     NOBODY,
-    READY,
-    STAGE,
-    STAGED,
-    WRITTEN,
-    Broken,
+    At,
     Driver,
     Marker,
+    Producer,
     Txn,
     World,
     id_of,
-    put,
+    initialise,
+    name,
     with_driver,
     with_query,
 )
 
-Steps = list[tuple[tuple[object, ...], World]]
+Steps = list[tuple[str, World]]
 
 
 class Verdict(Enum):
@@ -111,14 +100,13 @@ class Commit:
         """Add every possible step."""
         STEPS[self._driver.at](self)
 
-    def _goes(self, label: str, after: World | None = None, **changes: object) -> None:
+    def _goes(self, told: str, after: World | None = None, **changes: object) -> None:
         base = self._world if after is None else after
         driver = base.drivers[self._index]._replace(**changes)  # type: ignore[arg-type]
-        self._steps.append(((label, self._index), with_driver(base, self._index, driver)))
+        self._steps.append((f"driver {self._index} {told}", with_driver(base, self._index, driver)))
 
-    def _stops(self, label: str, after: World | None = None) -> None:
-        base = self._world if after is None else after
-        self._steps.append(((label, self._index), with_driver(base, self._index, DEAD)))
+    def _stops(self, told: str, after: World | None = None) -> None:
+        self._goes(told, after, **DEAD._asdict())
 
     def _with_txn(self, txn: Txn | None) -> World:
         return self._world._replace(txns=put(self._world.txns, self._tid, txn))
@@ -131,7 +119,7 @@ class Commit:
         driver, query, config, start = self._driver, self._query, self._model.config, self._start
         logged = len(query.ends) > driver.batch
         if len(query.ends) < driver.batch:
-            self._stops("log_gone")
+            self._stops("finds Spark's logs changed under it, and stops")
             return
         if logged and not self._out(Rule.BATCH_IS_FIXED):
             ends = [query.ends[driver.batch]]
@@ -143,31 +131,41 @@ class Commit:
             after = self._world
             if not logged:
                 after = with_query(after, driver.query, query._replace(ends=(*query.ends, end)))
-            self._goes("stage", after, at=STAGED, end=end)
+            self._goes("has the rows of the batch staged by all tasks", after, at=At.STAGED, end=end)
             if config.truncated and self._out(Rule.DRIVER_COMMITS) and end > start:
-                self._goes("stage_truncated", after, at=STAGED, end=end, cut=True)
+                self._goes(
+                    "has a part of the rows: a failure upstream ends a task's iterator cleanly",
+                    after,
+                    at=At.STAGED,
+                    end=end,
+                    cut=True,
+                )
 
     def fence(self) -> None:
         """A new producer under the sink's id, for this batch and this round alone."""
         driver, config = self._driver, self._model.config
-        if driver.producer == CURRENT:  # FRESH_PRODUCER is out
-            self._goes("same_producer", at=READY)
-        elif self._out(Rule.READ_AFTER_INIT) and driver.at == STAGED:
-            self._goes("read_before", at=LOOKED, seen=self._world.marker)
+        if driver.producer == Producer.CURRENT:  # FRESH_PRODUCER is out
+            self._goes("goes on with its producer", at=At.READY)
+        elif self._out(Rule.READ_AFTER_INIT) and driver.at == At.STAGED:
+            self._goes("reads the marker", at=At.LOOKED, seen=self._world.marker)
         elif self._out(Rule.NEVER_GUESS) and driver.rounds < config.rounds:
-            self._goes("init_blindly", initialise(self._world, self._index), at=DECIDED)
+            self._goes(
+                "has a new producer, init_transactions; it takes the last try for aborted",
+                initialise(self._world, self._index),
+                at=At.DECIDED,
+            )
         else:
-            self._goes("init", initialise(self._world, self._index), at=READY)
+            self._goes("has a new producer, init_transactions", initialise(self._world, self._index), at=At.READY)
         if config.truncated and not driver.cut and driver.end > self._start:
-            self._goes("lose_rows", cut=True)
+            self._goes("loses a part of the rows that it has staged", cut=True)
 
     def read(self) -> None:
         """The marker, read behind the fence, decides."""
         stable = Rule.LOG_TO_HIGH_WATERMARK if self._model.config.marker_log else Rule.STABLE_READ
         if self._out(Rule.READ_AFTER_INIT):
-            self._decide("decide", self._driver.seen)
+            self._decide("decides by the marker that it has read", self._driver.seen)
         elif self._world.pending is None or self._out(stable):
-            self._decide("read", self._world.marker)
+            self._decide("reads the marker", self._world.marker)
 
     def _decide(self, label: str, marker: Marker | None) -> None:
         driver = self._driver
@@ -176,66 +174,76 @@ class Commit:
             other = marker is not None and marker.query != driver.query
             replaces = driver.names if other and not self._out(Rule.QUERY_IN_MARKER) else NOBODY
             left_out = self._out(Rule.EMPTY_BATCH_TOO) and driver.end == self._start
-            self._goes(label, at=WRITTEN if left_out else DECIDED, replaces=replaces, seen=marker)
+            self._goes(label, at=At.WRITTEN if left_out else At.DECIDED, replaces=replaces, seen=marker)
         elif verdict is SKIP:
-            self._goes(label, at=WRITTEN)
+            self._goes(label, at=At.WRITTEN)
         else:
             _check_refusal(self._world, driver, verdict, self._model.config)
-            self._stops(f"{label}_refused")
+            self._stops(f"{label} and stops with an error")
 
     def begin(self) -> None:
         """The first rows go out."""
         driver, empty = self._driver, self._driver.end == self._start
-        if driver.producer != CURRENT:
-            self._stops("fenced")
+        if driver.producer != Producer.CURRENT:
+            self._stops("is told that it is fenced, and stops")
         else:
             txn = Txn(self._index, driver.query, driver.batch, self._start, driver.end, driver.replaces, empty)
-            self._goes("begin", self._with_txn(txn), at=FULL if empty else HALF)
+            self._goes(
+                "begins a transaction and sends half of the rows", self._with_txn(txn), at=At.FULL if empty else At.HALF
+            )
 
     def go_on(self) -> None:
         """An open transaction grows: the second half of the rows, the marker, the request to end it."""
         driver, txn = self._driver, self._world.txns[self._tid]
-        if driver.producer != CURRENT:
-            self._stops("fenced")
+        if driver.producer != Producer.CURRENT:
+            self._stops("is told that it is fenced, and stops")
         elif txn is None or txn.batch != driver.batch:
-            self._again("transaction_gone")
-        elif driver.at == HALF:
+            self._again("finds its transaction gone")
+        elif driver.at == At.HALF:
             if not driver.cut:
-                self._goes("rest", self._with_txn(txn._replace(whole=True)), at=FULL)
+                self._goes("sends the other half", self._with_txn(txn._replace(whole=True)), at=At.FULL)
             elif self._out(Rule.ROWS_COUNTED) or self._out(Rule.DRIVER_COMMITS):
-                self._goes("no_more_rows", at=FULL)
+                self._goes("finds no more rows", at=At.FULL)
             else:
-                self._stops("count_differs", self._with_txn(None))
-        elif driver.at == FULL:
+                self._stops("finds fewer rows than were staged, aborts and stops with an error", self._with_txn(None))
+        elif driver.at == At.FULL:
             if self._out(Rule.MARKER) or self._out(Rule.MARKER_IN_TRANSACTION):
-                self._goes("no_mark", at=MARKED)
+                self._goes("sends no offset in the transaction", at=At.MARKED)
             else:
-                self._goes("mark", self._with_txn(txn._replace(marker=marker_of(driver))), at=MARKED)
+                self._goes(
+                    "sends the offset in the transaction",
+                    self._with_txn(txn._replace(marker=marker_of(driver))),
+                    at=At.MARKED,
+                )
         else:
             flying = put(self._world.flying, self._tid, self._model.config.copies)
-            self._goes("end", self._world._replace(flying=flying), at=ENDING)
+            self._goes("sends EndTxn(commit)", self._world._replace(flying=flying), at=At.ENDING)
 
     def wait(self) -> None:
         """The answer, or none."""
         if self._driver.committed:
-            self._goes("answered", at=ANSWERED if self._out(Rule.MARKER_IN_TRANSACTION) else WRITTEN)
-        elif self._driver.producer != CURRENT:
-            self._stops("fenced")
-        self._again("no_answer")
+            self._goes(
+                "has the answer: committed", at=At.ANSWERED if self._out(Rule.MARKER_IN_TRANSACTION) else At.WRITTEN
+            )
+        elif self._driver.producer != Producer.CURRENT:
+            self._stops("is told that it is fenced, and stops")
+        self._again("gets no answer")
 
     def _again(self, label: str) -> None:
         """The next round begins at the fence. The last one raises."""
         rounds = self._driver.rounds
         if not rounds:
-            self._stops(f"{label}_raises")
-        elif self._out(Rule.FRESH_PRODUCER) and self._driver.producer == CURRENT:
-            self._goes(f"{label}_aborts", self._with_txn(None), at=READY, rounds=rounds - 1, committed=False)
+            self._stops(f"{label} and stops with an error")
+        elif self._out(Rule.FRESH_PRODUCER) and self._driver.producer == Producer.CURRENT:
+            told = f"{label}, aborts, and tries again with the same producer"
+            self._goes(told, self._with_txn(None), at=At.READY, rounds=rounds - 1, committed=False)
         else:
-            self._goes(label, at=STAGED, rounds=rounds - 1, committed=False, producer=NO_PRODUCER, seen=None)
+            told, producer = f"{label} and tries again", Producer.NONE
+            self._goes(told, at=At.STAGED, rounds=rounds - 1, committed=False, producer=producer, seen=None)
 
     def mark_after(self) -> None:
         """Only without MARKER_IN_TRANSACTION."""
-        self._goes("mark_after", self._world._replace(marker=marker_of(self._driver)), at=WRITTEN)
+        self._goes("commits the marker", self._world._replace(marker=marker_of(self._driver)), at=At.WRITTEN)
 
     def finish(self) -> None:
         """``commit`` has returned: Spark logs the batch as finished and begins the next."""
@@ -245,23 +253,23 @@ class Commit:
                 f"batch {driver.batch} of {name(driver.query)} is finished in Spark, its rows are not in Kafka"
             )
         if len(query.ends) <= driver.batch:
-            self._stops("log_gone")
+            self._stops("finds Spark's logs changed under it, and stops")
             return
         ends = put(query.ends, driver.batch, driver.end) if self._out(Rule.BATCH_IS_FIXED) else query.ends
         query = query._replace(finished=max(query.finished, driver.batch + 1), ends=ends)
         after = with_query(self._world, driver.query, query)
         nothing_left = driver.end == config.units and not config.empty and len(ends) == driver.batch + 1
         if config.batch_write or driver.batch + 1 == config.batches or nothing_left:
-            self._stops("finish_last", after)
+            self._stops("has its last batch logged as finished by Spark", after)
             return
-        kept = driver.producer if self._out(Rule.FRESH_PRODUCER) else NO_PRODUCER
+        kept = driver.producer if self._out(Rule.FRESH_PRODUCER) else Producer.NONE
         onward = Driver(
-            driver.query, driver.batch + 1, STAGE, driver.end, producer=kept, rounds=config.rounds,
+            driver.query, driver.batch + 1, At.STAGE, driver.end, producer=kept, rounds=config.rounds,
             names=driver.names, last=driver.last,
         )  # fmt: skip
-        self._goes("finish", after, **onward._asdict())
+        self._goes("has its batch logged as finished by Spark, and begins the next", after, **onward._asdict())
         if self._out(Rule.BATCHES_IN_TURN):
-            self._goes("finish_later", **onward._asdict())
+            self._goes("begins the next batch; Spark will log this one as finished later", **onward._asdict())
 
 
 def marker_of(driver: Driver) -> Marker:
@@ -273,15 +281,15 @@ def marker_of(driver: Driver) -> Marker:
 
 
 STEPS = {
-    STAGE: Commit.stage,
-    STAGED: Commit.fence,
-    LOOKED: Commit.fence,
-    READY: Commit.read,
-    DECIDED: Commit.begin,
-    HALF: Commit.go_on,
-    FULL: Commit.go_on,
-    MARKED: Commit.go_on,
-    ENDING: Commit.wait,
-    ANSWERED: Commit.mark_after,
-    WRITTEN: Commit.finish,
+    At.STAGE: Commit.stage,
+    At.STAGED: Commit.fence,
+    At.LOOKED: Commit.fence,
+    At.READY: Commit.read,
+    At.DECIDED: Commit.begin,
+    At.HALF: Commit.go_on,
+    At.FULL: Commit.go_on,
+    At.MARKED: Commit.go_on,
+    At.ENDING: Commit.wait,
+    At.ANSWERED: Commit.mark_after,
+    At.WRITTEN: Commit.finish,
 }

@@ -8,10 +8,11 @@ is one step, and its answer may be lost.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
+from .search import Broken, put
 from .spark_rules import LaneModel, Rule
-from .state import Broken, put
 
 LANES = 2
 NOBODY = (-1, -1, -1)
@@ -68,92 +69,89 @@ class World(NamedTuple):
     drivers: tuple[Driver, ...]
 
 
-Steps = list[tuple[tuple[object, ...], World]]
-
-ACTIONS = {
-    "start": "driver {0} starts at batch {1} with lanes: {2}",
-    "not_pinned": "driver {0} finds batch {1} or the one before it in every lane that is not new",
-    "pin_fence": "driver {0} fences lane {1}",
-    "pin_decide": "driver {0} reads the markers: it may pin",
-    "pin_refused": "driver {0} finds a newer batch in a lane, or its own with another number of lanes, and stops",
-    "pin": "driver {0} pins lane {1}: batch {2}, lanes: {3}",
-    "pin_fenced": "driver {0} is fenced while it pins, and stops",
-    "init": "driver {0}, lane {1}, attempt {2}: new producer, init_transactions (batch {3})",
-    "skip": "driver {0}, lane {1}, attempt {2}: the marker says that batch {3} is there",
-    "begin": "driver {0}, lane {1}, attempt {2}: sends the rows of batch {3}",
-    "begin_cut": "driver {0}, lane {1}, attempt {2}: sends a part of batch {3}; its input has ended early",
-    "refused": "driver {0}, lane {1}, attempt {2}: the marker does not allow batch {3}; the query stops",
-    "stale": "driver {0}, lane {1}, attempt {2}: ends, batch {3} is over",
-    "commit": "driver {0}, lane {1}, attempt {2}: batch {3} is committed",
-    "ok": "driver {0}, lane {1}, attempt {2}: the driver hears of it (batch {3})",
-    "fails": "driver {0}, lane {1}, attempt {2}: dies or is fenced (batch {3})",
-    "finish": "Spark logs batch {1} of driver {0} as finished",
-}
+Steps = list[tuple[str, World]]
 
 
-def initial(model: LaneModel) -> World:
-    """Nothing has run yet."""
-    return World((Lane(),) * LANES, (0,) * model.config.batches, 0, ())
+class Lanes(LaneModel):
+    """``search.Rules``: a sink that writes a batch in several transactions."""
+
+    def initial(self) -> World:
+        return World((Lane(),) * LANES, (0,) * self.config.batches, 0, ())
+
+    def successors(self, world: World) -> tuple[Steps, Steps]:
+        steps: Steps = []
+        config = self.config
+        for index, driver in enumerate(world.drivers):
+            if driver.at != GONE:
+                _driver_steps(world, self, index, steps)
+            for lane in range(LANES):
+                for copy in range(config.copies):
+                    _Attempt(world, self, (index, lane, copy), steps).next()
+        if len(world.drivers) < config.drivers and world.finished < config.batches:
+            for width in config.widths:
+                driver = Driver(world.finished, width, ((Task(),) * config.copies,) * LANES)
+                told = f"driver {len(world.drivers)} starts at batch {world.finished} with lanes: {width}"
+                steps.append((told, world._replace(drivers=(*world.drivers, driver))))
+        return steps, []
+
+    def done(self, world: World) -> bool:
+        """Every batch is in Kafka, and Spark knows."""
+        return world.finished == self.config.batches
+
+    def stalled(self, world: World) -> str:
+        return ""
 
 
-def successors(world: World, model: LaneModel) -> tuple[Steps, Steps]:
-    """(steps, luck) out of ``world``. Raises Broken when an invariant does not hold."""
-    steps: Steps = []
-    config = model.config
-    for index, driver in enumerate(world.drivers):
-        if driver.at != GONE:
-            _driver_steps(world, model, index, steps)
-        for lane in range(LANES):
-            for copy in range(config.copies):
-                _Attempt(world, model, (index, lane, copy), steps).next()
-    if len(world.drivers) < config.drivers and world.finished < config.batches:
-        for width in config.widths:
-            driver = Driver(world.finished, width, ((Task(),) * config.copies,) * LANES)
-            label = ("start", len(world.drivers), world.finished, width)
-            steps.append((label, world._replace(drivers=(*world.drivers, driver))))
-    return steps, []
+def may_pin(markers: list[Marker | None], batch: int, width: int, out: Collection[Rule] = ()) -> bool:
+    """Whether a driver goes on with its batch when it has read these markers."""
+    there = [marker for marker in markers if marker is not None]
+    ahead = any(marker.batch > batch for marker in there) and Rule.PIN_NOT_AHEAD not in out
+    others = any(marker.batch == batch and marker.width != width for marker in there)
+    return not ahead and not (others and Rule.LANES_IN_MARKER not in out)
 
 
-def done(world: World, model: LaneModel) -> bool:
-    """Every batch is in Kafka, and Spark knows."""
-    return world.finished == model.config.batches
-
-
-def describe(label: tuple[object, ...]) -> str:
-    """One step as a sentence."""
-    return ACTIONS[str(label[0])].format(*label[1:])
+def pinned(marker: Marker | None, index: int, width: int, out: Collection[Rule] = ()) -> Marker:
+    """A lane's marker names this driver from here on; what it says of the rows stays."""
+    batch = -1 if marker is None else marker.batch
+    return Marker(batch, width if marker is None or Rule.PIN_KEEPS_ROWS in out else marker.width, index)
 
 
 def _driver_steps(world: World, model: LaneModel, index: int, steps: Steps) -> None:
     driver, out = world.drivers[index], model.out
     markers = [lane.marker for lane in world.lanes]
     batch, width, lane = driver.batch, driver.width, driver.lane
-
-    def goes(label: tuple[object, ...], after: World = world, /, **changes: object) -> None:
-        changed = after.drivers[index]._replace(**changes)  # type: ignore[arg-type]
-        steps.append(((label[0], index, *label[1:]), after._replace(drivers=put(after.drivers, index, changed))))
-
     last = LANES if Rule.PIN_LEFT_LANES not in out else width
+    further = lane + 1 < last
+
+    def goes(told: str, after: World = world, /, **changes: object) -> None:
+        changed = after.drivers[index]._replace(**changes)  # type: ignore[arg-type]
+        steps.append((f"driver {index} {told}", after._replace(drivers=put(after.drivers, index, changed))))
+
+    def holding(marker: Marker | None) -> World:
+        return world._replace(lanes=put(world.lanes, lane, Lane(marker, (index, -1, -1))))
+
     if driver.at == FENCING:
         if Rule.PINNED in out:
             allowed = all(marker is None or marker.batch in (batch - 1, batch) for marker in markers)
-            goes(("not_pinned", batch), at=RUN if allowed else GONE)
+            told = f"finds batch {batch} or the one before it in every lane that is not new"
+            goes(told, at=RUN if allowed else GONE)
         elif Rule.PIN_FENCES in out:
-            goes(("pin_fence", lane), at=DECIDE)
+            goes("does not fence the lanes", at=DECIDE)
         else:
-            after = world._replace(lanes=put(world.lanes, lane, Lane(markers[lane], (index, -1, -1))))
-            further = lane + 1 < last
-            goes(("pin_fence", lane), after, at=FENCING if further else DECIDE, lane=lane + 1 if further else 0)
+            at = FENCING if further else DECIDE
+            goes(f"fences lane {lane}", holding(markers[lane]), at=at, lane=lane + 1 if further else 0)
     elif driver.at == DECIDE:
-        there = [marker for marker in markers if marker is not None]
-        ahead = any(marker.batch > batch for marker in there) and Rule.PIN_NOT_AHEAD not in out
-        others = any(marker.batch == batch and marker.width != width for marker in there)
-        if ahead or (others and Rule.LANES_IN_MARKER not in out):
-            goes(("pin_refused",), at=GONE)
+        if may_pin(markers, batch, width, out):
+            goes("reads the markers: it may pin", at=PINNING)
         else:
-            goes(("pin_decide",), at=PINNING)
+            goes("finds a newer batch in a lane, or its own with another number of lanes, and stops", at=GONE)
     elif driver.at == PINNING:
-        _pin(world, model, index, last, steps)
+        if Rule.PIN_FENCES not in out and world.lanes[lane].holder != (index, -1, -1):
+            goes("is fenced while it pins, and stops", at=GONE, lane=0)
+            return
+        marker = pinned(markers[lane], index, width, out)
+        told = f"pins lane {lane}: batch {marker.batch}, lanes: {marker.width}"
+        goes(told, holding(marker), at=PINNING if further else RUN, lane=lane + 1 if further else 0)
     elif driver.at == RUN:
         wanted = (1 << width) - 1
         enough = driver.done == wanted if Rule.ALL_LANES_DONE not in out else driver.done
@@ -162,28 +160,22 @@ def _driver_steps(world: World, model: LaneModel, index: int, steps: Steps) -> N
                 raise Broken(f"batch {batch} is finished in Spark, not all of its rows are in Kafka")
             after = world._replace(finished=max(world.finished, batch + 1))
             over = batch + 1 == model.config.batches
-            goes(("finish", batch), after, at=GONE if over else FENCING, batch=batch if over else batch + 1, done=0)
+            told = f"has batch {batch} logged as finished by Spark"
+            goes(told, after, at=GONE if over else FENCING, batch=batch if over else batch + 1, done=0)
 
 
-def _pin(world: World, model: LaneModel, index: int, last: int, steps: Steps) -> None:
-    """One lane's marker names this driver from here on; what it says of the rows stays."""
-    driver = world.drivers[index]
-    lane, fenced_first = driver.lane, Rule.PIN_FENCES not in model.out
-    marker = world.lanes[lane].marker
-
-    def goes(label: tuple[object, ...], after: World, at: int, lane: int) -> None:
-        drivers = put(after.drivers, index, driver._replace(at=at, lane=lane))
-        steps.append((label, after._replace(drivers=drivers)))
-
-    if fenced_first and world.lanes[lane].holder != (index, -1, -1):
-        goes(("pin_fenced", index), world, GONE, 0)
-        return
-    pinned = Marker(-1, driver.width, index) if marker is None else marker._replace(token=index)
-    if Rule.PIN_KEEPS_ROWS in model.out:
-        pinned = Marker(pinned.batch, driver.width, index)
-    after = world._replace(lanes=put(world.lanes, lane, Lane(pinned, (index, -1, -1))))
-    further = lane + 1 < last
-    goes(("pin", index, lane, *pinned), after, PINNING if further else RUN, lane + 1 if further else 0)
+def may_write(marker: Marker | None, index: int, batch: int, width: int, out: Collection[Rule] = ()) -> bool | None:
+    """What a task does with its lane of the batch by the marker that it has read behind the fence: ``True``: it writes,
+    ``False``: it is there already, ``None``: the task is refused."""
+    if Rule.PINNED in out:
+        allowed = True
+    else:
+        allowed = marker is not None and (marker.token == index or Rule.PIN_NAMES_RUN in out)
+    there = -1 if marker is None else marker.batch
+    same = marker is None or marker.width == width or Rule.LANES_IN_MARKER in out
+    if allowed and there == batch and same:
+        return False
+    return True if allowed and there < batch else None
 
 
 class _Attempt:
@@ -208,49 +200,44 @@ class _Attempt:
             if driver.at == RUN and self._number < driver.width and not driver.done >> self._number & 1:
                 lane = self._lane._replace(holder=self._who)
                 after = self._world._replace(lanes=put(self._world.lanes, self._number, lane))
-                self._goes("init", Task(READY, driver.batch), after)
+                self._goes("has a new producer, init_transactions, for", Task(READY, driver.batch), after)
             return
-        self._goes("fails", Task())
+        self._goes("dies or is fenced with", Task())
         if task.at == SENT:
-            self._goes("ok", Task(), done=self._done())
+            self._goes("is done, the driver hears of", Task(), done=self._done())
         elif self._lane.holder == self._who:
             if task.at == READY:
                 self._decide(self._lane.marker)
             elif not task.cut or Rule.END_ROW in self._model.out:
                 after = _committed(self._world, self._index, task, self._number)
-                self._goes("commit", Task(SENT, task.batch), after)
+                self._goes("commits", Task(SENT, task.batch), after)
 
-    def _goes(self, label: str, changed: Task, after: World | None = None, **changes: object) -> None:
+    def _goes(self, told: str, changed: Task, after: World | None = None, **changes: object) -> None:
         base = self._world if after is None else after
         copies = put(self._driver.tasks[self._number], self._copy, changed)
         tasks = put(self._driver.tasks, self._number, copies)
         driver = self._driver._replace(tasks=tasks, **changes)  # type: ignore[arg-type]
         batch = changed.batch if self._task.at == IDLE else self._task.batch
         state = base._replace(drivers=put(base.drivers, self._index, driver))
-        self._steps.append(((label, *self._who, batch), state))
+        what = f"driver {self._index}, lane {self._number}, attempt {self._copy}"
+        self._steps.append((f"{what} {told} batch {batch}", state))
 
     def _done(self) -> int:
         return self._driver.done | 1 << self._number if self._current else self._driver.done
 
     def _decide(self, marker: Marker | None) -> None:
-        """What to do with this lane of the batch, by the marker that was read behind the fence."""
-        out, task = self._model.out, self._task
-        if Rule.PINNED not in out and Rule.PIN_NAMES_RUN not in out:
-            allowed = marker is not None and marker.token == self._index
-        else:
-            allowed = marker is not None or Rule.PINNED in out
-        batch = -1 if marker is None else marker.batch
-        same = marker is None or marker.width == self._driver.width or Rule.LANES_IN_MARKER in out
-        if allowed and batch == task.batch and same:
-            self._goes("skip", Task(), done=self._done())
-        elif allowed and batch < task.batch:
-            self._goes("begin", task._replace(at=OPEN))
+        task, driver = self._task, self._driver
+        writes = may_write(marker, self._index, task.batch, driver.width, self._model.out)
+        if writes:
+            self._goes("sends the rows of", task._replace(at=OPEN))
             if self._model.config.truncated:
-                self._goes("begin_cut", task._replace(at=OPEN, cut=True))
-        elif task.batch == self._driver.batch:
-            self._goes("refused", Task(), at=GONE)
+                self._goes("(whose input has ended early) sends a part of", task._replace(at=OPEN, cut=True))
+        elif writes is False:
+            self._goes("finds by the marker that it is there:", Task(), done=self._done())
+        elif task.batch == driver.batch:
+            self._goes("is not allowed to write, and the query stops:", Task(), at=GONE)
         else:
-            self._goes("stale", Task())
+            self._goes("ends, it is over:", Task())
 
 
 def _committed(world: World, index: int, task: Task, number: int) -> World:

@@ -9,38 +9,63 @@ aborted entries vanish. The state of a store is a count, so that "equal to the f
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .rules import Config, Fault
+from .search import put
 
 NAMES = "ABC"
 GROUP = 1 << 7
 """Bit of the group's offsets among the targets of transaction markers; bit p is the changelog of partition p."""
 
-# A transaction at its coordinator.
-EMPTY, ONGOING, PREPARE_COMMIT, PREPARE_ABORT = range(4)
 
-# A slot: a transactional producer as its process sees it.
-READY, FENCED, INIT = range(3)
-"""FENCED: somebody initialised our id, we shall find out. INIT: a new producer of the id is being initialised."""
+class Status:
+    """Of a transaction at its coordinator."""
 
-# A transaction in a member's pipeline.
-FILLED, FLUSHED, OFFSETS, ACCEPTED, ENDING, UNCLEAR, FOUND, ABORTING, HUNG = range(9)
-"""FOUND: unclear to its member, but its records are readable in the changelog by now."""
+    EMPTY, ONGOING, PREPARE_COMMIT, PREPARE_ABORT = range(4)
 
-# A partition at a member.
-(NONE, ACTIVE, INCOMING, RELEASING, RELEASED, REVOKING, FENCING, END, READING, STANDBY, KEPT, GONE) = range(12)
-TAKE_OVER = (FENCING, END, READING)
 
-# Where a member stands in the group protocol.
-OUT, JOINING, JOINED, BARRIER, IN = range(5)
+class Slot:
+    """A transactional producer as its process sees it. FENCED: somebody initialised our id, we shall find out. INIT: a
+    new producer of the id is being initialised."""
 
-# What the plan says to one member about one partition. NOTHING revokes what the member owns.
-NOTHING, OWN, RELEASE, AWAIT = range(4)
+    READY, FENCED, INIT = range(3)
+
+
+class Phase:
+    """Of a transaction in a member's pipeline. FOUND: unclear to its member, but readable in the changelog by now."""
+
+    FILLED, FLUSHED, OFFSETS, ACCEPTED, ENDING, UNCLEAR, FOUND, ABORTING, HUNG = range(9)
+
+
+class Kind:
+    """Of a member's role in a partition."""
+
+    NONE, ACTIVE, INCOMING, RELEASING, RELEASED, REVOKING, FENCING, END, READING, STANDBY, KEPT, GONE = range(12)
+
+
+TAKE_OVER = (Kind.FENCING, Kind.END, Kind.READING)
+
+
+class Join:
+    """Where a member stands in the group protocol."""
+
+    OUT, JOINING, JOINED, BARRIER, IN = range(5)
+
+
+class Says:
+    """What the plan says to one member about one partition. NOTHING revokes what the member owns."""
+
+    NOTHING, OWN, RELEASE, AWAIT = range(4)
+
+
+class Done:
+    """What the engine tells the membership, later than it happened."""
+
+    HANDED_OVER, TOOK = range(2)
+
+
 THIS_GENERATION = 0
-
-# What the engine tells the membership, later than it happened.
-HANDED_OVER, TOOK = range(2)
 
 
 class Mark(NamedTuple):
@@ -61,7 +86,7 @@ class Role(NamedTuple):
     watermark, ``b`` the group's offset. ``mark`` is the order to hand over (also one to be done after the take-over;
     GONE: the one that was done), ``since`` the generation from which on a marker starts us."""
 
-    kind: int = NONE
+    kind: int = Kind.NONE
     a: int = 0
     b: int = 0
     mark: Mark = NO_MARK
@@ -83,7 +108,7 @@ class Said(NamedTuple):
     """What the plan says to one member about one partition. RELEASE: to whom. AWAIT: since which generation.
     ``known``: its claim named the same move, or for NOTHING: it claimed to own it (it knows what it claimed)."""
 
-    kind: int = NOTHING
+    kind: int = Says.NOTHING
     instance: int = -1
     member_id: int = 0
     known: bool = False
@@ -212,13 +237,14 @@ class World(NamedTuple):
     """The group after its last rebalance but one, and after its last; kept only where a stale memory is searched."""
 
 
-class Broken(Exception):
-    """An invariant does not hold; the message says which, and how."""
+def changed(world: World, instance: int, **changes: Any) -> World:
+    """``world`` with this of a member changed."""
+    return remember(world, instance, world.members[instance]._replace(**changes))
 
 
-def put(items: tuple, index: int, item: object) -> tuple:  # type: ignore[type-arg]
-    """``items`` with ``item`` at ``index``."""
-    return (*items[:index], item, *items[index + 1 :])
+def remember(world: World, instance: int, member: Member) -> World:
+    """``world`` with this member changed."""
+    return world._replace(members=put(world.members, instance, member))
 
 
 def no_claims(config: Config) -> tuple[tuple[int, tuple[Held, ...]], ...]:
@@ -226,11 +252,11 @@ def no_claims(config: Config) -> tuple[tuple[int, tuple[Held, ...]], ...]:
     return ((-1, (NOT_HELD,) * config.partitions),) * config.members
 
 
-def outsider(config: Config, last_id: int = 0, *, alive: bool = True, slot: int = READY) -> Member:
+def outsider(config: Config, last_id: int = 0, *, alive: bool = True, slot: int = Slot.READY) -> Member:
     """A member that is in no group and holds nothing."""
     nothing = (Role(),) * config.partitions
     held = (NOT_HELD,) * config.partitions
-    return Member(alive, 0, last_id, -1, OUT, False, -1, 0, held, (), 0, (), nothing, (), (slot,) * config.pool)
+    return Member(alive, 0, last_id, -1, Join.OUT, False, -1, 0, held, (), 0, (), nothing, (), (slot,) * config.pool)
 
 
 def initial(config: Config) -> World:
@@ -238,17 +264,17 @@ def initial(config: Config) -> World:
     parts, others = config.partitions, config.members - 1
     everybody = (1 << config.members) - 1 if config.together else 1
     in_group = Member(
-        True, 1, 1, 1, IN, False, 1, everybody,
-        (NOT_HELD,) * parts, (), 1, (), (Role(),) * parts, (), (READY,) * config.pool,
+        True, 1, 1, 1, Join.IN, False, 1, everybody,
+        (NOT_HELD,) * parts, (), 1, (), (Role(),) * parts, (), (Slot.READY,) * config.pool,
     )  # fmt: skip
-    a = in_group._replace(held=(Held(True),) * parts, roles=(Role(ACTIVE),) * parts)
+    a = in_group._replace(held=(Held(True),) * parts, roles=(Role(Kind.ACTIVE),) * parts)
     other = in_group if config.together else outsider(config)
     group = Group(
         1, False, (1, *(int(config.together),) * others), 0, no_claims(config),
         ((NOT_SAID,) * parts,) * config.members, (0,) * parts, ((),) * parts,
     )  # fmt: skip
     return World(
-        ((EMPTY, 0),) * (config.members * config.pool),
+        ((Status.EMPTY, 0),) * (config.members * config.pool),
         group,
         (Log(0, 0, -1, NO_MARK, ()),) * parts,
         (a, *(other,) * others),
@@ -259,8 +285,3 @@ def initial(config: Config) -> World:
         False,
         (group,) if Fault.STALE_MEMORY in config.kinds else (),
     )
-
-
-def done(world: World, config: Config) -> bool:
-    """Every input record is processed, committed, and readable."""
-    return all(log.offset == config.records and not log.entries for log in world.logs)
