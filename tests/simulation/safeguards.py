@@ -1,26 +1,40 @@
-"""The engine's safeguards, each with a way to take it out, and where that is noticed."""
+"""The engine's safeguards, each with what stands in for it when it is taken out, and where that is noticed."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
 
+from streams.core.known_failures import KnownFailures
+from streams.core.origin import batch_end, is_batch
 from streams.core.partition import PartitionState
+from streams.core.policy import Failure
+from streams.core.timers import Timer, Timers
 from streams.core.transaction import Transaction, TransactionState
 from streams.errors import TransactionFailed
 from streams.group import Lost, Revoked, Snapshot
+from streams.records import Change, IncomingRecord
+from streams.runtime.async_work.job_stage import JobStage
+from streams.runtime.changelog import decode_timer
 from streams.runtime.engine import Engine
 from streams.runtime.ownership.partitions import Partitions
+from streams.runtime.ownership.replicas import Replica, Replicas
 from streams.runtime.ownership.takeover import TakeOvers
+from streams.runtime.partition.batch_handlers import BatchContext
+from streams.runtime.partition.due_timers import DueTimers
+from streams.runtime.partition.reorder_buffer import Entry, ReorderBuffer
+from streams.runtime.partition.timers import PartitionTimers
 from streams.runtime.partition.unit import Unit
 from streams.runtime.partition.worker import PartitionWorker
-from streams.runtime.transactions import pool as transaction_pool
+from streams.runtime.transactions import pool
 from streams.runtime.transactions.pool import TransactionPool
 from streams.runtime.transactions.producer_slot import Slot
 from streams.runtime.transactions.recovery import Recovery
-from streams.testing.simulation import clients, process
+from streams.testing.simulation.clients import SimTakeOver
+from streams.testing.simulation.process import SimWorker
 
 Patch = pytest.MonkeyPatch
 
@@ -35,200 +49,313 @@ class Safeguard(NamedTuple):
     seed: int = 0
 
 
-async def _at_once(*_: Any, **__: Any) -> None:
-    """Waits for nothing."""
+SAFEGUARDS: dict[str, Safeguard] = {}
 
 
-def _nothing(*_: Any, **__: Any) -> None:
+def missed(rule: str, *profiles: str, seed: int = 0) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    """What is decorated takes a safeguard out."""
+
+    def register(out: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        SAFEGUARDS[out.__name__] = Safeguard(rule, out, profiles, seed)
+        return out
+
+    return register
+
+
+def instead(owner: object, name: str, rule: str, *profiles: str, seed: int = 0) -> Callable[[Any], Any]:
+    """What is decorated stands in for ``owner``'s attribute of this name, which it is given first if it asks for
+    ``original``."""
+
+    def register(stand_in: Any) -> Any:
+        def out(patch: Patch) -> None:
+            original = getattr(owner, name)
+            asks = next(iter(inspect.signature(stand_in).parameters)) == "original"
+            patch.setattr(owner, name, (lambda *args, **more: stand_in(original, *args, **more)) if asks else stand_in)
+
+        out.__name__ = stand_in.__name__
+        missed(rule, *profiles, seed=seed)(out)
+        return stand_in
+
+    return register
+
+
+def nothing(*_: Any, **__: Any) -> None:
     """Does nothing."""
 
 
-def incarnation_is_not_looked_at(patch: Patch) -> None:
-    def fence(self: TransactionPool, txn: Transaction) -> Snapshot:
-        self.snapshot_used = self.snapshot()
-        return self.snapshot_used
-
-    patch.setattr(TransactionPool, "_fence", fence)
+async def at_once(*_: Any, **__: Any) -> None:
+    """Waits for nothing."""
 
 
-def lost_is_taken_for_nothing(patch: Patch) -> None:
-    def on_lost(self: Engine, event: Lost) -> None:
-        self.incarnation = self.pool.incarnation = event.incarnation
+def left_out(safeguard: str, owner: object, name: str, new: object, rule: str, *profiles: str, seed: int = 0) -> None:
+    """The same for a stand-in that is no more than an expression."""
 
-    patch.setattr(Engine, "_on_lost", on_lost)
+    def out(patch: Patch) -> None:
+        patch.setattr(owner, name, new)
 
-
-def dropped_work_does_not_cost_the_store(patch: Patch) -> None:
-    patch.setattr(Partitions, "dropped", _nothing)
+    SAFEGUARDS[safeguard] = Safeguard(rule, out, profiles, seed)
 
 
-def unclear_is_taken_for_committed(patch: Patch) -> None:
-    async def look_up(self: TakeOvers, txn: Transaction) -> bool:
-        return True
-
-    patch.setattr(TakeOvers, "look_up", look_up)
+# -- transactions ------------------------------------------------------------------------------------------------------
 
 
-def unclear_is_taken_for_aborted(patch: Patch) -> None:
-    async def look_up(self: TakeOvers, txn: Transaction) -> bool:
-        return False
-
-    patch.setattr(TakeOvers, "look_up", look_up)
-
-
-def abandoned_call_commits_when_it_comes_back(patch: Patch) -> None:
-    async def commit(self: Slot, topic: str, offsets: Any, fence: Any, requested: Any) -> None:
-        producer = self._alive("commit_transaction")
-
-        def send_and_commit() -> None:
-            metadata = fence().metadata
-            if metadata is None:
-                raise TransactionFailed("send_offsets_to_transaction", "NO_MEMBER", "stale")
-            producer.send_offsets(topic, offsets, metadata, self._timeout)
-            requested()
-            producer.commit(self._timeout)
-
-        await self._call(send_and_commit, name="commit", patience=2.0)
-
-    patch.setattr(Slot, "commit", commit)
+@instead(TransactionPool, "_fence", "8a", "forgets", "crashes", seed=21)
+def incarnation_is_not_looked_at(self: TransactionPool, txn: Transaction) -> Snapshot:
+    self.snapshot_used = self.snapshot()
+    return self.snapshot_used
 
 
-def calls_have_no_deadline(patch: Patch) -> None:
-    call = process.SimWorker.call
-
-    async def patient(self: process.SimWorker, function: Any, *args: Any, timeout: float | None = None) -> Any:
-        return await call(self, function, *args)
-
-    patch.setattr(process.SimWorker, "call", patient)
+@instead(Engine, "_on_lost", "R5", "forgets", "crashes")
+def lost_is_taken_for_nothing(self: Engine, event: Lost) -> None:
+    self.incarnation = self.pool.incarnation = event.incarnation
 
 
-def younger_is_produced_before_older_is_flushed(patch: Patch) -> None:
-    patch.setattr(transaction_pool, "_FLUSHED", tuple(TransactionState))
+left_out("dropped_work_does_not_cost_the_store", Partitions, "dropped", nothing, "R5", "late", "lost_replies", seed=4)
 
 
-def younger_is_produced_during_recovery(patch: Patch) -> None:
-    pump = TransactionPool.pump
+@instead(TakeOvers, "look_up", "R3", "late", "lost_replies")
+async def unclear_is_taken_for_committed(self: TakeOvers, txn: Transaction) -> bool:
+    return True
 
-    def always(self: TransactionPool) -> None:
-        failure, self._failure = self._failure, None
+
+@instead(TakeOvers, "look_up", "R3", "lost_replies", "late", seed=3)
+async def unclear_is_taken_for_aborted(self: TakeOvers, txn: Transaction) -> bool:
+    return False
+
+
+@instead(Slot, "commit", "R7", "late", seed=33)
+async def abandoned_call_commits_when_it_comes_back(
+    self: Slot, topic: str, offsets: Any, fence: Any, requested: Any
+) -> None:
+    producer = self._alive("commit_transaction")
+
+    def send_and_commit() -> None:
+        metadata = fence().metadata
+        if metadata is None:
+            raise TransactionFailed("send_offsets_to_transaction", "NO_MEMBER", "stale")
+        producer.send_offsets(topic, offsets, metadata, self._timeout)
+        requested()
+        producer.commit(self._timeout)
+
+    await self._call(send_and_commit, name="commit", patience=2.0)
+
+
+@instead(SimWorker, "call", "R7", "lost_replies", "outages")
+async def calls_have_no_deadline(original: Any, self: SimWorker, function: Any, *args: Any, **_: Any) -> Any:
+    return await original(self, function, *args)
+
+
+left_out(
+    "younger_is_produced_before_older_is_flushed",
+    pool, "_FLUSHED", tuple(TransactionState), "R2", "handlers", "rebalances", "lost_replies",
+)  # fmt: skip
+
+
+@instead(TransactionPool, "pump", "R2", "lost_replies", "late")
+def younger_is_produced_during_recovery(original: Any, self: TransactionPool) -> None:
+    failure, self._failure = self._failure, None
+    try:
+        original(self)
+    finally:
+        self._failure = failure
+
+
+@instead(Recovery, "_end", "R4", "late", "lost_replies")
+async def only_the_failed_one_is_sent_again(original: Any, self: Recovery, txn: Transaction, **abortable: bool) -> None:
+    if txn is self._pool.unsettled[0]:
+        await original(self, txn, **abortable)
+
+
+left_out(
+    "older_one_is_disturbed_by_a_younger_failure",
+    TransactionPool, "_settled_before", at_once, "R4", "refused_under_way", "lost_replies", seed=4,
+)  # fmt: skip
+
+
+@instead(Recovery, "_end", "R4", "lost_replies", seed=1)
+async def aborted_work_is_not_sent_again(original: Any, self: Recovery, txn: Transaction, **abortable: bool) -> None:
+    await original(self, txn, **abortable)
+    txn.outputs.clear()
+
+
+# -- partitions and stores ---------------------------------------------------------------------------------------------
+
+
+@instead(TakeOvers, "_start_offset", "section 6", "forgets")
+def starts_at_the_groups_offset(self: TakeOvers, worker: Any, group_offset: int | None, source: Any, ids: Any) -> int:
+    return source[0] if group_offset is None else group_offset
+
+
+@instead(SimTakeOver, "log_range", "section 7", "handlers", "refused_under_way", seed=11)
+def restores_to_the_last_stable_offset(self: SimTakeOver, topic: str, partitions: Any, deadline: float) -> Any:
+    broker = self._process.broker
+    return self._ask("range", deadline, lambda: {n: (0, broker.log(topic, n).stable) for n in partitions})
+
+
+left_out(
+    "revoked_before_it_is_settled",
+    TransactionPool, "wait_settled", at_once, "section 8", "slow_rebalances", seed=18,
+)  # fmt: skip
+
+
+@instead(Partitions, "give_up", "section 8", "slow_rebalances", seed=3)
+async def released_while_another_drain_runs(original: Any, self: Partitions, worker: PartitionWorker) -> None:
+    if worker.state is not PartitionState.DRAINING:
+        await original(self, worker)
+
+
+@instead(Engine, "_revoke", "section 8", "rebalances", seed=1)
+async def revoked_is_answered_at_once(original: Any, self: Engine, event: Revoked, workers: Any) -> None:
+    self.membership.released(event.partitions, event.incarnation, event.generation)
+    await original(self, event, workers)
+
+
+left_out("failed_events_are_not_undone", Unit, "_undo", nothing, "section 3", "handlers", seed=1)
+left_out("refused_events_leave_their_state", Partitions, "refused", nothing, "section 10", "handlers")
+left_out(
+    "given_up_partitions_still_admit",
+    PartitionState, "admits", property(lambda self: True), "section 3", "refused_under_way", seed=10,
+)  # fmt: skip
+
+
+@instead(Partitions, "deliver", "section 3", "handlers", "refused_under_way", "rebalances", seed=2)
+def old_batches_are_taken(self: Partitions, batch: Any) -> None:
+    for partition, records in batch.records.items():
+        worker = self.workers.get(partition)
+        if worker is None or worker.state is not PartitionState.ACTIVE:
+            self._member.input.handled(len(records), 0)
+        else:
+            worker.inbox.add(records, 0)
+
+
+# -- work that runs ahead of its turn ----------------------------------------------------------------------------------
+
+
+def first_settled_is_ready(self: ReorderBuffer) -> bool:
+    """Finalizers run as their jobs end, and what is admitted has gaps before it."""
+    for entry in list(self.entries):
+        if entry.is_settled:
+            self.entries.remove(entry)
+            self.entries.appendleft(entry)
+            return True
+    return False
+
+
+left_out("whoever_is_done_is_next", ReorderBuffer, "is_ready", property(first_settled_is_ready), "section 3", "ahead")
+
+
+@instead(PartitionWorker, "_step_ahead", "section 3", "ahead")
+async def plain_handlers_do_not_wait_for_jobs(original: Any, self: Any, records: Any, start: int) -> int:
+    """They are not put in the reorder buffer, and are admitted although there are events before them."""
+    if not self._issuer.is_blocked and not self._issuer.goes_ahead(records[start]):
+        await self._execution.one(records[start], None)
+        self.inbox.handled(1)
+        return start + 1
+    taken: int = await original(self, records[: start + 1], start)
+    return taken
+
+
+@instead(JobStage, "add", "section 3", "ahead", seed=1)
+def jobs_are_done_when_they_have_begun(original: Any, self: JobStage, entry: Entry, key: Any, item: Any) -> None:
+    """As if the result did not matter: committed, although a crash may take the job with it."""
+    original(self, entry, key, item)
+    entry.settle(lambda ctx: None)
+
+
+# -- batch handlers ----------------------------------------------------------------------------------------------------
+
+
+def of_the_last(self: BatchContext[Any]) -> int:
+    return batch_end(self._batch) if is_batch(self._batch) else self._batch
+
+
+left_out("lists_that_failed_are_not_undone", Unit, "_undo", nothing, "batch handlers", "batches")
+left_out(
+    "refused_lists_are_their_last_events_fault",
+    BatchContext, "_origin", property(of_the_last), "batch handlers", "batches",
+)  # fmt: skip
+left_out(
+    "refused_lists_are_tried_again_as_they_are",
+    KnownFailures, "split_batch", nothing, "batch handlers", "batches", seed=4,
+)  # fmt: skip
+
+
+@instead(KnownFailures, "carried_over", "batch handlers", "batches", seed=4)
+def what_came_apart_is_forgotten_by_a_restart(original: Any, self: KnownFailures) -> dict[int, Failure]:
+    """Of a store that cannot undo, or after a refused record."""
+    return {origin: failure for origin, failure in original(self).items() if not is_batch(origin)}
+
+
+# -- timers ------------------------------------------------------------------------------------------------------------
+
+CRASHES = ("crashes", "everything", "handlers")
+
+
+@instead(PartitionTimers, "admitted", "timers", *CRASHES, seed=3)
+def removals_are_not_in_the_transaction(original: Any, *of: Any) -> list[Change]:
+    return [change for change in original(*of) if change.value is not None]
+
+
+@instead(PartitionTimers, "admitted", "timers", *CRASHES, seed=3)
+def timers_are_not_in_the_transaction(original: Any, *of: Any) -> list[Change]:
+    return [change for change in original(*of) if change.value is None]
+
+
+left_out("copies_do_not_collect_timers", Replica, "_receive_timer", nothing, "timers", "moves", seed=3)
+
+
+@instead(Replica, "_receive_timer", "timers", "moves", seed=3)
+def copies_pass_over_removals(self: Replica, record: IncomingRecord) -> None:
+    name, timer = decode_timer(record)
+    if timer is not None:
+        self.timers[name] = timer
+
+
+@instead(Replicas, "adopt", "timers", "pendulum", "standbys", seed=3)
+def donors_forget_the_timers_of_what_they_keep(
+    original: Any, self: Replicas, partition: int, store: Any, offset: Any, timers: Any, position: int
+) -> None:
+    original(self, partition, store, offset, {}, position)
+
+
+left_out("what_is_restored_has_no_timers", PartitionTimers, "restore", nothing, "timers", *CRASHES, seed=3)
+
+
+@missed("timers", "forgets", "refused_under_way", "crashes", seed=3)
+def a_new_worker_keeps_the_timers_of_the_last(patch: Patch) -> None:
+    """Those of a partition that is restarted or given back: what was not committed is in them."""
+    kept = dict[tuple[int, int], Timers]()
+    made = PartitionWorker.adopt
+
+    def adopt(self: PartitionWorker, copy: Replica) -> None:
+        made(self, copy)
+        self.timers._timers = kept.setdefault((id(self.engine), self.partition), self.timers._timers)
+
+    patch.setattr(PartitionWorker, "adopt", adopt)
+
+
+@missed("timers", "crashes", seed=3)
+def timers_fire_before_they_are_due(patch: Patch) -> None:
+    """By a look at the wrong time of day; their handlers know the right one."""
+    now_ms, run_due, fire = PartitionTimers.now_ms, DueTimers.run_due, DueTimers._fire
+    early: set[PartitionTimers] = set()  # several partitions look at the same time
+
+    async def too_soon(self: DueTimers) -> bool:
+        early.add(self._timers)
         try:
-            pump(self)
+            return await run_due(self)
         finally:
-            self._failure = failure
+            early.discard(self._timers)
 
-    patch.setattr(TransactionPool, "pump", always)
+    async def in_time(self: DueTimers, timer: Timer) -> None:
+        early.discard(self._timers)
+        await fire(self, timer)
+        early.add(self._timers)
 
-
-def only_the_failed_one_is_sent_again(patch: Patch) -> None:
-    end = Recovery._end
-
-    async def only_head(self: Recovery, txn: Transaction, *, abortable: bool) -> None:
-        if txn is self._pool.unsettled[0]:
-            await end(self, txn, abortable=abortable)
-
-    patch.setattr(Recovery, "_end", only_head)
+    patch.setattr(PartitionTimers, "now_ms", lambda self: now_ms(self) + (300 if self in early else 0))
+    patch.setattr(DueTimers, "run_due", too_soon)
+    patch.setattr(DueTimers, "_fire", in_time)
 
 
-def older_one_is_disturbed_by_a_younger_failure(patch: Patch) -> None:
-    patch.setattr(TransactionPool, "_settled_before", _at_once)
-
-
-def aborted_work_is_not_sent_again(patch: Patch) -> None:
-    end = Recovery._end
-
-    async def forgotten(self: Recovery, txn: Transaction, *, abortable: bool) -> None:
-        await end(self, txn, abortable=abortable)
-        txn.outputs.clear()
-
-    patch.setattr(Recovery, "_end", forgotten)
-
-
-def starts_at_the_groups_offset(patch: Patch) -> None:
-    def start(self: TakeOvers, worker: Any, group_offset: int | None, source: Any, ids: Any) -> int:
-        return source[0] if group_offset is None else group_offset
-
-    patch.setattr(TakeOvers, "_start_offset", start)
-
-
-def restores_to_the_last_stable_offset(patch: Patch) -> None:
-    def log_range(self: clients.SimTakeOver, topic: str, partitions: Any, deadline: float) -> Any:
-        broker = self._process.broker
-        return self._ask("range", deadline, lambda: {n: (0, broker.log(topic, n).stable) for n in partitions})
-
-    patch.setattr(clients.SimTakeOver, "log_range", log_range)
-
-
-def revoked_before_it_is_settled(patch: Patch) -> None:
-    patch.setattr(TransactionPool, "wait_settled", _at_once)
-
-
-def released_while_another_drain_runs(patch: Patch) -> None:
-    give_up = Partitions.give_up
-
-    async def at_once(self: Partitions, worker: PartitionWorker) -> None:
-        if worker.state is not PartitionState.DRAINING:
-            await give_up(self, worker)
-
-    patch.setattr(Partitions, "give_up", at_once)
-
-
-def revoked_is_answered_at_once(patch: Patch) -> None:
-    revoke = Engine._revoke
-
-    async def answered(self: Engine, event: Revoked, workers: list[PartitionWorker]) -> None:
-        self.membership.released(event.partitions, event.incarnation, event.generation)
-        await revoke(self, event, workers)
-
-    patch.setattr(Engine, "_revoke", answered)
-
-
-def failed_events_are_not_undone(patch: Patch) -> None:
-    patch.setattr(Unit, "_undo", _nothing)
-
-
-def refused_events_leave_their_state(patch: Patch) -> None:
-    patch.setattr(Partitions, "refused", _nothing)
-
-
-def given_up_partitions_still_admit(patch: Patch) -> None:
-    patch.setattr(PartitionState, "admits", property(lambda self: True))
-
-
-def old_batches_are_taken(patch: Patch) -> None:
-    def deliver(self: Partitions, batch: Any) -> None:
-        for partition, records in batch.records.items():
-            worker = self.workers.get(partition)
-            if worker is None or worker.state is not PartitionState.ACTIVE:
-                self._member.input.handled(len(records), 0)
-            else:
-                worker.inbox.add(records, 0)
-
-    patch.setattr(Partitions, "deliver", deliver)
-
-
-SAFEGUARDS: dict[str, Safeguard] = {
-    made.out.__name__: made
-    for made in (
-        Safeguard("8a", incarnation_is_not_looked_at, ("forgets", "crashes"), 21),
-        Safeguard("R5", lost_is_taken_for_nothing, ("forgets", "crashes")),
-        Safeguard("R5", dropped_work_does_not_cost_the_store, ("late", "lost_replies"), 4),
-        Safeguard("R3", unclear_is_taken_for_committed, ("late", "lost_replies")),
-        Safeguard("R3", unclear_is_taken_for_aborted, ("lost_replies", "late"), 3),
-        Safeguard("R7", abandoned_call_commits_when_it_comes_back, ("late",), 33),
-        Safeguard("R7", calls_have_no_deadline, ("lost_replies", "outages")),
-        Safeguard("R2", younger_is_produced_before_older_is_flushed, ("handlers", "rebalances", "lost_replies")),
-        Safeguard("R2", younger_is_produced_during_recovery, ("lost_replies", "late")),
-        Safeguard("R4", only_the_failed_one_is_sent_again, ("late", "lost_replies")),
-        Safeguard("R4", older_one_is_disturbed_by_a_younger_failure, ("refused_under_way", "lost_replies"), 4),
-        Safeguard("R4", aborted_work_is_not_sent_again, ("lost_replies",), 1),
-        Safeguard("section 6", starts_at_the_groups_offset, ("forgets",)),
-        Safeguard("section 7", restores_to_the_last_stable_offset, ("handlers", "refused_under_way"), 11),
-        Safeguard("section 8", revoked_before_it_is_settled, ("slow_rebalances",), 18),
-        Safeguard("section 8", released_while_another_drain_runs, ("slow_rebalances",), 3),
-        Safeguard("section 8", revoked_is_answered_at_once, ("rebalances",), 1),
-        Safeguard("section 3", failed_events_are_not_undone, ("handlers",), 1),
-        Safeguard("section 10", refused_events_leave_their_state, ("handlers",)),
-        Safeguard("section 3", given_up_partitions_still_admit, ("refused_under_way",), 10),
-        Safeguard("section 3", old_batches_are_taken, ("handlers", "refused_under_way", "rebalances"), 2),
-    )
-}
+# Nobody looks at the time of day while nothing comes in:
+left_out("timers_wait_for_events", DueTimers, "seconds_to_next", nothing, "timers", "crashes", "moves", seed=3)
