@@ -135,7 +135,7 @@ class Judge:
         rings, reminders = [], dict[str, int]()
         for record in log.committed(0, log.end):
             if record.record_type == "Alarm":
-                event = event_type_of(program.Alarm).decode(record.value)
+                event = event_type_of(program.KINDS["Alarm"]).decode(record.value)
                 if event.amount < 8:
                     rings.append(record.offset)
                 elif event.amount == 8:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 from streams.testing.simulation.faults import Conditions
 
@@ -43,13 +44,27 @@ class Plan(Conditions, frozen=True, kw_only=True):
 
 
 ALL_KINDS = ("Add", "Add", "Add", "Slow", "Thread", "Flaky", "Skip", "Huge", "Drop")
+JOB_KINDS = ("Add", "Fetch", "Fetch", "Crunch", "Chained", "Turn", "Turn", "Wobbly", "Hopeless", "Slow")
+BULK_KINDS = (("Bulk",), ("Bulk", "Bulk", "Bulk", "Add"), ("Bulk", "Bulk", "Slow", "Turn", "Flaky"))
+CALLS = ("send", "commit", "flush", "abort", "init", "ask")
+COMING = ("start", "start", "stop")
+ALL_ACTIONS = (
+    *(*COMING, "halt", "cancel", "crash", "freeze", "outage", "forget", "compact"),
+    *("interject", "interject"),
+)
+VERBS = ("crash", "crash", "freeze", "freeze", "evict", "halt", "cancel", "stop", "start", "outage", "forget")
+ALL_STRATEGIES = ("incremental", "cooperative-sticky", "range", "roundrobin")
+LONG: dict[str, Any] = {"call_timeout": 2.0, "transaction_timeout": 20.0, "session": 24.0}
+"""Transactions that outlive the patience with a call: what was abandoned may still have its effect."""
+
+Actions = tuple[tuple[float, str], ...]
 
 
 def _times(rng: random.Random, count: int, end: float = 30.0) -> list[float]:
     return sorted(rng.uniform(1.0, end) for _ in range(count))
 
 
-def _actions(rng: random.Random, kinds: tuple[str, ...], count: int) -> tuple[tuple[float, str], ...]:
+def _actions(rng: random.Random, kinds: tuple[str, ...], count: int) -> Actions:
     actions = []
     for at in _times(rng, count):
         kind = rng.choice(kinds)
@@ -58,229 +73,35 @@ def _actions(rng: random.Random, kinds: tuple[str, ...], count: int) -> tuple[tu
     return tuple(actions)
 
 
-def _lost_replies(rng: random.Random) -> dict[str, object]:
+def _traps(rng: random.Random, verbs: tuple[str, ...], count: int) -> Actions:
+    """Something happens to somebody in the middle of a move."""
+    who = ("donor", "target", "donor", "target", "other")
+    return tuple(
+        (at, f"on {rng.choice(STEPS)} {rng.choice(verbs)} {rng.choice(who)}") for at in _times(rng, count, 25.0)
+    )
+
+
+def _merged(*lists: Actions) -> Actions:
+    return tuple(sorted(action for actions in lists for action in actions))
+
+
+def _lost_replies(rng: random.Random) -> dict[str, Any]:
     share = rng.choice((0.05, 0.15, 0.3))
-    return {"strikes": dict.fromkeys(rng.sample(("send", "commit", "flush", "abort", "init"), 3), share)}
+    return {"strikes": dict.fromkeys(rng.sample(CALLS[:5], 3), share)}
 
 
-LONG = {"call_timeout": 2.0, "transaction_timeout": 20.0, "session": 24.0}
-"""Transactions that outlive the patience with a call: what was abandoned may still have its effect."""
-
-
-def _late(rng: random.Random) -> dict[str, object]:
-    strikes = {"send": 0.2, "commit": 0.15, "abort": 0.3, "init": 0.3}
-    return {"strikes": strikes, "members": rng.choice((1, 2)), **rng.choice((LONG, LONG, {}))}
-
-
-def _slow_rebalances(rng: random.Random) -> dict[str, object]:
-    """Members come and go while commits hang."""
-    return {"strikes": {"send": 0.2, "commit": 0.2}, "actions": _actions(rng, ("start", "stop"), 16), **LONG}
-
-
-def _rebalances(rng: random.Random) -> dict[str, object]:
-    return {
-        "actions": _actions(rng, ("start", "stop"), 16),
-        "kinds": ("Add", "Slow"),
-        "strategies": ((rng.choice(ALL_STRATEGIES[1:]),),),
-    }
-
-
-def _crashes(rng: random.Random) -> dict[str, object]:
-    return {"actions": _actions(rng, ("start", "start", "crash", "freeze", "halt", "cancel"), 16)}
-
-
-def _forgets(rng: random.Random) -> dict[str, object]:
-    return {"actions": _actions(rng, ("forget", "forget", "start", "crash", "stop"), 8)}
-
-
-def _outages(rng: random.Random) -> dict[str, object]:
-    return {"actions": _actions(rng, ("outage", "outage", "start", "crash"), 5), "strikes": {"ask": 0.05}}
-
-
-def _handlers(rng: random.Random) -> dict[str, object]:
-    return {
-        "kinds": ALL_KINDS,
-        "interjections": True,
-        "patient": rng.random() < 0.4,
-        "actions": _actions(rng, ("interject", "interject", "start", "stop"), 14),
-        "calm_at": 30.0,
-    }
-
-
-def _refused_under_way(rng: random.Random) -> dict[str, object]:
-    """Events that the broker refuses, while slow ones run and partitions move."""
-    return {
-        "kinds": ("Add", "Slow", "Slow", "Huge"),
-        "actions": _actions(rng, ("start", "stop", "interject"), 14),
-        "max_batch": 10,
-        "target_batch": 3,
-        "strikes": {"commit": 0.05, "flush": 0.05},
-    }
-
-
-ALL_ACTIONS = (
-    "start",
-    "start",
-    "stop",
-    "halt",
-    "cancel",
-    "crash",
-    "freeze",
-    "outage",
-    "forget",
-    "compact",
-    "interject",
-    "interject",
-)
-
-
-def _everything(rng: random.Random) -> dict[str, object]:
+def _everything(rng: random.Random) -> dict[str, Any]:
     share = rng.choice((0.01, 0.03))
     return {
         "kinds": ALL_KINDS,
         "interjections": rng.random() < 0.5,
         "patient": rng.random() < 0.2,
-        "strikes": dict.fromkeys(("send", "commit", "flush", "abort", "init", "ask"), share),
+        "strikes": dict.fromkeys(CALLS, share),
         "actions": _merged(_actions(rng, ALL_ACTIONS, 16), _traps(rng, VERBS, rng.choice((0, 3)))),
     }
 
 
-VERBS = ("crash", "crash", "freeze", "freeze", "evict", "halt", "cancel", "stop", "start", "outage", "forget")
-
-
-def _traps(rng: random.Random, verbs: tuple[str, ...], count: int) -> tuple[tuple[float, str], ...]:
-    """Something happens to somebody in the middle of a move."""
-    return tuple(
-        (
-            at,
-            f"on {rng.choice(STEPS)} {rng.choice(verbs)} {rng.choice(('donor', 'target', 'donor', 'target', 'other'))}",
-        )
-        for at in _times(rng, count, 25.0)
-    )
-
-
-def _merged(*lists: tuple[tuple[float, str], ...]) -> tuple[tuple[float, str], ...]:
-    return tuple(sorted(action for actions in lists for action in actions))
-
-
-INCREMENTAL = {"strategies": (("incremental",),)}
-
-
-def _moves(rng: random.Random) -> dict[str, object]:
-    """Members come and go, and work on."""
-    return {
-        "actions": _actions(rng, ("start", "start", "stop"), 14),
-        "kinds": ("Add", "Add", "Slow"),
-        "drain_timeout": rng.choice((0.3, 8.0)),
-        **INCREMENTAL,
-    }
-
-
-def _smooth_moves(rng: random.Random) -> dict[str, object]:
-    """Nothing goes wrong at all: no partition may stand still for long."""
-    return {
-        "actions": _actions(rng, ("start", "start", "stop"), 6),
-        "kinds": ("Add",),
-        "hear": (0.0, 0.001),
-        "post": (0.0, 0.001),
-        "polls": (0.0, 0.001),
-        "one_way": rng.choice((0.001, 0.005)),
-        "slow_markers": 0.005,
-        "smooth": True,
-        **INCREMENTAL,
-    }
-
-
-def _struck_moves(rng: random.Random) -> dict[str, object]:
-    """Donors and receivers are struck at each step of a move."""
-    return {
-        "actions": _merged(_actions(rng, ("start", "start", "stop"), 12), _traps(rng, VERBS, 6)),
-        "kinds": rng.choice((("Add",), ("Add", "Slow"))),
-        "drain_timeout": rng.choice((0.3, 8.0)),
-        "members": rng.choice((2, 3)),
-        **INCREMENTAL,
-    }
-
-
-def _unclear_moves(rng: random.Random) -> dict[str, object]:
-    """Answers are lost around the transaction with the marker."""
-    return {
-        "actions": _merged(
-            _actions(rng, ("start", "start", "stop", "compact"), 14), _traps(rng, ("crash", "freeze", "evict"), 2)
-        ),
-        "marker_strikes": dict.fromkeys(("flush", "send", "commit"), rng.choice((0.2, 0.4))),
-        **rng.choice((LONG, {}, {})),
-        **INCREMENTAL,
-    }
-
-
-def _overtaken(rng: random.Random) -> dict[str, object]:
-    """While the donor does not know yet whether its marker is committed, the receiver writes much."""
-    return {
-        "actions": _actions(rng, ("start", "start", "stop", "compact"), 12),
-        "partitions": 2,
-        "records": 600,
-        "max_batch": 5,
-        "target_batch": rng.choice((1, 5)),
-        "marker_strikes": {"commit": 0.7},
-        **INCREMENTAL,
-    }
-
-
-def _slow_restores(rng: random.Random) -> dict[str, object]:
-    """Copies take so long that they are late, or that everything has changed when they are ready."""
-    return {
-        "actions": _merged(
-            _actions(rng, ("start", "start", "stop", "crash", "evict", "compact"), 14), _traps(rng, VERBS, 2)
-        ),
-        "tail_batch": rng.choice((5, 20)),
-        "tail_pause": rng.choice((0.01, 0.05, 0.1)),
-        "preparation_timeout": rng.choice((1.0, 4.0, 20.0)),
-        "leave_timeout": rng.choice((1.0, 10.0)),
-        "strikes": {"tail": rng.choice((0.0, 0.1))},
-        **INCREMENTAL,
-    }
-
-
-def _pendulum(rng: random.Random) -> dict[str, object]:
-    """One member comes and goes, so partitions go to and fro between the others; copies lose their places."""
-    return {
-        "actions": _merged(
-            tuple((at, rng.choice(("start a2", "start a2", "stop a2"))) for at in _times(rng, 24)),
-            _actions(rng, ("compact",), 1),
-        ),
-        "members": 2,
-        "partitions": rng.choice((3, 5)),
-        "num_standbys": rng.choice((1, 2)),
-        "tail_batch": rng.choice((2, 5)),
-        "strikes": {"tail": rng.choice((0.05, 0.2))},
-        **INCREMENTAL,
-    }
-
-
-def _standbys(rng: random.Random) -> dict[str, object]:
-    """Owners die, and spare copies are promoted."""
-    return {
-        "actions": _actions(rng, ("start", "start", "crash", "crash", "freeze", "evict", "compact"), 14),
-        "members": 3,
-        "num_standbys": rng.choice((1, 1, 2)),
-        **INCREMENTAL,
-    }
-
-
-def _rolling(rng: random.Random) -> dict[str, object]:
-    """All members are restarted, one after the other."""
-    return {
-        "actions": _merged(((rng.uniform(2.0, 8.0), "roll"),), _actions(rng, ("crash", "freeze", "evict"), 2)),
-        "members": rng.choice((2, 3)),
-        **INCREMENTAL,
-    }
-
-
-ALL_STRATEGIES = ("incremental", "cooperative-sticky", "range", "roundrobin")
-
-
-def _migrations(rng: random.Random) -> dict[str, object]:
+def _migrations(rng: random.Random) -> dict[str, Any]:
     """A running group changes its strategy by rolling restarts."""
     before, after = rng.sample(ALL_STRATEGIES, 2)
     if rng.random() < 0.7 and "incremental" not in (before, after):
@@ -295,20 +116,158 @@ def _migrations(rng: random.Random) -> dict[str, object]:
     }
 
 
-def _evictions(rng: random.Random) -> dict[str, object]:
-    """The group throws members out, or forgets all of them, and they come back at once."""
-    return {
+Profiles = dict[str, Callable[[random.Random], dict[str, Any]]]
+WORK: Profiles = {
+    "lost_replies": _lost_replies,
+    "late": lambda rng: {
+        "strikes": {"send": 0.2, "commit": 0.15, "abort": 0.3, "init": 0.3},
+        "members": rng.choice((1, 2)),
+        **rng.choice((LONG, LONG, {})),
+    },
+    "rebalances": lambda rng: {
+        "actions": _actions(rng, ("start", "stop"), 16),
+        "kinds": ("Add", "Slow"),
+        "strategies": ((rng.choice(ALL_STRATEGIES[1:]),),),
+    },
+    # Members come and go while commits hang.
+    "slow_rebalances": lambda rng: {
+        "strikes": {"send": 0.2, "commit": 0.2},
+        "actions": _actions(rng, ("start", "stop"), 16),
+        **LONG,
+    },
+    "crashes": lambda rng: {"actions": _actions(rng, ("start", "start", "crash", "freeze", "halt", "cancel"), 16)},
+    "forgets": lambda rng: {"actions": _actions(rng, ("forget", "forget", "start", "crash", "stop"), 8)},
+    "outages": lambda rng: {
+        "actions": _actions(rng, ("outage", "outage", "start", "crash"), 5),
+        "strikes": {"ask": 0.05},
+    },
+    "handlers": lambda rng: {
+        "kinds": ALL_KINDS,
+        "interjections": True,
+        "patient": rng.random() < 0.4,
+        "actions": _actions(rng, ("interject", "interject", "start", "stop"), 14),
+        "calm_at": 30.0,
+    },
+    # Events that the broker refuses, while slow ones run and partitions move.
+    "refused_under_way": lambda rng: {
+        "kinds": ("Add", "Slow", "Slow", "Huge"),
+        "actions": _actions(rng, ("start", "stop", "interject"), 14),
+        "max_batch": 10,
+        "target_batch": 3,
+        "strikes": {"commit": 0.05, "flush": 0.05},
+    },
+    "everything": _everything,
+    # Everything, and much of it.
+    "storm": lambda rng: {
+        **_everything(rng),
+        "strikes": dict.fromkeys(CALLS, 0.12),
+        "actions": _actions(rng, ALL_ACTIONS, 50),
+        **rng.choice((LONG, {})),
+    },
+    # Work runs ahead of its turn, while members come and go, die, freeze and are thrown out.
+    "ahead": lambda rng: {
+        "kinds": tuple(rng.sample(JOB_KINDS, rng.choice((2, 4, len(JOB_KINDS))))),
+        "patient": rng.random() < 0.3,
+        "interjections": rng.random() < 0.5,
+        "drain_timeout": rng.choice((0.3, 8.0)),
+        "strikes": dict.fromkeys(("send", "commit", "flush"), rng.choice((0.0, 0.03))),
+        "actions": _merged(
+            _actions(rng, (*COMING, "crash", "freeze", "evict", "halt", "cancel", "interject"), 14),
+            _traps(rng, VERBS, rng.choice((0, 2))),
+        ),
+    },
+    # Lists of events, some of which fail or are refused, between others, while members come and go.
+    "batches": lambda rng: {
+        "kinds": rng.choice(BULK_KINDS),
+        "patient": rng.random() < 0.3,
+        "interjections": rng.random() < 0.3,
+        "max_queued": 100,
+        "strikes": dict.fromkeys(("send", "commit", "flush"), rng.choice((0.0, 0.03))),
+        "actions": _actions(rng, (*COMING, "crash", "freeze", "evict", "interject"), rng.choice((4, 14))),
+    },
+}
+MOVES: Profiles = {
+    # Members come and go, and work on.
+    "moves": lambda rng: {
+        "actions": _actions(rng, COMING, 14),
+        "kinds": ("Add", "Add", "Slow"),
+        "drain_timeout": rng.choice((0.3, 8.0)),
+    },
+    # Nothing goes wrong at all: no partition may stand still for long.
+    "smooth_moves": lambda rng: {
+        "actions": _actions(rng, COMING, 6),
+        "kinds": ("Add",),
+        "hear": (0.0, 0.001),
+        "post": (0.0, 0.001),
+        "polls": (0.0, 0.001),
+        "one_way": rng.choice((0.001, 0.005)),
+        "slow_markers": 0.005,
+        "smooth": True,
+    },
+    # Donors and receivers are struck at each step of a move.
+    "struck_moves": lambda rng: {
+        "actions": _merged(_actions(rng, COMING, 12), _traps(rng, VERBS, 6)),
+        "kinds": rng.choice((("Add",), ("Add", "Slow"))),
+        "drain_timeout": rng.choice((0.3, 8.0)),
+        "members": rng.choice((2, 3)),
+    },
+    # Answers are lost around the transaction with the marker.
+    "unclear_moves": lambda rng: {
+        "actions": _merged(_actions(rng, (*COMING, "compact"), 14), _traps(rng, ("crash", "freeze", "evict"), 2)),
+        "marker_strikes": dict.fromkeys(("flush", "send", "commit"), rng.choice((0.2, 0.4))),
+        **rng.choice((LONG, {}, {})),
+    },
+    # While the donor does not know yet whether its marker is committed, the receiver writes much.
+    "overtaken": lambda rng: {
+        "actions": _actions(rng, (*COMING, "compact"), 12),
+        "partitions": 2,
+        "records": 600,
+        "max_batch": 5,
+        "target_batch": rng.choice((1, 5)),
+        "marker_strikes": {"commit": 0.7},
+    },
+    # Copies take so long that they are late, or that everything has changed when they are ready.
+    "slow_restores": lambda rng: {
+        "actions": _merged(_actions(rng, (*COMING, "crash", "evict", "compact"), 14), _traps(rng, VERBS, 2)),
+        "tail_batch": rng.choice((5, 20)),
+        "tail_pause": rng.choice((0.01, 0.05, 0.1)),
+        "preparation_timeout": rng.choice((1.0, 4.0, 20.0)),
+        "leave_timeout": rng.choice((1.0, 10.0)),
+        "strikes": {"tail": rng.choice((0.0, 0.1))},
+    },
+    # One member comes and goes, so partitions go to and fro between the others; copies lose their places.
+    "pendulum": lambda rng: {
+        "actions": _merged(
+            tuple((at, rng.choice(("start a2", "start a2", "stop a2"))) for at in _times(rng, 24)),
+            _actions(rng, ("compact",), 1),
+        ),
+        "members": 2,
+        "partitions": rng.choice((3, 5)),
+        "num_standbys": rng.choice((1, 2)),
+        "tail_batch": rng.choice((2, 5)),
+        "strikes": {"tail": rng.choice((0.05, 0.2))},
+    },
+    # Owners die, and spare copies are promoted.
+    "standbys": lambda rng: {
+        "actions": _actions(rng, ("start", "start", "crash", "crash", "freeze", "evict", "compact"), 14),
+        "members": 3,
+        "num_standbys": rng.choice((1, 1, 2)),
+    },
+    # All members are restarted, one after the other.
+    "rolling": lambda rng: {
+        "actions": _merged(((rng.uniform(2.0, 8.0), "roll"),), _actions(rng, ("crash", "freeze", "evict"), 2)),
+        "members": rng.choice((2, 3)),
+    },
+    "migrations": _migrations,
+    # The group throws members out, or forgets all of them, and they come back at once.
+    "evictions": lambda rng: {
         "actions": _merged(_actions(rng, ("evict", "evict", "start", "stop"), 10), _traps(rng, ("evict", "forget"), 4)),
         "members": rng.choice((2, 3)),
-        **INCREMENTAL,
-    }
-
-
-def _laggards(rng: random.Random) -> dict[str, object]:
-    """Engine and membership hear of each other when much has happened since."""
-    return {
+    },
+    # Engine and membership hear of each other when much has happened since.
+    "laggards": lambda rng: {
         "actions": _merged(
-            _actions(rng, ("start", "start", "stop", "evict", "crash", "compact"), 16),
+            _actions(rng, (*COMING, "evict", "crash", "compact"), 16),
             _traps(rng, ("evict", "stop", "start"), 3),
             tuple((at, f"on {rng.choice(('taking', 'closed'))} evict target") for at in _times(rng, 4)),
         ),
@@ -316,94 +275,23 @@ def _laggards(rng: random.Random) -> dict[str, object]:
         "hear": rng.choice(((0.0, 0.02, 1.0, 4.0), (0.0, 0.001))),
         "post": (0.0, 0.02, 1.0, 4.0),
         "marker_strikes": dict.fromkeys(("flush", "send", "commit"), rng.choice((0.0, 0.2))),
-        **INCREMENTAL,
-    }
-
-
-def _twins(rng: random.Random) -> dict[str, object]:
-    """Two processes have the same name, for a while."""
-    return {
+    },
+    # Two processes have the same name, for a while.
+    "twins": lambda rng: {
         "actions": _merged(
             _actions(rng, ("start", "twin", "stop", "crash", "freeze", "evict"), 12), _traps(rng, ("twin", "evict"), 2)
         ),
         "members": rng.choice((2, 3)),
-        **INCREMENTAL,
-    }
-
-
-JOB_KINDS = ("Add", "Fetch", "Fetch", "Crunch", "Chained", "Turn", "Turn", "Wobbly", "Hopeless", "Slow")
-
-
-def _ahead(rng: random.Random) -> dict[str, object]:
-    """Work runs ahead of its turn, while members come and go, die, freeze and are thrown out."""
-    verbs = ("start", "start", "stop", "crash", "freeze", "evict", "halt", "cancel", "interject")
-    return {
-        "kinds": tuple(rng.sample(JOB_KINDS, rng.choice((2, 4, len(JOB_KINDS))))),
-        "patient": rng.random() < 0.3,
-        "interjections": rng.random() < 0.5,
-        "drain_timeout": rng.choice((0.3, 8.0)),
-        "strikes": dict.fromkeys(("send", "commit", "flush"), rng.choice((0.0, 0.03))),
-        "actions": _merged(_actions(rng, verbs, 14), _traps(rng, VERBS, rng.choice((0, 2)))),
-    }
-
-
-def _batches(rng: random.Random) -> dict[str, object]:
-    """Lists of events, some of which fail or are refused, between others, while members come and go."""
-    verbs = ("start", "start", "stop", "crash", "freeze", "evict", "interject")
-    return {
-        "kinds": rng.choice((("Bulk",), ("Bulk", "Bulk", "Bulk", "Add"), ("Bulk", "Bulk", "Slow", "Turn", "Flaky"))),
-        "patient": rng.random() < 0.3,
-        "interjections": rng.random() < 0.3,
-        "max_queued": 100,
-        "strikes": dict.fromkeys(("send", "commit", "flush"), rng.choice((0.0, 0.03))),
-        "actions": _actions(rng, verbs, rng.choice((4, 14))),
-    }
-
-
-def _storm(rng: random.Random) -> dict[str, object]:
-    """Everything, and much of it."""
-    return {
-        **_everything(rng),
-        "strikes": dict.fromkeys(("send", "commit", "flush", "abort", "init", "ask"), 0.12),
-        "actions": _actions(rng, ALL_ACTIONS, 50),
-        **rng.choice((LONG, {})),
-    }
-
-
-PROFILES: tuple[Callable[[random.Random], dict[str, object]], ...] = (
-    _lost_replies,
-    _late,
-    _rebalances,
-    _slow_rebalances,
-    _crashes,
-    _forgets,
-    _outages,
-    _handlers,
-    _refused_under_way,
-    _everything,
-    _storm,
-    _ahead,
-    _batches,
-    _moves,
-    _smooth_moves,
-    _struck_moves,
-    _unclear_moves,
-    _overtaken,
-    _slow_restores,
-    _pendulum,
-    _standbys,
-    _rolling,
-    _migrations,
-    _evictions,
-    _laggards,
-    _twins,
-)
+    },
+}
+"""All with the incremental strategy."""
+PROFILES = {**WORK, **MOVES}
 
 
 def plan_of(seed: int, profile: str = "") -> Plan:
     """The plan of a seed; seeds take the profiles in turn, unless one is named."""
     rng = random.Random(f"plan {seed}")
-    chosen = {made.__name__.strip("_"): made for made in PROFILES}.get(profile) or PROFILES[seed % len(PROFILES)]
+    profile = profile or list(PROFILES)[seed % len(PROFILES)]
     max_batch = rng.choice((5, 30, 100))
     sizes: dict[str, object] = {
         "members": rng.choice((1, 2, 2, 3)),
@@ -423,5 +311,7 @@ def plan_of(seed: int, profile: str = "") -> Plan:
         "tail_batch": rng.choice((20, 200)),
         "strategies": ((rng.choice(("incremental", "incremental", *ALL_STRATEGIES)),),),
     }
+    if profile in MOVES:
+        sizes["strategies"] = (("incremental",),)
     timers = random.Random(f"timers {seed}").random() < 0.4
-    return Plan(**{**sizes, **chosen(rng), "timers": timers})  # type: ignore[arg-type]
+    return Plan(**{**sizes, **PROFILES[profile](rng), "timers": timers})  # type: ignore[arg-type]

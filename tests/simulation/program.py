@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
+from streams.async_jobs import AsyncJobScheduler
 from streams.codecs import codec_for
 from streams.config import EventSourceConfig, PoolConfig
 from streams.event_source import EventSource
 from streams.events import event_type, event_type_of
+from streams.job_settings import JobRetry, SchedulerConfig
 from streams.outcomes import DEAD_LETTER, SKIP, ErrorPolicy, ErrorResponse, ExecutionState
 from streams.records import Change, IncomingRecord, TopicPartition
+from streams.runtime.partition.batch_handlers import BatchContext
 from streams.runtime.partition.event_context import EventContext
 from streams.stores import Table
 from streams.testing.simulation.virtual_time import elapse
 
-from . import ahead, batched
 from .plans import Plan
 
 GROUP, TOPIC, OUT, TICKS, TOKENS, RINGS = "sim", "in", "out", "ticks", "tokens", "rings"
@@ -28,50 +30,36 @@ REFUSED_VALUE = b"REFUSED"
 """A record whose value contains this is too large for its topic."""
 
 
-class _Keyed(msgspec.Struct, frozen=True):
+class Keyed(msgspec.Struct, frozen=True):
+    """The input."""
+
     key: str
     amount: int
 
 
-@event_type("Add")
-class Add(_Keyed, frozen=True):
-    """Plain handler."""
-
-
-@event_type("Slow")
-class Slow(_Keyed, frozen=True):
-    """Async handler that takes its time."""
-
-
-@event_type("Thread")
-class Thread(_Keyed, frozen=True):
-    """Blocking handler."""
-
-
-@event_type("Flaky")
-class Flaky(_Keyed, frozen=True):
-    """Fails ``amount`` times, then succeeds; two retries, then the dead letter."""
-
-
-@event_type("Skip")
-class Skip(_Keyed, frozen=True):
-    """Fails always, and is skipped."""
-
-
-@event_type("Huge")
-class Huge(_Keyed, frozen=True):
-    """Sends what the broker refuses: dead letter."""
-
-
-@event_type("Drop")
-class Drop(_Keyed, frozen=True):
-    """Deletes the key."""
-
-
-@event_type("Alarm")
-class Alarm(_Keyed, frozen=True):
-    """Adds, and sets a timer that rings soon (``amount`` 6 and 7), sets its key's reminder for a day that never comes
-    (8), or cancels that (9)."""
+PURPOSES = {
+    "Add": "plain handler",
+    "Slow": "async handler that takes its time",
+    "Thread": "blocking handler",
+    "Flaky": "fails `amount` times, then succeeds; two retries, then the dead letter",
+    "Skip": "fails always, and is skipped",
+    "Huge": "sends what the broker refuses: dead letter",
+    "Drop": "deletes the key",
+    "Alarm": "adds, and sets a timer that rings soon (amounts 6 and 7), sets its key's reminder for a day that never "
+    "comes (8), or cancels that (9)",
+    "Bulk": "handled in lists, some of which fail although none of their events would",
+    "Fetch": "a job that is a task",
+    "Crunch": "a job on a thread",
+    "Chained": "a task, then a thread, of which there is one",
+    "Turn": "a concurrent handler, slow before its turn and after it",
+    "Wobbly": "a job that fails, then a finalizer that fails, `amount` times; two retries, then the dead letter",
+    "Hopeless": "a job that fails for good: dead letter",
+}
+KINDS: dict[str, Any] = {
+    name: event_type(name)(type(name, (Keyed,), {"__module__": __name__}, frozen=True)) for name in PURPOSES
+}
+REFUSED, BROKEN = 8, 9
+"""Amounts of events in lists that send what the broker refuses, or fail."""
 
 
 @event_type("Ring")
@@ -81,14 +69,18 @@ class Ring(msgspec.Struct, frozen=True):
     offset: int
 
 
-_OWN = (Add, Slow, Thread, Flaky, Skip, Huge, Drop, Alarm, batched.Bulk)
-KINDS: dict[str, Any] = {cls.__name__: cls for cls in _OWN} | ahead.KINDS
-
-
 @event_type("Total")
 class Total(msgspec.Struct, frozen=True):
     value: int
     offset: int
+
+
+@event_type("Refused")
+class _Refused(msgspec.Struct, frozen=True):
+    text: str
+
+
+TOO_LARGE = _Refused(REFUSED_VALUE.decode())
 
 
 class PlainStore:
@@ -173,40 +165,55 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
     )
     source: EventSource[Any] = EventSource(config, PlainStore if plan.patient else Journalled)
 
-    def add(ctx: EventContext[Any], event: _Keyed) -> None:
+    def register(kind: str, handler: Callable[..., Any], **more: Any) -> None:
+        source.register_event_type(KINDS[kind], handler, **more)
+
+    def add(ctx: EventContext[Any], event: Keyed) -> None:
         total = ctx.store.get(event.key, 0) + event.amount
         ctx.store.write(ctx, event.key, total)
         ctx.forward(OUT, Total(total, ctx.offset), key=event.key)
 
-    async def slow(ctx: EventContext[Any], event: Slow) -> None:
+    async def slow(ctx: EventContext[Any], event: Keyed) -> None:
         before = ctx.store.get(event.key, 0)
         ctx.store.write(ctx, event.key, -1)  # nobody may ever see this
-        await elapse(rng.choice((0.0, 0.001, 0.01, 0.1, 0.1, 0.5, 2.0)))
+        await elapse(rng.choice(SECONDS))
         ctx.store.write(ctx, event.key, before)
         add(ctx, event)
 
-    def thread(ctx: EventContext[Any], event: Thread) -> None:
+    def thread(ctx: EventContext[Any], event: Keyed) -> None:
         pause(rng.choice((0.0, 0.001, 0.05, 0.5)))
         add(ctx, event)
 
-    def flaky(ctx: EventContext[Any], event: Flaky) -> None:
+    def flaky(ctx: EventContext[Any], event: Keyed) -> None:
         add(ctx, event)
         if ctx.attempt <= event.amount:
             raise RuntimeError("not yet")
 
-    def skip(ctx: EventContext[Any], event: Skip) -> ExecutionState:
+    def skip(ctx: EventContext[Any], event: Keyed) -> ExecutionState:
         add(ctx, event)
         return ctx.fail(RuntimeError("never"))
 
-    def huge(ctx: EventContext[Any], event: Huge) -> None:
+    def huge(ctx: EventContext[Any], event: Keyed) -> None:
         add(ctx, event)
-        ctx.forward(OUT, REFUSED, key=event.key)
+        ctx.forward(OUT, TOO_LARGE, key=event.key)
 
-    def drop(ctx: EventContext[Any], event: Drop) -> None:
+    def drop(ctx: EventContext[Any], event: Keyed) -> None:
         ctx.store.write(ctx, event.key, None)
         ctx.forward(OUT, Total(0, ctx.offset), key=event.key)
 
-    def alarm(ctx: EventContext[Any], event: Alarm) -> None:
+    def bulk(ctx: BatchContext[Any], events: list[Keyed]) -> None:
+        process.note("list" if len(events) > 1 else "list of one", ctx.topic_partition.partition)
+        for event, record in zip(events, ctx.records, strict=True):
+            amount = ctx.store.get(event.key, 0) + event.amount
+            ctx.store.write(ctx, event.key, amount)
+            ctx.forward(OUT, Total(amount, record.offset), key=event.key)
+            if event.amount == REFUSED:
+                ctx.forward(OUT, TOO_LARGE, key=event.key)
+        in_company = len(events) > 1 and rng.random() < 0.1
+        if in_company or any(event.amount == BROKEN for event in events):
+            raise RuntimeError("not all of these")
+
+    def alarm(ctx: EventContext[Any], event: Keyed) -> None:
         add(ctx, event)
         if event.amount < 8:
             ctx.schedule_in(0.7 * (event.amount - 5), Ring(ctx.offset))
@@ -226,29 +233,72 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
         if event.offset % 3 == 0 and ctx.attempt == 1:
             raise RuntimeError("not yet")
 
-    retries = ErrorPolicy(retries=2, backoff_seconds=0.05, then=ErrorResponse.DEAD_LETTER)
-    source.register_event_type(Add, add)
-    source.register_event_type(Slow, slow)
-    source.register_event_type(Thread, thread, blocking=True)
-    source.register_event_type(Flaky, flaky, on_error=retries)
-    source.register_event_type(Skip, skip, on_error=SKIP)
-    source.register_event_type(Huge, huge, on_error=DEAD_LETTER)
-    source.register_event_type(Drop, drop)
-    ahead.register(source, process, add)
-    batched.register(source, process, OUT, REFUSED, Total)
-    source.register_event_type(Alarm, alarm)
-    source.register_event_type(Ring, ring, on_error=retries)
+    register("Add", add)
+    register("Slow", slow)
+    register("Thread", thread, blocking=True)
+    register("Flaky", flaky, on_error=RETRIES)
+    register("Skip", skip, on_error=SKIP)
+    register("Huge", huge, on_error=DEAD_LETTER)
+    register("Drop", drop)
+    register("Bulk", bulk, on_error=DEAD_LETTER, batch=True)
+    register("Alarm", alarm)
+    source.register_event_type(Ring, ring, on_error=RETRIES)
+    _register_ahead(source, process, add)
     if plan.interjections:
         source.schedule_interjection(tick, every=0.7, jitter=0.2)
     return source
 
 
-@event_type("Refused")
-class _Refused(msgspec.Struct, frozen=True):
-    text: str
+SECONDS = (0.0, 0.001, 0.01, 0.1, 0.1, 0.5, 2.0)
+RETRIES = ErrorPolicy(retries=2, backoff_seconds=0.05, then=ErrorResponse.DEAD_LETTER)
 
 
-REFUSED = _Refused(REFUSED_VALUE.decode())
+def _register_ahead(source: EventSource[Any], process: Any, add: Callable[[EventContext[Any], Any], None]) -> None:
+    """Events whose work runs ahead of their turn; ``add`` is what they do at their turn."""
+    rng, pause = process.rng, process.pause
+    tried: set[tuple[int, int]] = set()
+
+    def plan(record: IncomingRecord, event: Keyed) -> tuple[str, tuple[IncomingRecord, Keyed]]:
+        return event.key, (record, event)
+
+    async def fetch(item: Any) -> Any:
+        record, _ = item
+        await elapse(rng.choice(SECONDS))
+        if record.record_type == "Hopeless":
+            raise RuntimeError("never")
+        if record.record_type == "Wobbly" and (record.partition, record.offset) not in tried:
+            tried.add((record.partition, record.offset))
+            raise RuntimeError("not yet")
+        return item
+
+    def crunch(item: Any) -> Any:
+        pause(rng.choice((0.0, 0.001, 0.05, 0.5)))
+        return item
+
+    def finalize(ctx: EventContext[Any], item: Any, result: Any) -> None:
+        assert item == result
+        record, event = result
+        add(ctx, event)
+        if record.record_type == "Wobbly" and ctx.attempt <= event.amount:
+            raise RuntimeError("not yet")
+
+    async def turn(ctx: EventContext[Any], event: Keyed) -> None:
+        await elapse(rng.choice(SECONDS))
+        await ctx.turn()
+        await elapse(rng.choice((0.0, 0.0, 0.01, 0.3)))
+        add(ctx, event)
+
+    retry = JobRetry(attempts=2, wait_initial_seconds=0.05, wait_jitter_seconds=0.0, timeout_seconds=None)
+    few = SchedulerConfig(concurrency=3, worker_queue_depth=1, max_concurrent_keys=3, retry=retry)
+    fetches: Any = AsyncJobScheduler(source, fetch, finalize, config=few)
+    fetches.register_event_type(KINDS["Fetch"], plan)
+    fetches.register_event_type(KINDS["Wobbly"], plan, on_error=RETRIES)
+    fetches.register_event_type(KINDS["Hopeless"], plan, on_error=DEAD_LETTER)
+    crunches: Any = AsyncJobScheduler(source, crunch, finalize, config=SchedulerConfig(concurrency=1))
+    crunches.register_event_type(KINDS["Crunch"], plan)
+    AsyncJobScheduler(source, fetch, config=few, then=crunches).register_event_type(KINDS["Chained"], plan)
+    two = SchedulerConfig(concurrency=2, worker_queue_depth=1, max_concurrent_keys=2)
+    source.register_event_type(KINDS["Turn"], turn, concurrency=two)
 
 
 def tick(ctx: EventContext[Any]) -> None:
@@ -261,30 +311,30 @@ def tick(ctx: EventContext[Any]) -> None:
 def inputs(plan: Plan, rng: random.Random) -> Iterator[tuple[int, bytes, bytes, Any]]:
     """(partition, key, value, headers) of each input record."""
     for _ in itertools.repeat(None, plan.records):
-        kind = KINDS[rng.choice(plan.kinds)]
+        kind = rng.choice(plan.kinds)
         number = rng.randrange(plan.keys)
-        amount = rng.choice((0, 1, 2, 3)) if kind in (Flaky, ahead.Wobbly) else rng.randint(1, 9)
-        if plan.timers and kind is Add and amount > 5:
-            kind = Alarm
-        event = kind(f"k{number}", amount)
-        described = event_type_of(kind)
+        amount = rng.choice((0, 1, 2, 3)) if kind in ("Flaky", "Wobbly") else rng.randint(1, 9)
+        if plan.timers and kind == "Add" and amount > 5:
+            kind = "Alarm"
+        event = KINDS[kind](f"k{number}", amount)
+        described = event_type_of(KINDS[kind])
         yield number % plan.partitions, event.key.encode(), described.encode(event), described.headers
 
 
 def fold(state: dict[str, int], record: IncomingRecord) -> tuple[list[tuple[bytes, bytes]], bool]:
     """(outputs as (key, value), whether there is a dead letter) of one input record."""
-    described = event_type_of(KINDS[record.record_type or ""])
-    event = described.decode(record.value)
-    match event:
-        case Skip():
+    kind = record.record_type or ""
+    event = event_type_of(KINDS[kind]).decode(record.value)
+    match kind:
+        case "Skip":
             return [], False
-        case Huge() | ahead.Hopeless():
+        case "Huge" | "Hopeless":
             return [], True
-        case Flaky() | ahead.Wobbly() if event.amount > 2:
+        case "Flaky" | "Wobbly" if event.amount > 2:
             return [], True
-        case batched.Bulk() if event.amount in (batched.REFUSED, batched.BROKEN):
+        case "Bulk" if event.amount in (REFUSED, BROKEN):
             return [], True
-        case Drop():
+        case "Drop":
             state.pop(event.key, None)
             total = 0
         case _:
