@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -48,13 +48,22 @@ def new_source(*, store: Any = TOTALS, **settings: Any) -> EventSource[Any]:
 
 
 class World:
-    """What a stage calls, and its trace. ``late``: it has an ``on_failure``; ``ahead``: events go to it."""
+    """What a stage calls, and its trace.
+
+    ``late``: it has an ``on_failure``; ``ahead``: events go to it; ``fault``: what the call of ``bad`` does."""
 
     def __init__(
-        self, kind: str, stage: dict[str, Any] | None = None, *, late: bool = False, ahead: bool = True, **settings: Any
+        self,
+        kind: str,
+        stage: dict[str, Any] | None = None,
+        *,
+        late: bool = False,
+        ahead: bool = True,
+        fault: Callable[[], Awaitable[Any]] | None = None,
+        **settings: Any,
     ) -> None:
         self.source = new_source(**settings)
-        self._ahead = ahead
+        self._ahead, self._fault = ahead, fault
         self.start = 0.0
         self.now: Callable[[], float]
         self._trace: defaultdict[int, list[str]] = defaultdict(list)
@@ -72,6 +81,8 @@ class World:
         called = "+".join(word.partition(":")[0] for word in words)
         self.note(called)
         try:
+            if self._fault is not None and called == "bad":
+                await self._fault()
             await asyncio.sleep(max(float(word.partition(":")[2] or 0) for word in words))
         except asyncio.CancelledError:
             self.note(f"no-{called}")

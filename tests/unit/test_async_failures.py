@@ -24,7 +24,7 @@ from streams.metrics import JobEnded
 from streams.outcomes import DEAD_LETTER, ErrorPolicy, ErrorResponse
 from streams.records import TYPE_HEADER
 from streams.testing import TestDriver
-from tests.unit.async_kit import World, driven, names, new_source, reasons, send, watch
+from tests.unit.async_kit import STAGES, World, driven, names, new_source, reasons, send, watch
 from tests.unit.runtime_kit import OUT, Named, Unforgiving, count
 
 pytestmark = [
@@ -33,7 +33,6 @@ pytestmark = [
 ]
 
 Items = list[BatchItem[Any]]
-QUICKLY: Any = {"wait_initial_seconds": 0.001, "wait_jitter_seconds": 0}
 
 
 async def cancels_itself() -> str:
@@ -60,62 +59,31 @@ async def raises() -> str:
     raise RuntimeError("no")
 
 
-def raises_stop_iteration() -> str:
-    return next(iter([]))
-
-
 @pytest.mark.parametrize(
     ("fault", "said", "attempts"),
     [
         (cancels_itself, "not its own", 1),
         (awaits_what_is_cancelled, "not its own", 1),
-        (never_ends, "timeout_seconds=0.5", 3),
+        (never_ends, "timeout_seconds=0.4", 3),
         (raises, "no", 3),
-        (raises_stop_iteration, "StopIteration", 3),  # on a thread, whose future would never be done
     ],
 )
-@pytest.mark.parametrize("kind", ["jobs", "calls"])
+@pytest.mark.parametrize("kind", ["jobs", "batches"])
 @pytest.mark.parametrize("late", [True, False], ids=["on_failure", "dead letter"])
 def test_a_call_that_goes_wrong_is_tried_again_then_fails_its_event_and_no_other(
     kind: str, fault: Any, said: str, attempts: int, late: bool
 ) -> None:
-    tries, errors, measured = list[str](), list[str](), list[Any]()
-    source = new_source(metrics_handler=measured.append)
-    settings: Any = {
-        "timeout_seconds": 0.5 if fault is never_ends else None,
-        "retry": JobRetry(attempts=3, **QUICKLY),
-    }
-
-    def begun(given: Any) -> bool:
-        event: Named = given if kind == "jobs" else given[0].value
-        tries.append(event.name)
-        return event.name == "bad"
-
-    async def task(given: Any) -> Any:
-        return await fault() if begun(given) else None
-
-    def thread(given: Any) -> Any:
-        return fault() if begun(given) else None
-
-    def failed(ctx: EventContext[Any], *given: Any) -> None:
-        errors.append(str(given[1] if kind == "jobs" else given[0][0].error))
-
-    function: Any = thread if fault is raises_stop_iteration else task
-    ends: Any = {"on_failure": failed if late else None}
-    done: Any = lambda ctx, *given: ctx.forward(OUT, given[0] if kind == "jobs" else given[0][0].value)  # noqa: E731
-    stage: Any = (
-        AsyncJobScheduler(source, function, done, config=SchedulerConfig(concurrency=4, **settings), **ends)
-        if kind == "jobs"
-        else AsyncBatcher(source, function, done, config=BatcherConfig(max_batch_size=1, **settings), **ends)
-    )
-    stage.register_event_type(Named, key=lambda event: event.name)
-    with TestDriver(source) as driver:
-        send(driver, "a", "bad", "b")
-        driver.settle()
-        assert names(driver) == ["a", "b"]
-        assert tries.count("bad") == attempts
-        [error] = errors if late else reasons(driver)
-        assert said in error
+    measured: list[Any] = []
+    stage: dict[str, Any] = {"max_batch_size": 1} if kind == "batches" else {}
+    stage["retry"] = JobRetry(attempts=3, wait_initial_seconds=0.001, wait_jitter_seconds=0)
+    stage["timeout_seconds"] = 0.4 if fault is never_ends else None
+    world = World(kind, stage, late=late, fault=fault, metrics_handler=measured.append)
+    with driven(world) as driver:
+        send(driver, "a", "bad", "c")
+        watch(driver, world, 3)
+        assert names(driver) == ["A", "C"]
+        assert world.trace.split().count("bad") == attempts
+        assert said in (world.trace if late else reasons(driver)[0])
         assert len(driver.dead_letters()) == (not late)
         ended = [(one.outcome, one.attempts) for one in measured if isinstance(one, JobEnded)]
         outcome = "cancelled" if fault is cancels_itself else "failed"
@@ -147,7 +115,7 @@ def test_the_outcome_of_a_call_is_that_of_all_of_its_items(answer: Any, said: st
     def end(ctx: EventContext[Any], items: Items) -> None:
         found.extend((item.result, str(item.error or "")) for item in items)
 
-    config = BatcherConfig(retry=JobRetry(attempts=3, **QUICKLY))
+    config = BatcherConfig(retry=JobRetry(attempts=3, wait_initial_seconds=0.001, wait_jitter_seconds=0))
     batcher: Any = AsyncBatcher(source, execute, end, on_failure=end, config=config, name="writer")
     batcher.register_event_type(Named, lambda record, event: [(word, word) for word in event.name.split()])
     with TestDriver(source) as driver:
@@ -197,57 +165,51 @@ class Exit(BaseException):
     """As ``SystemExit``, which would end the test, too."""
 
 
+async def exits() -> None:
+    raise Exit("enough")
+
+
 @pytest.mark.parametrize("late", [True, False])
-@pytest.mark.parametrize("where", ["job", "thread", "call", "call in turn", "handler", "handler at its turn"])
-def test_what_is_no_exception_ends_the_source_and_no_event(where: str, late: bool) -> None:
-    source = new_source()
-
-    def end(*_: Any) -> None:
-        raise AssertionError("no function of the user is asked")
-
-    async def task(_: Any) -> Any:
-        raise Exit("enough")
-
-    def thread(_: Any) -> Any:
-        raise Exit("enough")
-
-    async def handler(ctx: EventContext[Any], event: Named) -> None:
-        if where == "call in turn":
-            await batcher.submit(ctx, [(event.name, event)])
-        if where == "handler at its turn":
-            await ctx.turn()
-        raise Exit("enough")
-
-    ends: Any = {"on_failure": end if late else None}
-    batcher: AsyncBatcher[Any, Named] = AsyncBatcher(source, task, end, **ends)
-    if "job" in where or "thread" in where:
-        jobs: Any = AsyncJobScheduler(source, task if where == "job" else thread, end, **ends)
-        jobs.register_event_type(Named, key=lambda event: event.name)
-    elif where == "call":
-        batcher.register_event_type(Named, key=lambda event: event.name)
-    else:
-        source.register_event_type(Named, handler, concurrency=None if where == "call in turn" else 2)
-    with TestDriver(source) as driver:
+@pytest.mark.parametrize("kind", STAGES)
+def test_what_is_no_exception_ends_the_source_and_no_event(kind: str, late: bool) -> None:
+    world = World(kind, late=late, fault=exits)
+    with driven(world) as driver:
+        send(driver, "bad")
         with pytest.raises(Exit, match="enough"):
-            driver.send(Named("a"))
+            driver.settle()
         assert driver.dead_letters() == driver.outputs(OUT) == []
+        assert world.trace == "0 bad"
 
 
+@pytest.mark.parametrize("stops", ["by FATAL", "by Exit", "in a thread", "in a call"])
 @pytest.mark.parametrize("ahead", [True, False])
-def test_a_handler_that_answers_fatal_stops_the_source(ahead: bool) -> None:
+def test_a_handler_that_answers_fatal_or_exits_stops_the_source(stops: str, ahead: bool) -> None:
     source = new_source()
+
+    async def exit_call(_: Any) -> None:
+        await exits()
+
+    def exit_thread(_: Any) -> None:
+        raise Exit("enough")
+
+    batcher: AsyncBatcher[Any, Named] = AsyncBatcher(source, exit_thread if stops == "in a thread" else exit_call)
 
     @source.register_event_type(Named, concurrency=2)
     async def handler(ctx: EventContext[Any], event: Named) -> ExecutionState:
-        if not ahead:
+        if not ahead or "in a" in stops:
             await ctx.turn()
+        if event.name == "b" and "in a" in stops:
+            await batcher.submit(ctx, [("k", event)])
+        if event.name == "b" and stops == "by Exit":
+            await exits()
         return ExecutionState.FATAL if event.name == "b" else ExecutionState.COMPLETE
 
     with TestDriver(source) as driver:
         send(driver, "a", "b", "c")
-        with pytest.raises(EventFailure, match=r"in\[0\]@1"):
+        with pytest.raises((EventFailure, Exit), match=r"in\[0\]@1" if stops == "by FATAL" else "enough"):
             driver.settle()
-        assert driver.committed_offsets() == {0: 1}
+        assert driver.dead_letters() == []
+        assert stops != "by FATAL" or driver.committed_offsets() == {0: 1}
 
 
 def test_a_job_that_swallows_its_cancellation_is_not_passed_on() -> None:

@@ -101,6 +101,16 @@ def test_a_plain_function_around_an_async_one_is_awaited(batched: bool) -> None:
         assert len(done) == 1
 
 
+def test_a_thread_that_raises_stop_iteration_fails_its_event() -> None:
+    """Whose future would never be done."""
+    source = new_source()
+    jobs: Any = AsyncJobScheduler(source, lambda event: next(iter([])))
+    jobs.register_event_type(Named, key=by_name)
+    with TestDriver(source) as driver:
+        driver.send(Named("a"))
+        assert "StopIteration" in reasons(driver)[0]
+
+
 def test_retries_go_by_the_time_of_the_loop() -> None:
     source, times = new_source(), []
 

@@ -8,26 +8,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
-from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from rich.table import Table
 
 from benchmarks import __main__ as command
 from benchmarks import page
 from benchmarks.account.aims import aims_of_async, aims_of_drains, aims_of_latency
 from benchmarks.bench import Bench
 from benchmarks.drain import DrainResult
-from benchmarks.drawing import Plot, svg
-from benchmarks.measures import PRESETS, Measure, measures
+from benchmarks.measures import PRESETS, measures
 from benchmarks.report import Run
 from benchmarks.steady import SteadyResult
 from benchmarks.systems import KINDS, REFERENCE, Failed, Kind, Launch, System, Unavailable
-from benchmarks.tables import markdown, spread, table
 from tests.unit.benchmarks_kit import run_of
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -73,37 +68,6 @@ def test_the_command_line_counts_more_than_the_preset_which_gives_every_measure_
     for wrong in (["speed"], ["--quick", "--full"]):
         with pytest.raises(SystemExit):
             command.parse(wrong)
-
-
-class Counting(Measure[DrainResult]):
-    """Two results, and then a failure."""
-
-    name, title, about, place, result = "counting", "Counting", "", 1, DrainResult
-
-    def run(self, bench: Bench) -> Iterator[DrainResult]:
-        yield drained("a", 1, 10)
-        yield drained("b", 1, 20)
-        raise Failed("the third one")
-
-    def in_short(self, found: DrainResult) -> str:
-        return found.system
-
-    def tables(self, found: Sequence[DrainResult]) -> list[Table]:
-        return []
-
-
-def test_what_was_measured_before_a_failure_is_kept(tmp_path: Path) -> None:
-    said: list[str] = []
-    bench = cast(Bench, argparse.Namespace(
-        options=argparse.Namespace(measures=[Counting()]), say=lambda text, **_: said.append(text)
-    ))  # fmt: skip
-    run, path = run_of(), tmp_path / "new" / "run.json"
-    with pytest.raises(Failed, match="the third one"):
-        command.measure_all(bench, run, path)
-    kept = msgspec.json.decode(path.read_bytes(), type=Run).measured["counting"]
-    assert [entry.found["system"] for entry in kept] == ["a", "b"]
-    assert len(said) == 2
-    assert not list(path.parent.glob("*.tmp"))
 
 
 class Absent(Kind):
@@ -185,28 +149,16 @@ def test_files_that_do_not_belong_together_make_no_page(tmp_path: Path, capsys: 
     assert not (tmp_path / "results.md").exists()
 
 
-AIMS: list[Any] = [
-    (aims_of_drains, [(REFERENCE, 90), ("engine", 100)], f"drain, to `{REFERENCE}`", "1.11", True),
-    (
-        aims_of_drains,
-        [("engine", 100), ("kafka-streams:commit_ms=100", 40), ("kafka-streams:commit_ms=20", 80)],
-        "drain, to `kafka-streams:commit_ms=20`",  # the best of a peer
-        "1.25",
-        False,
-    ),
-    (aims_of_async, [("loop:slots=8", 100), ("loop:slots=64", 400), ("scheduler:slots=8", 90)],
-     "async work, `scheduler:slots=8` to `loop:slots=8`", "0.90", True),
-    (aims_of_async, [("loop:slots=8", 100), ("loop:slots=64", 400), ("concurrency:slots=64", 200)],
-     "async work, `concurrency:slots=64` to `loop:slots=64`", "0.50", False),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("aims_of", "rates", "what", "found", "is_met"), AIMS)
-def test_aims_are_measured_against_the_best_of_a_peer_and_a_loop_of_as_many_slots(
-    aims_of: Any, rates: list[tuple[str, int]], what: str, found: str, is_met: bool
-) -> None:
-    aims = {aim.what: (aim.found, aim.is_met) for aim in aims_of([drained(name, 1, rate) for name, rate in rates])}
-    assert aims[what] == (found, is_met)
+def test_aims_are_measured_against_the_best_of_a_peer_and_a_loop_of_as_many_slots() -> None:
+    rates = {REFERENCE: 90, "engine": 100, "kafka-streams:commit_ms=100": 40, "kafka-streams:commit_ms=20": 80}
+    slots = {"loop:slots=8": 100, "loop:slots=64": 400, "scheduler:slots=8": 90, "concurrency:slots=64": 200}
+    aims = [*aims_of_drains([drained(name, 1, rate) for name, rate in rates.items()])]
+    aims += aims_of_async([drained(name, 1, rate) for name, rate in slots.items()])
+    found = {aim.what: (aim.found, aim.is_met) for aim in aims}
+    assert found[f"drain, to `{REFERENCE}`"] == ("1.11", True)
+    assert found["drain, to `kafka-streams:commit_ms=20`"] == ("1.25", False)
+    assert found["async work, `scheduler:slots=8` to `loop:slots=8`"] == ("0.90", True)
+    assert found["async work, `concurrency:slots=64` to `loop:slots=64`"] == ("0.50", False)
 
 
 def test_a_run_that_fell_behind_is_compared_with_nothing() -> None:
@@ -224,36 +176,6 @@ def test_a_run_that_fell_behind_is_compared_with_nothing() -> None:
 
 
 # -------------------------------------------------------------------------------------------- tables and pictures
-
-
-def test_a_table_is_the_same_in_markdown() -> None:
-    shown = table("All | of it", ["system"], ["a"])
-    shown.add_row("x|y_z", "1")
-    assert markdown(shown).splitlines() == [
-        "**All \\| of it**",
-        "",
-        "| system | a |",
-        "| --- | --: |",
-        "| x\\|y\\_z | 1 |",
-    ]
-    assert spread([3, 1, 2]) == "2 (1; 3)"
-    assert (spread([]), spread([1.25], ".1f")) == ("-", "1.2")
-
-
-def test_a_picture_is_a_whole_file_the_same_for_the_same_figures() -> None:
-    values = {"engine": [3.0, 2.0, 4.0], REFERENCE: [1.0], "a & <b>": []}
-    simple = Plot.of("a", "A & <B>", "ms", values)
-    parts = Plot(name="b", title="B", x="x", bars={"engine": {"one": 1.0, "two": 2.0}, "other": {"two": 5.0}})
-    for plot in (simple, parts):
-        drawn = svg(plot)
-        assert drawn == svg(plot)
-        assert ElementTree.fromstring(drawn).tag.endswith("svg")
-        assert "prefers-color-scheme:dark" in drawn
-        assert "nan" not in drawn
-    assert simple.ranges["engine"] == (2.0, 4.0)
-    assert list(simple.bars) == ["engine", REFERENCE], "nothing is drawn of what has no value"
-    assert "<title>two: 5</title>" in svg(parts)
-    assert not Plot(name="b", title="B", x="x", bars={}), "nothing to draw is no picture"
 
 
 # ------------------------------------------------------------------------------------------------ the documentation

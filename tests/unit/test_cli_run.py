@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -22,42 +23,63 @@ from tests.unit.cli_run_kit import DEADLINE_SECONDS, ROOT, Kes, kes
 
 __all__ = ["kes"]  # the fixture
 
-# ------------------------------------------------------------------------------------------------ policy
+# -- policy ------------------------------------------------------------------------------------------------------------
 
 
-def test_pauses_double_up_to_the_cap() -> None:
-    restarts = Restarts(RestartPolicy(first_delay_seconds=1.0, max_delay_seconds=5.0, max_crashes=9))
-    assert [restarts.crashed(0.0) for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
+@pytest.mark.parametrize(
+    ("policy", "crashes", "pauses"),
+    [
+        ({"max_delay_seconds": 5.0, "max_crashes": 9}, [0.0] * 5, [1.0, 2.0, 4.0, 5.0, 5.0]),
+        ({"max_crashes": 3, "window_seconds": 10.0}, [0.0, 3.0, 6.0, 9.9], [1.0, 2.0, 4.0, None]),
+        ({"max_crashes": 2, "window_seconds": 10.0}, [0.0, 5.0, 11.0, 22.0], [1.0, 2.0, 2.0, 1.0]),
+    ],
+    ids=["pauses double up to the cap", "too many in the window end it", "those before the window are forgotten"],
+)
+def test_how_long_a_crashed_worker_waits(
+    policy: dict[str, Any], crashes: list[float], pauses: list[float | None]
+) -> None:
+    restarts = Restarts(RestartPolicy(first_delay_seconds=1.0, **policy))
+    assert [restarts.crashed(now) for now in crashes] == pauses
 
 
-def test_too_many_crashes_in_the_window_end_it() -> None:
-    restarts = Restarts(RestartPolicy(max_crashes=3, window_seconds=10.0))
-    assert all(restarts.crashed(now) is not None for now in (0.0, 3.0, 6.0))
-    assert restarts.crashed(9.9) is None
+# -- supervisor --------------------------------------------------------------------------------------------------------
 
 
-def test_crashes_before_the_window_are_forgotten() -> None:
-    restarts = Restarts(RestartPolicy(first_delay_seconds=1.0, max_crashes=2, window_seconds=10.0))
-    assert [restarts.crashed(now) for now in (0.0, 5.0, 11.0, 22.0)] == [1.0, 2.0, 2.0, 1.0]
-
-
-# --------------------------------------------------------------------------------------------- supervisor
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_drains_all_workers(kes: Callable[..., Kes], number: signal.Signals) -> None:
-    running = kes("dummy:source", "--workers", "2")
+@pytest.mark.parametrize(
+    ("source", "number", "code", "events"),
+    [
+        *(("source", number, 0, "started ready drained exited") for number in ("SIGTERM", "SIGINT", "SIGHUP")),
+        ("stubborn", "SIGTERM", 143, "started ready ignored killed exited"),
+        ("source", "SIGKILL", -9, "started ready drained"),  # the supervisor tells nothing any more
+        ("hung", "SIGKILL", -9, "started ready ignored"),
+    ],
+)
+def test_a_signal_drains_all_workers_and_none_outlives_its_supervisor(
+    kes: Callable[..., Kes], source: str, number: str, code: int, events: str
+) -> None:
+    running = kes(f"dummy:{source}", "--workers", "2", *(["--drain-seconds", "0.2"] if source == "stubborn" else []))
     assert set(running.until_ready(2)) == {"w-0", "w-1"}
-    running.process.send_signal(number)
-    assert running.ended() == 0
-    for name in ("w-0", "w-1"):
-        assert running.events(name) == ["started", "ready", "drained", "exited"]
+    running.process.send_signal(signal.Signals[number])
+    assert running.ended() == code  # returns when the last process has let go of stdout
+    assert running.events("w-0") == running.events("w-1") == events.split()
+
+
+def test_the_second_signal_kills(kes: Callable[..., Kes]) -> None:
+    running = kes("dummy:stubborn")
+    running.until_ready(1)
+    running.process.terminate()
+    running.until("ignored")
+    running.process.send_signal(signal.SIGINT)
+    assert running.ended() == 130
+    assert running.seen[-1]["reason"] == "killed by SIGKILL"
 
 
 def test_a_killed_worker_comes_back_under_its_name_and_the_other_stays(kes: Callable[..., Kes]) -> None:
+    """Before its session would have timed out (10 s)."""
     running = kes("dummy:source", "--workers", "2")
     pids = running.until_ready(2)
     os.kill(pids["w-1"], signal.SIGKILL)
+    assert running.until("restarting")["in_seconds"] <= 1.0
     again = running.until("ready")
     assert again["worker"] == "w-1"
     assert again["pid"] != pids["w-1"]
@@ -65,8 +87,15 @@ def test_a_killed_worker_comes_back_under_its_name_and_the_other_stays(kes: Call
     assert running.ended() == 0
     assert running.events("w-0") == ["started", "ready", "drained", "exited"]
     assert running.events("w-1") == [
-        "started", "ready", "exited", "restarting", "started", "ready", "drained", "exited",
-    ]  # fmt: skip
+        "started",
+        "ready",
+        "exited",
+        "restarting",
+        "started",
+        "ready",
+        "drained",
+        "exited",
+    ]
 
 
 def test_a_worker_that_cannot_live_ends_the_run_and_the_others_drain(kes: Callable[..., Kes]) -> None:
@@ -75,13 +104,6 @@ def test_a_worker_that_cannot_live_ends_the_run_and_the_others_drain(kes: Callab
     assert running.events("w-1") == ["started", "exited", "restarting", "started", "exited", "gave up"]
     assert running.events("w-0")[-1] == "exited"
     assert [seen["event"] for seen in running.seen].count("stopping") == 1
-
-
-def test_the_stack_trace_of_a_handler_is_shown(kes: Callable[..., Kes]) -> None:
-    running = kes("dummy:crash", "--max-crashes", "0")
-    assert running.ended() == 70
-    assert "RuntimeError: the handler's own fault" in running.complaints
-    assert "dummy.py" in running.complaints
 
 
 def test_a_record_that_nobody_can_read_drains_all_and_is_no_reason_to_restart(kes: Callable[..., Kes]) -> None:
@@ -95,56 +117,33 @@ def test_a_record_that_nobody_can_read_drains_all_and_is_no_reason_to_restart(ke
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("source", "code", "events", "message"),
     [
-        ("dummy:topic", "topic 'orders' has 3 partitions"),
-        ("dummy:missing", "has no 'missing'"),
-        ("nowhere:source", "No module named 'nowhere'"),
-        ("dummy:tell", "cannot be called without arguments"),
-        ("dummy:json", "neither an event source nor makes one"),
+        ("dummy:finished", 0, "started finished exited", ""),
+        ("dummy:crash", 70, "started exited gave up", "RuntimeError: the handler's own fault"),
+        ("dummy:topic", 1, "started exited", "topic 'orders' has 3 partitions"),
+        ("dummy:missing", 1, "started exited", "has no 'missing'"),
+        ("nowhere:source", 1, "started exited", "No module named 'nowhere'"),
+        ("dummy:tell", 1, "started exited", "cannot be called without arguments"),
+        ("dummy:json", 1, "started exited", "neither an event source nor makes one"),
+        ("dummy.py", 2, "", "did you mean dummy:source?"),
+        ("dummy.source", 2, "", "did you mean dummy:source?"),
+        ("dummy.make", 2, "", "did you mean dummy:make?"),
+        ("dummy.py:bad", 2, "", "did you mean dummy:bad?"),
+        ("./dummy.py:bad", 2, "", "did you mean dummy:bad?"),
+        ("shop/orders.py", 2, "", "did you mean shop.orders:source?"),
+        ("a dummy", 2, "", "as in bank:source"),
     ],
 )
-def test_a_users_problem_ends_the_run_at_once_without_a_stack_trace(
-    kes: Callable[..., Kes], source: str, message: str
+def test_a_run_that_ends_by_itself_says_why(
+    kes: Callable[..., Kes], source: str, code: int, events: str, message: str
 ) -> None:
-    running = kes(source)
-    assert running.ended() == 1
-    assert message in running.complaints
-    assert "Traceback" not in running.complaints
-    assert running.events("w-0") == ["started", "exited"]
-
-
-def test_workers_that_finish_by_themselves_are_not_started_again(kes: Callable[..., Kes]) -> None:
-    running = kes("dummy:finished", "--workers", "2")
-    assert running.ended() == 0
-    assert [seen["event"] for seen in running.seen].count("finished") == 2
-
-
-def test_the_second_signal_kills(kes: Callable[..., Kes]) -> None:
-    running = kes("dummy:stubborn")
-    running.until_ready(1)
-    running.process.terminate()
-    running.until("ignored")
-    running.process.send_signal(signal.SIGINT)
-    assert running.ended() == 130
-    assert running.seen[-1]["reason"] == "killed by SIGKILL"
-
-
-def test_a_drain_that_takes_too_long_is_cut_off(kes: Callable[..., Kes]) -> None:
-    running = kes("dummy:stubborn", "--drain-seconds", "0.2")
-    running.until_ready(1)
-    running.process.terminate()
-    assert running.ended() == 143
-    assert running.events("w-0")[-2:] == ["killed", "exited"]
-
-
-@pytest.mark.parametrize(("source", "last"), [("dummy:source", "drained"), ("dummy:hung", "ignored")])
-def test_workers_end_with_a_supervisor_that_was_killed(kes: Callable[..., Kes], source: str, last: str) -> None:
-    running = kes(source, "--workers", "2")
-    running.until_ready(2)
-    running.process.kill()
-    assert running.ended() == -signal.SIGKILL  # returns when the last process has let go of stdout
-    assert running.events("w-0")[-1] == running.events("w-1")[-1] == last
+    """Wrong usage starts no worker; a user's problem is no reason to restart, and has no stack trace; a fault has."""
+    running = kes(source, "--max-crashes", "0")
+    assert running.ended() == code
+    assert " ".join(running.events("w-0")) == events
+    assert message in " ".join(running.complaints.replace("│", " ").split())
+    assert ("Traceback" in running.complaints) == ("dummy.py" in running.complaints and code == 70) == (code == 70)
 
 
 NOTES = """
@@ -187,25 +186,6 @@ def test_workers_drain_when_nobody_reads_the_status_any_more(tmp_path: Path, for
     assert sorted(path.name for path in tmp_path.glob("drained-*")) == ["drained-w-0", "drained-w-1"]
 
 
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [
-        ("dummy.py", "did you mean dummy:source?"),
-        ("dummy.source", "did you mean dummy:source?"),
-        ("dummy.make", "did you mean dummy:make?"),
-        ("dummy.py:bad", "did you mean dummy:bad?"),
-        ("./dummy.py:bad", "did you mean dummy:bad?"),
-        ("shop/orders.py", "did you mean shop.orders:source?"),
-        ("a dummy", "as in bank:source"),
-    ],
-)
-def test_what_is_not_a_source_is_wrong_usage(kes: Callable[..., Kes], typed: str, meant: str) -> None:
-    running = kes(typed)
-    assert running.ended() == 2
-    assert meant in " ".join(running.complaints.replace("│", " ").split())
-    assert running.seen == []
-
-
 def test_what_happens_to_workers_is_told_in_sentences() -> None:
     told: list[tuple[dict[str, Any], str]] = [
         ({"event": "started", "pid": 7, "starts": 1}, "started (process 7)"),
@@ -223,7 +203,7 @@ def test_what_happens_to_workers_is_told_in_sentences() -> None:
     assert [sentence(status) for status, _ in told] == [words for _, words in told]
 
 
-# ------------------------------------------------------------------------------------------------- worker
+# -- worker ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -247,12 +227,15 @@ def test_what_cannot_be_run_is_refused_by_name(module: SimpleNamespace, name: st
         worker.load(f"made_up_module{name}")
 
 
-def test_a_restart_is_quick_enough_to_matter(kes: Callable[..., Kes]) -> None:
-    """The first pause is short: a crashed worker is back before its session would have timed out (10 s)."""
-    running = kes("dummy:source")
-    pid = running.until_ready(1)["w-0"]
-    os.kill(pid, signal.SIGKILL)
-    assert running.until("restarting")["in_seconds"] <= 1.0
-    running.until("ready")
-    running.process.terminate()
-    assert running.ended() == 0
+def test_modules_are_frozen_and_new_objects_looked_at_rarely() -> None:
+    before = gc.get_threshold(), gc.get_freeze_count()
+    try:
+        worker.collect_rarely(0)
+        assert (gc.get_threshold(), gc.get_freeze_count()) == before
+        worker.collect_rarely(5_000)
+        assert gc.get_threshold() == (5_000, *before[0][1:])
+        assert gc.get_freeze_count() > 1_000
+        assert gc.isenabled()
+    finally:
+        gc.set_threshold(*before[0])
+        gc.unfreeze()

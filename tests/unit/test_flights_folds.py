@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
+import pytest
 
 from examples.flights.aircraft import Aircraft, Landing, arrive, cancel, depart
 from examples.flights.boards import Board, add_recovered, add_turnaround, publish
@@ -19,165 +19,126 @@ from examples.flights.events import (
 )
 
 MORNING = 1_357_030_000
+HOUR = 3_600
 
 
-def departed(flight_id: str = "1", at: int = MORNING, delay: int = 0, **more: Any) -> FlightDeparted:
+def left(flight_id: str = "1", at: int = MORNING, delay: int = 0) -> FlightDeparted:
     return FlightDeparted(
         flight_id=flight_id,
         tail="N1",
         carrier="UA",
-        origin=more.get("origin", "EWR"),
-        destination=more.get("destination", "BOS"),
+        origin="EWR",
+        destination="BOS",
         departed_at=at,
         delay_minutes=delay,
     )
 
 
-def arrived(flight_id: str = "1", at: int = MORNING + 3600, delay: int = 0, **more: Any) -> FlightArrived:
+def came(
+    flight_id: str = "1", at: int = MORNING + HOUR, delay: int = 0, day: str = "2013-01-01", air: int = 40
+) -> FlightArrived:
     return FlightArrived(
         flight_id=flight_id,
         tail="N1",
         carrier="UA",
-        destination=more.get("destination", "BOS"),
+        destination="BOS",
         arrived_at=at,
-        day=more.get("day", "2013-01-01"),
+        day=day,
         delay_minutes=delay,
-        air_minutes=more.get("air", 40),
+        air_minutes=air,
     )
 
 
-def vars_of(aircraft: Aircraft) -> dict[str, Any]:
-    return msgspec.structs.asdict(aircraft)
+CANCELLED = FlightCancelled(
+    flight_id="1", tail=None, carrier="UA", flight=1545, origin="EWR", destination="BOS", scheduled_at=MORNING
+)
 
 
-def test_first_departure_is_no_turnaround() -> None:
+def turnaround(minutes: int, flight_id: str = "2") -> Turnaround:
+    return Turnaround(flight_id=flight_id, tail="N1", carrier="UA", airport="BOS", minutes=minutes)
+
+
+def recovered(minutes: int, flight_id: str = "1") -> DelayRecovered:
+    return DelayRecovered(flight_id=flight_id, tail="N1", carrier="UA", airport="BOS", minutes=minutes)
+
+
+LANDED = came("0", MORNING)
+FIRST, SECOND = "2013-01-01", "2013-01-02"
+FOLDS: list[Any] = [
+    pytest.param([left()], [], {"flights": 1, "arrived": 0, "last_airport": "EWR", "open_flights": {"1": 0}}, id="one"),
+    pytest.param([left(), came()], [], {"landing": Landing("BOS", MORNING + HOUR), "open_flights": {}}, id="a landing"),
+    pytest.param(
+        [left(), came(), left("2", MORNING + 6 * HOUR)],
+        [turnaround(300)],
+        {"landing": None, "last_airport": "EWR"},
+        id="a turnaround counts from the landing",
+    ),
+    pytest.param([LANDED, left("2", MORNING + TURNAROUND_LIMIT_SECONDS - 60)], [turnaround(1439)], {}, id="a day"),
+    pytest.param([LANDED, left("2", MORNING + TURNAROUND_LIMIT_SECONDS)], [], {}, id="a longer day is none"),
+    pytest.param(  # some rows of the file overlap: two departures in a row, the arrivals later
+        [LANDED, left("2", MORNING + HOUR), left("3", MORNING + HOUR + 60), came("2"), came("3")],
+        [turnaround(60)],
+        {"open_flights": {}, "flights": 2, "arrived": 3},
+        id="one landing gives one turnaround",
+    ),
+    pytest.param([left(delay=15), came()], [recovered(15)], {}, id="late at first"),
+    pytest.param([left(delay=20), came(delay=-5)], [recovered(25)], {}, id="and early then"),
+    pytest.param([left(delay=14), came()], [], {}, id="not late enough"),
+    pytest.param([left(delay=15), came(delay=1)], [], {}, id="still late"),
+    pytest.param([left(delay=-3), came(delay=-10)], [], {}, id="never late"),
+    pytest.param([came()], [], {}, id="the departure was never seen"),
+    pytest.param([came("1", delay=30), came("2", delay=-20)], [], {"minutes_late": 30}, id="early is no gain"),
+    pytest.param(  # the third left on the first, and lands on the second: all of it belongs to the second
+        [came(day=FIRST, air=100), came(day=FIRST, air=150), came(day=SECOND, air=200), came(day=SECOND, air=50)],
+        [],
+        {"longest_day": FIRST, "longest_day_minutes": 250},
+        id="the longest day, and the first of equals",
+    ),
+    pytest.param(
+        [came(day=FIRST, air=250), came(day=SECOND, air=250), came(day=SECOND, air=1)],
+        [],
+        {"longest_day": SECOND, "longest_day_minutes": 251},
+        id="a longer one",
+    ),
+    pytest.param(
+        [left("1", delay=40), left("2", MORNING + 10 * HOUR), came("2", MORNING + 11 * HOUR)],
+        [],
+        {"open_flights": {"1": 40}, "flights": 2, "arrived": 1},
+        id="a diverted flight stays open",
+    ),
+    pytest.param(
+        [LANDED, CANCELLED],
+        [],
+        {"cancelled": 1, "last_airport": "BOS", "landing": Landing("BOS", MORNING)},
+        id="cancelled: it stays where it is",
+    ),
+]
+
+
+@pytest.mark.parametrize(("events", "told", "state"), FOLDS)
+def test_what_events_do_to_an_aircraft(events: list[Any], told: list[Any], state: dict[str, Any]) -> None:
     aircraft = Aircraft()
-    assert depart(aircraft, departed()) is None
-    assert (aircraft.flights, aircraft.arrived, aircraft.last_airport) == (1, 0, "EWR")
-    assert aircraft.open_flights == {"1": 0}
-
-
-def test_turnaround_counts_from_the_landing() -> None:
-    aircraft = Aircraft()
-    depart(aircraft, departed())
-    arrive(aircraft, arrived(at=MORNING + 3600))
-    assert vars_of(aircraft)["landing"] == Landing("BOS", MORNING + 3600)
-    assert depart(aircraft, departed("2", at=MORNING + 3600 + 5 * 3600)) == Turnaround(
-        flight_id="2", tail="N1", carrier="UA", airport="BOS", minutes=300
-    )
-    assert vars_of(aircraft)["landing"] is None
-    assert aircraft.last_airport == "EWR"
-
-
-def test_a_day_on_the_ground_is_no_turnaround() -> None:
-    for seconds, told in ((TURNAROUND_LIMIT_SECONDS - 60, True), (TURNAROUND_LIMIT_SECONDS, False)):
-        aircraft = Aircraft(landing=Landing("BOS", MORNING))
-        assert (depart(aircraft, departed(at=MORNING + seconds)) is not None) is told
-
-
-def test_one_landing_gives_one_turnaround() -> None:
-    # Some rows of the file overlap: two departures in a row, the arrivals later.
-    aircraft = Aircraft(landing=Landing("BOS", MORNING - 3600))
-    assert depart(aircraft, departed("1")) is not None
-    assert depart(aircraft, departed("2", at=MORNING + 60)) is None
-    arrive(aircraft, arrived("1"))
-    arrive(aircraft, arrived("2"))
-    assert aircraft.open_flights == {}
-    assert (aircraft.flights, aircraft.arrived) == (2, 2)
-
-
-def test_late_departure_and_arrival_on_time_is_told() -> None:
-    aircraft = Aircraft()
-    depart(aircraft, departed(delay=15))
-    assert arrive(aircraft, arrived(delay=0)) == DelayRecovered(
-        flight_id="1", tail="N1", carrier="UA", airport="BOS", minutes=15
-    )
-    depart(aircraft, departed("2", delay=20))
-    recovered = arrive(aircraft, arrived("2", delay=-5))
-    assert recovered is not None
-    assert recovered.minutes == 25
-
-
-def test_what_is_no_recovered_delay() -> None:
-    for left, came in ((14, 0), (15, 1), (-3, -10), (60, 30)):
-        aircraft = Aircraft()
-        depart(aircraft, departed(delay=left))
-        assert arrive(aircraft, arrived(delay=came)) is None, (left, came)
-    assert arrive(Aircraft(), arrived(delay=0)) is None  # the departure was never seen
-
-
-def test_early_arrivals_do_not_make_up_for_late_ones() -> None:
-    aircraft = Aircraft()
-    arrive(aircraft, arrived("1", delay=30))
-    arrive(aircraft, arrived("2", delay=-20))
-    assert aircraft.minutes_late == 30
-
-
-def test_longest_day_goes_by_the_day_of_landing() -> None:
-    aircraft = Aircraft()
-    arrive(aircraft, arrived("1", day="2013-01-01", air=100))
-    arrive(aircraft, arrived("2", day="2013-01-01", air=150))
-    # Left on the first, lands on the second: all of it belongs to the second.
-    arrive(aircraft, arrived("3", day="2013-01-02", air=200))
-    assert (aircraft.longest_day, aircraft.longest_day_minutes) == ("2013-01-01", 250)
-    arrive(aircraft, arrived("4", day="2013-01-02", air=50))
-    assert (aircraft.longest_day, aircraft.longest_day_minutes) == ("2013-01-01", 250)  # the first of equals
-    arrive(aircraft, arrived("5", day="2013-01-02", air=1))
-    assert (aircraft.longest_day, aircraft.longest_day_minutes) == ("2013-01-02", 251)
-
-
-def test_a_diverted_flight_stays_open() -> None:
-    aircraft = Aircraft()
-    depart(aircraft, departed("1", delay=40))
-    depart(aircraft, departed("2", at=MORNING + 36_000))
-    arrive(aircraft, arrived("2", at=MORNING + 40_000))
-    assert aircraft.open_flights == {"1": 40}
-    assert (aircraft.flights, aircraft.arrived) == (2, 1)
-
-
-def test_cancelled_leaves_the_aircraft_where_it_is() -> None:
-    aircraft = Aircraft(landing=Landing("BOS", MORNING), last_airport="BOS")
-    cancel(aircraft, cancelled(tail="N1"))
-    assert (aircraft.cancelled, aircraft.last_airport, aircraft.landing) == (1, "BOS", Landing("BOS", MORNING))
+    folds: Any = {FlightDeparted: depart, FlightArrived: arrive, FlightCancelled: cancel}
+    found = [folds[type(event)](aircraft, event) for event in events]
+    assert [fact for fact in found if fact is not None] == told
+    assert {name: getattr(aircraft, name) for name in state} == state
+    assert Aircraft().open_flights == {}, "a new state shares nothing with another"
 
 
 def test_key_without_an_aircraft_is_no_tail_number() -> None:
-    event = cancelled(tail=None)
-    assert flight_key(event.carrier, event.flight) == "UA-1545"
+    assert flight_key(CANCELLED.carrier, CANCELLED.flight) == "UA-1545"
 
 
-def cancelled(tail: str | None) -> FlightCancelled:
-    return FlightCancelled(
-        flight_id="1", tail=tail, carrier="UA", flight=1545, origin="EWR", destination="BOS", scheduled_at=MORNING
-    )
-
-
-def turnaround(minutes: int) -> Turnaround:
-    return Turnaround(flight_id="1", tail="N1", carrier="UA", airport="BOS", minutes=minutes)
-
-
-def test_board_sums_and_keeps_the_fastest() -> None:
+def test_a_board_sums_keeps_the_fastest_and_is_published_only_when_it_changed() -> None:
     board = Board()
+    assert publish("airline:UA", board) is None
     for minutes in (90, 30, 60):
         add_turnaround(board, turnaround(minutes))
-    add_recovered(board, DelayRecovered(flight_id="1", tail="N1", carrier="UA", airport="BOS", minutes=20))
+    add_recovered(board, recovered(20))
     line = publish("airline:UA", board)
     assert line is not None
     assert (line.turnarounds, line.turnaround_minutes, line.fastest_turnaround) == (3, 180, 30)
     assert (line.recovered, line.recovered_minutes) == (1, 20)
-
-
-def test_a_board_is_published_only_when_it_changed() -> None:
-    board = Board()
     assert publish("airline:UA", board) is None
     add_turnaround(board, turnaround(1))
     assert publish("airline:UA", board) is not None
-    assert publish("airline:UA", board) is None
-    add_turnaround(board, turnaround(1))
-    assert publish("airline:UA", board) is not None
-
-
-def test_a_new_state_shares_nothing_with_another() -> None:
-    first = Aircraft()
-    depart(first, departed())
-    assert Aircraft().open_flights == {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -101,66 +100,59 @@ STATE = Aircraft(
 )
 
 
-def test_flights_that_are_right() -> None:
-    check = verify.check_flights(FLIGHTS, TRUTH)
-    assert (check.wrong, check.records, check.compared) == (0, 3, 3)  # one number: that of the events
+AIRCRAFT = [
+    Message("N1", Aircraft(flights=9)),  # the last value counts, and nothing of the toolkit's own
+    Message(RESERVED_KEY_PREFIX + b"offset", b"not for us"),
+    *(Message("N2", STATE), Message("N2", None), Message("N1", STATE)),
+]
 
 
 @pytest.mark.parametrize(
-    ("records", "says"),
+    ("check", "records", "compared"),
     [
-        (FLIGHTS[:2], "number of FlightArrived"),
-        ([*FLIGHTS, FLIGHTS[0]], "FlightDeparted of 1 is there twice"),
-        ([FLIGHTS[2], FLIGHTS[1], FLIGHTS[0]], "comes after a later event of N1"),
-        ([*FLIGHTS, Message("N1", DEPARTED, "Unheard")], "t[0]@7 is no event of this demo"),
-        ([*FLIGHTS, Message("N1", b"{", "FlightDeparted")], "t[0]@7 is no event of this demo"),
-        ([*FLIGHTS, Message("N1", None, "FlightDeparted")], "t[0]@7 is no event of this demo"),
+        (verify.check_flights, FLIGHTS, 3),  # one number: that of the events
+        (verify.check_facts, FACTS, 2),
+        (verify.check_aircraft, AIRCRAFT, len(verify.STATE_FIELDS) + 1),
     ],
 )
-def test_flights_that_are_wrong(records: list[Message], says: str) -> None:
-    assert says in " ".join(verify.check_flights(records, TRUTH).differences)
+def test_what_is_right(check: Any, records: list[Message], compared: int) -> None:
+    found = check(records, TRUTH)
+    assert (found.wrong, found.compared) == (0, compared)
+    assert found.records == len(records) or records is AIRCRAFT
 
 
-def test_facts_that_are_right() -> None:
-    check = verify.check_facts(FACTS, TRUTH)
-    assert (check.wrong, check.compared, check.records) == (0, 2, 2)
+NOT_OURS = "t[0]@7 is no event of this demo"
+STRAY = [msgspec.structs.replace(STATE, minutes_late=4), msgspec.structs.replace(STATE, open_flights={"1": 0})]
 
 
 @pytest.mark.parametrize(
-    ("records", "says"),
+    ("check", "records", "says"),
     [
-        (FACTS[:1], "for airport:BOS (30 min) was lost"),
-        ([*FACTS, FACTS[0]], "for airline:UA is there 2 times"),
-        ([*FACTS, Message("airport:ORD", TURNAROUND)], "for airport:ORD (30 min) is not in the file"),
-        ([FACTS[0], Message("airport:BOS", msgspec.structs.replace(TURNAROUND, minutes=31))], "(31 min) is not in"),
-        ([*FACTS, Message("airline:UA", DEPARTED)], "is no event of this demo"),
+        (verify.check_flights, FLIGHTS[:2], "number of FlightArrived"),
+        (verify.check_flights, [*FLIGHTS, FLIGHTS[0]], "FlightDeparted of 1 is there twice"),
+        (verify.check_flights, [FLIGHTS[2], FLIGHTS[1], FLIGHTS[0]], "comes after a later event of N1"),
+        (verify.check_flights, [*FLIGHTS, Message("N1", DEPARTED, "Unheard")], NOT_OURS),
+        (verify.check_flights, [*FLIGHTS, Message("N1", b"{", "FlightDeparted")], NOT_OURS),
+        (verify.check_flights, [*FLIGHTS, Message("N1", None, "FlightDeparted")], NOT_OURS),
+        (verify.check_facts, FACTS[:1], "for airport:BOS (30 min) was lost"),
+        (verify.check_facts, [*FACTS, FACTS[0]], "for airline:UA is there 2 times"),
+        (verify.check_facts, [*FACTS, Message("airport:ORD", TURNAROUND)], "for airport:ORD (30 min) is not in the"),
+        (
+            verify.check_facts,
+            [FACTS[0], Message("airport:BOS", msgspec.structs.replace(TURNAROUND, minutes=31))],
+            "(31 min) is not in",
+        ),
+        (verify.check_facts, [*FACTS, Message("airline:UA", DEPARTED)], "is no event of this demo"),
+        (verify.check_aircraft, [], "N1 is in the file and not in Kafka"),
+        (verify.check_aircraft, [Message("N1", STATE), Message("N2", STATE)], "N2 is in Kafka and not in the file"),
+        (verify.check_aircraft, [Message("N1", STRAY[0])], "N1, minutes_late: Kafka says 4"),
+        (verify.check_aircraft, [Message("N1", STRAY[1])], "flights without an arrival"),
     ],
 )
-def test_facts_that_are_wrong(records: list[Message], says: str) -> None:
-    check = verify.check_facts(records, TRUTH)
-    assert check.wrong > 0
-    assert says in " ".join(check.differences)
-
-
-def test_state_is_the_last_value_and_not_the_toolkits_own() -> None:
-    old = Message("N1", Aircraft(flights=9))
-    offset = Message(RESERVED_KEY_PREFIX + b"offset", b"not for us")
-    gone = [Message("N2", STATE), Message("N2", None)]
-    check = verify.check_aircraft([old, offset, *gone, Message("N1", STATE)], TRUTH)
-    assert (check.wrong, check.compared) == (0, len(verify.STATE_FIELDS) + 1)
-
-
-@pytest.mark.parametrize(
-    ("records", "says"),
-    [
-        ([], "N1 is in the file and not in Kafka"),
-        ([Message("N1", STATE), Message("N2", STATE)], "N2 is in Kafka and not in the file"),
-        ([Message("N1", msgspec.structs.replace(STATE, minutes_late=4))], "N1, minutes_late: Kafka says 4"),
-        ([Message("N1", msgspec.structs.replace(STATE, open_flights={"1": 0}))], "flights without an arrival"),
-    ],
-)
-def test_state_that_is_wrong(records: list[Message], says: str) -> None:
-    assert says in " ".join(verify.check_aircraft(records, TRUTH).differences)
+def test_what_is_wrong_is_found(check: Any, records: list[Message], says: str) -> None:
+    found = check(records, TRUTH)
+    assert found.wrong > 0
+    assert says in " ".join(found.differences)
 
 
 def test_boards() -> None:
@@ -183,17 +175,13 @@ def test_all_differences_are_counted_and_few_are_kept() -> None:
     assert (check.compared, check.wrong, len(check.differences)) == (100, 100, verify.SHOWN)
 
 
-def test_passed_needs_every_partition() -> None:
+def test_passed_needs_every_partition_and_the_marker_behind_events_is_not_shown() -> None:
     last = {0: 9, 1: 4}
-    assert passed(Reach(committed={0: 10, 1: 5}, stable={0: 12, 1: 6}), last)
-    assert not passed(Reach(committed={0: 9, 1: 5}, stable={0: 12, 1: 6}), last)
-    assert not passed(Reach(committed={0: 10}, stable={0: 12, 1: 6}), last)
-    assert Reach(committed={0: 10}, stable={0: 12, 1: 6}).lag == 8
-
-
-def test_what_is_shown_of_the_flights_is_events_and_not_the_marker_behind_them() -> None:
-    reach = Reach(committed={0: 11, 1: 3}, stable={0: 11, 1: 6, 2: 0}).up_to({0: 9, 1: 4})
+    reach = Reach(committed={0: 11, 1: 3}, stable={0: 11, 1: 6, 2: 0}).up_to(last)
     assert (reach.done, reach.total, reach.lag) == (13, 15, 2)
+    for committed, has_passed in (({0: 10, 1: 5}, True), ({0: 9, 1: 5}, False), ({0: 10}, False)):
+        assert passed(Reach(committed=committed, stable={0: 12, 1: 6}), last) == has_passed
+    assert Reach(committed={0: 10}, stable={0: 12, 1: 6}).lag == 8
 
 
 def test_no_row_claims_what_is_not_known_and_no_finished_download_stands_still() -> None:
@@ -208,21 +196,9 @@ def test_no_row_claims_what_is_not_known_and_no_finished_download_stands_still()
     assert shown._phase == "Kafka is there; starting it"
 
 
-def test_one_wrong_check_makes_the_report_wrong(tmp_path: Path) -> None:
+def test_one_wrong_check_makes_the_report_wrong() -> None:
     good, bad = verify.Check("a", compared=1), verify.Check("b", compared=1, wrong=1, differences=["b is off"])
-    report = results.Report(
-        flights=2,
-        events=3,
-        seconds=1.0,
-        spark_seconds=1.0,
-        fold_seconds=1.0,
-        transactions=1,
-        killed=None,
-        restarts=0,
-        checks=[good],
-        boards={},
-        airlines={},
-        plot=str(tmp_path),
-    )
+    known: Any = dict.fromkeys(results.Report.__struct_fields__) | {"checks": [good]}
+    report = results.Report(**known)
     assert report.right
     assert not msgspec.structs.replace(report, checks=[good, bad]).right
