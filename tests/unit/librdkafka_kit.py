@@ -5,14 +5,16 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from confluent_kafka import TopicPartition
 
 from streams.clients.librdkafka_group import Roster
 from streams.clients.librdkafka_membership import LibrdkafkaMembership
-from streams.group import Assigned, GroupEvent
+from streams.group import Assigned, GroupEvent, Revoked
 
 GROUP, TOPIC = "group", "topic"
 PATIENCE = 30.0
@@ -32,6 +34,13 @@ class FakeConsumer:
         self.callbacks: dict[str, Any] = {}
         self.calls: list[str] = []
         self.closed = threading.Event()
+        self.close, self.post = self.closed.set, self.todo.put
+        for name in ("incremental_assign", "incremental_unassign", "assign", "unassign", "unsubscribe"):
+            setattr(self, name, partial(self._called, name))
+
+    def _called(self, name: str, partitions: Sequence[Any] = ()) -> None:
+        assert not partitions
+        self.calls.append(name)
 
     def subscribe(self, topics: list[str], **callbacks: Any) -> None:
         assert topics == [TOPIC]
@@ -45,30 +54,6 @@ class FakeConsumer:
 
     def consumer_group_metadata(self) -> bytes:
         return raw(self.generation, self.member_id)
-
-    def incremental_assign(self, partitions: list[Any]) -> None:
-        assert partitions == []
-        self.calls.append("incremental_assign")
-
-    def incremental_unassign(self, partitions: list[Any]) -> None:
-        assert partitions == []
-        self.calls.append("incremental_unassign")
-
-    def assign(self, partitions: list[Any]) -> None:
-        assert partitions == []
-        self.calls.append("assign")
-
-    def unassign(self) -> None:
-        self.calls.append("unassign")
-
-    def unsubscribe(self) -> None:
-        self.calls.append("unsubscribe")
-
-    def close(self) -> None:
-        self.closed.set()
-
-    def post(self, work: Callable[[], Any]) -> None:
-        self.todo.put(work)
 
     def polled(self) -> None:
         """Return after all that was posted is done."""
@@ -105,16 +90,6 @@ class FakeTakeOver:
         return self.settings
 
 
-class FakeClient:
-    addresses = "nowhere:1"
-
-    def start(self) -> None:
-        pass
-
-    def close(self, timeout_seconds: float) -> None:
-        pass
-
-
 class Stage:
     """A membership, the consumers that it built, and what it said."""
 
@@ -130,7 +105,7 @@ class Stage:
             "rebalance_seconds": 5.0,
             "alive": lambda: True,
             "check": lambda _: 1.0,
-            "client": FakeClient(),
+            "client": SimpleNamespace(addresses="nowhere:1", start=lambda: None, close=lambda _: None),
             "take_over": self.take_over,
             **settings,
         }
@@ -142,8 +117,11 @@ class Stage:
         self.consumers.append(FakeConsumer())
         return self.consumers[-1]
 
-    def start(self) -> FakeConsumer:
+    def begin(self) -> None:
         self.membership.start(lambda event: self.heard.append((event, self.membership.snapshot)))
+
+    def start(self) -> FakeConsumer:
+        self.begin()
         return self.consumer()
 
     def consumer(self, number: int = 0) -> FakeConsumer:
@@ -157,9 +135,18 @@ class Stage:
         self.wait(Assigned)
         return consumer
 
+    def release(self, *numbers: int) -> None:
+        """Answer the barrier that stands."""
+        now = self.membership.snapshot
+        self.membership.released(numbers, self.wait(Revoked).incarnation, now.generation)
+
     @property
     def events(self) -> list[GroupEvent]:
         return [event for event, _ in list(self.heard)]
+
+    @property
+    def kinds(self) -> list[type]:
+        return [type(event) for event in self.events]
 
     def wait(self, kind: type, since: int = 0) -> Any:
         def found() -> list[GroupEvent]:

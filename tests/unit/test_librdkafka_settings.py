@@ -15,6 +15,7 @@ from streams.clients.librdkafka_connect import (
     no_other_protocol,
 )
 from streams.clients.librdkafka_group import Roster, explained
+from streams.clients.librdkafka_membership import LibrdkafkaMembership
 from streams.clients.librdkafka_term import GroupLog, parse_metadata
 from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal
@@ -33,47 +34,43 @@ def test_what_metadata_mean() -> None:
             parse_metadata(data)
 
 
+def connected(*strategies: str, broker_side: bool = False, **settings: int) -> LibrdkafkaMembership:
+    where = ClientSettings("127.0.0.1:1")
+    return connect_librdkafka_group(where, "g", "t", "i", strategies, broker_side=broker_side, **settings)[0]  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("strategies", [("cooperative-sticky",), ("range",), ("roundrobin",), ("roundrobin", "range")])
 def test_strategies_that_librdkafka_runs(strategies: tuple[str, ...]) -> None:
     assert classic_assignors(strategies) == ",".join(strategies)
-    membership, _ = connect_librdkafka_group(
-        ClientSettings("127.0.0.1:1"), "g", "t", "i", strategies, broker_side=False
-    )
-    consumer = membership._make_consumer(GroupLog("127.0.0.1:1", "test"))  # librdkafka takes the settings
-    consumer.close()
+    membership = connected(*strategies)
+    membership._make_consumer(GroupLog("127.0.0.1:1", "test")).close()  # librdkafka takes the settings
     membership.close(1.0)
 
 
 @pytest.mark.parametrize(
-    ("strategies", "what"),
+    ("strategies", "broker_side", "what"),
     [
-        (("incremental",), "membership 'streams'"),
-        (("cooperative-sticky", "range"), "stop all members"),
-        (("range", "incremental"), "'incremental'"),
+        (("incremental",), False, "membership 'streams'"),
+        (("cooperative-sticky", "range"), False, "stop all members"),
+        (("range", "incremental"), False, "'incremental'"),
+        (("roundrobin",), True, "cannot run the strategy 'roundrobin'"),
+        (("incremental",), True, "membership 'streams'"),
+        (("range", "cooperative-sticky"), True, "takes one strategy"),
     ],
 )
-def test_strategies_that_librdkafka_does_not_run(strategies: tuple[str, ...], what: str) -> None:
+def test_strategies_that_cannot_be_run(strategies: tuple[str, ...], broker_side: bool, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
-        connect_librdkafka_group(ClientSettings("127.0.0.1:1"), "g", "t", "i", strategies, broker_side=False)
+        connected(*strategies, broker_side=broker_side)
 
 
 def test_strategies_of_the_broker() -> None:
     assert broker_assignor(("cooperative-sticky",)) == "uniform"
     assert broker_assignor(("range",)) == "range"
-    for strategies, what in [
-        (("roundrobin",), "cannot run the strategy 'roundrobin'"),
-        (("incremental",), "membership 'streams'"),
-        (("range", "cooperative-sticky"), "takes one strategy"),
-    ]:
-        with pytest.raises(ConfigError, match=what):
-            connect_librdkafka_group(ClientSettings("127.0.0.1:1"), "g", "t", "i", strategies, broker_side=True)
 
 
 def test_librdkafka_wants_a_rebalance_timeout_that_is_not_below_the_session() -> None:
     with pytest.raises(ConfigError, match="rebalance_timeout_seconds"):
-        connect_librdkafka_group(
-            ClientSettings("127.0.0.1:1"), "g", "t", "i", ("range",), broker_side=False, rebalance_timeout_ms=5000
-        )
+        connected("range", rebalance_timeout_ms=5000)
 
 
 def test_a_session_of_the_broker_that_is_too_short_is_refused(caplog: pytest.LogCaptureFixture) -> None:
@@ -87,9 +84,8 @@ def test_a_session_of_the_broker_that_is_too_short_is_refused(caplog: pytest.Log
 
 
 def test_a_group_of_our_own_protocol_is_not_taken_over_by_the_broker() -> None:
-    no_other_protocol("g", Roster())
-    no_other_protocol("g", Roster("consumer", "uniform"))
-    no_other_protocol("g", Roster("classic", "cooperative-sticky"))
+    for fine in (Roster(), Roster("consumer", "uniform"), Roster("classic", "cooperative-sticky")):
+        no_other_protocol("g", fine)
     with pytest.raises(MembershipFatal, match="membership 'streams'"):
         no_other_protocol("g", Roster("classic", "kes-incremental-1"))
     with pytest.raises(BrokerUnavailable):
@@ -98,17 +94,9 @@ def test_a_group_of_our_own_protocol_is_not_taken_over_by_the_broker() -> None:
 
 def test_errors_that_pass_and_errors_that_do_not() -> None:
     assert explained("UNKNOWN_TOPIC_OR_PART", "", "g", "i") is None
-    for code in [
-        "FENCED_INSTANCE_ID",
-        "UNRELEASED_INSTANCE_ID",
-        "INCONSISTENT_GROUP_PROTOCOL",
-        "INVALID_SESSION_TIMEOUT",
-        "UNSUPPORTED_ASSIGNOR",
-        "UNSUPPORTED_VERSION",
-        "GROUP_AUTHORIZATION_FAILED",
-        "GROUP_MAX_SIZE_REACHED",
+    for code in (
+        "FENCED_INSTANCE_ID", "UNRELEASED_INSTANCE_ID", "INCONSISTENT_GROUP_PROTOCOL", "INVALID_SESSION_TIMEOUT",
+        "UNSUPPORTED_ASSIGNOR", "UNSUPPORTED_VERSION", "GROUP_AUTHORIZATION_FAILED", "GROUP_MAX_SIZE_REACHED",
         "INVALID_GROUP_ID",
-    ]:
-        error = explained(code, "text", "shop", "till-1")
-        assert error is not None
-        assert "shop" in str(error)
+    ):  # fmt: skip
+        assert "shop" in str(explained(code, "text", "shop", "till-1"))
