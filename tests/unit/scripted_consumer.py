@@ -1,24 +1,37 @@
-"""Stands in for confluent-kafka's consumer in tests of what is built on it."""
+"""A ``LogConsumer`` over a consumer that stands in for confluent-kafka's, and a clock."""
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+
+from streams.clients.consumer import LogConsumer, Profile
+from streams.clients.settings import ClientSettings
+from streams.records import Progress
+
+DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN)
 
 
 class ScriptedConsumer:
-    """Returns what the test put into ``messages``, and remembers what it was told."""
+    """Returns what the test put into ``messages``, and remembers what it was told. It is its own admin client, too.
+    ``frozen``: no answer comes, and no failure. ``high``: the end of a log, as the last fetch told it."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = []
         self.assigned: list[tuple[int, int]] = []
         self.unassigned: list[int] = []
-        self.asked: list[str] = []
-        self.answers = True
+        self.answers, self.frozen = True, False
+        self.high = -1001
+        self.ends: dict[int, int] = {}
+        self.admins = 0
+        self.questions: list[Future[Any]] = []
 
-    def list_topics(self, topic: str, _timeout: float) -> None:
-        self.asked.append(topic)
+    def list_topics(self, _topic: str, _timeout: float) -> None:
         if not self.answers:
             raise KafkaException(KafkaError(KafkaError._TRANSPORT))
 
@@ -35,4 +48,82 @@ class ScriptedConsumer:
     def incremental_unassign(self, positions: list[TopicPartition]) -> None:
         self.unassigned += [position.partition for position in positions]
 
+    def get_watermark_offsets(self, _partition: TopicPartition, *, cached: bool) -> tuple[int, int]:
+        assert cached
+        return -1001, self.high
+
+    def list_offsets(self, asked: dict[TopicPartition, Any], **_: Any) -> dict[TopicPartition, Future[Any]]:
+        [place] = asked
+        answer: Future[Any] = Future()
+        self.questions.append(answer)
+        if not self.frozen and self.answers:
+            answer.set_result(SimpleNamespace(offset=self.ends.get(place.partition, 0)))
+        elif not self.frozen:
+            answer.set_exception(KafkaException(KafkaError(KafkaError._TRANSPORT)))
+        return {place: answer}
+
     def close(self) -> None: ...
+
+
+class Reading:
+    """The consumer, its script, and the time."""
+
+    def __init__(self, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.script, self.now = ScriptedConsumer(), 100.0
+
+        def admin(_: object) -> Any:
+            self.script.admins += 1
+            return SimpleNamespace(list_offsets=self.script.list_offsets, poll=lambda _: 0)
+
+        # A real one tells of its own troubles.
+        monkeypatch.setattr("streams.clients.consumer.build", lambda *_: self.script)
+        monkeypatch.setattr("streams.clients.consumer.AdminClient", admin)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        self.consumer = LogConsumer(ClientSettings("127.0.0.1:1"), "t", profile)
+
+    def add(self, **offsets: int) -> None:
+        """``p0=10``: partition 0 from offset 10 on."""
+        for name, offset in offsets.items():
+            self.consumer.add(int(name[1:]), offset)
+
+    def poll(self, *messages: Message, after: float = 0.0, limit: int = 500) -> dict[int, Progress]:
+        self.now += after
+        self.script.messages += messages
+        return self.consumer.poll_batch(0, limit)
+
+    def poll_each(self, seconds: float, times: float) -> None:
+        """Poll so often, and find nothing."""
+        for _ in range(int(times)):
+            assert not self.poll(after=seconds)
+
+    def offsets(self, *messages: Message, after: float = 0.0, limit: int = 500) -> dict[int, list[int]]:
+        """``poll``; only the offsets of its records."""
+        found = self.poll(*messages, after=after, limit=limit)
+        return {number: [record.offset for record in progress.records] for number, progress in found.items()}
+
+    def lose_brokers(self) -> None:
+        self.consumer._connection.on_error(DOWN)
+
+    @property
+    def is_down(self) -> bool:
+        return self.consumer._connection.down
+
+
+def record(partition: int, offset: int, headers: Any = (("h", b"x"),)) -> Message:
+    return Message(
+        topic="t",
+        partition=partition,
+        offset=offset,
+        key=b"k",
+        value=b"%d" % offset,
+        headers=headers and [*headers],
+        timestamp=(1, 1000 + offset),
+    )
+
+
+def failure(code: int, partition: int) -> Message:
+    return Message(topic="t", partition=partition, offset=-1001, error=KafkaError(code, "why"))
+
+
+def end(partition: int, offset: int) -> Message:
+    return Message(topic="t", partition=partition, offset=offset, error=KafkaError(KafkaError._PARTITION_EOF))
