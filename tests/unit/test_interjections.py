@@ -117,21 +117,26 @@ async def test_a_look_between_offsets_and_commit_is_no_part_of_them(
 
 @pytest.mark.parametrize("how", ["stop", "halt", "lost", "cancel"])
 async def test_they_resolve_when_the_partition_goes(bench: Bench, how: str) -> None:
-    """Running ones and queued ones."""
+    """Running ones and queued ones, also those of other threads."""
     gated = Gated()
     source = bench.make(gated)  # type: ignore[arg-type]
     await bench.start()
-    asked = [asyncio.create_task(source.interject(0, gated)) for _ in range(3)]
+    asked: list[Any] = [asyncio.create_task(source.interject(0, gated)) for _ in range(2)]
     await bench.until(lambda: gated.begun == 1, "the first runs")
+    asked += [asyncio.wrap_future(source.interject_threadsafe(0, gated)) for _ in range(2)]
+    await bench.until(lambda: len(bench.engine.workers[0].inbox._interjections) == 3, "asked")
     if how == "stop":
         stopping = asyncio.create_task(source.stop())
-        await bench.until(lambda: asked[1].done() and asked[2].done(), "those behind it")
+        await bench.until(lambda: all(one.done() for one in asked[1:]), "those behind it")
         gated.gate.set()
         assert await asyncio.wait_for(asked[0], PATIENCE) == 1
         await stopping
         asked = asked[1:]
     elif how == "halt":
         source.stop_now()
+        late = source.interject_threadsafe(0, look)  # the loop has no time for it any more, or just so
+        await asyncio.wait(bench.tasks)
+        assert isinstance(late.exception(0), NotOwned | MembershipLost | Stopped)
     elif how == "lost":
         bench.connections.membership.lose_and_rejoin()
     else:
@@ -162,6 +167,7 @@ async def test_waiting_for_oneself_is_refused(bench: Bench, place: str) -> None:
     source: EventSource[Any] = bench.make(None, partitions=2)
 
     async def ask(*_: Any) -> None:
+        assert await source.interject(1, look) == "seen", "another partition may be waited for"
         try:
             await (source.interject_all(look) if place == "all" else source.interject(0, look))
         except WouldDeadlock as error:
@@ -184,19 +190,6 @@ async def test_waiting_for_oneself_is_refused(bench: Bench, place: str) -> None:
     await bench.until(lambda: len(met) == 1, "it is told")
     assert "in[0]" in str(met[0])
     assert await source.interject(0, look) == "seen", "and all goes on"
-
-
-async def test_another_partition_may_be_waited_for(bench: Bench) -> None:
-    source: EventSource[Any] = bench.make(None, partitions=2)
-    seen: list[str] = []
-
-    @source.register_event_type(Named)
-    async def handler(ctx: EventContext[Any], event: Named) -> None:
-        seen.append(await source.interject(1, look))
-
-    await bench.start()
-    bench.broker.send("a")
-    await bench.until(lambda: seen == ["seen"], "the other one's answer")
 
 
 async def test_of_all_partitions_some_may_fail(bench: Bench) -> None:
@@ -233,20 +226,6 @@ async def test_from_other_threads_and_loops(bench: Bench) -> None:
         return await asyncio.wrap_future(source.interject_threadsafe(0, look))
 
     assert await asyncio.to_thread(lambda: asyncio.run(elsewhere())) == "seen"
-
-
-async def test_other_threads_hear_of_the_stop(bench: Bench) -> None:
-    gated = Gated()
-    source = bench.make(gated)  # type: ignore[arg-type]
-    task = await bench.start()
-    asked = [source.interject_threadsafe(0, gated) for _ in range(2)]
-    await bench.until(lambda: gated.begun == 1, "the first runs")
-    source.stop_now()
-    asked.append(source.interject_threadsafe(0, look))  # the loop has no time for it any more, or just so
-    await asyncio.wait([task])
-    for answer in asked:
-        with pytest.raises((NotOwned, MembershipLost, Stopped)):
-            answer.result(0)
 
 
 async def test_who_asks_from_a_thread_at_the_very_end(bench: Bench) -> None:

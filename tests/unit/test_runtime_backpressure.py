@@ -20,8 +20,8 @@ from streams.runtime.ownership.partitions import Partitions
 from streams.runtime.partition.inbox import Inbox
 from streams.runtime.reading.poller import Poller, size_of
 from streams.runtime.signal import Signal
+from tests.unit.waiting import PATIENCE
 
-PATIENCE = 30.0
 QUEUE, POLL = 500, 50
 ROOM = 8 * POLL
 """As in production: less than what a partition may queue, so that a hung one uses up all of it before it is full."""
@@ -150,20 +150,23 @@ class Bench:
 
 
 @pytest.fixture
-def benches() -> Iterator[list[Bench]]:
+def bench_of() -> Iterator[Callable[..., Bench]]:
     made: list[Bench] = []
-    yield made
+
+    def make(partitions: int, **settings: int) -> Bench:
+        made.append(Bench(partitions, **settings))
+        return made[-1]
+
+    yield make
     for bench in made:
         bench.poller.close()
         assert bench.consumer.closed.wait(PATIENCE), "the poll thread ends"
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("hung", [{0}, {0, 1, 2}, {1, 3}], ids=str)
-async def test_hung_partitions_do_not_stop_the_others(benches: list[Bench], hung: set[int]) -> None:
+async def test_hung_partitions_do_not_stop_the_others(bench_of: Any, hung: set[int]) -> None:
     """None of the hung ones has a full queue when the room is used up, so nobody is paused for that reason."""
-    bench = Bench(4)
-    benches.append(bench)
+    bench = bench_of(4)
     working = {0, 1, 2, 3} - hung
     bench.start()
     await bench.until(lambda: all(bench.handled[number] > 10 * ROOM for number in working), "the others go on", working)
@@ -177,30 +180,24 @@ async def test_hung_partitions_do_not_stop_the_others(benches: list[Bench], hung
     assert not any(inbox.paused and not inbox for inbox in bench.inboxes), "an empty queue is read"
 
 
-@pytest.mark.asyncio
-async def test_large_records_that_hang_do_not_stop_small_steps(benches: list[Bench]) -> None:
+async def test_large_records_that_hang_do_not_stop_small_steps(bench_of: Any) -> None:
     """The same in bytes: two queues that are half full each are all of the room."""
     room = 1_000_000
-    bench = Bench(3, record_size=10_000, most_bytes=room, room_bytes=room)
-    benches.append(bench)
+    bench = bench_of(3, record_size=10_000, most_bytes=room, room_bytes=room)
     bench.start()
     await bench.until(lambda: bench.handled[2] > 1_000, "ten times the room goes by", [2])
     assert sum(inbox.size for inbox in bench.inboxes[:2]) <= 3 * room
     await bench.until(lambda: bench.handled[0] > 500 and bench.handled[1] > 500, "the others, at last", range(3))
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("record_size", "room_bytes", "most"),
     [(1, 1 << 30, ROOM + POLL), (1_000, 20_000, 20 + POLL)],
     ids=["count", "bytes"],
 )
-async def test_nothing_is_polled_without_room(
-    benches: list[Bench], record_size: int, room_bytes: int, most: int
-) -> None:
+async def test_nothing_is_polled_without_room(bench_of: Any, record_size: int, room_bytes: int, most: int) -> None:
     """Seen at the moment of the question, which is asked only after several polls were left out."""
-    bench = Bench(2, record_size=record_size, room_bytes=room_bytes)
-    benches.append(bench)
+    bench = bench_of(2, record_size=record_size, room_bytes=room_bytes)
     polled_when_asked: list[int] = []
 
     def look() -> None:
@@ -212,11 +209,9 @@ async def test_nothing_is_polled_without_room(
     assert bench.queues != [0, 0]
 
 
-@pytest.mark.asyncio
-async def test_a_question_that_comes_too_late_pauses_nobody(benches: list[Bench]) -> None:
+async def test_a_question_that_comes_too_late_pauses_nobody(bench_of: Any) -> None:
     """All was handled while the question was on its way: a pause of an empty queue would never end."""
-    bench = Bench(1, record_size=1_000, room_bytes=10_000)  # one poll is more than the room
-    benches.append(bench)
+    bench = bench_of(1, record_size=1_000, room_bytes=10_000)  # one poll is more than the room
     questions = 0
 
     def handle_before_the_question() -> None:
@@ -230,11 +225,9 @@ async def test_a_question_that_comes_too_late_pauses_nobody(benches: list[Bench]
     assert not bench.inboxes[0].paused
 
 
-@pytest.mark.asyncio
-async def test_a_partition_that_cannot_be_read_ends_the_input_once(benches: list[Bench]) -> None:
+async def test_a_partition_that_cannot_be_read_ends_the_input_once(bench_of: Any) -> None:
     """What else comes may be of a topic that was made again."""
-    bench = Bench(2)
-    benches.append(bench)
+    bench = bench_of(2)
     bench.consumer.failures = {number: OffsetError(f"t[{number}]") for number in range(2)}
     bench.start()
     assert await asyncio.to_thread(bench.consumer.closed.wait, PATIENCE)
@@ -311,12 +304,10 @@ def test_a_held_queue_is_read_again_when_half_of_it_is_handled() -> None:
     assert sum(call[1] for call in told.calls if call[0] == "handled") == 10, "nothing is uncounted twice"
 
 
-@pytest.mark.asyncio
-async def test_many_slow_ones_share_the_memory_of_the_process(benches: list[Bench]) -> None:
+async def test_many_slow_ones_share_the_memory_of_the_process(bench_of: Any) -> None:
     """Twenty that hang, each with room for everything, and one that does not: it goes on, and the sum is bounded."""
     size, total = 1_000, 2_000_000
-    bench = Bench(21, record_size=size, total_bytes=total)
-    benches.append(bench)
+    bench = bench_of(21, record_size=size, total_bytes=total)
     bench.start()
     await bench.until(lambda: all(inbox.paused for inbox in bench.inboxes[1:]), "the slow ones are paused", [0])
     before = bench.handled[0]
