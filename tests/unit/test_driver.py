@@ -129,14 +129,6 @@ def test_an_interjection_returns_its_answer_once_it_is_committed(driver: Driver)
     assert driver.interject(1, double) == 7
     assert driver.restored_store(1).get("ann") == 2
 
-    async def refuse(ctx: EventContext[Table[str, int]]) -> None:
-        ctx.store.put("ann", 100)
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        driver.interject(1, refuse)
-    assert driver.store(1).get("ann") == 2
-
 
 # -- members -----------------------------------------------------------------------------------------------------------
 

@@ -121,29 +121,6 @@ def test_whatever_an_exception_says_its_letter_is_small_and_readable(error: type
         assert counts(driver) == {"good": 1}
 
 
-def test_one_bad_record_among_many() -> None:
-    """Order and completeness where failures fall into the middle of slices and of transactions."""
-
-    def work(ctx: EventContext[Any], event: Added) -> None:
-        tell_total(ctx, event, OUT)
-        misbehave(ctx, event.deed)
-
-    expected: dict[str, int] = {}
-    told: list[tuple[str, int]] = []
-    with driven(work, on_error=DEAD_LETTER) as driver:
-        for number in range(1_000):
-            name, bad = f"n{number % 7}", number % 97 == 13
-            send(driver, name, deed="raise" if bad else "", wait=False)
-            if not bad:
-                expected[name] = expected.get(name, 0) + 1
-                told.append((name, expected[name]))
-        driver.settle()
-        assert totals(driver) == told
-        assert letters(driver, "offset") == [(str(n),) for n in range(1_000) if n % 97 == 13]
-        assert counts(driver) == expected
-        driver.check()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_context_does_after_its_handler_is_refused(kind: str) -> None:
     kept: list[EventContext[Any]] = []

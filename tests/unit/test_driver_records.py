@@ -33,23 +33,28 @@ from tests.vocabulary import ADDED, INTS, KINDS, MISDEEDS, TOTALS, Added, Total,
 # -- records that are refused ------------------------------------------------------------------------------------------
 
 
-def refused(ctx: EventContext[Any], event: Added) -> None:
+def refused(ctx: EventContext[Any], event: Added) -> ExecutionState | None:
     tell_total(ctx, event, OUT)
-    MISDEEDS[event.deed](ctx, OUT)
+    if event.deed in MISDEEDS:
+        MISDEEDS[event.deed](ctx, OUT)
+    return misbehave(ctx, event.deed)
 
 
-def test_several_guilty_ones_in_several_partitions() -> None:
-    """More than a transaction has attempts: these do not count, since each leaves less of it."""
-    guilty = {0: {17, 99}, 1: {40}} | {partition: {1} for partition in range(2, 12)}
-    with driven(refused, "async", SKIP, partitions=12, limits=[OUT]) as driver:
-        for number in range(100):
-            for partition, offsets in guilty.items():
-                deed = "over the topic's limit" if number in offsets else ""
-                if partition < 2 or number < 3:
-                    send(driver, f"n{partition}", deed=deed, partition=partition, wait=False)
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_several_guilty_ones_in_several_partitions(kind: str) -> None:
+    """In the middle of slices and of transactions, and more than a transaction has attempts: these do not count, since
+    each leaves less of it."""
+    guilty = {0: {17: "over the topic's limit", 50: "raise", 99: "over the topic's limit"}, 1: {40: "FAIL"}}
+    guilty |= {partition: {1: "over the topic's limit"} for partition in range(2, 12)}
+    with driven(refused, kind, DEAD_LETTER, partitions=12, limits=[OUT]) as driver:
+        for partition, deeds in guilty.items():
+            for number in range(400 if partition < 2 else 3):
+                send(driver, f"n{partition}", deed=deeds.get(number, ""), partition=partition, wait=False)
         driver.settle()
-        for partition, offsets in guilty.items():
-            good = (100 if partition < 2 else 3) - len(offsets)
+        bad = {(str(partition), str(offset)) for partition, deeds in guilty.items() for offset in deeds}
+        assert sorted(letters(driver, "partition", "offset")) == sorted(bad)
+        for partition, deeds in guilty.items():
+            good = (400 if partition < 2 else 3) - len(deeds)
             assert [amount for name, amount in totals(driver) if name == f"n{partition}"] == list(range(1, good + 1))
             assert counts(driver, partition) == {f"n{partition}": good}
         driver.check()
@@ -135,40 +140,34 @@ def test_a_change_over_the_limit(size: int) -> None:
         driver.check()
 
 
-@pytest.mark.parametrize("deed", ["over the topic's limit", "value of the wrong type"])
-def test_an_interjection_that_is_refused(deed: str) -> None:
-    """Its caller gets the error; the events around it stay."""
-
-    def interjection(ctx: EventContext[Any]) -> None:
-        ctx.store.put("interjected", 1)
-        MISDEEDS[deed](ctx, OUT)
-
-    with driven(refused, on_error=SKIP, limits=[OUT], error_policy=SKIP) as driver:
-        send(driver, "a", "b", wait=False)
-        with pytest.raises(RecordRefused):
-            driver.interject(0, interjection)
-        send(driver, "c")
-        assert (totals(driver), counts(driver)) == ([("a", 1), ("b", 1), ("c", 1)], dict.fromkeys("abc", 1))
-        driver.check()
-
-
 # -- interjections -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("deed", ["raise", "ctx.fail", "FATAL"])
-def test_errors_of_interjections_go_to_the_caller(deed: str) -> None:
-    """Undone, and raised where it was asked for; the source goes on, whatever the policy is."""
+@pytest.mark.parametrize(
+    ("deed", "said"),
+    [
+        ("raise", "the reason"),
+        ("ctx.fail", "the reason"),
+        ("FATAL", "FATAL"),
+        ("over the topic's limit", "too large"),
+        ("value of the wrong type", "bytes"),
+    ],
+)
+def test_an_interjection_that_fails_is_undone_and_its_caller_told(deed: str, said: str) -> None:
+    """The events around it stay. No policy applies, but to what the broker refuses."""
 
     def bad(ctx: EventContext[Any]) -> ExecutionState | None:
         ctx.store.put("first", 1)
-        ctx.forward(OUT, Total("trace", 1))
-        return misbehave(ctx, deed)
+        return refused(ctx, Added("interjected", deed=deed))
 
-    with driven(refused, error_policy=STOP) as driver:
-        with pytest.raises(Exception, match="FATAL" if deed == "FATAL" else "the reason"):
+    policy = SKIP if deed in MISDEEDS else STOP
+    with driven(refused, error_policy=policy, limits=[OUT]) as driver:
+        send(driver, "a", "b", wait=False)
+        with pytest.raises(RecordRefused if deed in MISDEEDS else Exception, match=said):
             driver.interject(0, bad)
-        send(driver, "a")
-        assert (counts(driver), totals(driver)) == ({"a": 1}, [("a", 1)])
+        send(driver, "c")
+        assert (totals(driver), counts(driver)) == ([("a", 1), ("b", 1), ("c", 1)], dict.fromkeys("abc", 1))
+        driver.check()
 
 
 def test_interjections_have_their_place_in_the_order_of_the_partition() -> None:
