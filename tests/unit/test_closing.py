@@ -43,8 +43,9 @@ class Desk:
         self.client = KafkaPythonClient("127.0.0.1:1", "test", {})
         self._threads = ThreadPoolExecutor()
 
-    def ask(self, work: Callable[[], Awaitable[Any]], seconds: float = LONG) -> Future[Any]:
-        return self._threads.submit(self.client.call, work, time.monotonic() + seconds)
+    def ask(self, work: Callable[[], Awaitable[Any]], question: Callable[[float], Any] | None = None) -> Future[Any]:
+        call = question or (lambda deadline: self.client.call(work, deadline))
+        return self._threads.submit(call, time.monotonic() + LONG)
 
     def end(self) -> None:
         self.client.close(1.0)
@@ -58,52 +59,41 @@ def desk() -> Iterator[Desk]:
     made.end()
 
 
-@pytest.mark.parametrize("moment", ["it begins", "a take-over asks", "it waits"])
-def test_a_question_is_told_that_the_client_was_closed(desk: Desk, moment: str) -> None:
-    """Also one that comes when the thread has ended: ``close`` runs what is left, and nothing more can be asked."""
-    client = desk.client
-    take_over = KafkaPythonTakeOver(client, "group", "topic")
-    if moment == "it waits":
-        client.start()
-    with ThreadPoolExecutor() as threads:
-        if moment == "a take-over asks":
-            asked: Future[Any] = threads.submit(take_over.log_range, "topic", [0], time.monotonic() + LONG)
-        else:
-            asked = desk.ask(client.connected)
-        wait_until(lambda: client.net._scheduled if moment == "it waits" else client.net._ready)
-        client.close(1.0)
-        with pytest.raises(BrokerUnavailable, match="was closed"):
-            asked.result(PATIENCE)
+@pytest.mark.parametrize("moment", ["it begins", "a take-over asks", "it waits", "too late", "its thread is stuck"])
+def test_a_question_is_told_that_the_client_was_closed(
+    desk: Desk, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that comes when the thread has ended (``close`` runs what is left, and nothing more can be asked), one
+    that comes between the look whether it is closed and the question, and one whose thread does not end."""
+    client, stuck, take_over = desk.client, threading.Event(), KafkaPythonTakeOver(desk.client, "group", "topic")
 
-
-def test_a_question_that_is_too_late_for_the_thread_is_told_so(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client is closed between the look whether it is and the question: nobody runs that any more."""
-
-    def post(_: Any) -> bool:
+    def close_before_it_is_posted(_: Any) -> bool:
         monkeypatch.undo()
-        desk.client.close(1.0)
+        client.close(1.0)
         return True
 
-    monkeypatch.setattr(desk.client, "post", post)
-    with pytest.raises(BrokerUnavailable, match="was closed"):
-        desk.ask(desk.client.connected).result(PATIENCE)
-
-
-def test_who_waits_for_a_thread_that_does_not_end_is_told_so(desk: Desk) -> None:
-    stuck = threading.Event()
-    desk.client.start()
-    thread = desk.client.net._io_thread
+    if moment in ("it waits", "its thread is stuck"):
+        client.start()
+    thread = client.net._io_thread
+    if moment == "its thread is stuck":
+        client.post(lambda: stuck.wait(LONG))
+    elif moment == "too late":
+        monkeypatch.setattr(client, "post", close_before_it_is_posted)
+    if moment == "a take-over asks":
+        asked = desk.ask(client.connected, lambda deadline: take_over.log_range("topic", [0], deadline))
+    else:
+        asked = desk.ask(client.connected)
     try:
-        desk.client.post(lambda: stuck.wait(LONG))
-        asked = desk.ask(desk.client.connected)
-        wait_until(lambda: desk.client.net._ready)
-        desk.client.close(0.1)
+        if moment != "too late":
+            wait_until(lambda: client.net._scheduled if moment == "it waits" else client.net._ready)
+            client.close(0.1 if moment == "its thread is stuck" else 1.0)
         with pytest.raises(BrokerUnavailable, match="was closed"):
             asked.result(PATIENCE)
     finally:
         stuck.set()
-        thread.join()
-        desk.client.net.close()
+        if moment == "its thread is stuck":
+            thread.join()
+            client.net.close()
 
 
 def test_what_fails_before_the_client_is_closed_is_raised_as_it_is(desk: Desk) -> None:

@@ -55,12 +55,8 @@ def consumer() -> Iterator[Turnstile]:
 
 
 @pytest.fixture
-def calm_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def poller(consumer: Turnstile, monkeypatch: pytest.MonkeyPatch) -> Iterator[Poller]:
     monkeypatch.setattr(thread, "CALM_AFTER_SECONDS", 0.0)
-
-
-@pytest.fixture
-def poller(consumer: Turnstile) -> Iterator[Poller]:
     made = Poller(lambda: consumer, max_poll_records=10, room=100, room_bytes=1 << 20)
     loop = asyncio.new_event_loop()
 
@@ -79,43 +75,36 @@ def record() -> dict[int, Progress]:
     return {0: Progress([IncomingRecord("t", 0, 0, b"k", b"v", None)], 1, -1, False)}
 
 
-@pytest.mark.usefixtures("calm_at_once")
-def test_polls_are_long_when_nothing_happens(consumer: Turnstile, poller: Poller) -> None:
-    assert consumer.next({}) == CALM_POLL_SECONDS
+SCRIPTS: dict[str, list[tuple[Callable[[Poller], object] | None, dict[int, Progress], float]]] = {
+    "nothing happens": [(None, {}, CALM_POLL_SECONDS)],
+    "something is queued": [
+        (None, record(), POLL_SECONDS),
+        (None, {}, POLL_SECONDS),
+        (lambda poller: poller.handled(1, 2), {}, CALM_POLL_SECONDS),
+    ],
+    "a partition is paused": [
+        (lambda poller: (poller.add(2, 0, 1), poller.pause(0)), {}, POLL_SECONDS),
+        (lambda poller: poller.resume(0), {}, CALM_POLL_SECONDS),
+        (lambda poller: poller.pause(0), {}, POLL_SECONDS),
+        (lambda poller: poller.remove([0, 1]), {}, CALM_POLL_SECONDS),
+    ],
+    "some are expected": [
+        (lambda poller: poller.expect([1, 2]), {}, POLL_SECONDS),
+        (lambda poller: poller.add(1, 0, 1), {}, POLL_SECONDS),
+        (lambda poller: poller.add(2, 0, 1), {}, CALM_POLL_SECONDS),
+        (lambda poller: poller.expect([3]), {}, POLL_SECONDS),
+        (lambda poller: poller.expect([]), {}, CALM_POLL_SECONDS),
+    ],
+}
 
 
-@pytest.mark.usefixtures("calm_at_once")
-def test_polls_are_short_while_something_is_queued(consumer: Turnstile, poller: Poller) -> None:
-    assert consumer.next(record()) == POLL_SECONDS
-    assert consumer.next({}) == POLL_SECONDS
-    poller.handled(1, 2)
-    assert consumer.next({}) == CALM_POLL_SECONDS
-
-
-@pytest.mark.usefixtures("calm_at_once")
-@pytest.mark.parametrize("end", [lambda poller: poller.resume(0), lambda poller: poller.remove([0, 1])])
-def test_polls_are_short_while_a_partition_is_paused(
-    consumer: Turnstile, poller: Poller, end: Callable[[Poller], None]
-) -> None:
-    poller.add(2, 0, 1)
-    poller.pause(0)
-    assert consumer.next({}) == POLL_SECONDS
-    end(poller)
-    assert consumer.next({}) == CALM_POLL_SECONDS
-
-
-@pytest.mark.usefixtures("calm_at_once")
-def test_polls_are_short_until_all_is_added_that_is_expected(consumer: Turnstile, poller: Poller) -> None:
-    poller.expect([1, 2])
-    assert consumer.next({}) == POLL_SECONDS
-    poller.add(1, 0, 1)
-    assert consumer.next({}) == POLL_SECONDS
-    poller.add(2, 0, 1)
-    assert consumer.next({}) == CALM_POLL_SECONDS
-    poller.expect([3])
-    assert consumer.next({}) == POLL_SECONDS
-    poller.expect([])
-    assert consumer.next({}) == CALM_POLL_SECONDS
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+def test_polls_are_long_only_when_nothing_is_to_be_done(consumer: Turnstile, poller: Poller, script: Any) -> None:
+    """An act, the answer to the poll under way, and how long the next one may take."""
+    for act, answer, seconds in script:
+        if act is not None:
+            act(poller)
+        assert consumer.next(answer) == seconds
 
 
 @pytest.mark.parametrize("what", [record(), {}], ids=["record", "command"])
