@@ -36,6 +36,14 @@ from tests.vocabulary import TOTALS
 STAGES = ("jobs", "concurrent", "batches")
 
 
+def row(line: str) -> tuple[str, dict[str, Any], list[str], str]:
+    """Kind of the stage with its settings | events | trace."""
+    head, events, trace = (part.strip() for part in line.split("|"))
+    kind, *settings = head.split()
+    stage = {name: int(value) for name, _, value in (setting.partition("=") for setting in settings)}
+    return kind, stage, [event.strip() for event in events.split(",")], trace
+
+
 def outcome(word: str) -> Any:
     """The result of a call with this word, or its error."""
     name = word.partition(":")[0]

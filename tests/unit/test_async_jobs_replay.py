@@ -8,45 +8,28 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams import EventContext, EventSource, EventSourceConfig, Table, event_type
+from streams import EventContext
 from streams.async_jobs import AsyncJobScheduler
 from streams.core.policy import Failure
 from streams.events import event_type_of
 from streams.job_settings import SchedulerConfig
-from streams.outcomes import DEAD_LETTER
 from streams.records import IncomingRecord
 from streams.runtime.replay import Completed, PartitionReplay, Program
+from tests.unit.async_kit import new_source
+from tests.unit.runtime_kit import Named
+from tests.vocabulary import Added, Ring
 
 cloudpickle = pytest.importorskip("pyspark.cloudpickle")
 FEW = SchedulerConfig(concurrency=3)
 
 
-class _Named(msgspec.Struct, frozen=True):
-    name: str
-
-
-@event_type("replayed.Job")
-class ByJob(_Named, frozen=True):
-    """A chain: a task, then a thread."""
-
-
-@event_type("replayed.Turn")
-class ByTurn(_Named, frozen=True):
-    """A concurrent handler."""
-
-
-@event_type("replayed.Plain")
-class Plain(_Named, frozen=True):
-    """Behind them."""
-
-
 def program(shout: str = "!") -> Program:
-    config = EventSourceConfig(group_id="g", topic="in", num_partitions=1, error_policy=DEAD_LETTER)
-    source: EventSource[Any] = EventSource(config, Table.factory(key=str, value=int))
+    """A chain of a task and a thread for ``Named``, a concurrent handler for ``Ring``, a plain one for ``Added``."""
+    source = new_source()
 
     def count(ctx: EventContext[Any], name: str) -> None:
         ctx.store.put(name, ctx.store.get(name, 0) + 1)
-        ctx.forward("out", Plain(name), key=name)
+        ctx.forward("out", Added(name), key=name)
 
     def second(text: str) -> str:
         if text.startswith("bad"):
@@ -56,20 +39,20 @@ def program(shout: str = "!") -> Program:
     def finalize(ctx: EventContext[Any], item: str, result: str) -> None:
         count(ctx, result)
 
-    async def first(event: ByJob) -> str:
+    async def first(event: Named) -> str:
         return event.name
 
     following: Any = AsyncJobScheduler(source, second, finalize, config=FEW)
     AsyncJobScheduler(source, first, config=FEW, then=following).register_event_type(
-        ByJob, key=lambda event: event.name
+        Named, key=lambda event: event.name
     )
 
-    @source.register_event_type(ByTurn, concurrency=2)
-    async def turn(ctx: EventContext[Any], event: ByTurn) -> None:
+    @source.register_event_type(Ring, concurrency=2)
+    async def turn(ctx: EventContext[Any], event: Ring) -> None:
         await ctx.turn()
         count(ctx, event.name)
 
-    source.register_event_type(Plain, lambda ctx, event: count(ctx, event.name))
+    source.register_event_type(Added, lambda ctx, event: count(ctx, event.name))
     return source.program()
 
 
@@ -90,7 +73,7 @@ async def handled(replay: PartitionReplay, *events: Any) -> Completed:
 async def test_a_program_with_jobs_runs_where_it_is_sent() -> None:
     made: Program = cloudpickle.loads(cloudpickle.dumps(program()))
     replay = PartitionReplay(made, 0, wall_ms=0)
-    events = [ByJob("a"), ByTurn("b"), Plain("c"), ByJob("bad"), ByJob("a"), ByTurn("b")]
+    events = [Named("a"), Ring("b"), Added("c"), Named("bad"), Named("a"), Ring("b")]
     completed = await handled(replay, *events)
     assert [(output.origin, output.topic) for output in completed.outputs] == [
         (offset, "g.in.dead-letters" if offset == 3 else "out") for offset in range(6)
@@ -104,7 +87,7 @@ async def test_events_that_are_known_to_fail_are_met_in_the_line() -> None:
     """As after a restart that took more back than the event that failed."""
     replay = PartitionReplay(program(), 0, wall_ms=0)
     replay._known = {offset: Failure(1, ValueError("known")) for offset in (1, 3, 5)}
-    events = [ByJob("a"), Plain("b"), ByTurn("c"), ByTurn("d"), ByJob("e"), ByJob("f"), Plain("g")]
+    events = [Named("a"), Added("b"), Ring("c"), Ring("d"), Named("e"), Named("f"), Added("g")]
     completed = await handled(replay, *events)
     assert completed.dead == {1, 3, 5}
     assert [output.origin for output in completed.outputs] == list(range(7))
@@ -114,7 +97,7 @@ async def test_events_that_are_known_to_fail_are_met_in_the_line() -> None:
 async def test_copies_have_one_fingerprint_and_other_jobs_another() -> None:
     made = program()
     assert cloudpickle.loads(cloudpickle.dumps(made)).fingerprint == made.fingerprint
-    routes = [route for route in made.routes if route.name != "replayed.Job"]
+    routes = [route for route in made.routes if route.name != "Named"]
     assert msgspec.structs.replace(made, routes=tuple(routes)).fingerprint != made.fingerprint
     told = [part for route in made.fingerprint for part in route]
     for name in ("program.<locals>.first", "program.<locals>.second", "program.<locals>.finalize"):

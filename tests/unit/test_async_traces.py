@@ -22,114 +22,72 @@ from streams import (
 from streams.records import TYPE_HEADER
 from streams.statistics import StageStatistics
 from streams.testing import TestDriver
-from tests.unit.async_kit import STAGES, World, driven, items_of, names, new_source, reasons, send, watch
+from tests.unit.async_kit import STAGES, World, driven, items_of, names, new_source, reasons, row, send, watch
 from tests.unit.runtime_kit import OUT, Named
 from tests.vocabulary import Ring
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
-ORDER: list[Any] = [
-    pytest.param("jobs", {}, "a:3|b:2|c:1", "0 a b c; 3 A B C @3", id="all at once, effects in order"),
-    pytest.param("concurrent", {}, "a:3|b:2|c:1", "0 a b c; 3 A B C @3", id="handlers too"),
-    pytest.param("jobs", {}, "a1:2|a2:1|b1:1", "0 a1 b1; 2 A1 a2 @1; 3 A2 B1 @3", id="a key: one after the other"),
-    pytest.param("concurrent", {}, "a1:2|a2:1|b1:1", "0 a1 b1; 2 a2 A1 @1; 3 A2 B1 @3", id="handlers of a key"),
-    pytest.param("jobs", {"concurrency": 2}, "a:1|b:1|c:1", "0 a b; 1 A B c @2; 2 C @3", id="as many as permits"),
-    pytest.param(
-        "concurrent",
-        {"concurrency": 2},
-        "a:5|b:1|c:1|d:1",
-        "0 a b; 1 c; 2 d; 5 A B C D @4",
-        id="a turn takes no permit",
-    ),
-    pytest.param(
-        "concurrent", {"concurrency": 1}, "a:1|b:1|c:1", "0 a; 1 b A @1; 2 c B @2; 3 C @3", id="the last permit neither"
-    ),
-    pytest.param("jobs", {}, "a:3|None|b:1", "0 a b; 3 A B @3", id="nothing to do: in its turn"),
-    pytest.param(
-        "batches", {}, "a1:1|None||b1:1", "0 a1+b1; 1 A1 () B1 @4", id="None has no finalizer, an empty list has"
-    ),
-    pytest.param(
-        "batches",
-        {"max_batch_size": 4, "max_concurrent_batches": 2},
-        "a1:3 b1|c1|d1|e1:1|f1 g1",
-        "0 a1+b1+c1+d1 e1+f1+g1; 3 A1+B1 C1 D1 E1 F1+G1 @5",
-        id="items of many events are one call",
-    ),
-    pytest.param(
-        "batches",
-        {"max_batch_size": 3, "max_concurrent_batches": 4},
-        "a1:1|a2|b1|a3|a4|a5|c1:1",
-        "0 a1+a2+b1 c1; 1 A1 A2 B1 a3+a4+a5 A3 A4 A5 C1 @7",
-        id="a key is in one call at a time, in order within it",
-    ),
-    pytest.param("batches", {}, "b1 c1", "0 b1+c1 B1+C1 @1", id="at once"),
-    pytest.param(
-        "batches", {"max_batch_size": 3, "max_delay_seconds": 5}, "a1|b1", "5 a1+b1 A1 B1 @2", id="not full: later"
-    ),
-    pytest.param(
-        "batches", {"max_batch_size": 3, "max_delay_seconds": 5}, "a1|b1|c1", "0 a1+b1+c1 A1 B1 C1 @3", id="full: now"
-    ),
-    pytest.param(
-        "batches",
-        {"max_batch_size": 2, "max_queued_items": 3, "max_concurrent_batches": 1},
-        "c1:1|a2:1 b1:1 c2:1 d1:1 e1:1 f1:1 g1:1|h1",
-        "0 c1; 1 C1 a2+b1 @1; 2 c2+d1; 3 e1+f1; 4 g1; 5 A2+B1+C2+D1+E1+F1+G1 h1 H1 @3",
-        id="more items than there is room for go in when nothing else is there",
-    ),
-]
 
-
-@pytest.mark.parametrize(("kind", "stage", "events", "trace"), ORDER)
-def test_what_begins_when_and_has_its_effects_in_order(
-    kind: str, stage: dict[str, Any], events: str, trace: str
-) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        # All at once, the effects in order; one after the other within a key; as many as there are permits.
+        "jobs | a:3, b:2, c:1 | 0 a b c; 3 A B C @3",
+        "jobs | a1:2, a2:1, b1:1 | 0 a1 b1; 2 A1 a2 @1; 3 A2 B1 @3",
+        "jobs concurrency=2 | a:1, b:1, c:1 | 0 a b; 1 A B c @2; 2 C @3",
+        "jobs | a:3, None, b:1 | 0 a b; 3 A B @3",
+        "concurrent | a:3, b:2, c:1 | 0 a b c; 3 A B C @3",
+        "concurrent | a1:2, a2:1, b1:1 | 0 a1 b1; 2 a2 A1 @1; 3 A2 B1 @3",
+        # Waiting for the turn takes no permit, or the last of many would never get one.
+        "concurrent concurrency=2 | a:5, b:1, c:1, d:1 | 0 a b; 1 c; 2 d; 5 A B C D @4",
+        "concurrent concurrency=1 | a:1, b:1, c:1 | 0 a; 1 b A @1; 2 c B @2; 3 C @3",
+        # Items of many events are one call; a key is in one call at a time, in order within it.
+        "batches | b1 c1 | 0 b1+c1 B1+C1 @1",
+        "batches max_batch_size=4 max_concurrent_batches=2 | a1:3 b1, c1, d1, e1:1, f1 g1 "
+        "| 0 a1+b1+c1+d1 e1+f1+g1; 3 A1+B1 C1 D1 E1 F1+G1 @5",
+        "batches max_batch_size=3 max_concurrent_batches=4 | a1:1, a2, b1, a3, a4, a5, c1:1 "
+        "| 0 a1+a2+b1 c1; 1 A1 A2 B1 a3+a4+a5 A3 A4 A5 C1 @7",
+        # A call that is not full waits for company; more items than there is room for go in when nothing else is there.
+        "batches max_batch_size=3 max_delay_seconds=5 | a1, b1 | 5 a1+b1 A1 B1 @2",
+        "batches max_batch_size=3 max_delay_seconds=5 | a1, b1, c1 | 0 a1+b1+c1 A1 B1 C1 @3",
+        "batches max_batch_size=2 max_queued_items=3 max_concurrent_batches=1 "
+        "| c1:1, a2:1 b1:1 c2:1 d1:1 e1:1 f1:1 g1:1, h1 "
+        "| 0 c1; 1 C1 a2+b1 @1; 2 c2+d1; 3 e1+f1; 4 g1; 5 A2+B1+C2+D1+E1+F1+G1 h1 H1 @3",
+        # None has no finalizer, an empty list has.
+        "batches | a1:1, None, , b1:1 | 0 a1+b1; 1 A1 () B1 @4",
+    ],
+)
+def test_what_begins_when_and_has_its_effects_in_order(line: str) -> None:
+    kind, stage, events, trace = row(line)
     world = World(kind, stage)
     with driven(world) as driver:
-        send(driver, *events.split("|"))
+        send(driver, *events)
         assert watch(driver, world, 7) == trace
-        assert names(driver) == [
-            name if name != "()" else "" for name in trace.split() if name.isupper() or name == "()"
-        ]
-
-
-BAD: list[Any] = [
-    pytest.param("jobs", {}, "a:3|b!:1|b2:1|c:1", "0 a b! c; 3 A (b! is bad) b2 @2; 4 B2 C @4", id="a job"),
-    pytest.param("concurrent", {}, "a:3|b!:1|b2:1|c:1", "0 a b! c; 3 A (b! is bad) b2 @2; 4 B2 C @4", id="a handler"),
-    pytest.param(
-        "batches",
-        {"max_batch_size": 1},
-        "a1:3|b1!:1|b2:1|c1",
-        "0 a1 b1! c1; 3 A1 (b1! is bad) b2 @2; 4 B2 C1 @4",
-        id="a call",
-    ),
-    pytest.param(
-        "batches",
-        {},
-        "c1 b1|c2 b2!|c3 b3",
-        "0 c1+b1+c2+b2!+c3+b3 C1+B1 (b2! is bad) C3+B3 @3",
-        id="an item of a call",
-    ),
-    pytest.param(
-        "batches",
-        {"max_batch_size": 1, "max_concurrent_batches": 1},
-        "a1! a2 b1|a3",
-        "0 a1! b1 (a1! is bad, a1! is bad) a3 A3 @2",
-        id="its own items have a key that failed",
-    ),
-]
+        assert names(driver) == [name.strip("()") for name in trace.split() if name.isupper() or name == "()"]
 
 
 @pytest.mark.parametrize("late", [True, False], ids=["on_failure", "dead letter"])
-@pytest.mark.parametrize(("kind", "stage", "events", "trace"), BAD)
-def test_a_failure_is_its_events_and_its_key_waits_for_the_turn(
-    kind: str, stage: dict[str, Any], events: str, trace: str, late: bool
-) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        "jobs | a:3, b!:1, b2:1, c:1 | 0 a b! c; 3 A (b! is bad) b2 @2; 4 B2 C @4",
+        "concurrent | a:3, b!:1, b2:1, c:1 | 0 a b! c; 3 A (b! is bad) b2 @2; 4 B2 C @4",
+        "batches max_batch_size=1 | a1:3, b1!:1, b2:1, c1 | 0 a1 b1! c1; 3 A1 (b1! is bad) b2 @2; 4 B2 C1 @4",
+        "batches | c1 b1, c2 b2!, c3 b3 | 0 c1+b1+c2+b2!+c3+b3 C1+B1 (b2! is bad) C3+B3 @3",
+        # Its own items have a key that failed:
+        "batches max_batch_size=1 max_concurrent_batches=1 | a1! a2 b1, a3 "
+        "| 0 a1! b1 (a1! is bad, a1! is bad) a3 A3 @2",
+    ],
+)
+def test_a_failure_is_its_events_and_its_key_waits_for_the_turn(line: str, late: bool) -> None:
     """No other event fails, and the order of the key holds: what is behind the failure begins after its turn."""
+    kind, stage, events, trace = row(line)
     world = World(kind, stage, late=late)
     late = late and kind != "concurrent"
     said = trace[trace.index("(") + 1 : trace.index(")")]
     with driven(world) as driver:
-        send(driver, *events.split("|"))
+        send(driver, *events)
         assert watch(driver, world, 7) == (trace if late else trace.replace(f" ({said})", ""))
         assert reasons(driver) == ([] if late else [said.split(",")[0]])
 
@@ -209,50 +167,37 @@ def test_statistics_tell_what_runs_and_what_waits(
 
 # -- the end -----------------------------------------------------------------------------------------------------------
 
-TWO_AT_ONCE: list[Any] = [
-    pytest.param("jobs", {"concurrency": 2}, ["a", "b"], id="jobs"),
-    pytest.param("concurrent", {"concurrency": 2}, ["a", "b"], id="concurrent"),
-    pytest.param("batches", {"max_batch_size": 2, "max_concurrent_batches": 1}, ["a+b"], id="batches"),
-]
 
-
-@pytest.mark.parametrize(("kind", "stage", "calls"), TWO_AT_ONCE)
-def test_a_stop_waits_for_what_runs_and_drops_the_rest(kind: str, stage: dict[str, Any], calls: list[str]) -> None:
-    world = World(kind, stage)
-    with driven(world) as driver:
-        send(driver, "a:3", "b:3", "c:3")
-        driver.advance(1)
-        driver.leave()
-        assert world.trace == f"0 {' '.join(calls)}; 3 A B"
-        assert driver.committed_offsets() == {0: 2}
-        driver.restart()
-        driver.settle()
-        assert names(driver) == ["A", "B", "C"]
-
-
-@pytest.mark.parametrize(("kind", "stage", "calls"), TWO_AT_ONCE)
-def test_what_never_ends_is_cancelled_after_the_drain(kind: str, stage: dict[str, Any], calls: list[str]) -> None:
-    world = World(kind, stage, drain_timeout_seconds=2.0)
-    with driven(world) as driver:
-        send(driver, "a:1000", "b:1000", "c:3")
-        driver.advance(1)
-        driver.leave()
-        assert world.trace == f"0 {' '.join(calls)}; 3 {' '.join(f'no-{call}' for call in calls)}"
-        assert driver.committed_offsets().get(0, 0) == 0
-
-
-@pytest.mark.parametrize(("kind", "stage", "calls"), TWO_AT_ONCE)
-def test_when_the_membership_is_lost_work_is_cancelled_and_done_again(
-    kind: str, stage: dict[str, Any], calls: list[str]
+@pytest.mark.parametrize(
+    ("kind", "stage", "calls"),
+    [
+        ("jobs", {"concurrency": 2}, ["a", "b"]),
+        ("concurrent", {"concurrency": 2}, ["a", "b"]),
+        ("batches", {"max_batch_size": 2, "max_concurrent_batches": 1}, ["a+b"]),
+    ],
+)
+@pytest.mark.parametrize(
+    ("end", "seconds", "trace", "committed"),
+    [
+        pytest.param("leave", 3, "0 {calls}; 3 A B", {0: 2}, id="a stop waits for what runs"),
+        pytest.param("leave", 500, "0 {calls}; 9 {cancelled}", {}, id="for so long"),
+        pytest.param("evict", 50, "0 {calls}; 1 {cancelled} {calls}", {}, id="without a membership it is cancelled"),
+    ],
+)
+def test_at_the_end_what_has_not_begun_is_dropped_and_all_that_is_not_committed_is_done_again(
+    kind: str, stage: dict[str, Any], calls: list[str], end: str, seconds: int, trace: str, committed: dict[int, int]
 ) -> None:
     world = World(kind, stage)
     with driven(world) as driver:
-        send(driver, "a:50", "b:50", "c")
+        send(driver, f"a:{seconds}", f"b:{seconds}", "c:3")
         driver.advance(1)
-        driver.evict()
+        getattr(driver, end)()
+        driver.advance(1 if end == "evict" else 0)
+        assert world.trace == trace.format(calls=" ".join(calls), cancelled=" ".join(f"no-{call}" for call in calls))
+        assert {partition: offset for partition, offset in driver.committed_offsets().items() if offset} == committed
+        if end == "leave":
+            driver.restart()
         driver.settle()
-        begun = [note for note in world.trace.replace(";", "").split() if not note.isdigit()]
-        assert begun[: 3 * len(calls)] == [*calls, *(f"no-{call}" for call in calls), *calls]
         assert names(driver) == ["A", "B", "C"]
         driver.check()
 

@@ -15,7 +15,7 @@ from streams.records import Acknowledgement
 from streams.runtime import bridge
 from streams.testing.simulation.clients import SimConnections
 from streams.testing.simulation.plain_producer import SimPlainProducer
-from tests.unit.async_kit import World, driven, names, new_source, reasons, records_of, send, watch
+from tests.unit.async_kit import World, driven, names, new_source, reasons, records_of, row, send, watch
 from tests.unit.runtime_kit import OUT, Named
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -88,23 +88,23 @@ def factory(monkeypatch: pytest.MonkeyPatch) -> Factory:
 
 @pytest.mark.parametrize("late", [True, False], ids=["on_failure", "dead letter"])
 @pytest.mark.parametrize(
-    ("events", "trace", "sent"),
+    ("line", "sent"),
     [
-        pytest.param("a:2 b:3|c:1", "3 a@0+b@1 c@2 @2", ["a b c"], id="when all of its records are acknowledged"),
-        pytest.param("None||None", "0 () @3", [], id="without records: no producer is made"),
-        pytest.param("a b!|c", "0 (b! is too large) c@2 @2", ["a b! c"], id="one that failed fails its event"),
-        pytest.param(
-            "a?:1|b?!:2|c", "2 a?@3 @1; 4 (b?! is too large) c@2 @3", ["a? b?! c", "a? b?!"], id="sent again, alone"
-        ),
+        ("producer | a:2 b:3, c:1 | 3 a@0+b@1 c@2 @2", ["a b c"]),
+        ("producer | None, , None | 0 () @3", []),  # no producer is made
+        ("producer | a b!, c | 0 (b! is too large) c@2 @2", ["a b! c"]),
+        ("producer | a?:1, b?!:2, c | 2 a?@3 @1; 4 (b?! is too large) c@2 @3", ["a? b?! c", "a? b?!"]),
     ],
 )
 def test_an_event_completes_when_its_records_are_reported(
-    factory: Factory, events: str, trace: str, sent: list[str], late: bool
+    factory: Factory, line: str, sent: list[str], late: bool
 ) -> None:
-    world = World("producer", late=late)
+    """All of them; one that failed fails its event; what was refused with its batch is sent again, alone."""
+    kind, _, events, trace = row(line)
+    world = World(kind, late=late)
     said = trace[trace.index("(") + 1 : trace.index(")")] if "(" in trace else ""
     with driven(world) as driver:
-        send(driver, *events.split("|"))
+        send(driver, *events)
         assert watch(driver, world, 5) == (trace if late or not said else trace.replace(f"({said}) ", ""))
         assert factory.names == [keys.split() for keys in sent]
         assert reasons(driver) == ([] if late or not said else [said])

@@ -6,16 +6,17 @@ import io
 import json
 import sys
 from collections.abc import Mapping
-from types import ModuleType
 
 import pytest
 
-from streams import EventSource, EventSourceConfig
+from streams import EventSourceConfig
 from streams.cli import console, offsets
 from streams.errors import OffsetError
 from streams.records import IncomingRecord
 from streams.runtime.changelog import OFFSET_KEY
-from tests.unit.cli_kit import Kes, preset
+from tests.unit.cli_kit import FakeCluster, Kes, admin, preset, source_of
+
+__all__ = ["admin"]  # the fixture
 
 ROWS = {0: (5, 3), 1: (4, 4), 2: (None, 7), 3: (9, None), 4: (None, None)}
 """Partition -> the group's offset, the changelog's."""
@@ -36,7 +37,7 @@ class FakeChecks:
 
     def refuse_if_alive(self) -> None:
         if self.alive:
-            raise OffsetError("group shop is alive (a)")
+            raise OffsetError("group demo is alive (a)")
 
     def committed(self, partitions: list[int]) -> dict[int, int | None]:
         return {number: ROWS[number][0] for number in partitions}
@@ -64,22 +65,18 @@ class FakeChecks:
 
 
 @pytest.fixture(autouse=True)
-def shop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module ``shop`` with an event source, whose group is the fake one."""
-    module = ModuleType("shop")
-    config = EventSourceConfig(group_id="shop", topic="orders", num_partitions=5, bootstrap_servers="there:1")
-    vars(module).update(source=EventSource(config))
-    monkeypatch.setitem(sys.modules, "shop", module)
+def there(admin: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event source's group is the fake one."""
+    monkeypatch.setattr(sys.modules["fleet"], "source", source_of(num_partitions=5, bootstrap_servers="there:1"))
     monkeypatch.setattr(offsets, "GroupChecks", FakeChecks)
     monkeypatch.setattr(offsets, "await_listener", lambda servers, timeout: None)
     monkeypatch.setattr(FakeChecks, "done", None)
     monkeypatch.setattr(console, "configure_logging", lambda verbosity: None)
-    monkeypatch.setenv("COLUMNS", "120")
 
 
 @pytest.fixture
 def accept(kes: Kes) -> Kes:
-    return preset(kes, "offsets", "accept", "shop:source")
+    return preset(kes, "offsets", "accept", "fleet:source")
 
 
 def test_only_what_is_ahead_is_set_back(accept: Kes) -> None:
@@ -88,7 +85,7 @@ def test_only_what_is_ahead_is_set_back(accept: Kes) -> None:
     states = {row["partition"]: row["state"] for row in json.loads(out)["partitions"]}
     assert states == {0: "set back", 1: "equal", 2: "behind", 3: "no offset in the changelog", 4: "equal"}
     assert "partitions [3]" in err
-    assert "shop.orders.changelog" in err
+    assert "demo.flights.changelog" in err
     accept("--yes", "-p", "0", "-p", "4")
     assert FakeChecks.written == {}, "no topic is accepted that nobody asked for"
 
@@ -107,7 +104,7 @@ def test_it_says_what_will_happen_and_asks(
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
     said = accept("--partition", "0", "--partition", "1", code=code).err
     assert FakeChecks.done == done
-    assert "orders[0]: records 3 to 4 are handled again" in said
+    assert "flights[0]: records 3 to 4 are handled again" in said
     assert "appear a second time" in said
 
 
@@ -122,7 +119,7 @@ def test_what_changed_while_the_question_stood_is_not_set(accept: Kes, monkeypat
 
 @pytest.mark.parametrize(
     ("arguments", "alive", "code", "said"),
-    [(["--partition", "5"], False, 2, "partitions 0 to 4"), (["--yes"], True, 1, "group shop is alive (a)")],
+    [(["--partition", "5"], False, 2, "partitions 0 to 4"), (["--yes"], True, 1, "group demo is alive (a)")],
 )
 def test_what_is_refused(
     accept: Kes, arguments: list[str], alive: bool, code: int, said: str, monkeypatch: pytest.MonkeyPatch

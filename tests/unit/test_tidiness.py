@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
-import inspect
 import re
 import subprocess
 import tomllib
@@ -63,11 +61,7 @@ OF_ONE_MACHINE = [
     r"proxy\.golang",
     r"--(extra-)?index" + r"-url",
 ]
-DANGEROUS_CALLS = {
-    ("pickle", "loads"), ("pickle", "load"), ("pickle", "Unpickler"), ("marshal", "loads"), ("marshal", "load"),
-    ("yaml", "load"), ("yaml", "unsafe_load"), ("shelve", "open"), ("os", "system"),
-}  # fmt: skip
-
+DANGEROUS_CALLS = {("os", "system"), ("", "breakpoint")}  # the linter knows print, exec, eval and yaml.load
 DANGEROUS_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 
 MODULES = {"kafka-python": "kafka", "protobuf": "pyspark"}  # PySpark imports protobuf, and does not ask for it
@@ -122,11 +116,6 @@ def undocumented(tree: ast.Module) -> list[str]:
     return found
 
 
-def constants_then_classes(name: str) -> tuple[int, str]:
-    """The order that the linter keeps: CONSTANTS, Classes, functions."""
-    return (0 if name.isupper() else 1 if name[0].isupper() else 2), name
-
-
 def exported(path: Path) -> list[str] | None:
     for node in tree_of(path).body:
         targets: list[ast.expr] = []
@@ -161,29 +150,17 @@ def test_modules_and_public_names_have_docstrings() -> None:
     assert missing == []
 
 
-def test_packages_export_by_one_sorted_list_and_other_modules_by_none() -> None:
+def test_packages_export_by_one_list_and_other_modules_by_none() -> None:
     """But for mere doors, which pass on what another library calls differently in its versions: they have no code."""
     found = []
     for path in LIBRARY:
         names, body = exported(path), tree_of(path).body
         if path in PACKAGES and names is None and not all(isinstance(node, ast.Expr) for node in body):
             found.append(f"{name_of(path)}: no __all__")
-        if names is not None and names != sorted(set(names), key=constants_then_classes):
-            found.append(f"{name_of(path)}: __all__ is not sorted")
         has_code = any(isinstance(node, ast.ClassDef | ast.FunctionDef) for node in body)
         if path not in PACKAGES and names is not None and has_code:
             found.append(f"{name_of(path)}: __all__ beside code of its own")
     assert found == []
-
-
-def test_every_exported_name_is_there_and_documented() -> None:
-    package = importlib.import_module("streams")
-    if not inspect.getdoc(package):
-        pytest.skip("nothing is exported yet")
-    for name in package.__all__:
-        value = getattr(package, name)
-        if inspect.isclass(value) or inspect.isfunction(value):
-            assert inspect.getdoc(value), name
 
 
 def test_the_library_does_nothing_dangerous_and_prints_nothing() -> None:
@@ -193,7 +170,7 @@ def test_the_library_does_nothing_dangerous_and_prints_nothing() -> None:
         found += [
             f"{name_of(path)}:{call.lineno}: {on}.{name}"
             for on, name, call in calls_in(tree)
-            if (on, name) in DANGEROUS_CALLS or (on == "" and name in {"print", "eval", "exec", "breakpoint"})
+            if (on, name) in DANGEROUS_CALLS
         ]
         imports = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
         imports += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
@@ -208,11 +185,6 @@ def test_tests_do_not_sleep_for_luck() -> None:
     found = {name_of(path): lines for path in TESTS if (lines := sleeps_outside_of_loops(tree_of(path)))}
     assert {name: lines for name, lines in found.items() if name not in SLEEP_ALLOWED} == {}
     assert SLEEP_ALLOWED.keys() - found.keys() == set(), "they do not sleep any more: take them from the list"
-
-
-def test_the_search_for_sleeps_tells_hope_from_polling() -> None:
-    tree = ast.parse("while not done():\n    time.sleep(0.1)\nfor _ in range(3):\n    await anyio.sleep(1)\nsleep(2)\n")
-    assert sleeps_outside_of_loops(tree) == [4, 5]
 
 
 def test_every_file_of_tests_is_found_by_pytest() -> None:
