@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from streams.broker import KafkaBroker
-from tests.broker.battery_kit import ENDLESS, PATIENCE, Bank, Worker, wait_until
+from tests.broker.battery_kit import ENDLESS, Bank, Worker, wait_until
 from tests.broker.gate import gate
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
@@ -152,49 +152,6 @@ def test_killed_at_random_with_standbys(bank_group: Bank, events: int, kills: in
     report = bank_group.must_be_exact()
     warm, cold = bank_group.times(WARM), bank_group.times(r"TakeOverDone\(.*warm=False\)")
     print(f"{report}; {warm} warm take-overs, {cold} cold, {bank_group.times('PartitionMoved.*in')} moves")
-
-
-@pytest.mark.parametrize(
-    ("rebalances", "pause"), [(8, 2.0), pytest.param(20, 3.0, marks=[pytest.mark.soak, pytest.mark.timeout(420)])]
-)
-@pytest.mark.nightly
-def test_a_storm_of_rebalances(bank_group: Bank, rebalances: int, pause: float, seed: int) -> None:
-    """Number 7: members join, leave and die, one every few seconds. Nothing stands still afterwards. It goes on until
-    there were so many generations: those that die before they have joined, or soon after, make none."""
-    rng = random.Random(seed)
-    settings = {**QUICK, "BANK_STANDBYS": str(seed % 2), "BANK_LEAVE_SECONDS": "4"}
-    members = {name: bank_group.start(name, **settings) for name in ("member-0", "member-1")}
-    leaving: list[Worker] = []
-    bank_group.deposit(1_000, KEYS, seed)
-    bank_group.wait_handled()
-    load = bank_group.load(ENDLESS, KEYS, seed + 1, 1_000)
-    story: list[str] = []
-    while len(story) < rebalances or bank_group.generations() < rebalances:
-        number = len(story)
-        until = time.monotonic() + pause
-        kind = rng.choice(["join", "stop", "kill"]) if 1 < len(members) < 4 else "join" if len(members) == 1 else "stop"
-        if kind == "join":
-            name = f"member-{number + 2}"
-            members[name] = bank_group.start(name, **settings)
-        else:
-            name = rng.choice(sorted(members))
-            worker = members.pop(name)
-            if kind == "kill":
-                worker.kill()
-            else:
-                worker.signal(signal.SIGTERM)
-                leaving.append(worker)
-        story.append(f"{kind} {name}")
-        wait_until(lambda until=until: time.monotonic() > until, "the next one")  # type: ignore[misc]
-    print(", ".join(story))
-    load.stop()
-    bank_group.wait_handled()
-    for worker in leaving:
-        code, said = worker.process.wait(PATIENCE), worker.log.read_text()
-        assert code == 0 or (code == -signal.SIGTERM and not said), said  # or it was stopped before it had begun
-    bank_group.check_stores(seed % 2)
-    print(f"{bank_group.generations()} generations")
-    bank_group.must_be_exact()
 
 
 @pytest.mark.nightly

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-import psutil
 import pytest
 
 from streams import EventContext, PoolConfig, Record
 from streams.errors import TransactionFailed
 from streams.testing.faults import KafkaProxy, Rule
 from tests.broker.engine_kit import Lab, Running
-from tests.vocabulary import Added, Total, Totals, added
+from tests.vocabulary import Added, Totals, added
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(90)]
 
@@ -55,69 +54,6 @@ async def test_a_slow_partition_holds_up_only_itself(lab: Lab) -> None:
         await run.until_handled(3_000, 3_001)
         assert not source.statistics().partitions[0].paused
     assert await lab.counts(0) == {f"n{number}": 334 if number < 3 else 333 for number in range(9)}
-    await lab.check_settled()
-
-
-async def test_bounded_in_bytes(lab: Lab) -> None:
-    """Few records, but large ones: the queue is bounded by what they weigh, and so is the process."""
-    await lab.create()
-    size, most = 100_000, 1_000_000
-    source = lab.source(max_queued_bytes=most, max_poll_records=20)
-    gate = asyncio.Event()
-    handled = 0
-
-    async def handler(ctx: EventContext[Totals], event: Added) -> None:
-        nonlocal handled
-        await gate.wait()
-        handled += 1
-
-    source.register_event_type(Added, handler)
-    for _ in range(600):
-        await lab.send(added("x" * size), partition=0)
-    await lab.flush()
-    process = psutil.Process()
-    async with Running(source) as run:
-        before = process.memory_info().rss
-        await run.until(lambda: source.statistics().partitions[0].paused, "it is paused")
-        peak = 0
-        for _ in range(50):
-            await asyncio.sleep(0.01)
-            peak = max(peak, source.statistics().partitions[0].queued_bytes)
-        assert most <= peak <= most + 3 * 20 * (size + 100)
-        assert process.memory_info().rss - before < 100_000_000, "60 MB wait at the broker, not here"
-        gate.set()
-        await run.until(lambda: handled == 600, "all are handled")
-
-
-async def test_ten_times_too_fast(lab: Lab) -> None:
-    """A handler with a limit of its own, fed while it works: it commits all the way through, in order, exactly once."""
-    await lab.create()
-    source = lab.source(
-        max_queued_records=ROOM, max_poll_records=POLL, pool=PoolConfig(target_batch_size=20, max_batch_size=40)
-    )
-    most = handled = at_first_commit = 0
-
-    async def handler(ctx: EventContext[Totals], event: Added) -> None:
-        nonlocal most, handled, at_first_commit
-        handled += 1
-        if not at_first_commit and source.statistics().committed_events:
-            at_first_commit = handled
-        most = max(most, source.statistics().partitions[0].queued_records)
-        await asyncio.sleep(0.001)
-        total = ctx.store.get(event.name, 0) + 1
-        ctx.store.put(event.name, total)
-        ctx.forward(lab.output, Total(event.name, total), key=b"one")
-
-    source.register_event_type(Added, handler)
-    async with Running(source) as run:
-        for _ in range(1_500):
-            await lab.send(added("n"), partition=0)
-        await lab.flush()
-        await run.until_handled(1_500, 0)
-        assert 0 < at_first_commit < 1_400, "it commits while most of the flood still waits"
-        assert source.statistics().committed_transactions >= 1_500 // 40
-    assert most <= MOST
-    assert await lab.totals() == [("n", number) for number in range(1, 1_501)]
     await lab.check_settled()
 
 

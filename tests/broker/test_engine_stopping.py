@@ -13,12 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from streams import EventContext, SourceState
-from streams.broker import KafkaBroker
-from streams.testing.fixtures import OwnBroker
-from tests.broker.engine_kit import PATIENCE, Lab, Running, handle, source_of, until
+from streams import SourceState
+from tests.broker.engine_kit import Lab, handle, source_of, until
 from tests.broker.gate import gate
-from tests.vocabulary import Added, Totals, count
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(90)]
 
@@ -28,32 +25,6 @@ def free_port() -> int:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
         return port
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-async def test_no_broker_until_later(
-    own_broker: OwnBroker, topic_prefix: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Says what is missing, backs off, and starts when the broker comes."""
-    broker: KafkaBroker = own_broker()
-    address = broker.bootstrap_servers
-    await asyncio.to_thread(broker.kill)  # it keeps its port
-    lab = Lab(address, topic_prefix)
-    source = source_of(lab)
-    task = asyncio.create_task(source.consume_events())
-    try:
-        await until(lambda: "waiting for the broker" in caplog.text, "it says that it waits")
-        assert address in caplog.text, "the address is named"
-        assert not task.done()
-        assert source.state is SourceState.STARTING
-        await asyncio.to_thread(broker.restart)
-        await until(lambda: [p.state for p in source.statistics().partitions] == ["active"], "it starts by itself")
-        await source.stop()
-        await task
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
 
 
 async def test_stop_while_waiting_for_the_broker(topic_prefix: str) -> None:
@@ -87,73 +58,6 @@ async def test_stop_at_every_moment_of_the_start(lab: Lab) -> None:
         assert time.monotonic() - began < 6
     await handle(lab, "b", until_offset=2)
     assert await lab.counts() == {"a": 1, "b": 1}
-    await lab.check_settled(lab.topic, lab.changelog)
-
-
-@pytest.mark.nightly
-async def test_two_sources_with_one_instance_id(lab: Lab) -> None:
-    """They fence each other's producers; whatever comes of it, every event counts once."""
-    await lab.create()
-    await lab.add(*["a"] * 50)
-    settings = {"instance_id": "same", "recovery_timeout_seconds": 5.0}
-    first, second = source_of(lab, **settings), source_of(lab, **settings)
-    tasks = [asyncio.create_task(source.consume_events()) for source in (first, second)]
-    try:
-        for _ in range(5):
-            await lab.add(*["a"] * 20)
-            await asyncio.sleep(0.2)
-    finally:
-        for source in (first, second):
-            source.stop_now()
-        await asyncio.wait(tasks, timeout=30)
-        errors = [task.exception() for task in tasks if task.done()]
-    print(errors)
-    assert len(errors) == 2, "both stop when they are told to"
-    await handle(lab, until_offset=150)
-    assert await lab.counts() == {"a": 150}
-    await lab.check_settled(lab.topic, lab.changelog)
-
-
-async def members(lab: Lab) -> int:
-    """Members that the broker counts in the group."""
-
-    def describe() -> int:
-        [future] = lab.admin._client.describe_consumer_groups([lab.group]).values()
-        return len(future.result(PATIENCE).members)
-
-    return await asyncio.to_thread(describe)
-
-
-async def test_who_is_cancelled_leaves_the_group(lab: Lab) -> None:
-    """In the middle of a handler. Else its partitions are nobody's until the session expires, and the same one started
-    again is taken for a rival."""
-    await lab.create()
-    hangs = asyncio.Event()
-    go = asyncio.Event()
-
-    async def handler(ctx: EventContext[Totals], event: Added) -> None:
-        count(ctx, event)
-        if event.deed == "hang" and not go.is_set():
-            hangs.set()
-            await go.wait()
-
-    source = lab.source(instance_id="same")
-    source.register_event_type(Added, handler)
-    await lab.add("a", "b")
-    task = asyncio.create_task(source.consume_events())
-    await until(lambda: source.statistics().committed_events == 2, "it works")
-    await lab.add("c", deed="hang")
-    await until(hangs.is_set, "the handler hangs")
-    assert await members(lab) == 1
-    task.cancel()
-    await asyncio.wait([task], timeout=PATIENCE)
-    assert task.cancelled()
-    assert await members(lab) == 0
-    go.set()
-    async with Running(source) as run:  # the same one again
-        await lab.add("d")
-        await run.until_handled(4)
-    assert await lab.counts() == dict.fromkeys("abcd", 1)
     await lab.check_settled(lab.topic, lab.changelog)
 
 

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import random
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -19,14 +14,12 @@ from streams.runtime.connections import KafkaConnections
 from streams.runtime.system import Environment
 from streams.testing.fixtures import BrokerAddress
 from tests.broker import timer_worker
-from tests.broker.engine_kit import Lab, Running, until
+from tests.broker.engine_kit import Lab, Running
 from tests.vocabulary import Totals
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(300)]
 
 PARTITIONS = 2
-PROGRAM = Path(timer_worker.__file__)
-ROOT = Path(__file__).parents[2]
 
 
 class Clock:
@@ -95,28 +88,6 @@ async def kept(lab: Lab) -> set[str]:
     }
 
 
-async def test_late_ones_fire_after_a_restart(lab: Lab) -> None:
-    clock = Clock()
-    async with Timed(lab, clock, "a") as run:
-        await lab.add("c", amount=30_000)
-        await lab.add("a", amount=10_000)
-        await lab.add("b", amount=20_000)
-        await lab.add("later", amount=5_000_000)
-        await run.until(lambda: run.timers == 4, "all are set")
-    assert await kept(lab) == {"a", "b", "c", "later"}
-    clock.seconds += 1000
-    async with Timed(lab, clock, "b") as run:
-        await run.until(lambda: run.timers == 1, "those that are due have fired")
-    assert await lab.totals() == [("a", 990_000), ("b", 980_000), ("c", 970_000)]
-    assert await kept(lab) == {"later"}
-    async with Timed(lab, clock, "c") as run:
-        await run.source.interject(0, lambda ctx: None)
-        assert run.timers == 1
-    assert await rang(lab) == ["a", "b", "c"]
-    assert await lab.counts() == {"a": 1, "b": 1, "c": 1}
-    await lab.check_settled(lab.topic, lab.output, lab.changelog)
-
-
 async def test_they_move_with_their_partition(lab: Lab) -> None:
     """To a warm copy, and back to the copy that the donor kept."""
     clock = Clock()
@@ -138,54 +109,3 @@ async def test_they_move_with_their_partition(lab: Lab) -> None:
         found = await until_rang(lab, 40)
     assert Counter(found) == dict.fromkeys(names, 1)
     assert await kept(lab) == set()
-
-
-@pytest.mark.nightly
-async def test_processes_that_are_killed(lab: Lab, tmp_path: Path) -> None:
-    """With kill -9, between setting and firing: each timer fires once, none early."""
-    seed = int(os.environ.get("SEED", "7"))
-    print(f"SEED={seed}")
-    rng = random.Random(seed)
-    log = (tmp_path / "workers.log").open("wb")
-    running: list[subprocess.Popen[bytes]] = []
-
-    def start(name: str) -> None:
-        arguments = [lab.bootstrap, lab.group, lab.topic, lab.output, str(PARTITIONS), name]
-        running.append(
-            subprocess.Popen(
-                [sys.executable, str(PROGRAM), *arguments],
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        )
-
-    try:
-        start("w0")
-        start("w1")
-        names = [f"t{number}" for number in range(120)]
-        for number, name in enumerate(names):
-            await lab.add(name, partition=number % PARTITIONS, amount=rng.randint(1, 20_000))
-        for kill in range(3):
-            goal = 25 * (kill + 1)
-            await until_rang(lab, goal)
-            victim = running.pop(0)
-            victim.kill()
-            victim.wait(30)
-            start(f"w{kill + 2}")
-        found = await until_rang(lab, len(names), 90.0)
-        assert Counter(found) == dict.fromkeys(names, 1)
-        assert min(late_ms for _, late_ms in await lab.totals()) >= 0, "never early"
-        await until(lambda: all(worker.poll() is None for worker in running), "nobody failed")
-    finally:
-        for worker in running:
-            worker.terminate()
-        for worker in running:
-            try:
-                worker.wait(30)
-            finally:
-                worker.kill()
-        log.close()
-    assert await kept(lab) == set()
-    assert sum([sum((await lab.counts(partition)).values()) for partition in range(PARTITIONS)]) == len(names)
-    assert len(await rang(lab)) == len(names)

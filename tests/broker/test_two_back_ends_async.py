@@ -18,8 +18,6 @@ from streams import (
     EventSourceConfig,
     IncomingRecord,
     SchedulerConfig,
-    SimpleStore,
-    Table,
 )
 from streams.events import event_type_of
 from streams.testing.fixtures import BrokerAddress
@@ -63,50 +61,6 @@ def jobs(end: BackEnd) -> None:
     end.leave()
     feed(end, *NAMES)
     end.restart()
-    end.settle()
-
-
-@scenario(partitions=2)
-def concurrent_handlers(end: BackEnd) -> None:
-    """``concurrency=``: side by side up to their turn."""
-
-    def make(config: EventSourceConfig) -> EventSource[Totals]:
-        source = EventSource(config, TOTALS)
-
-        @source.register_event_type(Added, concurrency=8, on_error=DEAD_LETTER)
-        async def handle(ctx: EventContext[Totals], event: Added) -> None:
-            amount = await doubled(event)
-            await ctx.turn()
-            tell_total(ctx, Added(event.name, amount), end.out)
-
-        return source
-
-    end.run(make)
-    feed(end, *NAMES)
-    feed(end, "a", "c", deed="raise")
-    feed(end, *NAMES)
-    end.settle()
-
-
-@scenario()
-def chain(end: BackEnd) -> None:
-    """Two stages of work."""
-
-    async def tripled(amount: int) -> int:
-        await turn_of_others()
-        return amount * 3
-
-    def make(config: EventSourceConfig) -> EventSource[Totals]:
-        source = EventSource(config, TOTALS)
-        last: AsyncJobScheduler[Totals, int, int] = AsyncJobScheduler(
-            source, tripled, lambda ctx, item, result: tell_total(ctx, Added(f"by {item}", result), end.out)
-        )
-        first: AsyncJobScheduler[Totals, Added, int] = AsyncJobScheduler(source, doubled, then=last)
-        first.register_event_type(Added, key=lambda event: event.name)
-        return source
-
-    end.run(make)
-    feed(end, *NAMES)
     end.settle()
 
 
@@ -216,69 +170,7 @@ def timers(end: BackEnd) -> None:
     end.settle()
 
 
-@scenario(partitions=2)
-def ordered_store(end: BackEnd) -> None:
-    """Ranges of an ordered table, after a restart too."""
-    factory: Any = Table.factory(key=str, value=int, ordered=True)
-
-    def handle(ctx: EventContext[Any], event: Added) -> None:
-        store = ctx.store
-        store.put(event.name, store.get(event.name, 0) + event.amount)
-        found = "".join(f"{name}{amount}" for name, amount in store.range("b", "e"))
-        ctx.forward(
-            end.out, Total(found, len(found)), key="range", partition=0, headers=[("from", event.name.encode())]
-        )
-        if event.deed == "delete":
-            store.delete(event.name)
-
-    def make(config: EventSourceConfig) -> EventSource[Any]:
-        source = EventSource(config, factory)
-        source.register_event_type(Added, handle)
-        return source
-
-    def feed_one(*names: str, deed: str = "") -> None:
-        for name in names:
-            end.send(Added(name, 1, deed), name, partition=1)
-
-    end.run(make)
-    feed_one(*NAMES)
-    feed_one("c", deed="delete")
-    end.settle()
-    end.leave()
-    end.restart()
-    feed_one(*NAMES)
-    end.settle()
-
-
-@scenario()
-def simple_store(end: BackEnd) -> None:
-    """Items that know their key; some are deleted."""
-    factory: Any = SimpleStore.factory(Total, key=lambda item: item.name)
-
-    def handle(ctx: EventContext[Any], event: Added) -> None:
-        known = ctx.store.get(event.name)
-        change = ctx.store.put(Total(event.name, event.amount + (known.amount if known else 0)))
-        ctx.record_change(change)
-        if event.deed == "delete":
-            ctx.store.delete(event.name)
-        ctx.forward(end.out, ctx.store.get(event.name) or Total("gone", 0), key=event.name)
-
-    def make(config: EventSourceConfig) -> EventSource[Any]:
-        source = EventSource(config, factory)
-        source.register_event_type(Added, handle)
-        return source
-
-    end.run(make)
-    feed(end, *NAMES)
-    feed(end, "a", deed="delete")
-    end.settle()
-    end.leave()
-    end.restart()
-    feed(end, *NAMES)
-    end.settle()
-
-
-SCENARIOS = [jobs, concurrent_handlers, chain, batches, batch_handlers, timers, ordered_store, simple_store]
+SCENARIOS = [jobs, batches, batch_handlers, timers]
 
 
 @pytest.mark.parametrize("one", SCENARIOS, ids=str)

@@ -8,35 +8,15 @@ from typing import Any
 
 import pytest
 
-from streams.testing import Point
 from streams.testing.fixtures import BrokerAddress
 from streams.testing.simulation.broker import Broker, Log
 from tests.broker.back_ends_kit import BackEnd, Scenario, feed, scenario, telling
-from tests.broker.gate import nightly
 from tests.broker.two_back_ends import compare, must_be_equal
 from tests.vocabulary import Added
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
 NAMES = ["a", "b", "c", "d", "e", "f", "a", "b", "a"]
-
-
-def crash_at(point: Point) -> Scenario:
-    """A member dies there in the middle of its work, and is started again: each event counts once."""
-
-    def play(end: BackEnd) -> None:
-        end.run(telling(end))
-        feed(end, *NAMES)
-        end.settle()
-        end.crash_at(point)
-        feed(end, *NAMES)
-        end.settle()
-        end.restart()
-        feed(end, *NAMES)
-        end.settle()
-
-    play.__name__ = f"crash_at_{point.replace('.', '_')}"
-    return Scenario(play, partitions=2, topics={"out": 2}, faulty=True)
 
 
 @scenario(partitions=4, topics={"out": 2})
@@ -53,48 +33,7 @@ def members(end: BackEnd) -> None:
     end.settle()
 
 
-@scenario(partitions=2, faulty=True)
-def taken_over(end: BackEnd) -> None:
-    """A member dies, the other one takes its partition over."""
-    end.run(telling(end), members=2)
-    feed(end, *NAMES)
-    end.settle()
-    end.crash(0)
-    feed(end, *NAMES)
-    end.settle()
-
-
-@scenario(partitions=2, faulty=True)
-def lost_commit_reply(end: BackEnd) -> None:
-    """The transaction is committed, and the member does not hear of it."""
-    end.run(telling(end))
-    feed(end, *NAMES)
-    end.settle()
-    end.lose_commit_reply()
-    feed(end, *NAMES)
-    end.settle()
-
-
-@scenario(partitions=2, faulty=True)
-def fenced(end: BackEnd) -> None:
-    """Somebody else takes the member's transactional ids."""
-    end.run(telling(end))
-    feed(end, *NAMES)
-    end.settle()
-    end.fence()
-    feed(end, *NAMES)
-    end.settle()
-
-
-SCENARIOS = [
-    nightly(crash_at("send_offsets.before")),
-    crash_at("commit.before"),
-    nightly(crash_at("commit.after")),
-    members,
-    taken_over,
-    lost_commit_reply,
-    fenced,
-]
+SCENARIOS = [members]
 
 
 @pytest.mark.parametrize("one", SCENARIOS, ids=str)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from streams import ErrorPolicy, EventContext, EventSource, EventSourceConfig, Table, event_type
 from streams.records import TYPE_HEADER, VERSION_HEADER, Headers, IncomingRecord
 
 Ending = Literal["decoded", "refused", "no route"]
@@ -162,6 +163,14 @@ class BadRecord(NamedTuple):
         return IncomingRecord(topic, partition, offset, self.key, self.value, self.headers, 0)
 
 
+TWICE: list[tuple[str, Headers, Ending]] = [
+    ("type header: empty, then known", [(TYPE_HEADER, b""), *GOOD_HEADERS], "no route"),
+    ("type header: null, then known", [(TYPE_HEADER, None), *GOOD_HEADERS], "no route"),
+    ("version header: bad, then good", [*GOOD_HEADERS, (VERSION_HEADER, b"2"), (VERSION_HEADER, b"1")], "refused"),
+    ("version header: good, then bad", [*GOOD_HEADERS, (VERSION_HEADER, b"1"), (VERSION_HEADER, b"2")], "decoded"),
+]
+
+
 def records() -> Iterator[BadRecord]:
     """All cases, one thing wrong in each."""
     for name, (headers, ending) in TYPE_HEADERS.items():
@@ -173,3 +182,37 @@ def records() -> Iterator[BadRecord]:
         yield BadRecord(f"key: {name}", key, GOOD_VALUE, GOOD_HEADERS, "decoded")
     for name, (value, ending) in values().items():
         yield BadRecord(f"value: {name}", GOOD_KEY, value, GOOD_HEADERS, ending)
+
+
+FAILING_KEYS = ("key: null", "key: reserved")
+"""Keys that a store refuses; the record itself can be read."""
+
+
+def small_records() -> list[BadRecord]:
+    """Those that a topic takes with default settings, and those with a header twice, of which the first one counts."""
+    twice = [BadRecord(name, GOOD_KEY, GOOD_VALUE, headers, ending) for name, headers, ending in TWICE]
+    return twice + [case for case in records() if len(case.value or b"") < 900_000]
+
+
+@event_type("Seen")
+class Seen(msgspec.Struct, frozen=True):
+    """``size``: of the account of a ``Sample``, the how manieth it is."""
+
+    size: int
+    count: int
+
+
+def counting(config: EventSourceConfig, output: str, policy: ErrorPolicy) -> EventSource[Table[bytes, int]]:
+    """A source of ``Sample``: keeps the count, also by key (a null key is the store's affair), sends ``Seen``."""
+    source = EventSource(config, Table.factory(key=bytes, value=int))
+
+    @source.register_event_type(Sample, on_error=policy)
+    def count(ctx: EventContext[Table[bytes, int]], event: Sample) -> None:
+        assert ctx.input is not None
+        number = ctx.store.get(b"all", 0) + 1
+        ctx.store.put(b"all", number)
+        key: Any = ctx.input.key
+        ctx.store.put(key, number)
+        ctx.forward(output, Seen(len(event.account), number), key=b"seen")
+
+    return source

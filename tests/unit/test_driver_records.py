@@ -26,7 +26,7 @@ from streams.metrics import EventFailed, Measurement, OffsetMismatch
 from streams.records import Headers
 from streams.runtime.changelog import OFFSET_KEY
 from streams.testing import TestDriver
-from tests.unit.bad_input import Sample, records
+from tests.unit.bad_input import Sample, small_records
 from tests.unit.handlers_kit import OUT, config, counts, driven, letters, misbehave, send, totals
 from tests.vocabulary import ADDED, INTS, KINDS, MISDEEDS, TOTALS, Added, Total, Words, count, register, tell_total
 
@@ -214,7 +214,7 @@ def test_a_scheduled_interjection_that_fails(policy: ErrorPolicy) -> None:
 
 # -- records that cannot be read ---------------------------------------------------------------------------------------
 
-CORPUS = [case for case in records() if len(case.value or b"") < 900_000]
+CORPUS = small_records()
 
 
 @pytest.mark.parametrize("case", [case for case in CORPUS if case.ending != "decoded"], ids=lambda case: case.name)

@@ -1,0 +1,127 @@
+"""What the engine does about failures and strange records, in simulated time: on a broker it takes minutes, or luck."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import pytest
+
+from streams import DEAD_LETTER, SKIP, ErrorPolicy, ErrorResponse, EventContext, EventSource, Record
+from streams.errors import NotOwned
+from streams.metrics import EventFailed, Measurement
+from streams.runtime.partition.dead_letters import PREFIX
+from streams.testing import TestDriver
+from tests.unit.bad_input import FAILING_KEYS, GOOD_HEADERS, GOOD_VALUE, Seen, counting, small_records
+from tests.unit.handlers_kit import config, counts, driven, letters, send, totals
+from tests.vocabulary import TOTALS, Added, count, register, tell_total
+
+
+def test_a_retried_event_keeps_its_place_and_holds_up_its_partition_only() -> None:
+    """Attempts are counted and spaced; the other partition goes on meanwhile; one effect is left."""
+    tried: list[tuple[int, float]] = []
+    done: list[str] = []
+
+    def work(ctx: EventContext[Any], event: Added) -> None:
+        ctx.store.put("touched", ctx.store.get("touched", 0) + 1)
+        tell_total(ctx, event, "out")
+        if event.deed:
+            tried.append((ctx.attempt, driver.now))
+            if ctx.attempt < 5:
+                raise OSError("not yet")
+        done.append(event.name)
+
+    policy = ErrorPolicy(retries=9, backoff_seconds=2.0, max_backoff_seconds=6.0, then=ErrorResponse.FAIL_CONSUMER)
+    with driven(work, on_error=policy, partitions=2) as driver:
+        send(driver, "stubborn", deed="five times", wait=False)
+        send(driver, "behind", wait=False)
+        driver.advance(3.0)
+        send(driver, "other", partition=1, wait=False)
+        driver.advance(1.0)
+        assert (done, totals(driver)) == (["other"], [("other", 1)])
+        driver.settle()
+        assert done == ["other", "stubborn", "behind"]
+        assert [number for number, _ in tried] == [1, 2, 3, 4, 5]
+        gaps = [after - before for (_, before), (_, after) in itertools.pairwise(tried)]
+        assert all(0.75 * wanted <= gap <= 1.25 * wanted + 0.1 for gap, wanted in zip(gaps, (2, 4, 6, 6), strict=True))
+        assert totals(driver) == [("other", 1), ("stubborn", 1), ("behind", 1)]
+        assert counts(driver) == {"touched": 2, "stubborn": 1, "behind": 1}
+        driver.check()
+
+
+def test_a_skipped_record_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    def work(ctx: EventContext[Any], event: Added) -> None:
+        count(ctx, event)
+        if event.deed:
+            raise ValueError(f"no {event.name}, please")
+
+    with driven(work, on_error=SKIP) as driver:
+        send(driver, "first")
+        send(driver, "bad", deed="raise")
+        assert (counts(driver), driver.committed_offsets()) == ({"first": 1}, {0: 2})
+    assert "in[0]@1" in caplog.text
+
+
+def test_foreign_records_and_tombstones_in_the_changelog(caplog: pytest.LogCaptureFixture) -> None:
+    """A record without a key is ignored and told; tombstones of keys that never were do no harm, nor does what a later
+    version keeps there for itself."""
+    source = EventSource(config(), TOTALS)
+    register(source, count)
+    with TestDriver(source) as driver:
+        send(driver, "a", "b")
+        driver.leave()
+        broker = driver._world.broker
+        foreign = [(None, b"who am I?"), *((b"never-%d" % number, None) for number in range(50))]
+        for key, value in [*foreign * 9, (b"b", None), (b"\xff\xffkes.something-newer", b"1")]:
+            broker.append("g.in.changelog", 0, key, value, None, broker.wall_ms())
+        driver.restart()
+        send(driver, "a", "b")
+        assert dict(driver.store(0).items()) == {"a": 2, "b": 1}
+    assert "without key" in caplog.text
+    assert "g.in.changelog[0]@" in caplog.text
+
+
+@pytest.mark.parametrize("partition", [2, -1, 99])
+def test_an_interjection_of_a_partition_that_is_not_there(partition: int) -> None:
+    with driven(count, partitions=2) as driver, pytest.raises(NotOwned):
+        driver._run(driver._world.members[0].source.interject(partition, lambda ctx: None))
+
+
+@pytest.mark.parametrize("policy", [DEAD_LETTER, SKIP], ids=["dead letter", "skip"])
+def test_records_that_cannot_be_read_among_good_ones(policy: ErrorPolicy, caplog: pytest.LogCaptureFixture) -> None:
+    """Each is a dead letter as it came, or skipped and named in the log; those around it are counted once, in order."""
+    cases = small_records()
+    failed: list[int] = []
+
+    def measure(measurement: Measurement) -> None:
+        if isinstance(measurement, EventFailed):
+            failed.append(measurement.offset)
+
+    with TestDriver(counting(config(decode_policy=policy, metrics_handler=measure), "out", policy)) as driver:
+        for case in cases:
+            driver.send_record(Record("in", GOOD_VALUE, b"good", GOOD_HEADERS, 0), wait=False)
+            driver.send_record(Record("in", case.value, case.key, case.headers, 0), wait=False)
+        driver.settle()
+        failing = {
+            2 * number + 1: case
+            for number, case in enumerate(cases)
+            if case.ending != "decoded" or case.name in FAILING_KEYS
+        }
+        assert failed == list(failing)
+        seen = [event.count for event in driver.outputs("out", Seen)]
+        assert seen == list(range(1, 2 * len(cases) - len(failing) + 1))
+        assert driver.store(0).get(b"all") == len(seen)
+        found = [
+            (letter.key, letter.value, [pair for pair in letter.headers or () if not pair[0].startswith(PREFIX)])
+            for letter in driver.dead_letters()
+        ]
+        assert found == [
+            (case.key, case.value, case.headers or []) for case in failing.values() if policy is DEAD_LETTER
+        ]
+        errors = ["StoreError" if case.name in FAILING_KEYS else "DecodeError" for case in failing.values()]
+        assert letters(driver, "error") == [(error,) for error in errors if policy is DEAD_LETTER]
+        assert all(0 < len(message) < 2_001 for (message,) in letters(driver, "message"))
+        driver.check()
+    named = {int(offset) for offset in re.findall(r"in\[0\]@(\d+)", caplog.text)}
+    assert named >= failing.keys(), "no silent skip"
