@@ -112,6 +112,14 @@ def write(ctx: EventContext[Any], event: Added) -> None:
         ctx.record_change(Change(key, ctx.store.words[key], type="word"))
 
 
+def touch(ctx: EventContext[Any], name: str) -> None:
+    """Add one to the name; in ``Words``, a letter."""
+    if isinstance(ctx.store, Words):
+        write(ctx, Added(name, deed="x"))
+    else:
+        count(ctx, Added(name))
+
+
 MISDEEDS: dict[str, Callable[[EventContext[Any], str], Any]] = {
     "over the client's limit": lambda ctx, out: ctx.forward(out, Total("x" * 1_000_001, 1)),
     # With its overhead it is over:

@@ -1,134 +1,268 @@
-"""Interjections over a broker in memory: they always resolve, wherever they are asked for, and nobody starves."""
+"""Interjections: they always resolve, wherever they are asked for, and nobody starves."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
+from collections.abc import Callable
 from typing import Any
 
+import anyio
 import pytest
 
 from streams import EventContext, EventSource, MissedRuns
 from streams.errors import MembershipLost, NotOwned, RegistrationError, Stopped, WouldDeadlock
 from streams.outcomes import SKIP
-from tests.unit.runtime_kit import MISSING, OUT, TABLE, Bench, Named, Producer, Unforgiving, count
+from streams.testing import TestDriver
+from streams.testing.simulation.clients import SimTakeOver
+from tests.unit.handlers_kit import OUT, config, driven, send
+from tests.unit.runtime_kit import Bench
 from tests.unit.waiting import PATIENCE
+from tests.vocabulary import MISDEEDS, TOTALS, Added, Totals, Words, count, touch
 
-
-class Gated:
-    """A handler of events and interjections that waits until it may go on."""
-
-    def __init__(self) -> None:
-        self.begun = 0
-        self.gate = asyncio.Event()
-
-    async def __call__(self, ctx: EventContext[Any], event: Named | None = None) -> int:
-        self.begun += 1
-        await self.gate.wait()
-        return self.begun
+GONE = (NotOwned, MembershipLost, Stopped)
 
 
 def look(ctx: EventContext[Any]) -> str:
     return "seen"
 
 
-@pytest.mark.parametrize("store", [TABLE, Unforgiving])
-async def test_what_is_queued_outlives_a_restart(bench: Bench, store: Any) -> None:
+def add(ctx: EventContext[Totals]) -> int:
+    touch(ctx, "i")
+    return ctx.store.get("i", 0)
+
+
+async def slowly(ctx: EventContext[Any]) -> str:
+    await anyio.sleep(5.0)
+    return "done"
+
+
+def ask(driver: TestDriver[Any], *handlers: Callable[..., Any], partition: int = 0) -> list[asyncio.Task[Any]]:
+    """Begin to ask for these interjections, in this order."""
+    source = driver._world.members[0].source
+
+    async def begin() -> list[asyncio.Task[Any]]:
+        tasks = [asyncio.create_task(source.interject(partition, handler)) for handler in handlers]
+        await asyncio.wait(tasks, timeout=0.1)
+        return tasks
+
+    return driver._run(begin())
+
+
+def beats(heard: list[str], known: bool) -> Callable[..., bool]:
+    """The answer of a group to heartbeats."""
+
+    def is_member(client: SimTakeOver, member: str, *_: Any) -> bool:
+        heard.append(member)
+        return known
+
+    return is_member
+
+
+def resolved(tasks: list[asyncio.Task[Any]]) -> list[Any]:
+    return [task.exception() or task.result() if not task.cancelled() else "cancelled" for task in tasks]
+
+
+@pytest.mark.parametrize("store", [TOTALS, Words], ids=["undoes", "does not"])
+def test_what_is_queued_outlives_a_restart(store: Any) -> None:
     """An event's records are refused (or it cannot be undone), so that the partition starts again."""
-    gated = Gated()
+    runs: list[str] = []
 
-    async def handler(ctx: EventContext[Any], event: Named) -> None:
-        if event.name == "bad":
-            await gated(ctx)
-            count(ctx, "trace")
-            ctx.forward(MISSING, event)
-        else:
-            ctx.forward(OUT, event)
+    async def work(ctx: EventContext[Any], event: Added) -> None:
+        await anyio.sleep(5.0 if event.deed else 0.0)
+        touch(ctx, event.name)
+        MISDEEDS[event.deed](ctx, OUT)
 
-    source = bench.make(handler, store=store, on_error=SKIP)
-    bench.begin("bad")
-    await bench.until(lambda: gated.begun == 1, "the event runs")
-    asked = [asyncio.create_task(source.interject(0, lambda ctx, n=n: count(ctx, "i") + 10 * n)) for n in range(3)]
-    await bench.until(lambda: len(bench.engine.workers[0].inbox._interjections) == 3, "asked")
-    gated.gate.set()
-    assert await asyncio.wait_for(asyncio.gather(*asked), PATIENCE) == [1, 12, 23], "each once, in their order"
-    bench.broker.send("good")
-    await bench.until(lambda: bench.broker.outputs() == ["good"], "it goes on")
+    def interjection(ctx: EventContext[Any], name: str) -> str:
+        touch(ctx, "i")
+        runs.append(name)
+        return name
+
+    with driven(work, on_error=SKIP, store=store) as driver:
+        send(driver, "bad", deed="over the client's limit", wait=False)
+        driver.advance(1)
+        asked = ask(driver, *(functools.partial(interjection, name=name) for name in "abc"))
+        send(driver, "good", wait=False)
+        driver.settle()
+        assert resolved(asked) == runs == [*"abc"], "in their order"
+        found = driver.store(0).words if store is Words else dict(driver.store(0).items())
+        assert found == ({b"i": b"xxx", b"good": b"x"} if store is Words else {"i": 3, "good": 1}), "each once"
+        driver.check()
 
 
-async def test_one_that_runs_when_its_partition_restarts_begins_anew(bench: Bench) -> None:
-    gated = Gated()
+def test_one_that_runs_when_its_partition_restarts_begins_anew() -> None:
+    begun: list[float] = []
 
-    def handler(ctx: EventContext[Any], event: Named) -> None:
-        ctx.forward(MISSING, event)
+    async def interjection(ctx: EventContext[Any]) -> str:
+        begun.append(driver.now)
+        return await slowly(ctx)
 
-    source = bench.make(handler, on_error=SKIP)
-    await bench.start()
-    running = asyncio.create_task(source.interject(0, gated))
-    await bench.until(lambda: gated.begun == 1, "it runs")
-    bench.broker.send("refused")
-    worker = bench.engine.workers[0]
-    await bench.until(lambda: worker.inbox, "the event waits behind it")
-    bench.engine.partitions._begin_restart(worker, worker.failures, settle=False)  # as for any event that is refused
-    late = asyncio.create_task(source.interject(0, look))
-    await bench.until(lambda: gated.begun == 2, "it runs again")
-    gated.gate.set()
-    assert await asyncio.wait_for(running, PATIENCE) >= 2, "and once more if a restart came before its proof"
-    assert await asyncio.wait_for(late, PATIENCE) == "seen", "asked for during the restart"
+    with driven(count, on_error=SKIP) as driver:
+        first = ask(driver, interjection)
+        engine = driver._world.members[0].engine
+        assert engine is not None
+        worker = engine.workers[0]
+        send(driver, "a", wait=False)
+        driver.advance(1.0)
+        restart = functools.partial(engine.partitions._begin_restart, worker, worker.failures, settle=False)
+        driver._world.loop.call_soon(restart)  # as for any event that is refused
+        late = ask(driver, look)
+        driver.settle()
+        assert resolved(first + late) == ["done", "seen"], "also what was asked for during the restart"
+        assert len(begun) == 2
+        assert dict(driver.store(0).items()) == {"a": 1}
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
-async def test_a_look_is_answered_with_a_proof(bench: Bench, known: bool) -> None:
+def test_a_look_is_answered_with_a_proof(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The group's answer to a heartbeat, one for all that wait; else an empty transaction, which the group fences."""
-    source = bench.make(lambda ctx, event: None, partitions=2)
-    await bench.start()
-    group = bench.connections.membership
-    group.knows_us = known
-    assert await asyncio.gather(*(source.interject(0, look) for _ in range(50))) == ["seen"] * 50
-    assert 1 <= group.heartbeats <= 10
-    assert bench.broker.offsets == ({} if known else {0: 0})
-    assert (bench.broker.reached(0), bench.broker.reached(1)) == (None if known else 0, None)
+    heartbeats: list[str] = []
+    monkeypatch.setattr(SimTakeOver, "is_member", beats(heartbeats, known))
+    with driven(count, partitions=2) as driver:
+        before = driver._world.broker.log(driver._world.config.changelog, 0).end
+        assert resolved(ask(driver, *[look] * 50)) == ["seen"] * 50
+        driver.settle()
+        assert 1 <= len(heartbeats) <= 10
+        assert (driver._world.broker.log(driver._world.config.changelog, 0).end == before) == known
 
 
-async def test_a_look_between_offsets_and_commit_is_no_part_of_them(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_look_between_offsets_and_commit_is_no_part_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The group has let the transaction pass before the look: that proves nothing about the look."""
-    source = bench.make(lambda ctx, event: None)
-    await bench.start()
-    committing, go_on = threading.Event(), threading.Event()
+    heartbeats: list[str] = []
+    monkeypatch.setattr(SimTakeOver, "is_member", beats(heartbeats, True))
+    with driven(count) as driver:
+        looks: list[asyncio.Task[Any]] = []
 
-    really = Producer.commit
+        def look_now(member: int) -> None:
+            looks.append(driver._world.loop.create_task(driver._world.members[0].source.interject(0, look)))
 
-    def commit(producer: Producer, timeout_seconds: float) -> None:
-        committing.set()
-        assert go_on.wait(PATIENCE)
-        really(producer, timeout_seconds)
+        driver.at("send_offsets.after", look_now)
+        seen_at_commit = driver.at("commit.after", lambda member: states.append(looks[0].done()))
+        states: list[bool] = []
+        changing = ask(driver, add)
+        driver.settle()
+        assert (resolved(changing + looks), seen_at_commit.sprung) == ([1, "seen"], 1)
+        assert (states, len(heartbeats)) == ([False], 1), "a proof of its own, and not before what it saw is committed"
 
-    monkeypatch.setattr(Producer, "commit", commit)
-    changing = asyncio.create_task(source.interject(0, lambda ctx: count(ctx, "n")))
-    await asyncio.to_thread(committing.wait, PATIENCE)
-    looking = asyncio.create_task(source.interject(0, look))
-    await bench.until(lambda: bench.connections.membership.heartbeats == 1, "a proof of its own")
-    assert not looking.done(), "what it saw is not committed yet"
-    go_on.set()
-    assert (await changing, await asyncio.wait_for(looking, PATIENCE)) == (1, "seen")
+
+def test_who_is_cancelled_before_it_began_has_not_asked() -> None:
+    with driven(count) as driver:
+        first, second, third = ask(driver, slowly, add, add)
+        driver._world.loop.call_soon(second.cancel)
+        driver.settle()
+        driver.advance(10)
+        assert resolved([first, second, third]) == ["done", "cancelled", 1]
+
+
+@pytest.mark.parametrize("place", ["handler", "turn", "interjection", "all"])
+def test_waiting_for_oneself_is_refused(place: str) -> None:
+    met: list[BaseException] = []
+    source: EventSource[Any] = EventSource(config(2), TOTALS)
+
+    async def deadlock(ctx: EventContext[Any], *_: Any) -> None:
+        running = driver._world.members[0].source
+        assert await running.interject(1, look) == "seen", "another partition may be waited for"
+        try:
+            await (running.interject_all(look) if place == "all" else running.interject(0, look))
+        except WouldDeadlock as error:
+            met.append(error)
+
+    async def ahead(ctx: EventContext[Any], event: Added) -> None:
+        await driver._world.members[0].source.interject(0, look)  # nobody waits for this one yet
+        await ctx.turn()
+        await deadlock(ctx)
+
+    if place == "turn":
+        source.register_event_type(Added, ahead, concurrency=2)
+    else:
+        source.register_event_type(Added, deadlock)
+    with TestDriver(source) as driver:
+        if place == "interjection":
+            driver.interject(0, deadlock)
+        else:
+            driver.send(Added("a"), partition=0)
+        assert ["in[0]" in str(error) for error in met] == [True]
+        assert driver.interject(0, look) == "seen", "and all goes on"
+
+
+def test_of_all_partitions_some_may_fail() -> None:
+    def handler(ctx: EventContext[Totals]) -> int:
+        add(ctx)
+        if ctx.topic_partition.partition == 1:
+            raise KeyError("not here")
+        return ctx.topic_partition.partition
+
+    with driven(count, partitions=3) as driver:
+        source = driver._world.members[0].source
+        with pytest.raises(ExceptionGroup, match="1 of 3") as raised:
+            driver._run(source.interject_all(handler))
+        assert raised.value.exceptions[0].__notes__ == ["in the interjection of in[1]"]
+        found = driver._run(source.interject_all(handler, return_exceptions=True))
+        assert (list(found), found[0], found[2], type(found[1])) == ([0, 1, 2], 0, 2, KeyError)
+        assert driver._run(source.interject_all(lambda ctx: ctx.store.get("i", 0))) == {0: 2, 1: 0, 2: 2}
+
+
+def test_nobody_starves() -> None:
+    """A flood of interjections, one of events, and a line that does not move: all of them come forward."""
+    runs, answers = [0, 0], [0, 0]
+    source: EventSource[Any] = EventSource(config(2), TOTALS)
+
+    @source.register_event_type(Added, concurrency=2)
+    async def handler(ctx: EventContext[Any], event: Added) -> None:
+        await anyio.sleep(0.8 if event.deed == "stuck" else 0.0)
+        await ctx.turn()
+        count(ctx, event)
+
+    def scheduled(ctx: EventContext[Any]) -> None:
+        runs[ctx.topic_partition.partition] += 1
+
+    source.schedule_interjection(scheduled, every=1e-3, missed=MissedRuns.CATCH_UP)
+    with TestDriver(source) as driver:
+
+        async def flood(partition: int) -> None:
+            while driver.now < 0.4:
+                await driver._world.members[0].source.interject(partition, look)
+                answers[partition] += 1
+
+        driver.send(Added("s", deed="stuck"), partition=1, wait=False)
+        for number in range(200):
+            driver.send(Added(f"e{number}"), partition=0, wait=False)
+
+        async def floods() -> None:
+            await asyncio.gather(*(flood(partition) for partition in (0, 1) for _ in range(20)))
+
+        driver._run(floods())
+        assert driver.committed_offsets() == {0: 200}, "events beside interjections"
+        assert min(answers) > 100, "interjections, of the stuck line, too"
+        assert min(runs) > 100, "scheduled ones, too"
+        driver.advance(1)
+        assert driver.committed_offsets() == {0: 200, 1: 1}, "the line moves on"
+
+
+# -- threads, and ends -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["stop", "halt", "lost", "cancel"])
 async def test_they_resolve_when_the_partition_goes(bench: Bench, how: str) -> None:
     """Running ones and queued ones, also those of other threads."""
-    gated = Gated()
-    source = bench.make(gated)  # type: ignore[arg-type]
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def gated(ctx: EventContext[Any]) -> int:
+        begun.set()
+        await gate.wait()
+        return 1
+
+    source = bench.make(lambda ctx, event: None)
     await bench.start()
     asked: list[Any] = [asyncio.create_task(source.interject(0, gated)) for _ in range(2)]
-    await bench.until(lambda: gated.begun == 1, "the first runs")
+    await asyncio.wait_for(begun.wait(), PATIENCE)
     asked += [asyncio.wrap_future(source.interject_threadsafe(0, gated)) for _ in range(2)]
     await bench.until(lambda: len(bench.engine.workers[0].inbox._interjections) == 3, "asked")
     if how == "stop":
         stopping = asyncio.create_task(source.stop())
         await bench.until(lambda: all(one.done() for one in asked[1:]), "those behind it")
-        gated.gate.set()
+        gate.set()
         assert await asyncio.wait_for(asked[0], PATIENCE) == 1
         await stopping
         asked = asked[1:]
@@ -136,78 +270,13 @@ async def test_they_resolve_when_the_partition_goes(bench: Bench, how: str) -> N
         source.stop_now()
         late = source.interject_threadsafe(0, look)  # the loop has no time for it any more, or just so
         await asyncio.wait(bench.tasks)
-        assert isinstance(late.exception(0), NotOwned | MembershipLost | Stopped)
+        assert isinstance(late.exception(0), GONE)
     elif how == "lost":
         bench.connections.membership.lose_and_rejoin()
     else:
         await bench.cancel()
     done = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), PATIENCE)
-    assert all(isinstance(error, NotOwned | MembershipLost | Stopped) for error in done), done
-
-
-async def test_who_is_cancelled_before_it_began_has_not_asked(bench: Bench) -> None:
-    gated = Gated()
-    source = bench.make(gated)  # type: ignore[arg-type]
-    await bench.start()
-    first = asyncio.create_task(source.interject(0, gated))
-    await bench.until(lambda: gated.begun == 1, "it runs")
-    second = asyncio.create_task(source.interject(0, lambda ctx: count(ctx, "i")))
-    third = asyncio.create_task(source.interject(0, lambda ctx: count(ctx, "i")))
-    await bench.until(lambda: len(bench.engine.workers[0].inbox._interjections) == 2, "asked")
-    second.cancel()
-    await asyncio.wait([second])
-    gated.gate.set()
-    assert await asyncio.wait_for(third, PATIENCE) == 1
-    assert await first == 1
-
-
-@pytest.mark.parametrize("place", ["handler", "turn", "interjection", "all"])
-async def test_waiting_for_oneself_is_refused(bench: Bench, place: str) -> None:
-    met: list[BaseException | None] = []
-    source: EventSource[Any] = bench.make(None, partitions=2)
-
-    async def ask(*_: Any) -> None:
-        assert await source.interject(1, look) == "seen", "another partition may be waited for"
-        try:
-            await (source.interject_all(look) if place == "all" else source.interject(0, look))
-        except WouldDeadlock as error:
-            met.append(error)
-
-    async def ahead(ctx: EventContext[Any], event: Named) -> None:
-        await source.interject(0, look)  # nobody waits for this one yet
-        await ctx.turn()
-        await ask()
-
-    if place == "turn":
-        source.register_event_type(Named, ahead, concurrency=2)
-    else:
-        source.register_event_type(Named, lambda ctx, event: ask())
-    await bench.start()
-    if place == "interjection":
-        await source.interject(0, ask)
-    else:
-        bench.broker.send("a")
-    await bench.until(lambda: len(met) == 1, "it is told")
-    assert "in[0]" in str(met[0])
-    assert await source.interject(0, look) == "seen", "and all goes on"
-
-
-async def test_of_all_partitions_some_may_fail(bench: Bench) -> None:
-    source = bench.make(lambda ctx, event: None, partitions=3)
-
-    def handler(ctx: EventContext[Any]) -> int:
-        count(ctx, "runs")
-        if ctx.topic_partition.partition == 1:
-            raise KeyError("not here")
-        return ctx.topic_partition.partition
-
-    await bench.start()
-    with pytest.raises(ExceptionGroup, match="1 of 3") as raised:
-        await source.interject_all(handler)
-    assert raised.value.exceptions[0].__notes__ == ["in the interjection of in[1]"]
-    found = await source.interject_all(handler, return_exceptions=True)
-    assert (list(found), found[0], found[2], type(found[1])) == ([0, 1, 2], 0, 2, KeyError)
-    assert await source.interject_all(lambda ctx: ctx.store.get("runs", 0)) == {0: 2, 1: 0, 2: 2}
+    assert all(isinstance(error, GONE) for error in done), done
 
 
 async def test_from_other_threads_and_loops(bench: Bench) -> None:
@@ -263,50 +332,10 @@ async def test_on_a_thread_of_the_partition(bench: Bench) -> None:
 
     def slow(ctx: EventContext[Any]) -> int:
         names.append(threading.current_thread().name)
-        return count(ctx, "n")
+        return add(ctx)
 
     source.schedule_interjection(slow, every=0.01, blocking=True)
     await bench.start()
     assert await source.interject(0, slow, blocking=True) >= 1
     await bench.until(lambda: len(names) >= 3, "scheduled ones, too")
     assert threading.current_thread().name not in names
-
-
-async def test_nobody_starves(bench: Bench) -> None:
-    """A flood of interjections, one of events, and a line that does not move: all of them come forward."""
-    stuck = asyncio.Event()
-    source: EventSource[Any] = bench.make(None, partitions=2)
-
-    @source.register_event_type(Named, concurrency=2)
-    async def handler(ctx: EventContext[Any], event: Named) -> None:
-        if event.name == "stuck":
-            await stuck.wait()
-        await ctx.turn()
-        ctx.forward(OUT, event)
-
-    runs, answers = [0, 0], 0
-    source.schedule_interjection(
-        lambda ctx: runs.__setitem__(ctx.topic_partition.partition, runs[ctx.topic_partition.partition] + 1),
-        every=1e-5,
-        missed=MissedRuns.CATCH_UP,
-    )
-    await bench.start()
-
-    async def flood(partition: int) -> None:
-        nonlocal answers
-        while not flooded.is_set():
-            await source.interject(partition, look)
-            answers += 1
-
-    flooded = asyncio.Event()
-    bench.broker.send("stuck", partition=1)
-    floods = [asyncio.create_task(flood(partition)) for partition in (0, 1) for _ in range(20)]
-    bench.broker.send(*[f"e{number}" for number in range(500)], partition=0)
-    await bench.until(lambda: bench.broker.reached(0) == 500, "events beside interjections")
-    before, ran = answers, list(runs)
-    await bench.until(lambda: answers > before + 100, "interjections, of the stuck line, too")
-    await bench.until(lambda: runs[0] > ran[0] and runs[1] > ran[1], "scheduled ones, too")
-    flooded.set()
-    await asyncio.wait(floods)
-    stuck.set()
-    await bench.until(lambda: bench.broker.reached(1) == 1, "the line moves on")
