@@ -112,12 +112,14 @@ def write(ctx: EventContext[Any], event: Added) -> None:
         ctx.record_change(Change(key, ctx.store.words[key], type="word"))
 
 
-def touch(ctx: EventContext[Any], name: str) -> None:
-    """Add one to the name; in ``Words``, a letter."""
+def touch(ctx: EventContext[Any], name: str) -> int:
+    """Add one to the name, or a letter to the word; returns how many there are. For ``TOTALS`` and ``Words``."""
     if isinstance(ctx.store, Words):
         write(ctx, Added(name, deed="x"))
-    else:
-        count(ctx, Added(name))
+        return len(ctx.store.words[name.encode()])
+    count(ctx, Added(name))
+    total: int = ctx.store.get(name, 0)
+    return total
 
 
 MISDEEDS: dict[str, Callable[[EventContext[Any], str], Any]] = {

@@ -11,12 +11,10 @@ from typing import Any
 
 import msgspec
 
-from streams import Change, EventContext, EventSource, EventSourceConfig, Table, TopicPartition, event_type
-from streams.errors import RecordRefused
+from streams import EventSource, EventSourceConfig, event_type
 from streams.events import event_type_of
 from streams.group import Assigned, Assignment, Copies, GroupEvent, Lost, Order, Snapshot
 from streams.handlers import Handler
-from streams.outcomes import ErrorPolicy
 from streams.records import Headers, IncomingRecord, Output, Progress
 from streams.runtime.async_work.processes import in_process
 from streams.runtime.bridge import Worker
@@ -25,9 +23,9 @@ from streams.runtime.engine import Engine
 from streams.runtime.reading.poller import Poller
 from streams.topics import TopicIdentity
 from tests.unit.waiting import PATIENCE, until
+from tests.vocabulary import TOTALS
 
-GROUP, TOPIC, OUT, MISSING = "g", "in", "out", "nobody-made-this"
-CHANGELOG = "g.in.changelog"
+TOPIC, OUT, CHANGELOG = "in", "out", "g.in.changelog"
 
 
 @event_type("Named")
@@ -43,7 +41,6 @@ class Broker:
     def __init__(self) -> None:
         self.logs: dict[tuple[str, int], list[IncomingRecord]] = defaultdict(list)
         self.offsets: dict[int, int] = {}
-        self.topic_ids: dict[str, str] = defaultdict(lambda: "id")
         self._lock = threading.Lock()
         self.tails: list[Tail] = []
 
@@ -61,15 +58,9 @@ class Broker:
         for name in names:
             self.append(TOPIC, partition, name.encode(), kind.encode(Named(name)), kind.headers)
 
-    def outputs(self, partition: int | None = None) -> list[str]:
-        """The names in the output topic, each partition in order."""
-        found = [
-            record
-            for (topic, number), log in sorted(self.logs.items())
-            if topic == OUT and partition in (None, number)
-            for record in log
-        ]
-        return [msgspec.json.decode(record.value or b"", type=Named).name for record in found]
+    def outputs(self) -> list[str]:
+        """The names in the output topic."""
+        return [msgspec.json.decode(record.value or b"", type=Named).name for record in self.logs[OUT, 0]]
 
     def reached(self, partition: int = 0) -> int | None:
         """The input offset that the changelog tells."""
@@ -78,7 +69,7 @@ class Broker:
 
 
 class Producer:
-    """``ports.Producer``: refuses what goes to ``MISSING``, as the real one does where a topic's name is none."""
+    """``ports.Producer``."""
 
     refused = ()
 
@@ -99,15 +90,11 @@ class Producer:
     abort: Any = lambda self, timeout_seconds: self.begin()
 
     def produce_many(self, outputs: Sequence[Output], start: int) -> int:
-        for position in range(start, len(outputs)):
-            if outputs[position].topic == MISSING:
-                return position
-            self.produce(outputs[position])
+        for output in outputs[start:]:
+            self.produce(output)
         return len(outputs)
 
     def produce(self, output: Output) -> bool:
-        if output.topic == MISSING:
-            raise RecordRefused(f"{MISSING}: invalid topic")
         self._pending.append((output.topic, max(output.partition, 0), output.key, output.value, output.headers))
         return True
 
@@ -207,7 +194,6 @@ class Group:
         self.asked = threading.Event()
         self.answer = threading.Event()
         self.answer.set()
-        self.heartbeats, self.knows_us = 0, True
 
     def start(self, deliver: Callable[[GroupEvent], None]) -> None:
         self._deliver = deliver
@@ -246,11 +232,10 @@ class Group:
         return {number: (0, len(self._broker.logs[topic, number])) for number in partitions}
 
     def is_member(self, member_id: str, generation: int, deadline: float) -> bool:
-        self.heartbeats += 1
-        return self.knows_us
+        return True
 
     def identity(self, topic: str, deadline: float) -> TopicIdentity:
-        return TopicIdentity(self._broker.topic_ids[topic], len(self._all))
+        return TopicIdentity("id", len(self._all))
 
     def log_sizes(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, int]:
         return {}
@@ -305,36 +290,6 @@ class Connections:
     def close(self) -> None: ...
 
 
-class Unforgiving:
-    """A store that cannot undo: an event that fails costs a restart of its partition."""
-
-    def __init__(self, _: TopicPartition) -> None:
-        self.values: dict[bytes, bytes | None] = {}
-
-    def receive_change(self, change: Change, /) -> None:
-        self.values[change.key] = change.value
-
-    def revoked(self) -> None:
-        self.values.clear()
-
-
-def count(ctx: EventContext[Any], name: str) -> int:
-    """How often this name was there, this time included; for either store."""
-    store = ctx.store
-    if not isinstance(store, Unforgiving):
-        total: int = store.get(name, 0) + 1
-        store.put(name, total)
-        return total
-    total = int(store.values.get(name.encode()) or b"0") + 1
-    change = Change(name.encode(), b"%d" % total)
-    store.receive_change(change)
-    ctx.record_change(change)
-    return total
-
-
-TABLE = Table.factory(key=str, value=int)
-
-
 class Bench:
     """One broker, and sources that run over it, one after another."""
 
@@ -351,23 +306,17 @@ class Bench:
         assert engine is not None
         return engine
 
-    @property
-    def letters(self) -> list[IncomingRecord]:
-        """The dead letters of partition 0."""
-        return self.broker.logs[self.source.config.dead_letters, 0]
-
     def make(
         self,
         handler: Handler[Any, Named] | None = None,
         *,
         partitions: int = 1,
-        store: Any = TABLE,
+        store: Any = TOTALS,
         blocking: bool = False,
-        on_error: ErrorPolicy | None = None,
         **settings: Any,
     ) -> EventSource[Any]:
         config = EventSourceConfig(
-            group_id=GROUP,
+            group_id="g",
             topic=TOPIC,
             num_partitions=partitions,
             bootstrap_servers="nowhere",
@@ -376,7 +325,7 @@ class Bench:
         )
         self.source = EventSource(config, store)
         if handler is not None:
-            self.source.register_event_type(Named, handler, blocking=blocking, on_error=on_error)
+            self.source.register_event_type(Named, handler, blocking=blocking)
         return self.source
 
     def run(self) -> asyncio.Task[None]:
@@ -420,17 +369,6 @@ class Bench:
         """In good order."""
         await asyncio.wait_for(self.source.stop(), PATIENCE)
         await self.tasks[-1]
-
-    async def drain(self) -> asyncio.Task[None]:
-        """Begin to stop in good order; the task that waits for the end."""
-        stopping = asyncio.create_task(self.stop())
-        await self.until(lambda: self.source.statistics().partitions[0].state == "draining", "it drains")
-        return stopping
-
-    async def in_line(self, events: int) -> None:
-        """Wait until so many events of partition 0 are ahead of their turn."""
-        await self.until_active()
-        await self.until(lambda: self.source.statistics().partitions[0].events_ahead == events, "all are in line")
 
     async def end(self) -> None:
         if self.tasks and not self.tasks[-1].done():

@@ -25,7 +25,8 @@ from streams.outcomes import DEAD_LETTER, ErrorPolicy, ErrorResponse
 from streams.records import TYPE_HEADER
 from streams.testing import TestDriver
 from tests.unit.async_kit import STAGES, World, driven, names, new_source, reasons, send, watch
-from tests.unit.runtime_kit import OUT, Named, Unforgiving, count
+from tests.unit.runtime_kit import OUT, Named
+from tests.vocabulary import Words, touch
 
 pytestmark = [
     pytest.mark.usefixtures("quiet"),
@@ -284,7 +285,7 @@ def test_finalizers_may_fail_wait_and_schedule_again() -> None:
         return event.name.upper()
 
     def finalize(ctx: EventContext[Any], event: Named, result: str) -> None:
-        ctx.forward(OUT, Named(f"{result} {count(ctx, 'all')}"))
+        ctx.forward(OUT, Named(f"{result} {touch(ctx, 'all')}"))
 
     again: Any = AsyncJobScheduler(source, shout, finalize, config=SchedulerConfig(concurrency=1))
 
@@ -292,10 +293,10 @@ def test_finalizers_may_fail_wait_and_schedule_again() -> None:
         tries.append(event.name)
         match event.name:
             case "raise":
-                count(ctx, "all")
+                touch(ctx, "all")
                 raise RuntimeError("no")
             case "fail":
-                count(ctx, "all")
+                touch(ctx, "all")
                 return ctx.fail(RuntimeError("no"))
             case "twice" if ctx.attempt == 1:
                 raise RuntimeError("not yet")
@@ -315,13 +316,13 @@ def test_finalizers_may_fail_wait_and_schedule_again() -> None:
 
 def test_a_store_that_cannot_undo_is_restored_and_known_failures_cost_no_second_job() -> None:
     jobs: list[str] = []
-    source = new_source(store=Unforgiving)
+    source = new_source(store=Words)
 
     async def job(event: Named) -> None:
         jobs.append(event.name)
 
     def final(ctx: EventContext[Any], event: Named, result: None) -> None:
-        total = count(ctx, "all")
+        total = touch(ctx, "all")
         if event.name == "bad":
             raise RuntimeError("no")
         ctx.forward(OUT, Named(f"{event.name} {total}"))

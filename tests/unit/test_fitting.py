@@ -12,15 +12,15 @@ from streams.core.transaction import Transaction
 from streams.errors import TransactionFailed
 from streams.records import Change, Headers, IncomingRecord, Output
 from streams.runtime.reading.poller import size_of
-from tests.unit.runtime_kit import OUT, Bench, Named, Producer, count
+from tests.unit.runtime_kit import OUT, Bench, Named, Producer
 from tests.unit.test_refused_records import driver_of
-from tests.vocabulary import Added
+from tests.vocabulary import Added, touch
 
 BIG = 1_000
 
 
 def forward(ctx: EventContext[Any], event: Named) -> None:
-    count(ctx, event.name[0])
+    touch(ctx, event.name[0])
     ctx.forward(OUT, event, key=event.name.encode(), headers=[("more", b"x" * BIG)])
 
 

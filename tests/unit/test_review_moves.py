@@ -13,17 +13,18 @@ from streams.clients.membership import connect_group
 from streams.core.assignor import sticky_plan
 from streams.group import Assigned, Assignment, Copies
 from streams.runtime.changelog import OFFSET_KEY
-from tests.unit.runtime_kit import CHANGELOG, OUT, Bench, Named, Unforgiving, count
+from tests.unit.runtime_kit import CHANGELOG, OUT, Bench, Named
+from tests.vocabulary import Words, touch
 
 pytestmark = pytest.mark.timeout(60)
 
 
 def counted(ctx: EventContext[Any], event: Named) -> None:
-    count(ctx, event.name)
+    touch(ctx, event.name)
     ctx.forward(OUT, event)
 
 
-class Picky(Unforgiving):
+class Picky(Words):
     """Cannot be restored, until it can."""
 
     fails = True
