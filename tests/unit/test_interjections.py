@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import anyio
 import pytest
 
 from streams import EventContext, EventSource, MissedRuns
@@ -16,6 +15,7 @@ from streams.errors import MembershipLost, NotOwned, RegistrationError, Stopped,
 from streams.outcomes import SKIP
 from streams.testing import TestDriver
 from streams.testing.simulation.clients import SimTakeOver
+from streams.testing.simulation.virtual_time import elapse
 from tests.unit.handlers_kit import OUT, config, driven, send
 from tests.unit.runtime_kit import Bench
 from tests.unit.waiting import PATIENCE
@@ -34,7 +34,7 @@ def add(ctx: EventContext[Totals]) -> int:
 
 
 async def slowly(ctx: EventContext[Any]) -> str:
-    await anyio.sleep(5.0)
+    await elapse(5.0)
     return "done"
 
 
@@ -70,7 +70,7 @@ def test_what_is_queued_outlives_a_restart(store: Any) -> None:
     runs: list[str] = []
 
     async def work(ctx: EventContext[Any], event: Added) -> None:
-        await anyio.sleep(5.0 if event.deed else 0.0)
+        await elapse(5.0 if event.deed else 0.0)
         touch(ctx, event.name)
         MISDEEDS[event.deed](ctx, OUT)
 
@@ -210,7 +210,7 @@ def test_nobody_starves() -> None:
 
     @source.register_event_type(Added, concurrency=2)
     async def handler(ctx: EventContext[Any], event: Added) -> None:
-        await anyio.sleep(0.8 if event.deed == "stuck" else 0.0)
+        await elapse(0.8 if event.deed == "stuck" else 0.0)
         await ctx.turn()
         count(ctx, event)
 
