@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from streams.errors import ConfigError, EncodeError, RecordRefused, StreamsError
 from streams.outcomes import DEAD_LETTER, SKIP
 from streams.records import Acknowledgement
 from streams.runtime import bridge
+from streams.runtime.async_work.producer_outlet import Outlet
 from streams.testing.simulation.clients import SimConnections
 from streams.testing.simulation.plain_producer import SimPlainProducer
 from tests.unit.async_kit import World, driven, names, new_source, reasons, records_of, row, send, watch
 from tests.unit.runtime_kit import OUT, Named
+from tests.unit.waiting import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -217,6 +220,14 @@ def test_a_stop_waits_for_what_is_sent(factory: Factory) -> None:
         driver.leave()
         assert (world.trace, driver.committed_offsets()) == ("3 a@0 b@1", {0: 2})
         assert factory.made[0].is_closed
+
+
+async def test_an_outlet_that_is_closed_at_once_lets_its_thread_go() -> None:
+    abandoned = asyncio.Event()
+    worker: Any = SimpleNamespace(abandon=abandoned.set)
+    outlet = Outlet(worker, lambda: pytest.fail("not wanted"), lambda _: True, lambda _: None, lambda *_: None)
+    await asyncio.wait([outlet.close()], timeout=PATIENCE)
+    await asyncio.wait_for(abandoned.wait(), PATIENCE)
 
 
 def test_what_a_lost_partition_waits_to_send_is_not_sent(factory: Factory) -> None:

@@ -89,26 +89,12 @@ def test_jars_are_fetched_once_and_only_with_their_checksum(tmp_path: Path, monk
         jars(LISTED, folder)
 
 
-def test_kafka_streams_needs_its_jar_of_the_clients_version_and_a_compiler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_peers_are_made_of_is_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With checksums; Kafka Streams in the version of the broker, and with a compiler or not at all."""
     assert [coordinates.split(":")[2] for coordinates in COORDINATES] == [pinned()[0]]
-    fetches(monkeypatch, ConnectionError("no network"))
-    with pytest.raises(Unavailable, match=r"kafka-streams:\S+ cannot be fetched"):
-        peer("kafka-streams").launch()
-    java = Java(tmp_path / "jdk" / "bin" / "java", "17.0.1", 17, "PATH")
-    java.binary.parent.mkdir(parents=True)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unavailable, match=r"there is no javac, neither beside .* nor on PATH: install a JDK"):
-        javac(java)
-    for compiler in (tmp_path / "javac", java.binary.with_name("javac")):
-        compiler.touch(0o755)
-        assert javac(java) == compiler
-    with pytest.raises(Unavailable, match="there is no go on PATH"):
-        peer("gkes").launch()
-
-
-def test_the_ancestors_modules_are_pinned_with_checksums() -> None:
+        javac(Java(tmp_path / "jdk" / "bin" / "java", "17.0.1", 17, "PATH"))
     found = required((SOURCES / "gkes" / "go.mod").read_text())
     assert found == {"gkes": "1.0.6", "franz-go": "1.8.0"}
     sums = (SOURCES / "gkes" / "go.sum").read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -89,30 +89,18 @@ def test_what_to_look_at_must_be_said(kes: Kes, admin: FakeCluster, arguments: l
     assert admin.asked == []
 
 
-class Clock:
-    """A clock that only sleeping moves; the third sleep is interrupted."""
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses, which alone move the clock; the third one is interrupted."""
+    made: list[float] = []
 
-    def __init__(self) -> None:
-        self.time = 100.0
-        self.slept: list[float] = []
-
-    def now(self) -> float:
-        return self.time
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.time += seconds
-        if len(self.slept) == 3:
+    def sleep(seconds: float) -> None:
+        made.append(seconds)
+        if len(made) == 3:
             raise KeyboardInterrupt
 
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """In the place of the module's ``time``; what the time of the day is does not matter here."""
-    made = Clock()
-    fake = ModuleType("time")
-    vars(fake).update(monotonic=made.now, sleep=made.sleep, strftime=lambda _: "12:00:00")
-    monkeypatch.setattr(lag, "time", fake)
+    clock = SimpleNamespace(monotonic=lambda: 100.0 + sum(made), sleep=sleep, strftime=lambda _: "12:00:00")
+    monkeypatch.setattr(lag, "time", clock)
     return made
 
 
@@ -120,17 +108,17 @@ WATCH = (*AT, "--watch", "--interval", "5")
 AWAY = BrokerUnavailable("nothing answers at x:1")
 
 
-def test_watching_without_a_terminal_is_a_line_each_time(kes: Kes, admin: FakeCluster, clock: Clock) -> None:
+def test_watching_without_a_terminal_is_a_line_each_time(kes: Kes, admin: FakeCluster, slept: list[float]) -> None:
     admin.lags = [[partition(0, None, 2_000)], [partition(0, 1_000, 9_000)], [partition(0, 6_000, 10_000)]]
     assert kes(*WATCH).lines == [
         "12:00:00 demo in flights: 2,000 behind, nothing committed yet",
         "12:00:00 demo in flights: 8,000 behind, 0/s committed, 1,400/s arriving, not getting nearer",
         "12:00:00 demo in flights: 4,000 behind, 0/s committed, 800/s arriving, not getting nearer",
     ]
-    assert clock.slept == [5.0, 5.0, 5.0]
+    assert slept == [5.0, 5.0, 5.0]
 
 
-def test_watching_as_json_has_the_rates(kes: Kes, admin: FakeCluster, clock: Clock) -> None:
+def test_watching_as_json_has_the_rates(kes: Kes, admin: FakeCluster, slept: list[float]) -> None:
     """A broker that goes away meanwhile is waited for."""
     admin.lags = [[partition(0, 1_000, 9_000)], AWAY, [partition(0, 5_000, 11_000)]]
     answer = kes(*WATCH, "--json")
@@ -141,7 +129,7 @@ def test_watching_as_json_has_the_rates(kes: Kes, admin: FakeCluster, clock: Clo
 
 
 def test_watching_on_a_terminal_is_a_live_table(
-    kes: Kes, admin: FakeCluster, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    kes: Kes, admin: FakeCluster, slept: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     screen = Console(file=io.StringIO(), force_terminal=True, width=100, _environ={})
     monkeypatch.setattr(lag, "answers", lambda: screen)
@@ -154,7 +142,7 @@ def test_watching_on_a_terminal_is_a_live_table(
     assert "nothing answers at x:1" in last
 
 
-def test_a_broker_that_was_never_there_ends_the_watch(kes: Kes, admin: FakeCluster, clock: Clock) -> None:
+def test_a_broker_that_was_never_there_ends_the_watch(kes: Kes, admin: FakeCluster, slept: list[float]) -> None:
     admin.lags = [AWAY]
     assert "broker unavailable: nothing answers at x:1" in kes(*WATCH, code=1).err
 

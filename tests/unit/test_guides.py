@@ -1,4 +1,4 @@
-"""The code of the guides and of the reference runs as it stands there, and what they say is so."""
+"""The code of the README, the guides and the reference runs as it stands there, and what they say is so."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from examples import bank
+from examples.bank import Deposited
 from examples.page_views import PageViews, Viewed, source
+from streams import EventContext, EventSource, EventSourceConfig, event_type
 from streams.records import IncomingRecord
 from streams.runtime.changelog import decode_timer, timer_key
 from streams.runtime.partition.batch_handlers import BATCH
@@ -160,3 +165,55 @@ def test_page_views_are_counted_whatever_happens(seed: int) -> None:
         last = {event.page: event.views for event in driver.outputs("page-views", PageViews)}
         assert last == sent
         assert dict(item for store in driver.stores().values() for item in store.items()) == sent
+
+
+# -- the README --------------------------------------------------------------------------------------------------------
+
+
+@event_type("ReadmeAssessment")
+class Assessment(msgspec.Struct, frozen=True):
+    account: str
+    risk: int
+
+
+@event_type("ReadmeReview")
+class Review(msgspec.Struct, frozen=True):
+    account: str
+
+
+def block_with(text: str) -> str:
+    """The one block of the README that has this text."""
+    (found,) = (block for block in blocks("../README") if text in block)
+    return found
+
+
+def test_the_test_that_is_shown() -> None:
+    exec(block_with("TestDriver(source)"), {"source": bank.source, "Deposited": Deposited, "Balance": bank.Balance})
+
+
+def test_the_concurrent_handler_that_is_shown() -> None:
+    source = EventSource(EventSourceConfig(group_id="risk", topic="deposits", num_partitions=2))
+    reviewed: list[tuple[str, float]] = []
+
+    async def ask_the_risk_service(event: Deposited) -> int:
+        return event.cents // 100
+
+    @source.register_event_type(Review)
+    def on_review(ctx: EventContext[Any], event: Review) -> None:
+        reviewed.append((event.account, driver.now))
+
+    names = {"Assessment": Assessment, "Context": EventContext, "Deposited": Deposited, "EventContext": EventContext}
+    names |= {"Review": Review, "ask_the_risk_service": ask_the_risk_service, "source": source, "timedelta": timedelta}
+    shown = block_with("concurrency=64")
+    assert shown.count("timedelta(days=1)") == 1
+    exec(shown.replace("timedelta(days=1)", "timedelta(minutes=5)"), names)  # a day of heartbeats takes 20 s
+    with TestDriver(source) as driver:
+        for account in ("ada", "bob", "ada"):
+            driver.send(Deposited(account, 500), key=account)
+        assert sorted(driver.outputs("assessments", Assessment), key=lambda event: event.account) == [
+            Assessment("ada", 5),
+            Assessment("ada", 5),
+            Assessment("bob", 5),
+        ]
+        driver.advance(timedelta(minutes=5).total_seconds() + 1)
+    assert [account for account, _ in reviewed] == ["bob", "ada"], "set again, a timer is the later one"
