@@ -54,16 +54,14 @@ class Cluster:
         return getattr(self, re.sub("(?<=[a-z])(?=[A-Z])", "_", kind).lower())(request, node)
 
     def metadata(self, request: Any, _: int) -> Any:
-        leaders = [SimpleNamespace(partition_index=number, leader_id=number) for number in (1, 2, 3)]
-        return SimpleNamespace(
-            brokers=[SimpleNamespace(node_id=number) for number in (1, 2, 3)],
-            topics=[SimpleNamespace(error_code=0, partitions=leaders)],
-        )
+        numbers = (1, 2, 3)
+        leaders = [SimpleNamespace(partition_index=number, leader_id=number) for number in numbers]
+        brokers = [SimpleNamespace(node_id=number) for number in numbers]
+        return SimpleNamespace(brokers=brokers, topics=[SimpleNamespace(error_code=0, partitions=leaders)])
 
     def list_transactions(self, request: Any, node: int) -> Any:
+        code = self.refused.pop(node, 0)
         found = [SimpleNamespace(transactional_id=name) for name, (at, _) in self.open.items() if at == node]
-        code = self.refused.get(node, 0)
-        self.refused.pop(node, None)
         return SimpleNamespace(error_code=code, transaction_states=[] if code else found)
 
     def describe_transactions(self, request: Any, node: int) -> Any:
@@ -79,11 +77,9 @@ class Cluster:
 
     def list_offsets(self, request: Any, node: int) -> Any:
         [topic] = request.topics
-        asked = [
-            SimpleNamespace(partition_index=each.partition_index, error_code=0, offset=node)
-            for each in topic.partitions
-        ]
-        return SimpleNamespace(topics=[SimpleNamespace(partitions=asked)])
+        numbers = [each.partition_index for each in topic.partitions]
+        found = [SimpleNamespace(partition_index=number, error_code=0, offset=node) for number in numbers]
+        return SimpleNamespace(topics=[SimpleNamespace(partitions=found)])
 
 
 @pytest.fixture
