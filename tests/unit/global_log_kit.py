@@ -45,7 +45,7 @@ class MemoryTopic:
         self.failures: dict[int, list[Exception]] = {}
         """Errors that a partition meets, one for each time that it is read."""
         self.followed: list[tuple[int, int]] = []
-        self.open_consumers = 0
+        self.open_consumers = self.questions = 0
 
     def put(
         self,
@@ -144,6 +144,7 @@ class MemoryTopics:
         self.topic = topic
 
     def _check(self) -> None:
+        self.topic.questions += 1
         if not self.topic.answers:
             raise BrokerUnavailable("nobody answers")
 
@@ -191,10 +192,16 @@ class MemoryConnections:
         return Tail(lambda: MemoryConsumer(self.topic))
 
 
-def log_over(topic: MemoryTopic, **settings: Any) -> GlobalChangeLog:
+def log_over(topic: MemoryTopic, *receivers: Any, **settings: Any) -> GlobalChangeLog:
     log = GlobalChangeLog(topic.name, bootstrap_servers=MemoryConnections.addresses, **settings)
     log._reader._connections = MemoryConnections(topic)  # type: ignore[assignment]
+    for receiver in receivers:
+        log.add_receiver(receiver)
     return log
+
+
+async def caught_up(log: GlobalChangeLog) -> None:
+    assert await log.wait_caught_up(PATIENCE)
 
 
 async def until(condition: Callable[[], object], what: object = "it did not happen") -> None:
@@ -205,15 +212,20 @@ async def until(condition: Callable[[], object], what: object = "it did not happ
 
 
 class Heard:
-    """A receiver of records that remembers them, and may be told to refuse some."""
+    """A receiver of records that remembers them. It refuses those of the key ``refuse``; at the first one of the key
+    ``hold`` it has ``entered``, and waits for ``go_on``."""
 
-    def __init__(self, refuse: bytes | None = None) -> None:
+    def __init__(self, refuse: bytes | None = None, hold: bytes | None = None) -> None:
         self.records: list[IncomingRecord] = []
-        self.refuse = refuse
+        self.refuse, self.hold = refuse, hold
+        self.entered, self.go_on = threading.Event(), threading.Event()
         self.threads: set[threading.Thread] = set()
 
     def __call__(self, record: IncomingRecord) -> None:
         self.threads.add(threading.current_thread())
+        if record.key == self.hold:
+            self.entered.set()
+            assert self.go_on.wait(PATIENCE)
         if record.key == self.refuse:
             raise KeyError("mine")
         self.records.append(record)
