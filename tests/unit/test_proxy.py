@@ -19,31 +19,18 @@ from streams.errors import ConfigError, StreamsError
 from streams.testing import proxy as proxy_module
 from streams.testing.proxy import KafkaProxy
 from streams.testing.proxy_rules import ArmedRule, Rule
-from streams.testing.proxy_wire import (
-    Api,
-    request_header,
-)
+from streams.testing.proxy_wire import Api, request_header
 from tests.unit.waiting import wait_until
 
 # -- rules ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"apis": "EndTxn"},
-        {"apis": {"endtxn"}},
-        {"on": "answer"},
-        {"action": "lose"},
-        {"answer": "second"},
-        {"probability": 1.5},
-        {"nth": 0},
-        {"times": -1},
-    ],
-)
-def test_wrong_rules(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        Rule(**wrong)
+@pytest.mark.parametrize("apis", ["EndTxn", {"endtxn"}])
+def test_wrong_rules(apis: Any) -> None:
+    fields: Any = {"apis": apis, "on": "answer", "action": "lose", "answer": "second", "probability": 1.5, "nth": 0}
+    for name, value in {**fields, "times": -1}.items():
+        with pytest.raises(ConfigError):
+            Rule(**{name: value})
 
 
 def struck(rule: Rule, count: int, **header: Any) -> list[int]:
@@ -72,26 +59,22 @@ def test_chance_comes_from_the_seed() -> None:
 
 
 class Line:
-    """A broker that answers each frame with its correlation and a count of its own, and clients of the proxy."""
+    """A broker that answers each frame with its correlation and a count of its own."""
 
     def __init__(self) -> None:
         self.received: list[bytes] = []
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
+        self._open: list[socket.socket] = [self._server]
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
-        self._open: list[socket.socket] = [self._server]
 
     def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._server.accept()
-            except OSError:
-                return
-            self._open.append(connection)
-            thread = threading.Thread(target=self._answer, args=(connection,))
-            self._threads.append(thread)
-            thread.start()
+        with contextlib.suppress(OSError):
+            while True:
+                self._open.append(self._server.accept()[0])
+                self._threads.append(threading.Thread(target=self._answer, args=(self._open[-1],)))
+                self._threads[-1].start()
 
     def _answer(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
@@ -110,8 +93,8 @@ class Line:
 
 def read(connection: socket.socket) -> bytes | None:
     data = b""
-    while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
-        part = connection.recv(4 - len(data) if len(data) < 4 else 4 + int.from_bytes(data[:4], "big") - len(data))
+    while (missing := 4 + int.from_bytes(data[:4], "big") * (len(data) >= 4) - len(data)) > 0:
+        part = connection.recv(missing)
         if not part:
             return None
         data += part
@@ -125,6 +108,17 @@ def send(connection: socket.socket, frame: bytes) -> None:
 def ask(connection: socket.socket, frame: bytes) -> bytes | None:
     send(connection, frame)
     return read(connection)
+
+
+def is_silent(connection: socket.socket) -> bool:
+    connection.settimeout(0.2)
+    try:
+        connection.recv(1)
+    except TimeoutError:
+        return True
+    finally:
+        connection.settimeout(30)
+    return False
 
 
 def is_hung_up(connection: socket.socket) -> bool:
@@ -166,11 +160,7 @@ Connect = Callable[[], socket.socket]
 @pytest.fixture
 def connect(proxy: KafkaProxy) -> Iterator[Connect]:
     with contextlib.ExitStack() as sockets:
-
-        def open_one() -> socket.socket:
-            return sockets.enter_context(connected(proxy))
-
-        yield open_one
+        yield lambda: sockets.enter_context(connected(proxy))
 
 
 def test_passes_on(proxy: KafkaProxy, connect: Connect) -> None:
@@ -191,10 +181,8 @@ def test_lost_reply(proxy: KafkaProxy, line: Line, connect: Connect) -> None:
     assert is_hung_up(client)
     assert len(line.received) == 2, "the broker had the request"
     assert armed.wait_struck()
-    assert (armed.seen, armed.struck) == (2, 1)
-    assert proxy.struck == {("EndTxn", "reply", "drop"): 1}
-    again = connect()
-    assert ask(again, request(3)) == answer(3, 3)
+    assert (armed.seen, armed.struck, proxy.struck) == (2, 1, {("EndTxn", "reply", "drop"): 1})
+    assert ask(connect(), request(3)) == answer(3, 3)
 
 
 def test_lost_request(proxy: KafkaProxy, line: Line, connect: Connect) -> None:
@@ -230,21 +218,13 @@ def test_holds_until_released(proxy: KafkaProxy, line: Line, connect: Connect, o
     client = connect()
     send(client, request(1))
     assert armed.wait_struck()
-    assert wait_for(lambda: bool(line.received), 30.0 if on == "reply" else 0.3) == (on == "reply")
-    client.settimeout(0.2)
-    with pytest.raises(TimeoutError):
-        client.recv(1)
+    if on == "reply":
+        wait_until(lambda: len(line.received) == 1)
+    assert is_silent(client)
+    assert len(line.received) == (on == "reply")
     armed.release()
-    client.settimeout(30)
     assert read(client) == answer(1, 1)
     assert ask(client, request(2)) == answer(2, 2), "a released rule strikes no more"
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 0.3) -> bool:
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.005)
-    return condition()
 
 
 def test_held_request_arrives_though_its_sender_has_gone(proxy: KafkaProxy, line: Line, connect: Connect) -> None:
@@ -281,21 +261,11 @@ def test_cut_off_and_restored(proxy: KafkaProxy, line: Line, connect: Connect) -
     proxy.cut_off(client="one.*")
     send(client, request(2, client=b"one.a"))
     assert ask(other, request(3, client=b"two")) is not None, "only the one that was named"
-    client.settimeout(0.2)
-    with pytest.raises(TimeoutError):
-        client.recv(1)
+    assert is_silent(client)
     assert len(line.received) == 2
     proxy.restore()
-    client.settimeout(30)
     assert read(client) == answer(2, 3)
-
-
-def test_disconnects(proxy: KafkaProxy, connect: Connect) -> None:
-    client, other = connect(), connect()
-    for number, name in enumerate((b"one", b"two")):
-        send((client, other)[number], request(1, client=name))
-        assert read((client, other)[number]) is not None
-    proxy.disconnect(client="one")
+    proxy.disconnect(client="one.a")
     assert is_hung_up(client)
     assert ask(other, request(2, client=b"two")) is not None
 
@@ -323,6 +293,16 @@ def test_broker_that_is_not_there(line: Line) -> None:
         assert is_hung_up(client)
 
 
+@contextlib.contextmanager
+def nothing_is_forgotten() -> Iterator[None]:
+    """No warning of a task or a socket that was left to the garbage collector."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        yield
+        gc.collect()
+    assert [str(each.message) for each in said] == []
+
+
 def test_stopped_while_it_connects() -> None:
     """A client whose broker does not answer yet is hung up on, not forgotten."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as silent, contextlib.ExitStack() as waiting:
@@ -330,13 +310,9 @@ def test_stopped_while_it_connects() -> None:
             full = waiting.enter_context(socket.socket())
             full.setblocking(False)
             full.connect_ex(silent.getsockname())
-        with KafkaProxy(f"127.0.0.1:{silent.getsockname()[1]}") as proxy:
+        with nothing_is_forgotten(), KafkaProxy(f"127.0.0.1:{silent.getsockname()[1]}") as proxy:
             client = waiting.enter_context(connected(proxy))
             wait_until(lambda: bool(proxy._tasks))
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            gc.collect()
-        assert [str(each.message) for each in said] == []
         assert is_hung_up(client)
 
 
@@ -352,14 +328,10 @@ def test_stopped_while_a_link_ends(line: Line, monkeypatch: pytest.MonkeyPatch) 
             await asyncio.Event().wait()  # until it is cancelled once more: by the end of the proxy
 
     monkeypatch.setattr(proxy_module, "_quietly", slow_to_end)
-    with KafkaProxy(line.address) as proxy:
+    with nothing_is_forgotten(), KafkaProxy(line.address) as proxy:
         with connected(proxy) as client:
             assert ask(client, request(1)) == answer(1, 1)
         assert ending.wait(30)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        gc.collect()
-    assert [str(each.message) for each in said] == []
 
 
 @pytest.mark.parametrize("address", ["", "kafka", "kafka:port", ":9092"])
