@@ -398,7 +398,9 @@ async def test_any_order_of_pausing_and_writing_hands_over_each_record_once() ->
         threads = [threading.Thread(target=disturb, args=(random.Random(rng.random()),)) for _ in range(2)]
         for thread in threads:
             thread.start()
-        for _ in range(rng.randrange(200, 400)):
+        rounds = rng.randrange(200, 400)
+        while rounds:
+            rounds -= 1
             number = rng.randrange(3)
             for _ in range(rng.randrange(1, 8)):
                 topic.put(b"k", b"%d" % written[number], number)
