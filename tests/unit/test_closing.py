@@ -6,9 +6,9 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import anyio.lowlevel
@@ -144,8 +144,9 @@ def test_what_meets_a_client_that_is_closed_is_no_failure_of_the_membership(
 def ignore(ctx: EventContext[Any], event: Named) -> None: ...
 
 
-def begin(bench: Bench, **changes: Any) -> Connections:
-    """Run a source whose connections have these attributes."""
+def begin(bench: Bench, settings: Mapping[str, Any] = MappingProxyType({}), **changes: Any) -> Connections:
+    """Run a source with these settings, whose connections have these attributes."""
+    bench.make(ignore, **settings)
     bench.run()
     for name, value in changes.items():
         setattr(bench.connections, name, value)
@@ -168,8 +169,7 @@ async def test_a_take_over_whose_client_is_closed_is_no_failure(
     bench: Bench, question: str, end: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever the question raises then, and however long the closing takes after it."""
-    bench.make(ignore)
-    bench.run()
+    begin(bench)
     group, loop, asked, met = bench.connections.membership, asyncio.get_running_loop(), threading.Event(), []
 
     def ask(*_: Any) -> Any:
@@ -196,8 +196,7 @@ async def test_a_take_over_whose_client_is_closed_is_no_failure(
 
 
 async def test_what_failed_before_the_stop_is_raised(bench: Bench) -> None:
-    bench.make(ignore)
-    bench.run()
+    begin(bench)
     group, closing, stopped = bench.connections.membership, threading.Event(), threading.Event()
 
     def ask(*_: Any) -> Any:
@@ -238,7 +237,6 @@ class Board:
 
 async def test_a_status_board_that_is_being_made_at_the_stop_is_closed(bench: Bench) -> None:
     board = Board()
-    bench.make(ignore)
     begin(bench, status_board=board.make)
     await bench.until(board.begun.is_set, "it is being made")
     bench.source._ask_to_stop(drain=False)
@@ -254,7 +252,6 @@ async def test_no_status_board_is_made_after_the_end(bench: Bench) -> None:
     """The worker comes to it late."""
     board, running = Board(), asyncio.get_running_loop()
     board.go.set()
-    bench.make(ignore)
     begin(bench, status_board=board.make)
     await bench.until(lambda: bench.source._engine, "it runs")
     engine = bench.engine
@@ -275,8 +272,7 @@ async def test_everything_is_closed_in_the_end_when_leaving_takes_too_long(
         monkeypatch.setattr(lifecycle, "CLOSE_SECONDS", -0.99)
     board, elsewhere, left = Board(), Board(), threading.Event()
     board.go.set()
-    bench.make(ignore, source_bootstrap_servers="elsewhere:1")
-    connections = begin(bench, status_board=board.make)
+    connections = begin(bench, {"source_bootstrap_servers": "elsewhere:1"}, status_board=board.make)
     group = connections.membership
     log = SimpleNamespace(log_range=group.log_range, identity=group.identity, close=elsewhere.close)
     connections.source_topics = connections.topics  # type: ignore[attr-defined]
@@ -334,7 +330,6 @@ async def test_what_can_not_be_connected_leaves_no_thread(bench: Bench) -> None:
     def group(_: Any) -> Any:
         raise ConfigError("a strategy that it cannot run")
 
-    bench.make(ignore)
     begin(bench, group=group)
     with pytest.raises(ConfigError):
         await bench.tasks[-1]

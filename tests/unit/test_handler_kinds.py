@@ -6,30 +6,21 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import pytest
 
-from streams import DEAD_LETTER, ErrorPolicy, ErrorResponse, EventContext, EventSource, EventSourceConfig, Table
+from streams import DEAD_LETTER, ErrorPolicy, ErrorResponse, EventContext, EventSource
 from streams.core.router import Route
 from streams.core.timers import Timer
 from streams.errors import RegistrationError
-from streams.events import event_type, event_type_of
+from streams.events import event_type_of
 from streams.records import IncomingRecord
 from streams.runtime.partition.handler_kind import HandlerKind
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.unit import Unit
 from streams.testing import TestDriver
-
-Totals = Table[str, int]
-
-
-@event_type("kinds.Added")
-class Added(msgspec.Struct, frozen=True):
-    """``fails``: so many attempts of it do."""
-
-    amount: int
-    fails: int = 0
+from tests.unit.handlers_kit import config
+from tests.vocabulary import TOTALS, Added
 
 
 class PairContext(EventContext[Any]):
@@ -79,9 +70,8 @@ PAIRS: HandlerKind = Pairs()
 
 
 def source_of(handler: Any, policy: ErrorPolicy) -> EventSource[Any]:
-    config = EventSourceConfig(group_id="g", topic="in", num_partitions=1)
-    source: EventSource[Any] = EventSource(config, Table.factory(key=str, value=int))
-    route = Route("kinds.Added", event_type_of(Added), handler, blocking=False, policy=policy, kind=PAIRS)
+    source: EventSource[Any] = EventSource(config(), TOTALS)
+    route = Route("Added", event_type_of(Added), handler, blocking=False, policy=policy, kind=PAIRS)
     source._router.add(route)
     return source
 
@@ -94,12 +84,17 @@ def test_a_new_kind_has_attempts_policies_and_an_undo() -> None:
         assert type(ctx) is PairContext
         seen.append((key, ctx.attempt))
         ctx.store.put("sum", ctx.store.get("sum", 0) + event.amount)
-        if ctx.attempt <= event.fails:
+        if ctx.attempt <= int(event.deed or 0):
             raise ValueError("not yet")
 
     retried = ErrorPolicy(retries=1, backoff_seconds=0.0, then=ErrorResponse.DEAD_LETTER)
     with TestDriver(source_of(add, retried)) as driver:
-        for key, event in (("a", Added(1)), ("b", Added(10, fails=1)), ("c", Added(100, fails=5)), ("d", Added(1000))):
+        for key, event in (
+            ("a", Added("n")),
+            ("b", Added("n", 10, "1")),
+            ("c", Added("n", 100, "5")),
+            ("d", Added("n", 1000)),
+        ):
             driver.send(event, key=key, wait=False)
         driver.settle()
         driver.check()

@@ -6,6 +6,7 @@ import asyncio
 import re
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -108,43 +109,30 @@ class HangingProducer:
         self.closed.set()
 
 
-class OneProducer:
-    """Connections with a single producer."""
-
-    def __init__(self) -> None:
-        self.made = HangingProducer()
-
-    def worker(self, name: str) -> Worker:
-        return Worker(name)
-
-    def producer(self, transactional_id: str, *, one_by_one: bool = False) -> Any:
-        return self.made
-
-
-def in_the_group() -> Snapshot:
-    return Snapshot(0, 1, "m", b"metadata")
+def slot_over(producer: HangingProducer, hung: HungCalls) -> Slot:
+    connections: Any = SimpleNamespace(worker=Worker, producer=lambda *_, **__: producer)
+    return Slot("id", connections, 0.01, hung)
 
 
 async def test_a_call_that_was_given_up_on_does_not_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would be committed by the abandoned thread, and once more by the one who sends it again."""
     monkeypatch.setattr(slot_module, "GRACE_SECONDS", 0.01)
-    connections = OneProducer()
-    told: list[Measurement] = []
+    producer, told = HangingProducer(), list[Measurement]()
     hung = HungCalls(1, told.append, print)
-    slot = Slot("id", connections, 0.01, hung)  # type: ignore[arg-type]
+    slot = slot_over(producer, hung)
     await slot.reopen([])
     (thread,) = (thread for thread in threading.enumerate() if thread.name == "kes-id")
     requested = threading.Event()
     with pytest.raises(TransactionFailed, match="HANGS"):
-        await slot.commit("t", {0: 1}, in_the_group, requested.set)
+        await slot.commit("t", {0: 1}, lambda: Snapshot(0, 1, "m", b"metadata"), requested.set)
     assert len(hung) == 1
     assert told == [CallAbandoned("send_offsets_to_transaction or commit_transaction", 1)]
     assert not requested.is_set(), "so the recovery takes it for aborted, and sends it again"
-    connections.made.go.set()
+    producer.go.set()
     await asyncio.to_thread(thread.join, PATIENCE)
     assert requested.is_set(), "the thread came back"
     assert len(hung) == 0
-    assert connections.made.called == ["send_offsets"]
+    assert producer.called == ["send_offsets"]
 
 
 async def test_too_many_calls_that_hang_stop_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,12 +153,12 @@ async def test_too_many_calls_that_hang_stop_the_source(monkeypatch: pytest.Monk
 
 
 async def test_who_is_not_in_the_group_sends_nothing() -> None:
-    connections = OneProducer()
-    slot = Slot("id", connections, 1.0, HungCalls(1, print, print))  # type: ignore[arg-type]
+    producer = HangingProducer()
+    slot = slot_over(producer, HungCalls(1, print, print))
     await slot.reopen([])
     with pytest.raises(TransactionFailed, match="NO_MEMBER") as failed:
         await slot.commit("t", {0: 1}, lambda: Snapshot(1, -1, "", None), lambda: None)
     assert failed.value.kind == "stale"
-    assert connections.made.called == []
+    assert producer.called == []
     slot.abandon()
-    assert await asyncio.to_thread(connections.made.closed.wait, PATIENCE), "closed, on its own thread"
+    assert await asyncio.to_thread(producer.closed.wait, PATIENCE), "closed, on its own thread"

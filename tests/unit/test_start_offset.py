@@ -15,7 +15,6 @@ from streams.metrics import Measurement, OffsetMismatch
 from streams.runtime.changelog import OffsetRecord, TopicIds
 from streams.runtime.ownership.takeover import TakeOvers
 
-GROUP_ELSEWHERE, NO_GROUP_OFFSET = 3, None
 LOG = (10, 100)
 HERE = TopicIds("in-1", "log-1")
 
@@ -44,31 +43,30 @@ def start(
     return TakeOvers(member, unused, unused, unused)._start_offset(worker, group_offset, log, ids[1]), measured
 
 
-@pytest.mark.parametrize("offset", [10, 55, 100])
-def test_both_agree(offset: int, caplog: pytest.LogCaptureFixture) -> None:
-    assert start(offset, offset) == (offset, [])
-    assert caplog.records == []
-
-
 @pytest.mark.parametrize(
-    ("group_offset", "reported"),
-    [(GROUP_ELSEWHERE, 3), (NO_GROUP_OFFSET, -1)],
-    ids=["before", "none"],
+    ("arguments", "offset", "reported"),
+    [
+        ({"offset": 10, "group_offset": 10}, 10, None),  # both agree
+        ({"offset": 55, "group_offset": 55}, 55, None),
+        ({"offset": 100, "group_offset": 100}, 100, None),
+        ({"offset": 55, "group_offset": 3}, 55, 3),  # the changelog is right
+        ({"offset": 55, "group_offset": None}, 55, -1),
+        ({"offset": None, "group_offset": None}, 10, None),  # a new partition starts as the settings say
+        ({"offset": None, "group_offset": None, "reset": "latest"}, 100, None),
+        # Nothing of it is committed yet, and ``latest`` has moved on: the records between would be passed over.
+        ({"offset": None, "group_offset": None, "reset": "latest", "started_at": 40}, 40, None),
+        # Offset records of older versions name no changelog, or nothing at all.
+        ({"offset": 55, "group_offset": 55, "ids": (TopicIds(), HERE)}, 55, None),
+        ({"offset": 55, "group_offset": 55, "ids": (TopicIds("in-1"), HERE)}, 55, None),
+    ],
 )
-def test_the_changelog_is_right(group_offset: int | None, reported: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_it_starts(
+    arguments: dict[str, Any], offset: int, reported: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    mismatch = [] if reported is None else [OffsetMismatch(0, reported, 55)]
     with caplog.at_level(logging.WARNING):
-        assert start(55, group_offset) == (55, [OffsetMismatch(0, reported, 55)])
-    assert "the changelog is right" in caplog.text
-
-
-@pytest.mark.parametrize(("reset", "offset"), [("earliest", 10), ("latest", 100)])
-def test_a_new_partition_starts_as_the_settings_say(reset: str, offset: int) -> None:
-    assert start(None, None, reset=reset) == (offset, [])
-
-
-def test_a_new_partition_that_is_restarted_begins_where_it_began() -> None:
-    """Nothing of it is committed yet, and ``latest`` has moved on: the records between would be passed over."""
-    assert start(None, None, reset="latest", started_at=40) == (40, [])
+        assert start(**arguments) == (offset, mismatch)
+    assert ["the changelog is right" in record.message for record in caplog.records] == [True] * len(mismatch)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +76,7 @@ def test_a_new_partition_that_is_restarted_begins_where_it_began() -> None:
         ({"offset": 101, "group_offset": 101}, "it ends at 100"),
         ({"offset": 55, "group_offset": 55, "ids": (HERE, TopicIds("in-2", "log-1"))}, "id in-1, .* id in-2 now"),
         ({"offset": 55, "group_offset": 55, "ids": (HERE, TopicIds("in-1", "log-2"))}, "id log-1, .* id log-2 now"),
+        ({"offset": 55, "group_offset": 55, "ids": (TopicIds("in-1"), TopicIds("in-2", "log-1"))}, "in-1"),
         ({"offset": 55, "group_offset": 99}, "committed offset 99, .* at offset 55: .* records 55 to 98 .*kes offsets"),
         ({"offset": None, "group_offset": 55}, r"the changelog g.t.changelog\[0\] holds no offset"),
         ({"offset": None, "group_offset": None, "reset": "error"}, "auto_offset_reset is 'error'"),
@@ -88,11 +87,3 @@ def test_what_does_not_fit_is_refused(arguments: dict[str, Any], said: str) -> N
         start(**arguments)
     assert re.search(said, str(caught.value))
     assert "t[0]" in str(caught.value)
-
-
-def test_ids_that_nobody_knows_are_no_difference() -> None:
-    """Offset records of older versions name no changelog, or nothing at all."""
-    assert start(55, 55, ids=(TopicIds(), HERE)) == (55, [])
-    assert start(55, 55, ids=(TopicIds("in-1"), HERE)) == (55, [])
-    with pytest.raises(OffsetError, match="in-1"):
-        start(55, 55, ids=(TopicIds("in-1"), TopicIds("in-2", "log-1")))
