@@ -8,18 +8,18 @@ from typing import Any, get_args
 
 import pytest
 
-from streams import Table
 from streams.errors import ConfigError, MembershipLost, NotOwned
 from streams.metrics import MembershipChanged, TransactionSettled
 from streams.testing import POINTS, Point, TestDriver
 from streams.testing.simulation.faults import Strike
 from streams.testing.world import RUN_STATE
+from tests.vocabulary import Totals
 
 from .driver_kit import OUT, Added, Slow, Total, build
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
-Driver = TestDriver[Table[str, int]]
+Driver = TestDriver[Totals]
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def driver(measured: list[Any]) -> Iterator[Driver]:
 
 
 def totals(driver: Driver) -> list[int]:
-    return [total.total for total in driver.outputs(OUT, Total)]
+    return [total.amount for total in driver.outputs(OUT, Total)]
 
 
 def written(driver: Driver, topic: str = OUT) -> int:
@@ -88,7 +88,7 @@ def test_a_crash_at_any_point_changes_nothing(point: Point) -> None:
                 made.restart(number)
         made.settle()
         assert trap.sprung == 1
-        assert sorted((total.key, total.total) for total in made.outputs(OUT, Total)) == [
+        assert sorted((total.name, total.amount) for total in made.outputs(OUT, Total)) == [
             (f"k{number}", count) for number in range(6) for count in (1, 2)
         ]
         made.check()

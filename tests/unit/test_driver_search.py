@@ -34,7 +34,7 @@ def of(handle: Callable[[EventContext[Totals], Added], None]) -> Source:
     """A source with one handler."""
     source = EventSource(config(), TOTALS)
     source.register_event_type(Added, handle)
-    source.register_event_type(Slow, lambda ctx, event: handle(ctx, Added(event.key)))
+    source.register_event_type(Slow, lambda ctx, event: handle(ctx, Added(event.name)))
     return source
 
 
@@ -46,9 +46,9 @@ class Outside:
         self.calls: list[tuple[str, int]] = []
 
     def handle(self, ctx: EventContext[Totals], event: Added) -> None:
-        self.seen[event.key] += 1
-        self.calls.append((event.key, ctx.offset))
-        ctx.forward(OUT, Total(event.key, self.seen[event.key]), key=event.key)
+        self.seen[event.name] += 1
+        self.calls.append((event.name, ctx.offset))
+        ctx.forward(OUT, Total(event.name, self.seen[event.name]), key=event.name)
 
     def fresh(self) -> Source:
         """What a new process begins with."""
@@ -103,7 +103,7 @@ def test_an_engine_that_takes_unclear_for_committed_is_found(monkeypatch: pytest
 
 def test_orders_that_may_differ_are_told_apart() -> None:
     def one_key(ctx: EventContext[Totals], event: Added) -> None:
-        ctx.forward(OUT, Total(event.key, ctx.offset), key="all")
+        ctx.forward(OUT, Total(event.name, ctx.offset), key="all")
 
     with pytest.raises(SearchFailed, match="use ordered=False"):
         search(of(one_key), scenario, seeds=40)

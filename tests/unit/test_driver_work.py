@@ -13,55 +13,49 @@ from streams.events import event_type
 from streams.testing import FAULTS, TestDriver, search
 from tests.vocabulary import TOTALS, Totals
 
-from .driver_kit import OUT, Slow, Total, config
+from .driver_kit import OUT, Added, Slow, Total, add, config
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
 SEEDS = int(os.environ.get("SIM_SEEDS", "40"))
 
 
-class Keyed(msgspec.Struct, frozen=True):
-    key: str
+class Named(msgspec.Struct, frozen=True):
+    name: str
     seconds: float = 0.0
 
 
 @event_type("work.Called")
-class Called(Keyed, frozen=True):
+class Called(Named, frozen=True):
     """A job on the loop."""
 
 
 @event_type("work.Computed")
-class Computed(Keyed, frozen=True):
+class Computed(Named, frozen=True):
     """A job on a thread."""
 
 
 @event_type("work.Batched")
-class Batched(Keyed, frozen=True):
+class Batched(Named, frozen=True):
     """An item of a batch."""
 
 
 @event_type("work.Concurrent")
-class Concurrent(Keyed, frozen=True):
+class Concurrent(Named, frozen=True):
     """For a concurrent handler."""
 
 
 @event_type("work.Remind")
-class Remind(Keyed, frozen=True):
+class Remind(Named, frozen=True):
     """Sets a timer."""
 
 
 @event_type("work.Due")
-class Due(Keyed, frozen=True):
+class Due(Named, frozen=True):
     """What the timer fires."""
 
 
 ALL = (Called, Computed, Batched, Concurrent, Remind, Slow)
-
-
-def count(ctx: EventContext[Totals], key: str) -> None:
-    total = (ctx.store.get(key) or 0) + 1
-    ctx.store.put(key, total)
-    ctx.forward(OUT, Total(key, total), key=key)
 
 
 def build() -> EventSource[Totals]:
@@ -69,33 +63,33 @@ def build() -> EventSource[Totals]:
 
     async def call(event: Called) -> str:
         await anyio.sleep(event.seconds)
-        return event.key
+        return event.name
 
     def compute(event: Computed) -> str:
-        return event.key
+        return event.name
 
-    async def write(items: list[BatchItem[str]]) -> None:
+    async def write(items: list[BatchItem[Batched]]) -> None:
         await anyio.sleep(0.05)
 
     async def slowly(ctx: EventContext[Totals], event: Slow | Concurrent) -> None:
         await anyio.sleep(event.seconds)
         await ctx.turn()
-        count(ctx, event.key)
+        add(ctx, event)
 
     def remind(ctx: EventContext[Totals], event: Remind) -> None:
-        ctx.schedule_in(5.0, Due(event.key), name=f"{event.key} {ctx.offset}")
-        count(ctx, event.key)
+        ctx.schedule_in(5.0, Due(event.name), name=f"{event.name} {ctx.offset}")
+        add(ctx, event)
 
-    calls = AsyncJobScheduler(source, call, lambda ctx, event, key: count(ctx, key))
-    calls.register_event_type(Called, key=lambda event: event.key)
-    computing = AsyncJobScheduler(source, compute, lambda ctx, event, key: count(ctx, key))
-    computing.register_event_type(Computed, key=lambda event: event.key)
-    batcher = AsyncBatcher(source, write, lambda ctx, items: count(ctx, items[0].value))
-    batcher.register_event_type(Batched, lambda record, event: (event.key, event.key))
+    calls = AsyncJobScheduler(source, call, lambda ctx, event, name: add(ctx, event))
+    calls.register_event_type(Called, key=lambda event: event.name)
+    computing = AsyncJobScheduler(source, compute, lambda ctx, event, name: add(ctx, event))
+    computing.register_event_type(Computed, key=lambda event: event.name)
+    batcher = AsyncBatcher(source, write, lambda ctx, items: add(ctx, items[0].value))
+    batcher.register_event_type(Batched, lambda record, event: (event.name, event))
     source.register_event_type(Concurrent, slowly, concurrency=8)
     source.register_event_type(Slow, slowly)
     source.register_event_type(Remind, remind)
-    source.register_event_type(Due, lambda ctx, event: count(ctx, f"{event.key} due"))
+    source.register_event_type(Due, lambda ctx, event: add(ctx, Added(f"{event.name} due")))
     return source
 
 
@@ -113,7 +107,7 @@ def everything_is_there(driver: TestDriver[Totals]) -> None:
     driver.advance(60.0)
     driver.settle()
     found = driver.outputs(OUT, Total)
-    assert (sum(total.key.endswith(" due") for total in found), len(found)) == (7, 49)
+    assert (sum(total.name.endswith(" due") for total in found), len(found)) == (7, 49)
     driver.check()
 
 

@@ -30,7 +30,7 @@ from tests.unit.driver_kit import OUT, Added, Total, build
 
 def test_right(kes_driver, kes_event, kes_clock, kes_seed):
     driver = kes_driver(build(), members=2)
-    driver.send(kes_event(Added, key="ann"))
+    driver.send(kes_event(Added, name="ann"))
     assert driver.outputs(OUT, Total) == [Total("ann", 1)]
     assert kes_clock.monotonic() == driver.now > 0
     assert kes_seed == driver.seed == 12

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams import EventSourceConfig, Table
+from streams import EventSourceConfig
 from streams.errors import BrokerUnavailable, OffsetError, StreamsError, TopicError, TopicReplaced
 from streams.metrics import Measurement, PartitionsAdded
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds, decode_offset
@@ -20,19 +20,20 @@ from streams.runtime.system import Environment
 from streams.testing import TestDriver, world
 from streams.testing.simulation.clients import SimConnections, SimTakeOver
 from streams.topics import TopicIdentity
+from tests.vocabulary import Totals
 
 from .driver_kit import OUT, Added, Slow, Total, build, config
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
-Driver = TestDriver[Table[str, int]]
+Driver = TestDriver[Totals]
 SOURCE, LOG = config().topic, config().changelog
 A_LOOK = 15.0
 """Simulated seconds in which a member has looked."""
 
 
 def totals(driver: Driver) -> list[int]:
-    return [total.total for total in driver.outputs(OUT, Total)]
+    return [total.amount for total in driver.outputs(OUT, Total)]
 
 
 def offset_records(driver: Driver) -> list[OffsetRecord]:
