@@ -62,19 +62,24 @@ def missed(rule: str, *profiles: str, seed: int = 0) -> Callable[[Callable[[Patc
     return register
 
 
+def stand_in(patch: Patch, owner: object, name: str, new: Any) -> None:
+    """Put ``new`` in the place of ``owner``'s attribute, which it is given first if it asks for ``original``."""
+    original = getattr(owner, name)
+    asks = callable(new) and next(iter(inspect.signature(new).parameters), "") == "original"
+    patch.setattr(owner, name, (lambda *args, **more: new(original, *args, **more)) if asks else new)
+
+
+def left_out(safeguard: str, owner: object, name: str, new: Any, rule: str, *profiles: str, seed: int = 0) -> None:
+    """A safeguard that is out with ``new`` in the place of ``owner``'s attribute."""
+    SAFEGUARDS[safeguard] = Safeguard(rule, lambda patch: stand_in(patch, owner, name, new), profiles, seed)
+
+
 def instead(owner: object, name: str, rule: str, *profiles: str, seed: int = 0) -> Callable[[Any], Any]:
-    """What is decorated stands in for ``owner``'s attribute of this name, which it is given first if it asks for
-    ``original``."""
+    """The same for what is decorated."""
 
-    def register(stand_in: Any) -> Any:
-        def out(patch: Patch) -> None:
-            original = getattr(owner, name)
-            asks = next(iter(inspect.signature(stand_in).parameters)) == "original"
-            patch.setattr(owner, name, (lambda *args, **more: stand_in(original, *args, **more)) if asks else stand_in)
-
-        out.__name__ = stand_in.__name__
-        missed(rule, *profiles, seed=seed)(out)
-        return stand_in
+    def register(new: Any) -> Any:
+        left_out(new.__name__, owner, name, new, rule, *profiles, seed=seed)
+        return new
 
     return register
 
@@ -85,15 +90,6 @@ def nothing(*_: Any, **__: Any) -> None:
 
 async def at_once(*_: Any, **__: Any) -> None:
     """Waits for nothing."""
-
-
-def left_out(safeguard: str, owner: object, name: str, new: object, rule: str, *profiles: str, seed: int = 0) -> None:
-    """The same for a stand-in that is no more than an expression."""
-
-    def out(patch: Patch) -> None:
-        patch.setattr(owner, name, new)
-
-    SAFEGUARDS[safeguard] = Safeguard(rule, out, profiles, seed)
 
 
 # -- transactions ------------------------------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ SLEEP_ALLOWED: dict[str, str] = {
     "tests/vocabulary.py": "an async handler lets others run",
     "tests/broker/bank.py": "a handler that is slow on purpose",
     "tests/broker/bank_ahead.py": "jobs that take their time",
-    "tests/property/test_batches_driven.py": "calls that take some of the virtual time",
     "tests/unit/async_kit.py": "calls that take some of the virtual time",
     "tests/unit/test_async_failures.py": "jobs that take some of the virtual time",
     "tests/unit/test_async_functions.py": "jobs that take some of the virtual time",
