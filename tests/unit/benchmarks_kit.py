@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.drain import DrainResult
 from benchmarks.report import Entry, Run, machine_facts, show
 
 
@@ -26,3 +27,7 @@ def shown(run: Run) -> str:
 def rows_of(text: str) -> list[list[str]]:
     """The tables' rows, cell by cell."""
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if "│" in line]
+
+
+def drained(system: str, turn: int, rate: float, fault: str = "") -> DrainResult:
+    return DrainResult(system, turn, fault, 1_000, rate, 1e6 / rate, 2.0, load_average=0.5)

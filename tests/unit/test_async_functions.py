@@ -15,6 +15,7 @@ import pytest
 from streams import (
     AsyncBatcher,
     AsyncJobScheduler,
+    BatcherConfig,
     BatchItem,
     EventContext,
     JobRetry,
@@ -23,6 +24,9 @@ from streams import (
 from streams.errors import ProcessJobError
 from streams.metrics import EventFailed
 from streams.outcomes import DEAD_LETTER
+from streams.records import IncomingRecord
+from streams.runtime.async_work.batch_stage import BatchDefinition, BatchStage
+from streams.runtime.partition.reorder_buffer import Entry, ReorderBuffer
 from streams.testing import TestDriver
 from tests.unit.async_kit import names, new_source, reasons, send
 from tests.unit.runtime_kit import OUT, Bench, Named
@@ -226,6 +230,24 @@ async def test_processes(bench: Bench) -> None:
     ):
         assert said in text
         assert ProcessJobError.__name__ in text
+
+
+async def test_room_for_items_comes_free_also_by_withdrawing() -> None:
+    never: Any = lambda items: asyncio.Event().wait()  # noqa: E731
+    config = BatcherConfig(max_batch_size=1, max_concurrent_batches=1, max_queued_items=2)
+    definition = BatchDefinition(name="b", kind="async", execute=never, finalizer=None, on_failure=None, config=config)
+    host: Any = None
+    stage, woken = BatchStage(definition, host), list[int]()
+    entries = []
+    for offset, key in enumerate("abc"):
+        record, buffer = IncomingRecord("in", 0, offset, None, b"", None), ReorderBuffer(lambda: woken.append(1))
+        entries.append(Entry(0, record, None, None, buffer))
+        entries[-1].plan = [BatchItem(key, key)]
+    assert [stage.begin(entry) for entry in entries] == [True, True, False]
+    entries[1].drop()
+    assert woken == [1]
+    assert stage.begin(entries[2])
+    stage.close()
 
 
 # -- interjections, timers ---------------------------------------------------------------------------------------------

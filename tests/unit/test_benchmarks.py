@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Message
 
 from benchmarks.account.report import held
-from benchmarks.drain import DrainResult, middle_rate, stretch
+from benchmarks.drain import middle_rate, stretch
 from benchmarks.reader import Gap, percentiles
 from benchmarks.spark.run import HEADERS, judged
 from benchmarks.stalls.group import Silence, Stall, Window, silences
@@ -40,7 +40,7 @@ from benchmarks.workload import (
     wait_seconds,
 )
 from streams.sak.murmur2 import partition_of
-from tests.unit.benchmarks_kit import rows_of, run_of, shown
+from tests.unit.benchmarks_kit import drained, rows_of, run_of, shown
 
 JOB = Job(bootstrap_servers="127.0.0.1:1", group="g", source="in", output="out", changelog="log")
 EVENTS = 30_000
@@ -159,10 +159,6 @@ def test_the_rate_is_that_of_the_middle() -> None:
     assert stretch([0, 0, 0, 100], 100) == (2, 3)
     assert percentiles([float(n) for n in reversed(range(100))]) == (50, 99, 99)
     assert percentiles([]) == (0, 0, 0)
-
-
-def drained(system: str, turn: int, rate: float, fault: str = "") -> DrainResult:
-    return DrainResult(system, turn, fault, 100, rate, 1e6 / rate, 2.0, 3, 0.5)
 
 
 def test_ratios_are_taken_within_a_round_and_the_first_one_does_not_count() -> None:

@@ -18,18 +18,13 @@ from benchmarks import __main__ as command
 from benchmarks import page
 from benchmarks.account.aims import aims_of_async, aims_of_drains, aims_of_latency
 from benchmarks.bench import Bench
-from benchmarks.drain import DrainResult
 from benchmarks.measures import PRESETS, measures
 from benchmarks.report import Run
 from benchmarks.steady import SteadyResult
 from benchmarks.systems import KINDS, REFERENCE, Failed, Kind, Launch, System, Unavailable
-from tests.unit.benchmarks_kit import run_of
+from tests.unit.benchmarks_kit import drained, run_of
 
 DOCS = Path(__file__).parents[2] / "docs"
-
-
-def drained(system: str, turn: int, rate: float, fault: str = "") -> DrainResult:
-    return DrainResult(system, turn, fault, 1_000, rate, 1e6 / rate, 2.0, load_average=0.5)
 
 
 def late(system: str, turn: int, rate: int, p99: float) -> SteadyResult:

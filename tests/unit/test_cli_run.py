@@ -143,7 +143,8 @@ def test_a_run_that_ends_by_itself_says_why(
     assert running.ended() == code
     assert " ".join(running.events("w-0")) == events
     assert message in " ".join(running.complaints.replace("│", " ").split())
-    assert ("Traceback" in running.complaints) == ("dummy.py" in running.complaints and code == 70) == (code == 70)
+    assert ("Traceback" in running.complaints) == (code == 70)
+    assert code != 70 or "dummy.py" in running.complaints
 
 
 NOTES = """
@@ -293,25 +294,18 @@ def test_a_member_that_could_not_be_removed_is_removed_by_the_next_worker(kes: C
     assert "removed" not in running.events("w-1")  # it was not there any more: nothing to tell
 
 
-def test_the_frozen_are_not_dead(kes: Callable[..., Kes]) -> None:
-    running = kes("dummy:joins", "--workers", "3")
+@pytest.mark.parametrize("source", ["joins", "leaves"])
+def test_the_frozen_are_not_dead_and_who_left_by_itself_needs_no_removal(kes: Callable[..., Kes], source: str) -> None:
+    running = kes(f"dummy:{source}", "--workers", "3")
     pids = joined(running, 3)
-    os.kill(pids["w-1"], signal.SIGSTOP)
+    if source == "joins":
+        os.kill(pids["w-1"], signal.SIGSTOP)
+    else:
+        running.times("exited", "w-1", 1)
     os.kill(pids["w-2"], signal.SIGKILL)  # later: when the supervisor has seen this one, it has seen the other
-    assert running.until("asked")["member"] == f"member-{pids['w-2']}"
     running.times("joining", "w-2", 2)
-    os.kill(pids["w-1"], signal.SIGCONT)
-    running.process.terminate()
-    assert running.ended() == 0
-    assert {seen["member"] for seen in running.seen if seen["event"] == "asked"} == {f"member-{pids['w-2']}"}
-
-
-def test_who_left_by_itself_needs_no_removal(kes: Callable[..., Kes]) -> None:
-    running = kes("dummy:leaves", "--workers", "3")
-    pids = joined(running, 3)
-    running.times("exited", "w-1", 1)
-    os.kill(pids["w-2"], signal.SIGKILL)
-    running.times("joining", "w-2", 2)
+    if source == "joins":
+        os.kill(pids["w-1"], signal.SIGCONT)
     running.process.terminate()
     assert running.ended() == 0
     assert {seen["member"] for seen in running.seen if seen["event"] == "asked"} == {f"member-{pids['w-2']}"}
