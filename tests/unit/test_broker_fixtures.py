@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,16 +14,6 @@ import pytest
 from streams.errors import ConfigError
 from streams.testing import fixtures
 from streams.testing.fixtures import GivenBroker, docker_answers, session_broker
-
-
-class FakeEmbedded:
-    bootstrap_servers = "embedded:1"
-
-    def __enter__(self) -> FakeEmbedded:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 class FakeContainer:
@@ -56,43 +47,34 @@ class FakeContainer:
 def nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KES_BOOTSTRAP_SERVERS", raising=False)
     monkeypatch.delenv("KES_TEST_BROKER", raising=False)
-    monkeypatch.setattr(fixtures, "KafkaBroker", FakeEmbedded)
-    monkeypatch.setattr(fixtures, "docker_answers", lambda: False)
+    embedded = nullcontext(SimpleNamespace(bootstrap_servers="embedded:1"))
+    monkeypatch.setattr(fixtures, "KafkaBroker", lambda: embedded)
     module = SimpleNamespace(KafkaContainer=FakeContainer)
     monkeypatch.setattr(importlib, "import_module", lambda _: module)
 
 
-def taken() -> str:
-    with session_broker() as broker:
-        return broker.bootstrap_servers
-
-
-def test_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert taken() == "embedded:1"
-    monkeypatch.setattr(fixtures, "docker_answers", lambda: True)
-    assert taken() == "docker:1"
+@pytest.mark.parametrize(
+    ("kind", "docker", "given", "servers"),
+    [
+        ("", False, "", "embedded:1"),
+        ("", True, "", "docker:1"),
+        ("", True, "given:1,given:2", "given:1,given:2"),
+        ("embedded", True, "given:1", "embedded:1"),
+        ("docker", True, "given:1", "docker:1"),
+        ("environment", True, "given:1", "given:1"),
+        ("docker", False, "", "no Docker engine"),
+        ("environment", False, "", "KES_BOOTSTRAP_SERVERS"),
+        ("cloud", False, "", "one of"),
+    ],
+)
+def test_which_is_taken(monkeypatch: pytest.MonkeyPatch, kind: str, docker: bool, given: str, servers: str) -> None:
+    monkeypatch.setattr(fixtures, "docker_answers", lambda: docker)
+    for name, value in (("KES_TEST_BROKER", kind), ("KES_BOOTSTRAP_SERVERS", given)):
+        if value:
+            monkeypatch.setenv(name, value)
+    with nullcontext() if ":1" in servers else pytest.raises(ConfigError, match=servers), session_broker() as broker:
+        assert broker.bootstrap_servers == servers
     assert FakeContainer.running == 0
-    monkeypatch.setenv("KES_BOOTSTRAP_SERVERS", "given:1,given:2")
-    assert taken() == "given:1,given:2"
-
-
-@pytest.mark.parametrize(
-    ("kind", "servers"), [("embedded", "embedded:1"), ("docker", "docker:1"), ("environment", "given:1")]
-)
-def test_one_kind_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, kind: str, servers: str) -> None:
-    monkeypatch.setattr(fixtures, "docker_answers", lambda: True)
-    monkeypatch.setenv("KES_BOOTSTRAP_SERVERS", "given:1")
-    monkeypatch.setenv("KES_TEST_BROKER", kind)
-    assert taken() == servers
-
-
-@pytest.mark.parametrize(
-    ("kind", "told"), [("docker", "no Docker engine"), ("environment", "KES_BOOTSTRAP_SERVERS"), ("cloud", "one of")]
-)
-def test_what_was_asked_for_and_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, kind: str, told: str) -> None:
-    monkeypatch.setenv("KES_TEST_BROKER", kind)
-    with pytest.raises(ConfigError, match=told):
-        taken()
 
 
 def test_a_docker_engine_that_is_silent_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

