@@ -42,7 +42,6 @@ class Broker:
         self.logs: dict[tuple[str, int], list[IncomingRecord]] = defaultdict(list)
         self.offsets: dict[int, int] = {}
         self._lock = threading.Lock()
-        self.tails: list[Tail] = []
 
     def append(
         self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Headers | None
@@ -50,8 +49,6 @@ class Broker:
         with self._lock:
             log = self.logs[topic, partition]
             log.append(IncomingRecord(topic, partition, len(log), key, value, headers))
-        for tail in self.tails if topic == CHANGELOG else ():
-            tail.push(partition)
 
     def send(self, *names: str, partition: int = 0) -> None:
         kind = event_type_of(Named)
@@ -148,40 +145,26 @@ class Consumer:
 
 
 class Tail:
-    """``ports.Tail`` over the changelog."""
+    """``ports.Tail``: what the changelog holds when a partition is added."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._positions: dict[int, int] = {}
-        self._epochs: dict[int, int] = {}
-        self._lock = threading.RLock()
-        broker.tails.append(self)
 
     def start(self, receive: Any, fail: Any) -> None:
         self._receive, self._fail = receive, fail
 
     def add(self, partition: int, offset: int, epoch: int) -> None:
-        self._positions[partition], self._epochs[partition] = max(offset, 0), epoch
-        threading.Thread(target=self.push, args=(partition,)).start()
+        threading.Thread(target=self._read, args=(partition, max(offset, 0), epoch)).start()
 
-    def push(self, partition: int) -> None:
-        with self._lock:
-            position = self._positions.get(partition)
-            if position is not None:
-                log = self._broker.logs[CHANGELOG, partition]
-                records, end = log[position:], len(log)
-                self._positions[partition] = end
-                try:
-                    self._receive(partition, self._epochs[partition], records, end, end)
-                except Exception as error:
-                    self._fail(partition, self._epochs[partition], error)
+    def _read(self, partition: int, offset: int, epoch: int) -> None:
+        log = self._broker.logs[CHANGELOG, partition]
+        try:
+            self._receive(partition, epoch, log[offset:], len(log), len(log))
+        except Exception as error:
+            self._fail(partition, epoch, error)
 
-    def remove(self, partitions: Collection[int]) -> None:
-        for partition in partitions:
-            self._positions.pop(partition, None)
-
-    def close(self) -> None:
-        self._positions.clear()
+    def remove(self, partitions: Collection[int]) -> None: ...
+    def close(self) -> None: ...
 
 
 class Group:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -13,8 +12,10 @@ from streams.clients.membership import connect_group
 from streams.core.assignor import sticky_plan
 from streams.group import Assigned, Assignment, Copies
 from streams.runtime.changelog import OFFSET_KEY
+from streams.testing.simulation.clients import SimTakeOver
+from tests.unit.handlers_kit import driven, send, totals
 from tests.unit.runtime_kit import CHANGELOG, OUT, Bench, Named
-from tests.vocabulary import Words, touch
+from tests.vocabulary import Added, Words, tell_total, touch
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -22,6 +23,10 @@ pytestmark = pytest.mark.timeout(60)
 def counted(ctx: EventContext[Any], event: Named) -> None:
     touch(ctx, event.name)
     ctx.forward(OUT, event)
+
+
+def tell(ctx: EventContext[Any], event: Added) -> None:
+    tell_total(ctx, event, OUT)
 
 
 class Picky(Words):
@@ -66,35 +71,31 @@ def copy_state(source: EventSource[Any]) -> str:
     return ", ".join(copy.state for copy in source.statistics().copies)
 
 
-async def test_an_offset_that_was_compacted_away_meanwhile_is_read_behind(bench: Bench) -> None:
+def test_an_offset_that_was_compacted_away_meanwhile_is_read_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who stands still in a take-over, while another works on and compaction goes over it, asks again."""
-    bench.make(counted)
-    bench.begin("a", "b")
-    await bench.until(lambda: bench.broker.reached() == 2, "handled")
-    await bench.stop()
-    written = bench.broker.logs[CHANGELOG, 0][:]
-    old = [record for record in written if record.key != OFFSET_KEY]
-    bench.broker.logs[CHANGELOG, 0][:] = old
-    bench.run()
-    group = bench.connections.membership
-    log_range, asked = group.log_range, threading.Event()
+    log_range, asked = SimTakeOver.log_range, list[str]()
 
-    def slowly(topic: str, *question: Any) -> dict[int, tuple[int, int]]:
-        if topic == CHANGELOG and asked.is_set():
-            bench.broker.logs[CHANGELOG, 0][len(old) :] = written[-1:]  # the other one's
-        elif topic == CHANGELOG:
-            asked.set()
-        return log_range(topic, *question)
+    def ask(client: SimTakeOver, topic: str, *question: Any) -> dict[int, tuple[int, int]]:
+        found = log_range(client, topic, *question)
+        if topic == CHANGELOG:
+            asked.append(topic)
+            if len(asked) == 2:  # the other one's, which the tail has not seen yet
+                driver._world.broker.append(CHANGELOG, 0, written.key, written.value, written.headers)
+                return {0: (found[0][0], found[0][1] + 1)}
+        return found
 
-    group.log_range = slowly  # type: ignore[method-assign, assignment]
-    bench.broker.offsets[0] = 2
-    await bench.until(asked.is_set, "it is asked how far the changelog goes")
-
-    def read_on_and_active() -> bool:
-        bench.broker.tails[-1].push(0)
-        return [partition.state for partition in bench.source.statistics().partitions] == ["active"]
-
-    await bench.until(read_on_and_active, "the other one's record is read, and the partition at work")
+    with driven(tell) as driver:
+        send(driver, "a", "b")
+        driver.crash()
+        log = driver._world.broker.log(CHANGELOG, 0)
+        offsets = [entry for entry in log.entries if entry.key == OFFSET_KEY]
+        written = offsets[-1]
+        for entry in offsets:
+            entry.gone = True
+        monkeypatch.setattr(SimTakeOver, "log_range", ask)
+        driver.restart()
+        send(driver, "c")
+        assert (len(asked) >= 2, totals(driver)) == (True, [("a", 1), ("b", 1), ("c", 1)])
 
 
 async def test_who_was_lost_joins_under_another_id() -> None:
