@@ -29,7 +29,7 @@ from streams.metrics import EventFailed, Measurement
 from streams.runtime.partition.dead_letters import LONGEST_TEXT
 from streams.testing import TestDriver
 from tests.unit.handlers_kit import OUT, config, counts, driven, letters, misbehave, send, totals
-from tests.vocabulary import KINDS, MISDEEDS, TOTALS, Added, Total, Words, count, tell_total, write
+from tests.vocabulary import KINDS, TOTALS, Added, Total, Words, count, tell_total, write
 
 RETRIED = ErrorPolicy(retries=2, backoff_seconds=0.01, then=ErrorResponse.DEAD_LETTER)
 
@@ -324,27 +324,6 @@ def test_a_store_that_cannot_undo_is_made_anew_after_a_failed_event(kind: str) -
         assert [one for one in at_work if one.words] == [driver.store(0)]
         assert {one.revocations for one in made} <= {0, 1}
         assert any(one.types == ["word", "word"] for one in made), "the entry's type travels with it"
-        driver.check()
-
-
-def test_it_outlives_restarts_and_refused_outputs() -> None:
-    def work(ctx: EventContext[Any], event: Added) -> None:
-        if event.deed in MISDEEDS:
-            ctx.store.words[event.name.encode()] = b"spoiled"
-            ctx.record_change(Change(event.name.encode(), b"spoiled"))
-            MISDEEDS[event.deed](ctx, OUT)
-        else:
-            write(ctx, event)
-
-    with driven(work, on_error=SKIP, store=Words, limits=[OUT]) as driver:
-        send(driver, "a", "b", deed="x")
-        send(driver, "b", deed="over the topic's limit")
-        send(driver, "a", deed="delete")
-        send(driver, "c", deed="over the client's limit")
-        driver.crash()
-        driver.restart()
-        send(driver, "b", "c", deed="y")
-        assert driver.store(0).words == driver.changelog(0) == {b"b": b"xy", b"c": b"y"}
         driver.check()
 
 

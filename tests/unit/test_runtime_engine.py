@@ -61,21 +61,6 @@ async def test_who_is_cancelled_leaves_the_group_and_ends_its_threads(bench: Ben
     assert "hang" not in bench.broker.outputs()
 
 
-@pytest.mark.parametrize("drain", [True, False], ids=["stop", "stop_now"])
-async def test_leaving_does_not_wait_behind_a_question(bench: Bench, drain: bool) -> None:
-    """The broker does not answer a question of the take-over; the group must hear all the same that we go."""
-    bench.make(forward)
-    bench.run()
-    group = bench.connections.membership
-    group.answer.clear()
-    await bench.until(group.asked.is_set, "the take-over asks")
-    bench.source._ask_to_stop(drain=drain)
-    await asyncio.wait_for(bench.source.wait_stopped(), PATIENCE)
-    assert group.closed.is_set()
-    group.answer.set()
-    await bench.until_all_threads_ended()
-
-
 async def test_stopping_what_never_started_returns(bench: Bench) -> None:
     source = bench.make(forward)
     await asyncio.wait_for(source.stop(), PATIENCE)

@@ -290,29 +290,6 @@ async def test_a_call_that_fails_keeps_its_thread(threads: HandlerThreads) -> No
     assert await threads.call(0, threading.get_ident) == first
 
 
-async def test_nobody_waits_behind_a_call_that_was_given_up(threads: HandlerThreads) -> None:
-    """Its thread ends when the call comes back, if ever."""
-    begun, go = threading.Event(), threading.Event()
-    ran_on: list[threading.Thread] = []
-
-    def hangs() -> None:
-        ran_on.append(threading.current_thread())
-        begun.set()
-        go.wait(PATIENCE)
-
-    call = asyncio.create_task(threads.call(0, hangs))
-    assert await asyncio.to_thread(begun.wait, PATIENCE)
-    call.cancel()
-    await asyncio.wait([call])
-    later = asyncio.wait_for(threads.call(0, threading.current_thread), PATIENCE / 2)
-    assert await later is not ran_on[0]
-    assert not go.is_set()
-    go.set()
-    await asyncio.to_thread(ran_on[0].join, PATIENCE)
-    assert not ran_on[0].is_alive()
-    assert await threads.call(0, lambda: 1) == 1, "the new one stays"
-
-
 async def test_a_cancelled_call_leaves_the_threads_of_others_alone(threads: HandlerThreads) -> None:
     begun, go = threading.Event(), threading.Event()
     other = await threads.call(1, threading.get_ident)
