@@ -21,9 +21,9 @@ from streams.config import EventSourceConfig
 from streams.core.router import check_callable
 from streams.errors import RegistrationError, Stopped, StreamsError
 from streams.handlers import Handlers
-from streams.records import TopicPartition
+from streams.records import DEFAULT_MESSAGE_LIMIT, TopicPartition
 from streams.runtime import source_topics
-from streams.runtime.connections import DEFAULT_MESSAGE_LIMIT, KafkaConnections
+from streams.runtime.connections import KafkaConnections
 from streams.runtime.engine import Engine
 from streams.runtime.ownership.replicas import make_store
 from streams.runtime.partition.event_context import EventContext

@@ -43,6 +43,10 @@ and ``HEADER_OVERHEAD`` for each header (the largest that these lengths can beco
 HEADER_OVERHEAD: Final = 10
 
 
+DEFAULT_MESSAGE_LIMIT: Final = 1_000_000
+"""librdkafka's default for ``message.max.bytes``."""
+
+
 def record_size(key: bytes | None, value: bytes | None, headers: ReceivedHeaders | None) -> int:
     """Count the bytes of a record as librdkafka does before it takes one."""
     size = RECORD_OVERHEAD + len(key or b"") + len(value or b"")

@@ -30,8 +30,10 @@ with warnings.catch_warnings():
     NetworkSelector: Any = _from("net.selector", "NetworkSelector")
     WakeupNotifier: Any = _from("net.wakeup_notifier", "WakeupNotifier")
     AbstractTokenProvider: Any = _from("net.sasl.oauth", "AbstractTokenProvider")
+    get_sasl_mechanism: Any = _from("net.sasl", "get_sasl_mechanism")
 
     # Generated from Kafka's own message definitions.
+    ApiVersionsRequest: Any = _from("protocol.metadata", "ApiVersionsRequest")
     ConsumerProtocolAssignment: Any = _from("protocol.consumer.metadata", "ConsumerProtocolAssignment")
     ConsumerProtocolSubscription: Any = _from("protocol.consumer.metadata", "ConsumerProtocolSubscription")
     DescribeLogDirsRequest: Any = _from("protocol.admin.cluster", "DescribeLogDirsRequest")
@@ -46,6 +48,8 @@ with warnings.catch_warnings():
     ListOffsetsRequest: Any = _from("protocol.consumer", "ListOffsetsRequest")
     ListTransactionsRequest: Any = _from("protocol.admin.transactions", "ListTransactionsRequest")
     MetadataRequest: Any = _from("protocol.metadata", "MetadataRequest")
+    SaslAuthenticateRequest: Any = _from("protocol.sasl", "SaslAuthenticateRequest")
+    SaslHandshakeRequest: Any = _from("protocol.sasl", "SaslHandshakeRequest")
     WriteTxnMarkersRequest: Any = _from("protocol.producer.transaction", "WriteTxnMarkersRequest")
     DeleteGroupsRequest: Any = _from("protocol.admin.groups", "DeleteGroupsRequest")
     OffsetCommitRequest: Any = _from("protocol.consumer", "OffsetCommitRequest")

@@ -17,6 +17,7 @@ class Metadata(msgspec.Struct, frozen=True):
     generation: int
     member_id: str
     data: bytes
+    instance_id: str | None = None
 
     @property
     def is_member(self) -> bool:
@@ -29,7 +30,8 @@ def parse_metadata(data: bytes) -> Metadata:
     magic, rest = data[:7], data[11:].split(b"\0")
     if magic != b"CGMDv2:" or len(rest) < 3:
         raise ValueError(f"group metadata of an unknown version: {data[:16]!r}")
-    return Metadata(struct.unpack_from("=i", data, 7)[0], rest[1].decode("ascii"), data)
+    instance = rest[3].decode("ascii") if len(rest) > 3 and not rest[2] else None  # after a 0; a 1: there is none
+    return Metadata(struct.unpack_from("=i", data, 7)[0], rest[1].decode("ascii"), data, instance)
 
 
 class GroupLog(ConnectionLog):

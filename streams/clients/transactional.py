@@ -20,7 +20,7 @@ from streams.records import Output
 _RETRY_PAUSE_SECONDS = 0.02
 _FLUSH_SLICE_SECONDS = 0.1
 
-_WHY_FENCED = (
+WHY_FENCED = (
     "; a producer with the same transactional id was started since (a process with the same instance_id? each needs "
     "one of its own), or the broker timed the transaction out"
 )
@@ -292,7 +292,7 @@ class TransactionalProducer:
         failure = transaction_failed(call, exception)
         reason = error_of(exception).str()
         if failure.kind == "fenced":
-            reason += _WHY_FENCED
+            reason += WHY_FENCED
         if self._connection.down and self._connection.reason not in reason:
             reason += f"; {self._connection.reason}"
         return TransactionFailed(call, failure.code, failure.kind, self._named(reason))

@@ -12,6 +12,9 @@ from streams.clients.consumer import INPUT, TAIL, LogConsumer
 from streams.clients.librdkafka_connect import connect_librdkafka_group
 from streams.clients.membership import connect_group
 from streams.clients.plain_producer import PlainProducer
+from streams.clients.producing.cluster import Cluster
+from streams.clients.producing.settings import ProducerSettings
+from streams.clients.producing.transactions import WireSlot
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.clients.source_log import SourceLog
@@ -20,15 +23,13 @@ from streams.clients.transactional import TransactionalProducer
 from streams.config import EventSourceConfig
 from streams.core.strategies import PlanSettings, assignor
 from streams.group import Membership, TakeOver
+from streams.records import DEFAULT_MESSAGE_LIMIT
 from streams.runtime.async_work.processes import in_process
 from streams.runtime.bridge import Worker, wait_for
 from streams.runtime.reading.log_follower import Tail
 from streams.runtime.reading.poller import Poller
 
 T = TypeVar("T")
-
-DEFAULT_MESSAGE_LIMIT = 1_000_000
-"""librdkafka's default for ``message.max.bytes``."""
 
 ROOM_POLLS = 8
 """Polls' worth of records that may be on their way to handlers, over all partitions: enough to never run dry."""
@@ -53,6 +54,7 @@ class KafkaConnections:
                 client_id=f"{config.group_id}.{config.instance_id}",
                 group_id=config.group_id,
             )
+        self._cluster: Cluster | None = None  # of the slots, which share it
         self._security = kafka_python_settings.translate(kafka_python_settings.security_only(config.client_settings))
 
     @property
@@ -73,6 +75,23 @@ class KafkaConnections:
         timeout_ms = int(self._config.timeouts.transaction_timeout_seconds * 1000)
         return TransactionalProducer(
             self._settings, transactional_id, transaction_timeout_ms=timeout_ms, one_by_one=one_by_one
+        )
+
+    def slot(self, transactional_id: str) -> WireSlot | None:
+        """Build the slot of a producer that speaks Kafka's protocol on the loop, if the settings want one."""
+        config = self._config
+        if config.producer != "wire":
+            return None
+        if self._cluster is None:
+            settings = self._settings
+            wire = ProducerSettings.of(settings.bootstrap_servers, settings.client_id, config.client_settings)
+            self._cluster = Cluster(wire)
+        return WireSlot(
+            transactional_id,
+            self._cluster,
+            config.group_id,
+            call_timeout_seconds=config.timeouts.call_timeout_seconds,
+            transaction_timeout_seconds=config.timeouts.transaction_timeout_seconds,
         )
 
     def plain_producer(

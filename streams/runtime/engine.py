@@ -99,7 +99,10 @@ class Engine:
 
         self.hung_calls = HungCalls(config.pool.pool_size, self.measure, self.fail)
         ids = [transactional_id(config.group_id, config.instance_id, number) for number in range(config.pool.pool_size)]
-        slots = [Slot(name, connections, config.call_timeout_seconds, self.hung_calls) for name in ids]
+        slots = [
+            connections.slot(name) or Slot(name, connections, config.call_timeout_seconds, self.hung_calls)
+            for name in ids
+        ]
         self.slots = Slots(slots, [config.changelog])
         self.input = connections.input()
         self.membership, self.takeover_client = connections.group(self._watchdog.alive)

@@ -10,7 +10,9 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from streams.group import Membership, TakeOver
+from anyio import Event
+
+from streams.group import Membership, Snapshot, TakeOver
 from streams.records import Acknowledgement, IncomingRecord, Output, Progress, Record
 from streams.topics import TopicIdentity, TopicSpec
 
@@ -56,6 +58,39 @@ class Producer(Protocol):
     def commit(self, timeout_seconds: float) -> None: ...
     def abort(self, timeout_seconds: float) -> None: ...
     def close(self) -> None: ...
+
+
+class TransactionSlot(Protocol):
+    """One transactional id, used by one transaction of the pool at a time. On the loop.
+
+    ``transactions.producer_slot.Slot`` (librdkafka, on a thread) or ``clients.producing.transactions.WireSlot``, which
+    document the methods.
+    """
+
+    transactional_id: str
+    one_by_one: bool
+
+    @property
+    def refused(self) -> Sequence[Refusal]: ...
+
+    async def reopen(
+        self, topics: Collection[str], *, one_by_one: bool = False, may_open: Event | None = None
+    ) -> None: ...
+    def abandon(self) -> None: ...
+    def begin(self) -> None: ...
+    def produce_many(self, outputs: Sequence[Output], start: int) -> int: ...
+    def produce(self, output: Output) -> bool: ...
+    def poll(self) -> None: ...
+    async def flush(self) -> None: ...
+    async def commit(
+        self,
+        topic: str,
+        offsets: Mapping[int, int],
+        fence: Callable[[], Snapshot],
+        requested: Callable[[], None],
+    ) -> None: ...
+    async def deliver(self) -> None: ...
+    async def abort(self) -> None: ...
 
 
 class PlainProducer(Protocol):
@@ -194,6 +229,10 @@ class Connections(Protocol):
     def worker(self, name: str) -> Blocking: ...
     async def in_process(self, function: Callable[..., T], *args: Any) -> T: ...
     def producer(self, transactional_id: str, *, one_by_one: bool = False) -> Producer: ...
+
+    def slot(self, transactional_id: str) -> TransactionSlot | None:
+        """Build the slot of a producer that works on the loop; ``None``: it is made of ``producer`` and ``worker``."""
+        ...
 
     def plain_producer(
         self,

@@ -16,7 +16,7 @@ import signal
 import threading
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -38,6 +38,7 @@ from streams.runtime.ports import (
     StatusBoard,
     Tail,
     Topics,
+    TransactionSlot,
 )
 from streams.runtime.reading.poller import Poller
 from streams.testing.proxy import KafkaProxy as KafkaProxy
@@ -162,6 +163,11 @@ class FaultyConnections:
         """Add points around every call of a transaction."""
         return _FaultyProducer(self._real.producer(transactional_id, one_by_one=one_by_one), self._plan)
 
+    def slot(self, transactional_id: str) -> TransactionSlot | None:
+        """Add points around every step of a transaction."""
+        slot = self._real.slot(transactional_id)
+        return None if slot is None else cast(TransactionSlot, _FaultySlot(slot, self._plan))
+
     def input(self) -> Poller:
         """Add points around the poll."""
         return Poller(
@@ -250,6 +256,41 @@ class _FaultyProducer:
 
     def close(self) -> None:
         self._real.close()
+
+
+class _FaultySlot:
+    def __init__(self, real: TransactionSlot, plan: FaultPlan) -> None:
+        self._real, self._hit = real, plan.hit
+        self.transactional_id = real.transactional_id
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def produce_many(self, outputs: Sequence[Output], start: int) -> int:
+        return start  # one at a time, each with its points
+
+    def produce(self, output: Output) -> bool:
+        self._hit("produce.before")
+        taken = self._real.produce(output)
+        self._hit("produce.after")
+        return taken
+
+    async def flush(self) -> None:
+        self._hit("flush.before")
+        await self._real.flush()
+        self._hit("flush.after")
+
+    async def commit(
+        self, topic: str, offsets: Mapping[int, int], fence: Callable[[], Snapshot], requested: Callable[[], None]
+    ) -> None:
+        def before_commit() -> None:
+            self._hit("send_offsets.after")
+            requested()
+            self._hit("commit.before")
+
+        self._hit("send_offsets.before")
+        await self._real.commit(topic, offsets, fence, before_commit)
+        self._hit("commit.after")
 
 
 class _FaultyConsumer:

@@ -28,8 +28,8 @@ from streams.group import Snapshot
 from streams.metrics import TransactionSettled
 from streams.records import TYPE_HEADER, Change, Headers, Output
 from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY, OffsetRecord, ReleaseMarker, TopicIds
+from streams.runtime.ports import TransactionSlot
 from streams.runtime.signal import Broadcast, Signal
-from streams.runtime.transactions.producer_slot import Slot
 from streams.runtime.transactions.producer_slots import Slots
 
 
@@ -55,7 +55,7 @@ class TransactionPool:
         self._ids = ids
         self._settled = settled
         self.unsettled: deque[Transaction] = deque()
-        self._slot_of: dict[int, Slot] = {}
+        self._slot_of: dict[int, TransactionSlot] = {}
         self._open: Transaction | None = None
         self._serial = 0
         self._due = False  # whether the flush stage knows that the open one is large enough to be sealed
@@ -297,7 +297,7 @@ class TransactionPool:
                 txn.produced += 1
         return True
 
-    def _slot(self, txn: Transaction) -> Slot:
+    def _slot(self, txn: Transaction) -> TransactionSlot:
         if txn.state is TransactionState.DROPPED:  # its awaited condition was true already: not cancelled in time
             raise TransactionFailed("membership", "LOST", "lost", "dropped while it was being sent")
         return self._slot_of[txn.serial]
@@ -370,11 +370,11 @@ class TransactionPool:
             self._serial += 1
             txn.serial = self._serial
 
-    def slot_of(self, txn: Transaction) -> Slot | None:
+    def slot_of(self, txn: Transaction) -> TransactionSlot | None:
         """Return the slot of a transaction, if any."""
         return self._slot_of.get(txn.serial)
 
-    def release_slot(self, txn: Transaction) -> Slot | None:
+    def release_slot(self, txn: Transaction) -> TransactionSlot | None:
         """Take a transaction's slot away, if it has one, and have the producer replaced (rule R8)."""
         slot = self._slot_of.pop(txn.serial, None)
         if slot is not None:
@@ -409,7 +409,7 @@ class Refused(TransactionFailed):
 _FLUSHED = (TransactionState.FLUSHED, TransactionState.COMMITTING)
 
 
-def _produce_one(slot: Slot, output: Output) -> bool:
+def _produce_one(slot: TransactionSlot, output: Output) -> bool:
     """Hand over one record that was not taken with others; ``False``: the producer's queue is full. Raises
     ``Refused``."""
     try:

@@ -15,8 +15,8 @@ import anyio
 from anyio.abc import TaskGroup
 
 from streams.errors import MembershipFatal, TransactionFailed
+from streams.runtime.ports import TransactionSlot
 from streams.runtime.signal import Signal
-from streams.runtime.transactions.producer_slot import Slot
 
 _log = logging.getLogger(__name__)
 
@@ -35,11 +35,11 @@ HOPELESS = frozenset(
 class Slots:
     """The slots of one pool. All methods are called on the loop."""
 
-    def __init__(self, slots: Sequence[Slot], topics: Sequence[str]) -> None:
+    def __init__(self, slots: Sequence[TransactionSlot], topics: Sequence[str]) -> None:
         self._all = list(slots)
         self._topics = list(topics)
-        self._free: deque[Slot] = deque()
-        self._replacing: set[Slot] = set()
+        self._free: deque[TransactionSlot] = deque()
+        self._replacing: set[TransactionSlot] = set()
         self._changed = Signal()
         self._tasks: TaskGroup | None = None
         self._ours = anyio.Event()
@@ -65,11 +65,11 @@ class Slots:
         elif self._ours.is_set():
             self._ours = anyio.Event()
 
-    def take(self) -> Slot | None:
+    def take(self) -> TransactionSlot | None:
         """Take the slot that was free for longest, or ``None``."""
         return self._free.popleft() if self._free else None
 
-    async def take_one_by_one(self, timeout_seconds: float) -> Slot:
+    async def take_one_by_one(self, timeout_seconds: float) -> TransactionSlot:
         """Take a slot whose producer sends each record in a batch of its own. Raises ``TransactionFailed``."""
         await self.wait_free(timeout_seconds)
         slot = self._free.popleft()
@@ -80,7 +80,7 @@ class Slots:
             raise
         return slot
 
-    def give_back(self, slot: Slot) -> None:
+    def give_back(self, slot: TransactionSlot) -> None:
         """Free a slot whose transaction is committed, for the next one, after the others."""
         if slot.one_by_one:  # it was for that one transaction
             self.replace(slot)
@@ -88,7 +88,7 @@ class Slots:
         self._free.append(slot)
         self._changed.notify()
 
-    def replace(self, slot: Slot) -> None:
+    def replace(self, slot: TransactionSlot) -> None:
         """Build a slot's producer anew, in the background; the slot becomes free again when that is done."""
         if self._tasks is None or slot in self._replacing:
             return
@@ -104,7 +104,7 @@ class Slots:
         """Wait until ``take`` has something. Raises ``TransactionFailed`` after the timeout."""
         await self._wait(lambda: bool(self._free), timeout_seconds)
 
-    async def wait_replaced(self, slot: Slot, timeout_seconds: float) -> None:
+    async def wait_replaced(self, slot: TransactionSlot, timeout_seconds: float) -> None:
         """Wait until a replacement is done, so the slot's transaction is settled. Raises ``TransactionFailed``."""
         await self._wait(lambda: slot not in self._replacing, timeout_seconds)
 
@@ -121,7 +121,7 @@ class Slots:
             "init_transactions", "TIMED_OUT", "unknown", f"no producer became ready in {timeout_seconds:g} seconds"
         )
 
-    async def _reopen(self, slot: Slot) -> None:
+    async def _reopen(self, slot: TransactionSlot) -> None:
         pause, failures = 0.1, 0
         if not self._ours.is_set():  # after a loss: no task waits for the open transaction, and no process is fenced
             with contextlib.suppress(TransactionFailed):

@@ -83,7 +83,12 @@ class Recovery:
         if step is Remedy.STOP:
             raise self._final(head, failure)
         # Or no broker is there: cutting does no harm then.
-        too_slow = step is Remedy.RESEND and failure.kind == "unknown" and failure.call == "flush"
+        too_slow = (
+            step is Remedy.RESEND
+            and failure.kind == "unknown"
+            and failure.call == "flush"
+            and failure.code != "_TRANSPORT"  # a connection that broke says nothing about the size
+        )
         if step is Remedy.DROP:
             pool.drop_everything(MembershipLost("the membership was lost while a transaction was under way"))
             self._dropped()
@@ -143,7 +148,7 @@ class Recovery:
         if isinstance(failure, Refused):
             return [(failure.output, failure.refusal)]
         own = [refusal for refusal in self._refusals(head) if refusal.is_own]
-        if own and not head.one_by_one:
+        if own and not head.one_by_one and not any(refusal.output is not None for refusal in own):
             head.one_by_one = True  # a batch is refused as a whole: find the record at fault before any event is blamed
             return []
         return [

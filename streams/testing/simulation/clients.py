@@ -12,8 +12,7 @@ from streams.core.incremental import PlanSettings
 from streams.core.strategies import assignor
 from streams.errors import BrokerUnavailable, Stopped
 from streams.group import OpenTransaction, instance_of
-from streams.records import IncomingRecord
-from streams.runtime.connections import DEFAULT_MESSAGE_LIMIT
+from streams.records import DEFAULT_MESSAGE_LIMIT, IncomingRecord
 from streams.runtime.ports import Batch
 from streams.runtime.reading.poller import size_of
 from streams.testing.simulation.group import Illegal, Unknown
@@ -49,6 +48,9 @@ class SimConnections:
     def producer(self, transactional_id: str, *, one_by_one: bool = False) -> SimProducer:
         timeout = self.config.timeouts.transaction_timeout_seconds
         return SimProducer(self.process, transactional_id, timeout, one_by_one, self.message_limit)
+
+    def slot(self, transactional_id: str) -> None:
+        return None
 
     def plain_producer(
         self,

@@ -1,0 +1,1 @@
+"""The transactional producer that speaks Kafka's protocol itself, on the event loop."""

@@ -1,0 +1,188 @@
+"""The cluster as the slots of one event source share it: brokers, leaders of partitions, coordinators, topics.
+
+On the loop. Questions go to any broker that answers; one look at the metadata serves all that ask meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+from streams.clients import kafka_python
+from streams.clients.producing.broker_connection import BrokerConnection, LostConnection, connect
+from streams.clients.producing.record_batch import BATCH_HEAD, Placement
+from streams.clients.producing.settings import ProducerSettings
+
+GROUP: Final = 0
+TRANSACTION: Final = 1
+REFRESH_SECONDS: Final = 300.0
+"""The age at which metadata are fetched again: that is how added partitions are found, as in librdkafka."""
+UNKNOWN_SECONDS: Final = 2.0
+"""How long a topic may be unknown before its records are blocked: a topic just made is not known everywhere."""
+FIRST_BATCH_LIMIT: Final = 1_000_000 - BATCH_HEAD
+"""Bytes of a batch: below the broker's default of 1,048,588 for a topic's ``max.message.bytes``."""
+_LEAST_BATCH_LIMIT: Final = 1_024
+_TOPIC_LOOKS_SECONDS: Final = 0.05
+_METADATA, _FIND_COORDINATOR = 12, 4  # the versions of Kafka 4.1 that name topics by name, and keys in a list
+
+
+class Cluster:
+    """The state of the cluster, as far as the slots need it."""
+
+    def __init__(self, settings: ProducerSettings) -> None:
+        self.settings = settings
+        self._bootstrap = [_address(part) for part in settings.bootstrap_servers.split(",")]
+        self._brokers: dict[int, tuple[str, int]] = {}
+        self._any: BrokerConnection | None = None
+        self._looking = asyncio.Lock()
+        self._looks: dict[str, asyncio.Task[None]] = {}
+        self._refreshed_at = 0.0
+        self.placements: dict[str, Placement] = {}
+        """The topics that are known, for encoding."""
+        self.leaders: dict[str, list[int]] = {}
+        """The leader of each partition; -1: none."""
+        self._unknown: dict[str, tuple[int, float]] = {}
+
+    async def connect(self, node: int) -> BrokerConnection:
+        """Make a connection to a broker. Raises ``LostConnection``."""
+        if node not in self._brokers:
+            raise LostConnection(f"no broker {node} is known")
+        return await self._connect(*self._brokers[node])
+
+    async def refresh(self, topics: Collection[str]) -> None:
+        """Fetch the metadata of topics. Raises ``LostConnection``."""
+        async with self._looking:
+            request = kafka_python.MetadataRequest
+            named = [request.MetadataRequestTopic(name=topic) for topic in topics]
+            answer = await self._ask(request(topics=named, allow_auto_topic_creation=False), _METADATA)
+            self._brokers |= {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
+            for topic in answer.topics:
+                self._note(topic.name, topic.error_code, topic.partitions)
+
+    def refresh_if_old(self) -> None:
+        """Fetch everything again, in the background, if it is old."""
+        now = asyncio.get_running_loop().time()
+        if now - self._refreshed_at > REFRESH_SECONDS:
+            self._refreshed_at = now
+            if self.placements:
+                self._look("", list(self.placements))
+
+    def look_for(self, topic: str) -> None:
+        """Fetch the metadata of a topic that is not known yet, in the background, some times a second."""
+        self._look(topic, [topic])
+
+    def unknown_since(self, topic: str) -> tuple[int, float] | None:
+        """Return the broker's code for a topic that cannot be used, and for how many seconds it has been so."""
+        found = self._unknown.get(topic)
+        return None if found is None else (found[0], asyncio.get_running_loop().time() - found[1])
+
+    def too_large(self, topic: str, size: int) -> None:
+        """Note that a topic refused a batch of this many bytes: the next ones are at most half as large."""
+        placement = self.placements[topic]
+        placement.limit = max(min(placement.limit, size // 2), _LEAST_BATCH_LIMIT)
+
+    async def coordinator(self, kind: int, key: str) -> int:
+        """Return the broker that coordinates a group or a transactional id, as soon as there is one.
+
+        Raises ``LostConnection``; its code is the broker's name of an error that waiting does not cure.
+        """
+        while True:
+            request = kafka_python.FindCoordinatorRequest(key=key, key_type=kind, coordinator_keys=[key])
+            answer = await self._ask(request, _FIND_COORDINATOR)
+            found = answer.coordinators[0] if answer.API_VERSION >= _FIND_COORDINATOR else answer
+            if not found.error_code:
+                self._brokers[found.node_id] = (found.host, found.port)
+                return int(found.node_id)
+            error = kafka_python.errors.for_code(found.error_code)
+            if not error.retriable:
+                raise LostConnection(f"no coordinator for {key}: {error.message}", error.message)
+            await asyncio.sleep(0.02)
+
+    def close(self) -> None:
+        """Close the connection for questions; the next question makes another one."""
+        if self._any is not None:
+            self._any.close()
+            self._any = None
+
+    async def _ask(self, request: Any, version: int) -> Any:
+        failures = []
+        for address in [None, *self._brokers.values(), *self._bootstrap]:
+            try:
+                if address is not None:
+                    self._any = await self._connect(*address)
+                if self._any is not None:
+                    async with asyncio.timeout(5.0):
+                        return await self._any.ask(request, version)
+            except (LostConnection, TimeoutError) as failure:
+                if self._any is not None:
+                    self._any.close()
+                    self._any = None
+                if isinstance(failure, LostConnection) and failure.code != "_TRANSPORT":
+                    raise  # credentials or certificates: the next broker will not take them either
+                failures.append(str(failure) or "no answer within 5 seconds")
+        raise LostConnection("; ".join(dict.fromkeys(failures)))
+
+    async def _connect(self, host: str, port: int) -> BrokerConnection:
+        return await connect(host, port, self.settings.client_id, self.settings.security)
+
+    def _note(self, topic: str, code: int, partitions: Sequence[Any]) -> None:
+        now = asyncio.get_running_loop().time()
+        if code and not partitions:
+            if topic not in self.placements:  # else it is known, and this broker does not know it yet
+                self._unknown.setdefault(topic, (code, now))
+            return
+        self._unknown.pop(topic, None)
+        leaders = [-1] * (max((entry.partition_index for entry in partitions), default=-1) + 1)
+        for entry in partitions:
+            leaders[entry.partition_index] = entry.leader_id
+        known = self.placements.get(topic)
+        if known is None or known.count != len(leaders):  # a transaction under way keeps the one it has
+            self.placements[topic] = Placement(topic, len(leaders), FIRST_BATCH_LIMIT)
+        self.leaders[topic] = leaders
+
+    def _look(self, name: str, topics: Collection[str]) -> None:
+        look = self._looks.get(name)
+        if look is None or look.done():
+            self._looks[name] = asyncio.get_running_loop().create_task(self._look_quietly(topics))
+
+    async def _look_quietly(self, topics: Collection[str]) -> None:
+        with contextlib.suppress(LostConnection):  # the next request meets the same broker
+            await self.refresh(topics)
+        await asyncio.sleep(_TOPIC_LOOKS_SECONDS)
+
+
+class SlotConnections:
+    """The connections of one slot. A broker handles one request of a connection at a time, and a slow Produce of one
+    slot must not hold up the end of another's transaction."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._by_broker: dict[int, BrokerConnection] = {}
+
+    async def get(self, node: int) -> BrokerConnection:
+        """Return the connection to a broker; a new one if it is lost, or must authenticate again soon."""
+        connection = self._by_broker.get(node)
+        if connection is not None:
+            if connection.lost is None and asyncio.get_running_loop().time() < connection.expires_at:
+                return connection
+            connection.close()
+        connection = self._by_broker[node] = await self._cluster.connect(node)
+        return connection
+
+    def values(self) -> list[BrokerConnection]:
+        """Return all of them."""
+        return list(self._by_broker.values())
+
+    def close(self) -> None:
+        """Close all of them, and the one for questions."""
+        for connection in self._by_broker.values():
+            connection.close()
+        self._by_broker.clear()
+        self._cluster.close()
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.strip().rpartition(":")
+    return host.strip("[]"), int(port)

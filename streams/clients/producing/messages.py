@@ -1,0 +1,229 @@
+"""Encode the requests of a transaction and decode their answers. Pure: bytes in, values out.
+
+Four requests are made for every transaction, so they are written by hand, in the versions below; everything else goes
+by the classes that kafka-python generates from Kafka's schemas. Fields and their order: Kafka's message definitions
+(``clients/src/main/resources/common/message``); all versions here are flexible (lengths as unsigned varints, plus one).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+PRODUCE: Final = 0
+ADD_PARTITIONS: Final = 24
+ADD_OFFSETS: Final = 25
+END: Final = 26
+COMMIT_OFFSETS: Final = 28
+_NO_TAGS: Final = b"\0"
+
+
+class Identity(NamedTuple):
+    """The identity of a transactional producer, as the broker gave it."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+
+
+class PartitionError(NamedTuple):
+    """The answer of a Produce request for one partition that failed. ``records``: index in the batch and reason of the
+    records at fault, if the broker names them."""
+
+    code: int
+    message: str
+    records: Sequence[tuple[int, str]]
+
+
+class MalformedAnswer(Exception):
+    """An answer that is not what its version promises."""
+
+
+def unsigned(number: int) -> bytes:
+    """Encode an unsigned varint."""
+    encoded = bytearray()
+    while number > 127:
+        encoded.append((number & 127) | 128)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def compact(text: str | None) -> bytes:
+    """Encode a compact string; ``None`` is null."""
+    if text is None:
+        return b"\0"
+    raw = text.encode()
+    return unsigned(len(raw) + 1) + raw
+
+
+def produce(
+    transactional_id: str, timeout_ms: int, topics: Mapping[str, Sequence[tuple[int, Sequence[bytes]]]]
+) -> list[bytes]:
+    """Encode Produce (v9 to v12), acknowledged by all in-sync replicas. ``topics``: partition and pieces of its batch,
+    by topic."""
+    parts = [compact(transactional_id), struct.pack(">hi", -1, timeout_ms), unsigned(len(topics) + 1)]
+    for topic, batches in topics.items():
+        parts += [compact(topic), unsigned(len(batches) + 1)]
+        for partition, pieces in batches:
+            parts.append(struct.pack(">i", partition) + unsigned(sum(map(len, pieces)) + 1))
+            parts += pieces
+            parts.append(_NO_TAGS)
+        parts.append(_NO_TAGS)
+    parts.append(_NO_TAGS)
+    return parts
+
+
+def refused(frame: bytes) -> dict[tuple[str, int], PartitionError]:
+    """Decode the answer of Produce: the partitions that failed."""
+    answer, failed = _Answer(frame), {}
+    for _ in range(answer.array()):
+        topic = answer.text()
+        for _ in range(answer.array()):
+            partition, code = answer.take(_PARTITION)
+            answer.skip(24)  # base offset, append time, start of the log
+            records = []
+            for _ in range(answer.array()):
+                (index,) = answer.take(_INT32)
+                records.append((index, answer.text()))
+                answer.tags()
+            message = answer.text()
+            answer.tags()
+            if code:
+                failed[topic, partition] = PartitionError(code, message, records)
+        answer.tags()
+    return failed
+
+
+def add_partitions(who: Identity, topics: Mapping[str, Iterable[int]]) -> list[bytes]:
+    """Encode AddPartitionsToTxn (v3)."""
+    parts = [_who(who), unsigned(len(topics) + 1)]
+    for topic, partitions in topics.items():
+        numbers = [struct.pack(">i", partition) for partition in partitions]
+        parts += [compact(topic), unsigned(len(numbers) + 1), *numbers, _NO_TAGS]
+    parts.append(_NO_TAGS)
+    return parts
+
+
+def partition_codes(frame: bytes) -> dict[tuple[str, int], int]:
+    """Decode the answer of AddPartitionsToTxn or TxnOffsetCommit: the codes of the partitions that failed."""
+    answer, failed = _Answer(frame), {}
+    answer.skip(4)  # throttle time
+    for _ in range(answer.array()):
+        topic = answer.text()
+        for _ in range(answer.array()):
+            partition, code = answer.take(_PARTITION)
+            answer.tags()
+            if code:
+                failed[topic, partition] = code
+        answer.tags()
+    return failed
+
+
+def add_offsets(who: Identity, group_id: str) -> list[bytes]:
+    """Encode AddOffsetsToTxn (v3)."""
+    return [_who(who), compact(group_id), _NO_TAGS]
+
+
+def commit_offsets(
+    who: Identity,
+    group_id: str,
+    generation: int,
+    member_id: str,
+    instance_id: str | None,
+    topic: str,
+    offsets: Mapping[int, int],
+) -> list[bytes]:
+    """Encode TxnOffsetCommit (v3 to v5). ``offsets``: the next offset to read, by partition."""
+    parts = [
+        compact(who.transactional_id),
+        compact(group_id),
+        struct.pack(">qhi", who.producer_id, who.epoch, generation),
+        compact(member_id),
+        compact(instance_id),
+        unsigned(2),
+        compact(topic),
+        unsigned(len(offsets) + 1),
+    ]
+    # No leader epoch, no metadata (an empty text), no tags.
+    parts += [struct.pack(">iqi", partition, offset, -1) + b"\x01\0" for partition, offset in offsets.items()]
+    parts += [_NO_TAGS, _NO_TAGS]
+    return parts
+
+
+def end(who: Identity, *, commit: bool) -> list[bytes]:
+    """Encode EndTxn (v3 to v5)."""
+    return [_who(who), struct.pack(">?", commit), _NO_TAGS]
+
+
+def code_of(frame: bytes) -> int:
+    """Decode the answer of AddOffsetsToTxn, or of EndTxn before v5: its code."""
+    answer = _Answer(frame)
+    answer.skip(4)
+    return int(answer.take(_INT16)[0])
+
+
+def ended(frame: bytes) -> tuple[int, int, int]:
+    """Decode the answer of EndTxn v5: code, and the producer id and epoch of the next transaction."""
+    answer = _Answer(frame)
+    answer.skip(4)
+    code, producer_id, epoch = answer.take(_ENDED)
+    return code, producer_id, epoch
+
+
+def _who(who: Identity) -> bytes:
+    return compact(who.transactional_id) + struct.pack(">qh", who.producer_id, who.epoch)
+
+
+_PARTITION: Final = struct.Struct(">ih")
+_INT32: Final = struct.Struct(">i")
+_INT16: Final = struct.Struct(">h")
+_ENDED: Final = struct.Struct(">hqh")
+
+
+class _Answer:
+    """A frame, read from its head on: correlation id and tags were checked by the connection."""
+
+    def __init__(self, frame: bytes) -> None:
+        self._frame, self._at = frame, 4
+        self.tags()
+
+    def take(self, shape: struct.Struct) -> tuple[int, ...]:
+        try:
+            values = shape.unpack_from(self._frame, self._at)
+        except struct.error as error:
+            raise MalformedAnswer("the answer ends too early") from error
+        self._at += shape.size
+        return values
+
+    def skip(self, size: int) -> None:
+        self._at += size
+        if self._at > len(self._frame):
+            raise MalformedAnswer("the answer ends too early")
+
+    def unsigned(self) -> int:
+        number = shift = 0
+        while True:
+            if self._at >= len(self._frame) or shift > 28:
+                raise MalformedAnswer("a length of the answer is none")
+            byte = self._frame[self._at]
+            self._at += 1
+            number |= (byte & 127) << shift
+            if byte < 128:
+                return number
+            shift += 7
+
+    def array(self) -> int:
+        return max(0, self.unsigned() - 1)
+
+    def text(self) -> str:
+        size = self.array()
+        start = self._at
+        self.skip(size)
+        return self._frame[start : self._at].decode(errors="replace")
+
+    def tags(self) -> None:
+        for _ in range(self.unsigned()):
+            self.unsigned()
+            self.skip(self.unsigned())
