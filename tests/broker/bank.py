@@ -2,7 +2,7 @@
 
 python bank.py BOOTSTRAP GROUP INSTANCE        (environment: KES_FAULT, BANK_SLOW_MS, BANK_SLOW_KEY (one account, or *),
                                                 BANK_HANDLER, BANK_MEMBERSHIP, BANK_STRATEGY, BANK_STANDBYS,
-                                                BANK_LEAVE_SECONDS, BANK_QUEUE; and those of bank_ahead.py and
+                                                BANK_LEAVE_SECONDS, BANK_QUEUE, BANK_PRODUCER; those of bank_ahead and
                                                 bank_probe.py)
 """
 
@@ -102,6 +102,7 @@ def build(
             metrics_handler=bank_probe.measure(plan),
             session_timeout_seconds=session,
             transaction_timeout_seconds=session * 0.8,
+            producer=os.environ.get("BANK_PRODUCER", "librdkafka"),
             **{"num_partitions": PARTITIONS, **settings},
         ),
         store=bank_probe.gated(store) if os.environ.get("BANK_GATE") else store,

@@ -22,7 +22,14 @@ from streams.metrics import Measurement, TransactionSettled
 from streams.records import Change, Output, TopicPartition
 from streams.runtime.changelog import RELEASE_KEY
 from streams.runtime.connections import KafkaConnections
-from streams.testing.faults import FaultPlan, FaultyConnections, _FaultyProducer, consume_with_faults, settled_hook
+from streams.testing.faults import (
+    FaultPlan,
+    FaultyConnections,
+    _FaultyProducer,
+    _FaultySlot,
+    consume_with_faults,
+    settled_hook,
+)
 
 _log = logging.getLogger("bank")
 
@@ -135,6 +142,11 @@ class _MarkerFaults(FaultyConnections):
         gate = _InMarkers(self._plan)
         real = self._real.producer(transactional_id, one_by_one=one_by_one)
         return _Watched(_FaultyProducer(real, gate), gate)
+
+    def slot(self, transactional_id: str) -> Any:
+        gate = _InMarkers(self._plan)
+        real = self._real.slot(transactional_id)
+        return None if real is None else _Watched(_FaultySlot(real, gate), gate)
 
 
 async def consume(source: EventSource[Any], plan: FaultPlan) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from streams.config import PRODUCERS
 from streams.testing.faults import POINTS
 from tests.broker.battery_kit import ENDLESS, Bank, wait_until
 from tests.broker.gate import gate, nightly
@@ -39,19 +40,20 @@ def count_for(point: str, rng: random.Random) -> int:
 @pytest.mark.timeout(600)
 @pytest.mark.slow
 def test_killed_at_named_points(bank_group: Bank, points: Sequence[str], seed: int) -> None:
-    """Number 1: one bank, under load, whose only member dies at one point after another."""
+    """Number 1: one bank, under load, whose only member dies at one point after another, with either producer."""
     rng = random.Random(seed)
     bank_group.deposit(1_000, KEYS, seed)
     first = bank_group.start("victim", **QUICK)
     bank_group.wait_handled()
     assert first.stop() == 0, first.log.read_text()
     load = bank_group.load(ENDLESS, KEYS, seed + 1, 1_000)
-    for point in rng.sample(points, len(points)):
+    strikes = [(point, producer) for point in points for producer in PRODUCERS]
+    for point, producer in rng.sample(strikes, len(strikes)):
         fault = f"{point}:{count_for(point, rng)}"
-        victim = bank_group.start("victim", **QUICK, KES_FAULT=fault)
+        victim = bank_group.start("victim", **QUICK, KES_FAULT=fault, BANK_PRODUCER=producer)
         wait_until(lambda victim=victim: not victim.running, f"the victim dies at {fault}")  # type: ignore[misc]
         assert victim.process.returncode == -signal.SIGKILL, victim.log.read_text()
-        print(f"killed at {fault}: {bank_group.handled()} of {bank_group.produced} handled")
+        print(f"killed at {fault} ({producer}): {bank_group.handled()} of {bank_group.produced} handled")
     bank_group.start("victim", **QUICK)
     load.stop()
     bank_group.wait_handled()
@@ -80,10 +82,10 @@ def test_killed_in_a_revocation(bank_group: Bank, point: str, seed: int) -> None
 @pytest.mark.parametrize(("total", "kills"), gate([(12_000, 3), (200_000, 20)], (12_000, 3)))
 @pytest.mark.slow
 def test_killed_at_random_under_load(bank_group: Bank, total: int, kills: int, seed: int) -> None:
-    """Number 2: four members, one of them killed again and again."""
+    """Number 2: four members, with one producer and the other, one of them killed again and again."""
     rng = random.Random(seed)
     instances = [f"member-{number}" for number in range(4)]
-    alive = {name: bank_group.start(name, **QUICK) for name in instances}
+    alive = {name: bank_group.start(name, **QUICK, BANK_PRODUCER=rng.choice(PRODUCERS)) for name in instances}
     load = bank_group.load(total, 500, seed, 3_000)
     bank_group.wait_handled(1)
     for _ in range(kills):
@@ -91,7 +93,7 @@ def test_killed_at_random_under_load(bank_group: Bank, total: int, kills: int, s
         alive[name].kill()
         pause = time.monotonic() + rng.uniform(0.1, 2.0)
         wait_until(lambda until=pause: time.monotonic() > until, "the next kill")  # type: ignore[misc]
-        alive[name] = bank_group.start(name, **QUICK)
+        alive[name] = bank_group.start(name, **QUICK, BANK_PRODUCER=rng.choice(PRODUCERS))
         before = bank_group.handled()
         wait_until(lambda: bank_group.handled() > before or bank_group.handled() >= total, "progress after a kill")  # noqa: B023
     load.finish()

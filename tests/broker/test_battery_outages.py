@@ -9,6 +9,7 @@ import time
 import pytest
 
 from streams.broker import KafkaBroker
+from streams.config import PRODUCERS
 from tests.broker.battery_kit import ENDLESS, Bank, wait_until
 from tests.broker.gate import gate, nightly
 
@@ -34,7 +35,7 @@ def test_broker_goes_away_and_comes_back(
     broker: KafkaBroker, fragile_group: Bank, how: str, repetition: int, seed: int
 ) -> None:
     seed += repetition
-    workers = [fragile_group.start(f"member-{number}") for number in range(2)]
+    workers = [fragile_group.start(f"member-{name}", BANK_PRODUCER=name) for name in PRODUCERS]
     load = fragile_group.load(ENDLESS, KEYS, seed, RATE)
     fragile_group.wait_handled(EVENTS // 6)
     if how == "killed":

@@ -238,6 +238,9 @@ class Connections:
     async def in_process(self, function: Callable[..., Any], *args: Any) -> Any:
         return await in_process(function, *args)
 
+    def slot(self, transactional_id: str) -> None:
+        return None
+
     def producer(self, transactional_id: str, *, one_by_one: bool = False) -> Any:
         return Producer(self._broker)
 

@@ -1,0 +1,261 @@
+"""Brokers on loopback that answer as a script says, to test what a slot of the wire producer makes of each answer."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # of kafka-python's own
+    from kafka.protocol.metadata import (
+        ApiVersionsRequest,
+        ApiVersionsResponse,
+        FindCoordinatorRequest,
+        FindCoordinatorResponse,
+        MetadataRequest,
+        MetadataResponse,
+    )
+    from kafka.protocol.producer import (
+        AddOffsetsToTxnRequest,
+        AddOffsetsToTxnResponse,
+        AddPartitionsToTxnRequest,
+        AddPartitionsToTxnResponse,
+        EndTxnRequest,
+        EndTxnResponse,
+        InitProducerIdRequest,
+        InitProducerIdResponse,
+        ProduceRequest,
+        ProduceResponse,
+        TxnOffsetCommitRequest,
+        TxnOffsetCommitResponse,
+    )
+
+_REQUESTS: list[Any] = [
+    ApiVersionsRequest,
+    FindCoordinatorRequest,
+    MetadataRequest,
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    ProduceRequest,
+    TxnOffsetCommitRequest,
+]
+_BY_KEY = {request.API_KEY: request for request in _REQUESTS}
+GONE, MUTE, GARBAGE, TORN = "gone", "mute", "garbage", "torn"
+"""In place of a code: the connection is cut; no answer comes; one without sense; half of one, and then the rest."""
+
+
+class ScriptedBroker:
+    """So many brokers; partition n of each topic is led by number n modulo so many, coordinators are number 0.
+
+    ``script[api]`` has the codes (or words above, or functions of the answer) of the next answers to requests of that
+    name; without any the answer is a success. ``requests`` has all that was asked, with the number of the broker.
+    """
+
+    def __init__(self, *, brokers: int = 1, transaction_version: int = 2, topics: dict[str, int] | None = None) -> None:
+        self.topics = {"t": 4} if topics is None else topics
+        self.requests: list[tuple[int, str, Any]] = []
+        self.script: dict[str, deque[Any]] = {}
+        self.most: dict[str, int] = {"Metadata": 12, "InitProducerId": 5}
+        self.group_coordinator = 0
+        self._count, self._transaction_version = brokers, transaction_version
+        self._servers: list[asyncio.Server] = []
+        self._ports: list[int] = []
+        self._epoch = -1
+
+    async def __aenter__(self) -> ScriptedBroker:
+        for number in range(self._count):
+            server = await asyncio.start_server(
+                lambda reader, writer, number=number: self._serve(number, reader, writer), "127.0.0.1", 0
+            )
+            self._servers.append(server)
+            self._ports.append(server.sockets[0].getsockname()[1])
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for server in self._servers:
+            server.close()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return ",".join(f"127.0.0.1:{port}" for port in self._ports)
+
+    def answer(self, api: str, *answers: Any) -> None:
+        self.script.setdefault(api, deque()).extend(answers)
+
+    def asked(self, *apis: str) -> list[str]:
+        """The names of the requests of these kinds, in order."""
+        return [name for _, name, _ in self.requests if name in apis]
+
+    async def _serve(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                frame = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+                key, version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
+                request = _BY_KEY[key].decode(frame, version=version, header=True)
+                name = type(request).__name__.removesuffix("Request").removesuffix("ToTxn")
+                self.requests.append((number, name, request))
+                scripted = self.script.get(name)
+                said = scripted.popleft() if scripted else 0
+                if said == MUTE:
+                    continue
+                if said == GONE:
+                    break
+                answer = _ANSWERS[type(request)](self, request, version, said if isinstance(said, int) else 0)
+                if callable(said):
+                    said(answer)
+                answer.API_VERSION = version
+                answer.with_header(correlation_id=request.header.correlation_id)
+                data = b"\0\0\0\x08not Kafk" if said == GARBAGE else bytes(answer.encode(header=True, framed=True))
+                half = len(data) // 2 if said == TORN else len(data)
+                writer.write(data[:half])
+                await writer.drain()
+                writer.write(data[half:])
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    def _versions(self, _request: Any, version: int, code: int) -> Any:
+        keys = [
+            ApiVersionsResponse.ApiVersion(
+                api_key=request.API_KEY,
+                min_version=0,
+                max_version=self.most.get(request.__name__.removesuffix("Request").removesuffix("ToTxn"), 99),
+            )
+            for request in _REQUESTS
+        ]
+        feature = ApiVersionsResponse.FinalizedFeatureKey(
+            name="transaction.version", max_version_level=self._transaction_version, min_version_level=0
+        )
+        return ApiVersionsResponse(
+            error_code=code, api_keys=keys, finalized_features=[feature], finalized_features_epoch=1
+        )
+
+    def _metadata(self, request: Any, version: int, code: int) -> Any:
+        topics = []
+        for topic in request.topics:
+            known = 0 if code else self.topics.get(topic.name, 0)
+            partitions = [
+                MetadataResponse.MetadataResponseTopic.MetadataResponsePartition(
+                    partition_index=n,
+                    leader_id=n % self._count,
+                    leader_epoch=0,
+                    replica_nodes=[],
+                    isr_nodes=[],
+                    offline_replicas=[],
+                )
+                for n in range(known)
+            ]
+            topics.append(
+                MetadataResponse.MetadataResponseTopic(
+                    name=topic.name, error_code=0 if known else code or 3, partitions=partitions
+                )
+            )
+        brokers = [
+            MetadataResponse.MetadataResponseBroker(node_id=n, host="127.0.0.1", port=port)
+            for n, port in enumerate(self._ports)
+        ]
+        return MetadataResponse(brokers=brokers, cluster_id="c", controller_id=0, topics=topics)
+
+    def _coordinator(self, request: Any, version: int, code: int) -> Any:
+        node = self.group_coordinator if request.key_type == 0 else 0
+        found = {
+            "node_id": node,
+            "host": "127.0.0.1",
+            "port": self._ports[node],
+            "error_code": code,
+            "error_message": "",
+        }
+        if version < 4:
+            return FindCoordinatorResponse(**found)
+        return FindCoordinatorResponse(
+            coordinators=[FindCoordinatorResponse.Coordinator(key=request.coordinator_keys[0], **found)]
+        )
+
+    def _identity(self, request: Any, version: int, code: int) -> Any:
+        self._epoch += not code
+        return InitProducerIdResponse(error_code=code, producer_id=7, producer_epoch=self._epoch)
+
+    def _produced(self, request: Any, version: int, code: int) -> Any:
+        of = ProduceResponse.TopicProduceResponse
+        return ProduceResponse(
+            responses=[
+                of(
+                    name=topic.name,
+                    partition_responses=[
+                        of.PartitionProduceResponse(
+                            index=part.index, error_code=code, base_offset=0, record_errors=[], error_message=None
+                        )
+                        for part in topic.partition_data
+                    ],
+                )
+                for topic in request.topic_data
+            ]
+        )
+
+    def _partitions_added(self, request: Any, version: int, code: int) -> Any:
+        of = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
+        return AddPartitionsToTxnResponse(
+            results_by_topic_v3_and_below=[
+                of(
+                    name=topic.name,
+                    results_by_partition=[
+                        of.AddPartitionsToTxnPartitionResult(partition_index=n, partition_error_code=code)
+                        for n in topic.partitions
+                    ],
+                )
+                for topic in request.v3_and_below_topics
+            ]
+        )
+
+    def _offsets_added(self, request: Any, version: int, code: int) -> Any:
+        return AddOffsetsToTxnResponse(error_code=code)
+
+    def _offsets_committed(self, request: Any, version: int, code: int) -> Any:
+        of = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
+        return TxnOffsetCommitResponse(
+            topics=[
+                of(
+                    name=topic.name,
+                    partitions=[
+                        of.TxnOffsetCommitResponsePartition(partition_index=part.partition_index, error_code=code)
+                        for part in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ]
+        )
+
+    def _ended(self, request: Any, version: int, code: int) -> Any:
+        self._epoch += not code and version >= 5
+        return EndTxnResponse(error_code=code, producer_id=7, producer_epoch=self._epoch)
+
+
+_ANSWERS: dict[Any, Any] = {
+    ApiVersionsRequest: ScriptedBroker._versions,
+    MetadataRequest: ScriptedBroker._metadata,
+    FindCoordinatorRequest: ScriptedBroker._coordinator,
+    InitProducerIdRequest: ScriptedBroker._identity,
+    ProduceRequest: ScriptedBroker._produced,
+    AddPartitionsToTxnRequest: ScriptedBroker._partitions_added,
+    AddOffsetsToTxnRequest: ScriptedBroker._offsets_added,
+    TxnOffsetCommitRequest: ScriptedBroker._offsets_committed,
+    EndTxnRequest: ScriptedBroker._ended,
+}
+
+
+def named(index: int, reason: str) -> Callable[[Any], None]:
+    """An answer to Produce that refuses the record with this index (87, INVALID_RECORD)."""
+
+    def change(answer: Any) -> None:
+        of = ProduceResponse.TopicProduceResponse.PartitionProduceResponse
+        part = answer.responses[0].partition_responses[0]
+        part.error_code = 87
+        part.record_errors = [of.BatchIndexAndErrorMessage(batch_index=index, batch_index_error_message=reason)]
+
+    return change
