@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -32,6 +33,9 @@ from streams.outcomes import DEAD_LETTER
 from streams.testing import TestDriver
 from tests.unit.runtime_kit import OUT, Named
 from tests.vocabulary import TOTALS
+
+INHERITED: contextvars.ContextVar[str] = contextvars.ContextVar("inherited", default="")
+"""What a call would inherit from whichever ended before it, and shows in the trace."""
 
 STAGES = ("jobs", "concurrent", "batches")
 
@@ -87,7 +91,9 @@ class World:
     async def work(self, *words: str) -> list[Any]:
         """Take as long as the longest of these says."""
         called = "+".join(word.partition(":")[0] for word in words)
-        self.note(called)
+        inherited = INHERITED.get() or called
+        self.note(called if inherited == called else f"{called}-after-{inherited}")
+        INHERITED.set(called)
         try:
             if self._fault is not None and called == "bad":
                 await self._fault()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 from typing import Any
 
 import pytest
@@ -235,31 +234,6 @@ def test_a_job_that_swallows_its_cancellation_is_not_passed_on() -> None:
         driver.evict()
         driver.settle()
         assert second == ["a"]
-
-
-@pytest.mark.parametrize("kind", ["jobs", "concurrent"])
-def test_work_does_not_inherit_from_each_other(kind: str) -> None:
-    mark: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="")
-    seen: list[str] = []
-    source = new_source()
-
-    async def work(event: Named) -> None:
-        seen.append(mark.get())
-        mark.set(event.name)
-
-    async def handler(ctx: EventContext[Any], event: Named) -> None:
-        await work(event)
-        await ctx.turn()
-
-    if kind == "jobs":
-        jobs: Any = AsyncJobScheduler(source, work, config=SchedulerConfig(concurrency=1))
-        jobs.register_event_type(Named, key=lambda event: event.name)
-    else:
-        source.register_event_type(Named, handler, concurrency=1)
-    with TestDriver(source) as driver:
-        send(driver, "a", "b", "c")
-        driver.settle()
-        assert seen == ["", "", ""]
 
 
 def test_bytes_that_nobody_can_read_wait_behind_jobs() -> None:

@@ -4,17 +4,14 @@ its effects; limits, failures, the end. Traces as ``async_kit`` has them."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from streams import (
-    AsyncBatcher,
     AsyncJobScheduler,
-    BatcherConfig,
-    BatchItem,
     EventContext,
-    EventSource,
     ExecutionState,
     Record,
     SchedulerConfig,
@@ -22,7 +19,7 @@ from streams import (
 from streams.records import TYPE_HEADER
 from streams.statistics import StageStatistics
 from streams.testing import TestDriver
-from tests.unit.async_kit import STAGES, World, driven, items_of, names, new_source, reasons, row, send, watch
+from tests.unit.async_kit import STAGES, World, driven, items_of, names, reasons, row, send, watch
 from tests.unit.runtime_kit import OUT, Named
 from tests.vocabulary import Ring
 
@@ -240,68 +237,56 @@ def test_work_in_a_handler_that_has_its_turn(kind: str, blocking: bool) -> None:
         assert reasons(driver) == ["b! is bad"]
 
 
-def through(last: str, source: EventSource[Any], function: Any, **settings: Any) -> Any:
-    """The last stage of a chain: a job per event, or calls with lists of one."""
-    if last == "jobs":
-        return AsyncJobScheduler(source, function, config=SchedulerConfig(**{"concurrency": 4, **settings}), name=last)
+def chain(world: World, last: str, seconds: float, key: Callable[[Named], str]) -> None:
+    """Jobs of so many seconds before the stage of this world."""
 
-    async def each(items: list[BatchItem[Any]]) -> list[Any]:
-        return await asyncio.gather(*(function(item.value) for item in items), return_exceptions=True)
+    async def job(event: Named) -> Any:
+        await asyncio.sleep(seconds)
+        return event if last == "jobs" else event.name
 
-    return AsyncBatcher(source, each, config=BatcherConfig(**{"max_batch_size": 1, **settings}), name=last)
+    first = AsyncJobScheduler(world.source, job, config=SchedulerConfig(concurrency=4), then=world.stage)
+    first.register_event_type(Named, key=key)
 
 
-@pytest.mark.parametrize("last", ["jobs", "batches"])
-def test_the_bounds_of_a_later_stage_hold_back_the_first(last: str) -> None:
-    source = new_source()
-
-    async def quick(event: Named) -> Named:
-        return event
-
-    async def slow(_: Named) -> None:
-        await asyncio.sleep(5)
-
-    bound: Any = {"concurrency": 1, "max_concurrent_keys": 3} if last == "jobs" else {"max_queued_items": 3}
-    then = through(last, source, slow, **bound)
-    first = AsyncJobScheduler(source, quick, then=then, config=SchedulerConfig(concurrency=4), name="first")
-    first.register_event_type(Named, key=lambda event: event.name)
-    with TestDriver(source, patience=10_000) as driver:
-        send(driver, *map(str, range(200)))
+@pytest.mark.parametrize(
+    ("last", "bounds"),
+    [("jobs", {"concurrency": 1, "max_concurrent_keys": 3}), ("batches", {"max_batch_size": 2, "max_queued_items": 3})],
+)
+def test_the_bounds_of_a_later_stage_hold_back_the_first(last: str, bounds: dict[str, Any]) -> None:
+    world = World(last, bounds, ahead=False)
+    chain(world, last, 0, lambda event: event.name)
+    with TestDriver(world.source, patience=10_000) as driver:
+        world.now = lambda: driver.now
+        send(driver, *(f"{number}:5" for number in range(200)))
         for _ in range(20):
             driver.advance(1)
             there = sum(stage.running + stage.waiting for stage in driver.statistics().stages)
             assert 3 <= there < 100, "what is there, and what was on the way: never all"
         driver.settle()
-        assert driver.committed_offsets() == {0: 200}
+        assert names(driver) == [str(number) for number in range(200)]
 
 
-@pytest.mark.parametrize("early", ["before", "after"])
+@pytest.mark.parametrize(
+    ("seconds", "trace"),
+    [
+        (1, "0 d!; 3 a; 6 A b! @1; 9 c @2; 12 C e @4; 15 E @5"),
+        (5, "0 d!; 5 a; 8 A @1; 10 b!; 13 @2; 15 c; 18 C e @4; 21 E @5"),
+    ],
+    ids=["before", "after"],
+)
 @pytest.mark.parametrize("last", ["jobs", "batches"])
-def test_a_failure_holds_up_nothing_that_comes_before_it(last: str, early: str) -> None:
+def test_a_failure_holds_up_nothing_that_comes_before_it(last: str, seconds: int, trace: str) -> None:
     """The last stage takes events from two ways, so the later event of a key may be the first one there. It fails, and
-    holds the key until its turn, for which it needs the earlier ones: they may be there by then, or not."""
-    source, order = new_source(), []
-
-    async def far(event: Named) -> Named:
-        await asyncio.sleep(1 if early == "before" else 5)
-        return event
-
-    async def near(event: Named | Ring) -> None:
-        order.append(event.name)
-        await asyncio.sleep(3)
-        if event.name.startswith("bad"):
-            raise ValueError(event.name)
-
-    then = through(last, source, near)
-    then.register_event_type(Ring, key=lambda event: "k")
-    first = AsyncJobScheduler(source, far, then=then, config=SchedulerConfig(concurrency=4))
-    first.register_event_type(Named, key=lambda event: "k")
-    with TestDriver(source) as driver:
-        for event in (Named("1"), Named("bad 2"), Named("3"), Ring("bad 4"), Ring("5")):
+    holds the key until its turn, for which it needs the earlier ones: they may be there by then, or not. One at a time,
+    and a failure holds back what is behind it."""
+    world = World(last, {} if last == "jobs" else {"max_batch_size": 1}, ahead=False)
+    chain(world, last, seconds, lambda event: "k")
+    world.stage.register_event_type(Ring, lambda record, event: ("k", event if last == "jobs" else event.name))
+    with driven(world) as driver:
+        for event in (Named("a:3"), Named("b!:3"), Named("c:3"), Ring("d!:3"), Ring("e:3")):
             driver.send(event, wait=False)
-        driver.settle()
-        assert order == ["bad 4", "1", "bad 2", "3", "5"], "one at a time, and a failure holds back what is behind it"
-        assert reasons(driver) == ["bad 2", "bad 4"]
+        assert watch(driver, world, 24) == trace
+        assert reasons(driver) == ["b! is bad", "d! is bad"]
 
 
 def test_a_handler_that_has_its_turn_does_not_wait_for_a_later_event() -> None:
