@@ -39,7 +39,6 @@ class Member:
     stuck: bool = False
 
     def report(self) -> MemberReport:
-        """Its claims, for JoinGroup."""
         ready = frozenset(partition for partition, left in self.copies.items() if not left)
         self.holdings.copies = Copies(
             ready=ready,
@@ -93,7 +92,6 @@ class Member:
         group.wanted |= self.holdings.leaving  # it has to give it up again
 
     def look_for_markers(self, group: Group) -> bool:
-        """Start what was handed over to it."""
         started = False
         for partition, since in self.holdings.incoming.items():
             marker = group.last.get(partition)
@@ -107,21 +105,18 @@ class Member:
         return started
 
     def hear_notice(self) -> bool:
-        """The membership hears the oldest word of the engine."""
         if self.notices:
             self.notices.pop(0)()
             return True
         return False
 
     def restore(self, records: int = RECORDS) -> bool:
-        """Restore so many records of each copy."""
         unfinished = [partition for partition, left in self.copies.items() if left]
         for partition in unfinished:
             self.copies[partition] = max(0, self.copies[partition] - records)
         return bool(unfinished)
 
     def time_out(self) -> bool:
-        """The time to restore is over."""
         unfinished = {partition for partition, left in self.copies.items() if left}
         late = unfinished - self.late
         self.late |= unfinished
@@ -169,7 +164,6 @@ class Group:
         self._names = 0
 
     def join(self, instance: str, member_id: str = "", copies: Iterable[int] = ()) -> Member:
-        """A new member."""
         self._names += 1
         member = Member(member_id or f"{instance}#{self._names}", Holdings(instance))
         member.copies = dict.fromkeys(copies, 0)
@@ -201,7 +195,6 @@ class Group:
             self._complete()
 
     def leave(self, member: Member) -> None:
-        """It asks to leave."""
         member.holdings.leaving = True
         self.wanted = True
 
@@ -282,7 +275,6 @@ class Group:
         return self.generations - before
 
     def check(self) -> None:
-        """Nobody works on what somebody else works on."""
         working = [partition for member in self.members.values() for partition in member.working]
         assert len(working) == len(set(working)), f"two work on one partition: {self.working()}"
 

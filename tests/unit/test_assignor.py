@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -239,67 +238,47 @@ def test_standbys_are_spread_evenly(partitions: int, names: str, number: int) ->
 # ------------------------------------------------------------------------------------------------------------ claims
 
 
-def says(instance: str, *owned: int, at: int, to: dict[int, Order] | None = None, expects: tuple[int, ...] = ()):
-    return MemberReport(
-        instance=instance, owned=frozenset(owned), generation=at, releasing=to or {}, incoming=frozenset(expects)
-    )
-
-
-TO_T = {0: Order("T", 3)}
+def says(text: str) -> dict[str, MemberReport]:
+    """``D@3 has``: D owns the partition by its assignment of generation 3; ``D@3 gives T@2``: and hands it over by an
+    order of the second; ``D@3 expects``; ``D@3``: has nothing."""
+    reports = {}
+    for words in (each.split() for each in text.split(", ")):
+        name, _, generation = words[0].partition("@")
+        report = MemberReport(instance=name.lower(), generation=int(generation))
+        if words[1:] == ["expects"]:
+            report = msgspec.structs.replace(report, incoming=frozenset({0}))
+        elif words[1:]:
+            to, _, since = words[-1].partition("@")
+            orders = {0: Order(to, int(since))} if since else {}
+            report = msgspec.structs.replace(report, owned=frozenset({0}), releasing=orders)
+        reports[name] = report
+    return reports
 
 
 @pytest.mark.parametrize(
-    ("reports", "found"),
+    ("reports", "settled", "promised", "moves"),
     [
-        pytest.param(
-            {"D": says("d", 0, at=9, to=TO_T), "T": says("t", 0, at=4)},
-            {"settled": {"D": set(), "T": {0}}},
-            id="the receiver has it though the donor was in a newer generation",
-        ),
-        pytest.param(  # T had it and gives it back; D missed the first hand-over's end, and the second order
-            {"D": says("d", 0, at=3, to=TO_T), "T": says("t", 0, at=5, to={0: Order("D", 5)})},
-            {"moves": {0: Move("T", "D", 5)}},
-            id="two that hand it over to each other",
-        ),
-        pytest.param(  # the donor's word is old, but it is the only one: nobody is ordered to give it up
-            {"D": says("d", 0, at=3, to=TO_T), "T": says("t", at=5)},
-            {"promised": {"D": {0}, "T": set()}},
-            id="the receiver has passed it on and nobody says where it is",
-        ),
-        pytest.param(
-            {"D": says("d", 0, at=3, to=TO_T), "T": says("t", at=5), "U": says("u", at=5, expects=(0,))},
-            {"promised": {"D": set(), "T": set(), "U": {0}}},
-            id="the receiver has passed it on to one that expects it",
-        ),
-        pytest.param(
-            {"D": says("d", 0, at=3, to=TO_T), "T": says("t", at=5), "U": says("u", at=2, expects=(0,))},
-            {"promised": {"D": {0}, "T": set(), "U": set()}},
-            id="one that expected it before the order does not get it",
-        ),
-        pytest.param(
-            {"D": says("d", 0, at=3, to=TO_T), "T": says("t", at=-1)},
-            {"moves": {0: Move("D", "T", 3)}},
-            id="a receiver whose membership was lost in between is told again",
-        ),
-        pytest.param(
-            {"D": says("d", 0, at=3, to={0: Order("D", 3)})},
-            {"promised": {"D": {0}}},
-            id="an order to itself is none",
-        ),
-        pytest.param(
-            {"A": says("a", at=5, expects=(0,)), "B": says("b", at=4, expects=(0,))},
-            {"promised": {"A": {0}, "B": set()}},
-            id="of two that expect it the one that was told last gets it",
-        ),
+        # The receiver has it though the donor was in a newer generation.
+        ("D@9 gives T@3, T@4 has", "T", "", {}),
+        # Two that hand it over to each other: T had it and gives it back, D missed the end of the first hand-over.
+        ("D@3 gives T@3, T@5 gives D@5", "", "", {0: Move("T", "D", 5)}),
+        # The receiver has passed it on, and nobody says where it is: the donor's word is old, but the only one.
+        ("D@3 gives T@3, T@5", "", "D", {}),
+        ("D@3 gives T@3, T@5, U@5 expects", "", "U", {}),  # the receiver has passed it on to one that expects it
+        ("D@3 gives T@3, T@5, U@2 expects", "", "D", {}),  # one that expected it before the order does not get it
+        ("D@3 gives T@3, T@-1", "", "", {0: Move("D", "T", 3)}),  # its membership was lost in between: told again
+        ("D@3 gives D@3", "", "D", {}),  # an order to itself is none
+        ("A@5 expects, B@4 expects", "", "A", {}),  # the one that was told last
     ],
 )
-def test_claims(reports: dict[str, MemberReport], found: dict[str, Any]) -> None:
-    claims = read_claims(1, reports)
-    assert {name: getattr(claims, name) for name in found} == found
+def test_claims(reports: str, settled: str, promised: str, moves: dict[int, Move]) -> None:
+    claims = read_claims(1, says(reports))
+    owners = ["".join(name for name, has in found.items() if has == {0}) for found in (claims.settled, claims.promised)]
+    assert (owners, claims.moves) == ([settled, promised], moves)
 
 
 def test_a_member_that_leaves_goes_on_while_there_is_nobody_but_a_rival() -> None:
-    reports = {"old": says("shop", 0, at=5), "new": says("shop", at=-1)}
+    reports = {"old": says("SHOP@5 has")["SHOP"], "new": says("SHOP@-1")["SHOP"]}
     reports["old"] = msgspec.structs.replace(reports["old"], leaving=True)
     plan = assignor("incremental", PlanSettings())(1, reports)
     assert (plan["old"].own, plan["old"].quit, plan["new"].quit) == ({0}, False, True)

@@ -99,13 +99,8 @@ def test_records_have_their_own_headers_and_share_what_is_the_same(reading: Read
             assert found[18 + kind] is found[first], f"a type, wherever it comes: {wanted[first]}"
 
 
-def test_headers_are_those_that_came_and_what_is_shared_does_not_pile_up() -> None:
-    for headers in ([], [("a", None)], [("a", b""), ("a", b"")]):
-        assert received(headers) == tuple(headers)
-    mine: list[tuple[str, bytes | None]] = [("a", b"1")]
-    before = received(mine)
-    mine.append(("b", None))
-    assert before == (("a", b"1"),), "who changes the list changes no record"
+def test_headers_that_each_record_has_of_its_own_do_not_pile_up() -> None:
+    assert received([]) == ()
     for number in range(5_000):
         assert received([("trace", b"%d" % number)]) == (("trace", b"%d" % number),)
         assert received([("__grt__", b"A"), ("trace", b"%d" % number)])

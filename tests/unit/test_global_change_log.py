@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from streams import Change, IncomingRecord, SourceState, Table, TopicPartition
-from streams.codecs import RESERVED_KEY_PREFIX, int_codec
+from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -47,8 +47,8 @@ def no_thread_is_left() -> Iterator[None]:
 async def test_every_receiver_gets_every_record_once_in_order(topic: MemoryTopic) -> None:
     for n in range(1200):  # several polls of the reading thread
         topic.put(b"%d" % n, b"x", n % 2)
-    heard, store = Heard(), Changes()
-    log = log_over(topic, store)
+    heard, store, own = Heard(), Changes(), Table.factory(key=str, value=bytes)(TopicPartition("mine", 0))
+    log = log_over(topic, store, own)
     table = log.table(key=str, value=bytes)
     assert log.add_receiver(heard) is heard
     async with log:
@@ -62,6 +62,7 @@ async def test_every_receiver_gets_every_record_once_in_order(topic: MemoryTopic
             assert mine == list(range(601))
         assert len(store.changes) == 1202
         assert store.changes[-1].value is None or store.changes[-2].value is None
+        assert len(own) == 1200
         assert (len(table), table.get("late"), table.get("0")) == (1200, b"y", None)
         assert [thread.name for thread in heard.threads] == ["kes-tail"]
         stand = log.statistics()
@@ -72,6 +73,8 @@ async def test_every_receiver_gets_every_record_once_in_order(topic: MemoryTopic
     assert (log.state, store.ends, topic.open_consumers) == (SourceState.STOPPED, 1, 0)
     await log.stop()
     assert store.ends == 1
+    with pytest.raises(StoreError, match="revoked"):
+        len(own)
 
 
 async def test_the_toolkits_own_records_are_left_out_and_types_come_along(topic: MemoryTopic) -> None:
@@ -85,16 +88,6 @@ async def test_the_toolkits_own_records_are_left_out_and_types_come_along(topic:
         await caught_up(log)
     assert heard.keys == [b"k"]
     assert store.changes == [Change(b"k", b"v", None, "Kind")]
-
-
-async def test_a_table_of_the_users_own_is_a_receiver(topic: MemoryTopic) -> None:
-    topic.put(b"k", int_codec.encode(7))
-    own = Table.factory(key=str, value=int)(TopicPartition("mine", 0))
-    async with log_over(topic, own) as log:
-        await caught_up(log)
-        assert len(own) == 1
-    with pytest.raises(StoreError, match="revoked"):
-        len(own)
 
 
 def test_it_may_be_made_where_no_loop_runs(topic: MemoryTopic) -> None:
