@@ -171,6 +171,14 @@ async def test_no_answer(fault: str, request_name: str, version: int) -> None:
         await transact(slot)
 
 
+async def test_the_end_is_asked_for_until_the_broker_is_back() -> None:
+    async with ScriptedBroker() as broker, opened(broker) as slot:
+        broker.answer("EndTxn", GONE)
+        broker.answer("FindCoordinator", GONE, GONE, 15)
+        assert await transact(slot) == ["requested"]
+        assert len(broker.asked("EndTxn")) == 2
+
+
 async def test_an_answer_may_come_in_pieces() -> None:
     async with ScriptedBroker() as broker, opened(broker) as slot:
         for step in ("Produce", "TxnOffsetCommit", "EndTxn"):

@@ -101,7 +101,9 @@ class Cluster:
             await asyncio.sleep(0.02)
 
     def close(self) -> None:
-        """Close the connection for questions; the next question makes another one."""
+        """Close the connection for questions, and end those in the background; the next question makes another one."""
+        for look in self._looks.values():
+            look.cancel()
         if self._any is not None:
             self._any.close()
             self._any = None

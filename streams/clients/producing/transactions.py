@@ -330,8 +330,11 @@ class WireSlot:
         call = "commit_transaction" if commit else "abort_transaction"
         pauses = Pauses()
         async with self._bounded(call, self._timeout):
+            is_lost = False
             while True:
                 try:
+                    if is_lost:
+                        self._coordinator = await self._cluster.coordinator(TRANSACTION, self.transactional_id)
                     connection = await self._connections.get(self._coordinator)
                     frame = await connection.call(
                         messages.END, self._protocol.end, messages.end(self._who, commit=commit)
@@ -339,9 +342,14 @@ class WireSlot:
                 except LostConnection as lost:
                     if not self._protocol.bumps_epoch:
                         raise
-                    _log.info("%s: the end is asked for again: %s", self.transactional_id, lost)
+                    _log.log(
+                        logging.DEBUG if is_lost else logging.INFO,
+                        "%s: the end is asked for again: %s",
+                        self.transactional_id,
+                        lost,
+                    )
+                    is_lost = True
                     await pauses.next()
-                    self._coordinator = await self._cluster.coordinator(TRANSACTION, self.transactional_id)
                     continue
                 if self._protocol.bumps_epoch:
                     code, producer_id, epoch = messages.ended(frame)
