@@ -83,9 +83,10 @@ class FakeCluster:
         return {name: self._described(name) for name in names}
 
     def _described(self, name: str) -> TopicDescription | None:
-        spec = self.there.get(name)
-        known = ("name", "partitions", "replication_factor", "configs")
-        return spec and TopicDescription(topic_id="id", **{field: getattr(spec, field) for field in known})
+        if name not in self.there:
+            return None
+        fields = ("name", "partitions", "replication_factor", "configs")
+        return TopicDescription(topic_id="id", **{field: getattr(self.there[name], field) for field in fields})
 
     def lag(self, group: str, topic: str, timeout_seconds: float) -> list[PartitionLag]:
         self.asked.append(("lag", group, topic, timeout_seconds))

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from confluent_kafka import Message
 from rich.console import Console
 
 from examples.flights import results, verify, view
@@ -18,31 +19,12 @@ from examples.flights.fleet import passed
 from streams.codecs import RESERVED_KEY_PREFIX
 
 
-class Message:
+def record(key: str | bytes | None, value: Any, type_: str | None = None) -> Message:
     """A record as a client gives it."""
-
-    def __init__(self, key: str | bytes | None, value: Any, type_: str | None = None) -> None:
-        self._key = key.encode() if isinstance(key, str) else key
-        self._value = value if value is None or isinstance(value, bytes) else msgspec.json.encode(value)
-        self._type = type_ or type(value).__name__
-
-    def key(self) -> bytes | None:
-        return self._key
-
-    def value(self) -> bytes | None:
-        return self._value
-
-    def headers(self) -> list[tuple[str, bytes]] | None:
-        return [("__grt__", self._type.encode())]
-
-    def topic(self) -> str:
-        return "t"
-
-    def partition(self) -> int:
-        return 0
-
-    def offset(self) -> int:
-        return 7
+    encoded = value if value is None or isinstance(value, bytes) else msgspec.json.encode(value)
+    headers: list[Any] = [("__grt__", (type_ or type(value).__name__).encode())]
+    name = key.encode() if isinstance(key, str) else key
+    return Message(topic="t", partition=0, offset=7, key=name, value=encoded, headers=headers)
 
 
 DEPARTED = FlightDeparted(
@@ -61,7 +43,7 @@ ARRIVED = FlightArrived(
 CANCELLED = FlightCancelled(
     flight_id="2", tail=None, carrier="UA", flight=5, origin="EWR", destination="BOS", scheduled_at=50
 )
-FLIGHTS = [Message("N1", DEPARTED), Message("UA-5", CANCELLED), Message("N1", ARRIVED)]
+FLIGHTS = [record("N1", DEPARTED), record("UA-5", CANCELLED), record("N1", ARRIVED)]
 TURNAROUND = Turnaround(flight_id="1", tail="N1", carrier="UA", airport="BOS", minutes=30)
 BOARD = BoardPublished(
     board="airline:UA",
@@ -89,7 +71,7 @@ TRUTH = Expected(
     boards={"airline:UA": {name: getattr(BOARD, name) for name in verify.BOARD_FIELDS}},
     hours={("UA", 5): (1, 0)},
 )
-FACTS = [Message("airline:UA", TURNAROUND), Message("airport:BOS", TURNAROUND)]
+FACTS = [record("airline:UA", TURNAROUND), record("airport:BOS", TURNAROUND)]
 STATE = Aircraft(
     flights=1,
     arrived=1,
@@ -101,9 +83,9 @@ STATE = Aircraft(
 
 
 AIRCRAFT = [
-    Message("N1", Aircraft(flights=9)),  # the last value counts, and nothing of the toolkit's own
-    Message(RESERVED_KEY_PREFIX + b"offset", b"not for us"),
-    *(Message("N2", STATE), Message("N2", None), Message("N1", STATE)),
+    record("N1", Aircraft(flights=9)),  # the last value counts, and nothing of the toolkit's own
+    record(RESERVED_KEY_PREFIX + b"offset", b"not for us"),
+    *(record("N2", STATE), record("N2", None), record("N1", STATE)),
 ]
 
 
@@ -131,22 +113,22 @@ STRAY = [msgspec.structs.replace(STATE, minutes_late=4), msgspec.structs.replace
         (verify.check_flights, FLIGHTS[:2], "number of FlightArrived"),
         (verify.check_flights, [*FLIGHTS, FLIGHTS[0]], "FlightDeparted of 1 is there twice"),
         (verify.check_flights, [FLIGHTS[2], FLIGHTS[1], FLIGHTS[0]], "comes after a later event of N1"),
-        (verify.check_flights, [*FLIGHTS, Message("N1", DEPARTED, "Unheard")], NOT_OURS),
-        (verify.check_flights, [*FLIGHTS, Message("N1", b"{", "FlightDeparted")], NOT_OURS),
-        (verify.check_flights, [*FLIGHTS, Message("N1", None, "FlightDeparted")], NOT_OURS),
+        (verify.check_flights, [*FLIGHTS, record("N1", DEPARTED, "Unheard")], NOT_OURS),
+        (verify.check_flights, [*FLIGHTS, record("N1", b"{", "FlightDeparted")], NOT_OURS),
+        (verify.check_flights, [*FLIGHTS, record("N1", None, "FlightDeparted")], NOT_OURS),
         (verify.check_facts, FACTS[:1], "for airport:BOS (30 min) was lost"),
         (verify.check_facts, [*FACTS, FACTS[0]], "for airline:UA is there 2 times"),
-        (verify.check_facts, [*FACTS, Message("airport:ORD", TURNAROUND)], "for airport:ORD (30 min) is not in the"),
+        (verify.check_facts, [*FACTS, record("airport:ORD", TURNAROUND)], "for airport:ORD (30 min) is not in the"),
         (
             verify.check_facts,
-            [FACTS[0], Message("airport:BOS", msgspec.structs.replace(TURNAROUND, minutes=31))],
+            [FACTS[0], record("airport:BOS", msgspec.structs.replace(TURNAROUND, minutes=31))],
             "(31 min) is not in",
         ),
-        (verify.check_facts, [*FACTS, Message("airline:UA", DEPARTED)], "is no event of this demo"),
+        (verify.check_facts, [*FACTS, record("airline:UA", DEPARTED)], "is no event of this demo"),
         (verify.check_aircraft, [], "N1 is in the file and not in Kafka"),
-        (verify.check_aircraft, [Message("N1", STATE), Message("N2", STATE)], "N2 is in Kafka and not in the file"),
-        (verify.check_aircraft, [Message("N1", STRAY[0])], "N1, minutes_late: Kafka says 4"),
-        (verify.check_aircraft, [Message("N1", STRAY[1])], "flights without an arrival"),
+        (verify.check_aircraft, [record("N1", STATE), record("N2", STATE)], "N2 is in Kafka and not in the file"),
+        (verify.check_aircraft, [record("N1", STRAY[0])], "N1, minutes_late: Kafka says 4"),
+        (verify.check_aircraft, [record("N1", STRAY[1])], "flights without an arrival"),
     ],
 )
 def test_what_is_wrong_is_found(check: Any, records: list[Message], says: str) -> None:
@@ -156,9 +138,9 @@ def test_what_is_wrong_is_found(check: Any, records: list[Message], says: str) -
 
 
 def test_boards() -> None:
-    check, lines = verify.check_boards([Message("airline:UA", BOARD)], TRUTH)
+    check, lines = verify.check_boards([record("airline:UA", BOARD)], TRUTH)
     assert (check.wrong, lines) == (0, {"airline:UA": BOARD})
-    wrong, _ = verify.check_boards([Message("airline:UA", msgspec.structs.replace(BOARD, turnarounds=2))], TRUTH)
+    wrong, _ = verify.check_boards([record("airline:UA", msgspec.structs.replace(BOARD, turnarounds=2))], TRUTH)
     assert "airline:UA, turnarounds: Kafka says 2, the file says 1" in wrong.differences
 
 

@@ -112,9 +112,13 @@ def test_no_module_imports_the_names_of_the_package_itself() -> None:
         if {place.parts[0], str(place)} & MAY_IMPORT_THE_PACKAGE:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            names = {alias.name for alias in node.names} if isinstance(node, ast.Import | ast.ImportFrom) else set()
-            package = isinstance(node, ast.Import) and "streams" in names
-            if package or (isinstance(node, ast.ImportFrom) and node.module == "streams" and not names <= modules):
+            if isinstance(node, ast.Import):
+                wrong = "streams" in [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module == "streams":
+                wrong = not {alias.name for alias in node.names} <= modules
+            else:
+                continue
+            if wrong:
                 found.append(f"{place}:{node.lineno}")
     assert found == []
 
