@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from streams import Change, GlobalChangeLog
@@ -15,8 +13,7 @@ from streams.errors import BrokerUnavailable
 from streams.records import Headers, IncomingRecord, Progress
 from streams.runtime.bridge import Worker
 from streams.runtime.reading.log_follower import Tail
-
-PATIENCE = 20.0
+from tests.unit.waiting import PATIENCE
 
 
 class Partition:
@@ -202,13 +199,6 @@ def log_over(topic: MemoryTopic, *receivers: Any, **settings: Any) -> GlobalChan
 
 async def caught_up(log: GlobalChangeLog) -> None:
     assert await log.wait_caught_up(PATIENCE)
-
-
-async def until(condition: Callable[[], object], what: object = "it did not happen") -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.001)
 
 
 class Heard:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -15,9 +14,9 @@ from confluent_kafka import TopicPartition
 from streams.clients.librdkafka_group import Roster
 from streams.clients.librdkafka_membership import LibrdkafkaMembership
 from streams.group import Assigned, GroupEvent, Revoked
+from tests.unit.waiting import PATIENCE, wait_until
 
 GROUP, TOPIC = "group", "topic"
-PATIENCE = 30.0
 
 
 def raw(generation: int, member_id: str) -> bytes:
@@ -125,7 +124,7 @@ class Stage:
         return self.consumer()
 
     def consumer(self, number: int = 0) -> FakeConsumer:
-        until(lambda: len(self.consumers) > number and bool(self.consumers[number].callbacks), "no consumer")
+        wait_until(lambda: len(self.consumers) > number and bool(self.consumers[number].callbacks), "no consumer")
         return self.consumers[number]
 
     def joined(self, *numbers: int, generation: int = 1) -> FakeConsumer:
@@ -152,20 +151,5 @@ class Stage:
         def found() -> list[GroupEvent]:
             return [event for event in self.events[since:] if isinstance(event, kind)]
 
-        until(lambda: bool(found()), f"no {kind.__name__}, only {self.events}")
+        wait_until(lambda: bool(found()), f"no {kind.__name__}, only {self.events}")
         return found()[0]
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.002)
-
-
-def stays(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """For a time in which something wrong would show."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        assert condition(), what
-        time.sleep(0.002)

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -141,15 +141,11 @@ def cached_jars(tmp_path: Path) -> Path:
 
 def test_the_shipped_list_is_complete() -> None:
     version, jars = pinned()
-    assert version == "4.3.1"
-    assert len(jars) == 46
+    assert (version, len(jars)) == ("4.3.1", 46)
     assert {"kafka_2.13-4.3.1.jar", "slf4j-simple-1.7.36.jar"} <= {jar.name for jar in jars}
     for jar in jars:
         group, artifact, number = jar.coordinates.split(":")
-        assert group
-        assert jar.name == f"{artifact}-{number}.jar"
-        assert len(jar.sha256) == 64
-        assert jar.size > 0
+        assert (bool(group), jar.name, len(jar.sha256), jar.size > 0) == (True, f"{artifact}-{number}.jar", 64, True)
 
 
 def test_fetched_once_then_offline(repository: Repository) -> None:
@@ -160,8 +156,7 @@ def test_fetched_once_then_offline(repository: Repository) -> None:
     total = sum(len(body) for body in CONTENT.values())
     assert {(what, of) for what, _, of in shown} == {("Kafka 4.0", total)}
     done = [step for _, step, _ in shown]
-    assert done == sorted(done)
-    assert done[-1] == total
+    assert [*sorted(done), total] == [*done, done[-1]]
     repository.server.shutdown()
     again = kafka_jars(lambda *_: pytest.fail("nothing is to be fetched"))
     assert again == found
@@ -191,30 +186,28 @@ def test_a_jar_that_arrives_broken_is_tried_again(repository: Repository) -> Non
     assert repository.asked.count(BIG) == 3
 
 
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        ("broken", rf"{BIG} cannot be used: it arrived broken: SHA-256 .*mirror"),
-        ("missing", r"org\.example:part5:1\.0 is in no repository.*KES_KAFKA_JARS"),
-        ("down", r"network.*KES_KAFKA_JARS.*KES_BOOTSTRAP_SERVERS"),
-        ("cache is a file", r"the cache folder .*cache/kafka cannot be used"),
-    ],
-)
+def take_down(repository: Repository, _cache: Path) -> None:
+    repository.server.shutdown()
+    repository.server.server_close()
+
+
+Fault = Callable[[Repository, Path], object]
+FAULTS: list[tuple[Fault, str]] = [
+    (lambda served, _: served.broken.update({BIG: 99}), rf"{BIG} cannot be used: it arrived broken: SHA-256 .*mirror"),
+    (lambda served, _: served.missing.add(BIG), r"org\.example:part5:1\.0 is in no repository.*KES_KAFKA_JARS"),
+    (take_down, r"network.*KES_KAFKA_JARS.*KES_BOOTSTRAP_SERVERS"),
+    (lambda _, cache: cache.write_text("no folder"), r"the cache folder .*cache/kafka cannot be used"),
+]
+
+
+@pytest.mark.parametrize(("fault", "words"), FAULTS, ids=["broken", "in no repository", "no network", "no folder"])
 def test_what_cannot_be_fetched_is_named_with_a_way_out(
-    repository: Repository, tmp_path: Path, fault: str, words: str
+    repository: Repository, tmp_path: Path, fault: Fault, words: str
 ) -> None:
-    if fault == "broken":
-        repository.broken[BIG] = 99
-    elif fault == "missing":
-        repository.missing.add(BIG)
-    elif fault == "down":
-        repository.server.shutdown()
-        repository.server.server_close()
-    else:
-        (tmp_path / "cache").write_text("a file where a folder should be")
+    fault(repository, tmp_path / "cache")
     with pytest.raises(EmbeddedBrokerError, match=words):
         kafka_jars()
-    assert fault != "broken" or BIG not in whole(cached_jars(tmp_path))
+    assert BIG not in {path.name for path in tmp_path.rglob("*.jar")}
 
 
 def test_no_jgo_says_what_to_install(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:

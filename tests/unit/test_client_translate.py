@@ -26,36 +26,21 @@ STREAMS = Path(streams.__file__).parent
 E = KafkaError
 
 
-@pytest.mark.parametrize(
-    ("code", "flags", "kind"),
-    [
-        (E.ILLEGAL_GENERATION, "abort", "stale"),
-        (E.REBALANCE_IN_PROGRESS, "abort", "stale"),
-        (E.STALE_MEMBER_EPOCH, "abort", "stale"),
-        (E.UNKNOWN_MEMBER_ID, "abort", "lost"),
-        (E.FENCED_INSTANCE_ID, "abort", "lost"),
-        (E.FENCED_MEMBER_EPOCH, "abort", "lost"),
-        (E._FENCED, "fatal", "fenced"),
-        (E.PRODUCER_FENCED, "fatal", "fenced"),
-        (E.PRODUCER_FENCED, "abort", "fenced"),  # on Produce it is not fatal, and means the same
-        (E.INVALID_PRODUCER_EPOCH, "fatal", "fenced"),
-        (E.MSG_SIZE_TOO_LARGE, "abort", "abortable"),
-        (E._INCONSISTENT, "abort", "abortable"),
-        (E.TRANSACTION_ABORTABLE, "abort", "abortable"),
-        (E.INVALID_PRODUCER_ID_MAPPING, "abort", "abortable"),
-        (E.TOPIC_AUTHORIZATION_FAILED, "abort", "blocked"),
-        (E.TOPIC_AUTHORIZATION_FAILED, "", "unknown"),
-        (E.OUT_OF_ORDER_SEQUENCE_NUMBER, "abort", "abortable"),
-        (E.OUT_OF_ORDER_SEQUENCE_NUMBER, "fatal", "unknown"),
-        (E.INVALID_TXN_STATE, "fatal", "unknown"),
-        (E.UNKNOWN_MEMBER_ID, "fatal", "unknown"),
-        (E._TIMED_OUT, "retriable", "unknown"),
-        (E.COORDINATOR_LOAD_IN_PROGRESS, "retriable", "unknown"),
-        (E._TRANSPORT, "retriable", "unknown"),
-        (E._STATE, "", "unknown"),
-        (E._BAD_MSG, "", "unknown"),
-    ],
-)
+OF_SEQUENCES = (E.INVALID_PRODUCER_ID_MAPPING, E.OUT_OF_ORDER_SEQUENCE_NUMBER)
+KINDS = {
+    ("abort", "stale"): (E.ILLEGAL_GENERATION, E.REBALANCE_IN_PROGRESS, E.STALE_MEMBER_EPOCH),
+    ("abort", "lost"): (E.UNKNOWN_MEMBER_ID, E.FENCED_INSTANCE_ID, E.FENCED_MEMBER_EPOCH),
+    ("fatal", "fenced"): (E._FENCED, E.PRODUCER_FENCED, E.INVALID_PRODUCER_EPOCH),
+    ("abort", "fenced"): (E.PRODUCER_FENCED,),  # on Produce it is not fatal, and means the same
+    ("abort", "abortable"): (E.MSG_SIZE_TOO_LARGE, E._INCONSISTENT, E.TRANSACTION_ABORTABLE, *OF_SEQUENCES),
+    ("abort", "blocked"): (E.TOPIC_AUTHORIZATION_FAILED,),
+    ("fatal", "unknown"): (E.OUT_OF_ORDER_SEQUENCE_NUMBER, E.INVALID_TXN_STATE, E.UNKNOWN_MEMBER_ID),
+    ("retriable", "unknown"): (E._TIMED_OUT, E.COORDINATOR_LOAD_IN_PROGRESS, E._TRANSPORT),
+    ("", "unknown"): (E._STATE, E._BAD_MSG, E.TOPIC_AUTHORIZATION_FAILED),
+}
+
+
+@pytest.mark.parametrize(("code", "flags", "kind"), [(code, *to) for to, codes in KINDS.items() for code in codes])
 def test_kinds(code: int, flags: str, kind: str) -> None:
     said = {"fatal": "fatal" in flags, "retriable": "retriable" in flags, "txn_requires_abort": "abort" in flags}
     error = KafkaError(code, "why", **said)

@@ -28,7 +28,8 @@ from streams.errors import (
 )
 from streams.records import TYPE_HEADER
 from streams.runtime.reading import followed_topic, log_reader
-from tests.unit.global_log_kit import PATIENCE, Changes, Heard, MemoryTopic, caught_up, log_over, threads_end, until
+from tests.unit.global_log_kit import Changes, Heard, MemoryTopic, caught_up, log_over, threads_end
+from tests.unit.waiting import PATIENCE, until
 
 
 @pytest.fixture

@@ -32,7 +32,8 @@ from streams.errors import (
     TopicError,
 )
 from streams.runtime.reading import log_reader
-from tests.unit.global_log_kit import PATIENCE, Changes, Heard, MemoryTopic, caught_up, log_over, threads_end, until
+from tests.unit.global_log_kit import Changes, Heard, MemoryTopic, caught_up, log_over, threads_end
+from tests.unit.waiting import PATIENCE, until
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from streams.clients.kafka_python_client import KafkaPythonClient
 from streams.clients.librdkafka_group import Roster, RosterMember, RosterTakeOver
 from streams.errors import BrokerUnavailable, MembershipFatal
 from streams.group import Assigned, Fatal, Lost, Revoked
-from tests.unit.librdkafka_kit import GROUP, PATIENCE, TOPIC, Stage, stays, until
+from tests.unit.librdkafka_kit import GROUP, TOPIC, Stage, stays
+from tests.unit.waiting import PATIENCE, wait_until
 
 
 @pytest.fixture
@@ -53,15 +54,15 @@ def test_a_new_generation_is_published_between_callbacks_and_within_a_barrier(st
     stage = stages()
     consumer = stage.joined(0, 1)
     consumer.is_at(2, "id-1")
-    until(lambda: stage.membership.snapshot.generation == 2, "not published")
+    wait_until(lambda: stage.membership.snapshot.generation == 2, "not published")
     consumer.call_back("on_revoke", 1)
     revoked = stage.wait(Revoked)
     consumer.is_at(3, "id-1")
-    until(lambda: stage.membership.snapshot.generation == 3, "not published while the barrier waits")
+    wait_until(lambda: stage.membership.snapshot.generation == 3, "not published while the barrier waits")
     stage.membership.released([1], revoked.incarnation + 1, revoked.generation)
     stays(lambda: "incremental_unassign" not in consumer.calls, 0.05, "it ended by an answer of another incarnation")
     stage.membership.released([1, 7], revoked.incarnation, revoked.generation)
-    until(lambda: "incremental_unassign" in consumer.calls, "the barrier does not end")
+    wait_until(lambda: "incremental_unassign" in consumer.calls, "the barrier does not end")
     assert stage.membership.snapshot.incarnation == 0
 
 
@@ -126,7 +127,7 @@ def test_a_member_of_an_eager_strategy_gives_up_everything_and_takes_the_new_lis
     consumer.call_back("on_revoke", 0, 1)
     assert stage.wait(Revoked).partitions == frozenset({0, 1})
     stage.release(0, 1)
-    until(lambda: consumer.calls == ["assign", "unassign"], f"it calls {consumer.calls}")
+    wait_until(lambda: consumer.calls == ["assign", "unassign"], f"it calls {consumer.calls}")
     consumer.is_at(2, "id-1")
     consumer.call_back("on_assign", 1)
     event = stage.wait(Assigned, since=2)
@@ -144,7 +145,7 @@ def test_leaving(stages: Stages) -> None:
     stage = stages(static=True)
     consumer = stage.joined(0, 1)
     stage.membership.leave()
-    until(lambda: "unsubscribe" in consumer.calls, "it does not unsubscribe")
+    wait_until(lambda: "unsubscribe" in consumer.calls, "it does not unsubscribe")
     consumer.call_back("on_revoke", 0, 1)
     stage.release(0, 1)
     event = stage.wait(Assigned, since=1)
@@ -220,7 +221,9 @@ def test_a_coordinator_that_lost_its_memory_is_joined_anew(stages: Stages) -> No
     successor = stage.consumer(1)
     successor.is_at(1, "id-2")
     successor.call_back("on_assign", 0)
-    until(lambda: any(isinstance(event, Assigned) and event.added for event in stage.events[2:]), "it does not work")
+    wait_until(
+        lambda: any(isinstance(event, Assigned) and event.added for event in stage.events[2:]), "it does not work"
+    )
     assert Fatal not in stage.kinds
 
 
