@@ -239,10 +239,10 @@ class Changes:
         self.ends += 1
 
 
-def threads_end() -> Iterator[None]:
-    """Around a test: every thread that it began has ended."""
+def memory_topic() -> Iterator[MemoryTopic]:
+    """A topic for a fixture; after the test every thread that it began has ended."""
     before = set(threading.enumerate())
-    yield
+    yield MemoryTopic()
     for thread in set(threading.enumerate()) - before:
         thread.join(PATIENCE)
         assert not thread.is_alive(), thread.name

@@ -28,18 +28,13 @@ from streams.errors import (
 )
 from streams.records import TYPE_HEADER
 from streams.runtime.reading import followed_topic, log_reader
-from tests.unit.global_log_kit import Changes, Heard, MemoryTopic, caught_up, log_over, threads_end
+from tests.unit.global_log_kit import Changes, Heard, MemoryTopic, Partition, caught_up, log_over, memory_topic
 from tests.unit.waiting import PATIENCE, until
 
 
 @pytest.fixture
-def topic() -> MemoryTopic:
-    return MemoryTopic()
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    yield from threads_end()
+def topic() -> Iterator[MemoryTopic]:
+    yield from memory_topic()
 
 
 # -- receiving --------------------------------------------------------------------------------------------------------
@@ -375,12 +370,13 @@ async def test_what_is_sent_back_while_a_receiver_has_its_record_is_not_caught_u
         assert entered == [4, 1, 2, 3, 4]
 
 
-async def test_any_order_of_pausing_and_writing_hands_over_each_record_once() -> None:
+async def test_any_order_of_pausing_and_writing_hands_over_each_record_once(topic: MemoryTopic) -> None:
     """From several threads at once, with breaks in the reading in between. ``SEED=`` repeats the choices."""
     seed = int(os.environ.get("SEED") or time.time_ns() % 1_000_000)
     print(f"SEED={seed}")
     rng = random.Random(seed)
-    topic, heard, written, stop = MemoryTopic(partitions=3), Heard(), [0, 0, 0], threading.Event()
+    topic.logs.append(Partition())
+    heard, written, stop = Heard(), [0, 0, 0], threading.Event()
 
     async with log_over(topic, heard) as log:
 

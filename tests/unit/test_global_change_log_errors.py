@@ -32,18 +32,13 @@ from streams.errors import (
     TopicError,
 )
 from streams.runtime.reading import log_reader
-from tests.unit.global_log_kit import Changes, Heard, MemoryTopic, caught_up, log_over, threads_end
+from tests.unit.global_log_kit import Changes, Heard, MemoryTopic, caught_up, log_over, memory_topic
 from tests.unit.waiting import PATIENCE, until
 
 
 @pytest.fixture
-def topic() -> MemoryTopic:
-    return MemoryTopic()
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    yield from threads_end()
+def topic() -> Iterator[MemoryTopic]:
+    yield from memory_topic()
 
 
 async def test_a_receiver_that_raises_ends_it_everywhere(topic: MemoryTopic) -> None:

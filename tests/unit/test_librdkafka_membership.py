@@ -17,8 +17,8 @@ from streams.clients.kafka_python_client import KafkaPythonClient
 from streams.clients.librdkafka_group import Roster, RosterMember, RosterTakeOver
 from streams.errors import BrokerUnavailable, MembershipFatal
 from streams.group import Assigned, Fatal, Lost, Revoked
-from tests.unit.librdkafka_kit import GROUP, TOPIC, Stage, stays
-from tests.unit.waiting import PATIENCE, wait_until
+from tests.unit.librdkafka_kit import GROUP, TOPIC, Stage
+from tests.unit.waiting import PATIENCE, stays, wait_until
 
 
 @pytest.fixture
@@ -221,9 +221,7 @@ def test_a_coordinator_that_lost_its_memory_is_joined_anew(stages: Stages) -> No
     successor = stage.consumer(1)
     successor.is_at(1, "id-2")
     successor.call_back("on_assign", 0)
-    wait_until(
-        lambda: any(isinstance(event, Assigned) and event.added for event in stage.events[2:]), "it does not work"
-    )
+    wait_until(lambda: any(isinstance(event, Assigned) and event.added for event in stage.events[2:]))
     assert Fatal not in stage.kinds
 
 
