@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, note, settings
@@ -105,73 +107,56 @@ class Watched(Group):
 
     def act(self, name: str, which: int) -> None:
         members = sorted(self.members.values(), key=lambda member: member.id)
-        if name.startswith("join with"):
-            if len(members) < 9:
-                self.join(f"m{which % 5}", copies=[p for p in range(self.partitions) if (p + which) % 3])
-        elif name == "join":
-            if len(members) < 9:
-                self.join(f"n{len(members)}-{which}")
-        elif name == "forget":
-            self.forget()
-        elif name in ("all join", "all sync", "restore all", "round", "engines", "settle", "brink"):
-            self.all_do(name, members)
+        has_room = len(members) < 9
+        alone: dict[str, Callable[[], Any]] = {
+            "join with copies": lambda: has_room and self.join(f"m{which % 5}", copies=self.some(which)),
+            "join": lambda: has_room and self.join(f"n{len(members)}-{which}"),
+            "forget": self.forget,
+            "all join": lambda: self.all_join(members),
+            "all sync": lambda: [self.sync(member) for member in members if member.id in self.members],
+            "restore all": lambda: [member.restore() for member in members],
+            "round": self.round,
+            "engines": self.engines,
+            "settle": lambda: self.settle(60),
+            "brink": self.to_the_brink,
+        }
+        of_one: dict[str, tuple[Callable[[Member], bool], Callable[[Member], Any]]] = {
+            "crash": (anybody, self.remove),
+            "leave": (anybody, self.leave),
+            "lose": (anybody, self.lose),
+            "late": (anybody, lambda member: self.is_late(member, which)),
+            "join group": (lambda member: member.id not in self.reports, self.join_group),
+            "sync": (lambda member: member.id in self.unsynced, self.sync),
+            "notice": (lambda member: bool(member.notices), lambda member: member.hear_notice()),
+            "hand over": (lambda m: bool(m.holdings.releasing), lambda member: member.hand_over(self, 1 + which)),
+            "markers": (lambda m: bool(m.holdings.incoming), lambda member: member.look_for_markers(self)),
+            "restore": (anybody, lambda member: member.restore(RECORDS if which % 2 else RECORDS // 3)),
+        }
+        if name in alone:
+            alone[name]()
         else:
-            self.one_does(name, members, which)
+            is_able, does = of_one[name]
+            if able := [member for member in members if is_able(member)]:
+                does(able[which % len(able)])
         self.check()
 
-    def all_do(self, name: str, members: list[Member]) -> None:
-        if name == "all join":
-            for member in members:
-                if member.id in self.members and member.id not in self.reports:
-                    self.join_group(member)
-                    if not self.reports:
-                        break
-        elif name == "all sync":
-            for member in members:
-                if member.id in self.members:
-                    self.sync(member)
-        elif name == "restore all":
-            for member in members:
-                member.restore()
-        elif name == "round":
-            self.round()
-        elif name == "brink":
-            self.to_the_brink()
-        elif name == "engines":
-            self.engines()
-        else:
-            self.settle(60)
+    def some(self, which: int) -> list[int]:
+        return [p for p in range(self.partitions) if (p + which) % 3]
 
-    def one_does(self, name: str, members: list[Member], which: int) -> None:
-        """A step goes to one of those that can take it."""
-        able = {
-            "join group": lambda member: member.id not in self.reports,
-            "sync": lambda member: member.id in self.unsynced,
-            "notice": lambda member: bool(member.notices),
-            "hand over": lambda member: bool(member.holdings.releasing),
-            "markers": lambda member: bool(member.holdings.incoming),
-        }.get(name, lambda member: True)
-        members = [member for member in members if able(member)]
-        if members:
-            self.step(name, members[which % len(members)], which)
+    def all_join(self, members: list[Member]) -> None:
+        for member in members:
+            if member.id in self.members and member.id not in self.reports:
+                self.join_group(member)
+                if not self.reports:
+                    break
 
-    def step(self, name: str, member: Member, which: int) -> None:
-        if name in ("crash", "leave", "lose"):
-            {"crash": self.remove, "leave": self.leave, "lose": self.lose}[name](member)
-        elif name in ("join group", "sync"):
-            {"join group": self.join_group, "sync": self.sync}[name](member)
-        elif name == "hand over":
-            member.hand_over(self, 1 + which)
-        elif name == "markers":
-            member.look_for_markers(self)
-        elif name == "notice":
-            member.hear_notice()
-        elif name == "restore":
-            member.restore(RECORDS if which % 2 else RECORDS // 3)
-        else:
-            assert name == "late", name
-            member.late |= {p for p, left in member.copies.items() if left}
-            member.slow = which % 3 == 0
+    def is_late(self, member: Member, which: int) -> None:
+        member.late |= {p for p, left in member.copies.items() if left}
+        member.slow = which % 3 == 0
+
+
+def anybody(_: Member) -> bool:
+    return True
 
 
 def sound(partitions: int, said: dict[str, MemberReport], plan: dict[str, Assignment]) -> None:
