@@ -10,43 +10,6 @@ from enum import Enum
 from typing import NamedTuple
 
 
-class Rule(Enum):
-    """What the sink does, or what it takes for granted: the text says what happens when the rule is out."""
-
-    DRIVER_COMMITS = "each task commits what its iterator gave, although a failure upstream ends it like a clean end"
-    ROWS_COUNTED = "the rows that are found again are not compared with the rows that were staged"
-    MARKER = "there is no marker: every attempt writes"
-    MARKER_IN_TRANSACTION = "the marker is committed after the transaction, not in it"
-    READ_AFTER_INIT = "the marker is read before the fence (init_transactions), not after it"
-    STABLE_READ = "the marker is read although the outcome of an offset in a transaction is not settled"
-    ONE_ID = "every driver has a transactional id of its own, so nobody is fenced"
-    FRESH_PRODUCER = "a driver keeps its producer for the next batch or round"
-    NEVER_GUESS = "a commit without an answer is taken for an abort: written again without looking"
-    QUERY_IN_MARKER = "the marker holds the batch only, not the query"
-    NONE_MEANS_FIRST = "without a marker every batch is written, not only the first"
-    BEHIND_STOPS = "a marker older than the batch before this one: written all the same"
-    AHEAD_STOPS = "a marker newer than this batch counts as 'done before'"
-    ROWS_COMPARED = "a batch that is in Kafka with another number of rows counts as 'done before'"
-    EMPTY_BATCH_TOO = "a batch without rows leaves the marker as it is"
-    REPLACE_BY_NAME = "a new checkpoint may take over from whoever wrote last (a flag instead of a query id)"
-    REPLACE_AT_FIRST_BATCH = "a query may take over at any batch, not only at its first"
-    NO_WAY_BACK = "a query that was replaced may take over again"
-    LAST_NAMES_QUERY = "the operator's last written batch holds for whatever query finds no marker"
-    LOG_TO_HIGH_WATERMARK = "the marker log is read up to the last stable offset"
-    BATCH_IS_FIXED = "(Spark) the offsets of a batch are not logged before it runs: a replay has others"
-    BATCHES_IN_TURN = "(Spark) the next batch may run before this one is finished (asynchronous progress)"
-    # Lanes (spark_lanes.py).
-    END_ROW = "a lane commits without having seen its end row"
-    ALL_LANES_DONE = "a batch is finished in Spark when one of its lanes is"
-    LANES_IN_MARKER = "a marker does not say with how many lanes its batch was written"
-    PINNED = "a run writes lanes that it has not pinned"
-    PIN_NAMES_RUN = "a lane takes any pin, not only the one of its own run"
-    PIN_FENCES = "the driver pins without fencing the lanes first"
-    PIN_NOT_AHEAD = "the driver pins although a lane has a newer batch"
-    PIN_KEEPS_ROWS = "a pin says that the last batch was written with the new number of lanes"
-    PIN_LEFT_LANES = "lanes that a smaller number leaves without rows are not pinned"
-
-
 class Config(NamedTuple):
     """A small world of one sink: ``queries`` checkpoints, ``drivers`` processes in all, each alive for as long as it
     likes, ``units`` of input that a query's batches cut up."""
@@ -101,6 +64,85 @@ class LaneConfig(NamedTuple):
     truncated: bool = False
 
 
+ONE = Config("one batch", drivers=2, batches=1, units=1)
+TWO = Config("two batches", drivers=2, rounds=0)
+REPLACED = Config("replaced", queries=2, batches=1, units=1, rounds=0, copies=1, replacing=True, zombies=False)
+EXPIRED = Config("expired", drivers=2, rounds=0, copies=1, expiries=1)
+CUT = Config("cut", drivers=1, batches=1, units=1, truncated=True)
+LANES = LaneConfig("two lanes", batches=1, truncated=True)
+CHANGE = LaneConfig("other number of lanes", widths=(1, 2))
+CHANGE_LATE = LaneConfig("other number of lanes, three drivers", drivers=3, widths=(1, 2))
+
+
+class Rule(Enum):
+    """What the sink does, or what it takes for granted: what happens when the rule is out, and where it is
+    missed: the search of this world without the rule must end in a counterexample."""
+
+    DRIVER_COMMITS = (
+        "each task commits what its iterator gave, although a failure upstream ends it like a clean end",
+        CUT,
+    )
+    ROWS_COUNTED = ("the rows that are found again are not compared with the rows that were staged", CUT)
+    MARKER = ("there is no marker: every attempt writes", ONE)
+    MARKER_IN_TRANSACTION = ("the marker is committed after the transaction, not in it", ONE)
+    READ_AFTER_INIT = ("the marker is read before the fence (init_transactions), not after it", ONE)
+    STABLE_READ = ("the marker is read although the outcome of an offset in a transaction is not settled", ONE)
+    ONE_ID = ("every driver has a transactional id of its own, so nobody is fenced", ONE)
+    FRESH_PRODUCER = ("a driver keeps its producer for the next batch or round", TWO)
+    NEVER_GUESS = ("a commit without an answer is taken for an abort: written again without looking", ONE)
+    QUERY_IN_MARKER = ("the marker holds the batch only, not the query", REPLACED)
+    NONE_MEANS_FIRST = ("without a marker every batch is written, not only the first", EXPIRED)
+    BEHIND_STOPS = (
+        "a marker older than the batch before this one: written all the same",
+        Config("reset", drivers=2, batches=3, units=3, rounds=0, copies=1, resets=1),
+    )
+    AHEAD_STOPS = (
+        "a marker newer than this batch counts as 'done before'",
+        Config("restored", drivers=2, batches=3, units=3, uneven=True, rounds=0, restores=1),
+    )
+    ROWS_COMPARED = (
+        "a batch that is in Kafka with another number of rows counts as 'done before'",
+        Config("restored", drivers=2, units=3, uneven=True, rounds=0, restores=1),
+    )
+    EMPTY_BATCH_TOO = ("a batch without rows leaves the marker as it is", Config("empty", drivers=1, empty=True))
+    REPLACE_BY_NAME = (
+        "a new checkpoint may take over from whoever wrote last (a flag instead of a query id)",
+        REPLACED._replace(drivers=2, stranger=True),
+    )
+    REPLACE_AT_FIRST_BATCH = (
+        "a query may take over at any batch, not only at its first",
+        REPLACED._replace(batches=2, units=2, expiries=1),
+    )
+    NO_WAY_BACK = ("a query that was replaced may take over again", REPLACED)
+    LAST_NAMES_QUERY = (
+        "the operator's last written batch holds for whatever query finds no marker",
+        Config("left", queries=2, rounds=0, copies=1, expiries=1, last_written=True),
+    )
+    LOG_TO_HIGH_WATERMARK = ("the marker log is read up to the last stable offset", ONE._replace(marker_log=True))
+    BATCH_IS_FIXED = (
+        "(Spark) the offsets of a batch are not logged before it runs: a replay has others",
+        Config("not fixed", drivers=2, uneven=True, rounds=0),
+    )
+    BATCHES_IN_TURN = (
+        "(Spark) the next batch may run before this one is finished (asynchronous progress)",
+        Config("asynchronous", drivers=2, rounds=0, copies=1),
+    )
+    # Lanes (spark_lanes.py).
+    END_ROW = ("a lane commits without having seen its end row", LANES)
+    ALL_LANES_DONE = ("a batch is finished in Spark when one of its lanes is", LANES)
+    LANES_IN_MARKER = ("a marker does not say with how many lanes its batch was written", CHANGE)
+    PINNED = ("a run writes lanes that it has not pinned", CHANGE)
+    PIN_NAMES_RUN = ("a lane takes any pin, not only the one of its own run", CHANGE)
+    PIN_FENCES = ("the driver pins without fencing the lanes first", CHANGE)
+    PIN_NOT_AHEAD = ("the driver pins although a lane has a newer batch", CHANGE)
+    PIN_KEEPS_ROWS = ("a pin says that the last batch was written with the new number of lanes", CHANGE_LATE)
+    PIN_LEFT_LANES = ("lanes that a smaller number leaves without rows are not pinned", CHANGE)
+
+
+MISSED_LATE = frozenset({Rule.PIN_KEEPS_ROWS})
+"""The counterexample is too far away for a test run: for ``run.py --spark``."""
+
+
 class Model(NamedTuple):
     """What the actions ask while they run: the configuration and the rules that are out."""
 
@@ -113,3 +155,47 @@ class LaneModel(NamedTuple):
 
     config: LaneConfig
     out: frozenset[Rule] = frozenset()
+
+
+STANDARD: tuple[Config | LaneConfig, ...] = (
+    # Restarts, zombies and two drivers on one checkpoint; every request to end a transaction may come late and twice.
+    Config("drivers", rounds=1, batches=1, units=1, drivers=3),
+    Config("batches", rounds=0, drivers=3),
+    Config("uneven batches, some empty", drivers=2, batches=2, uneven=True, empty=True),
+    Config("lost rows", drivers=2, truncated=True),
+    Config("marker log", drivers=2, batches=3, units=3, marker_log=True),
+    # Two checkpoints under the name of one sink.
+    Config("new checkpoint", queries=2, batches=1, units=1, rounds=0, copies=1, replacing=True),
+    Config("two queries, two batches", queries=2, drivers=2, rounds=0, replacing=True, stranger=True),
+    # The marker is forgotten, or set back; the checkpoint is put back.
+    Config("expiry", queries=2, drivers=3, rounds=0, copies=1, expiries=1, last_written=True),
+    Config("restored checkpoint", drivers=2, batches=3, units=3, uneven=True, rounds=0, restores=1),
+    Config("reset marker", drivers=2, batches=3, units=3, rounds=0, resets=1),
+    Config("batch write", drivers=3, batches=1, units=1, batch_write=True),
+    LaneConfig("two lanes", truncated=True),
+    LaneConfig("two attempts", drivers=1, copies=2, truncated=True),
+    LaneConfig("other number of lanes", widths=(1, 2)),
+)
+"""Each is explored to the last state, in every test run."""
+
+DEEP: tuple[Config | LaneConfig, ...] = (
+    Config("drivers and batches", drivers=3),
+    Config("four drivers", drivers=4, batches=1, units=1),
+    Config("new checkpoints", queries=3, batches=1, units=1, rounds=0, copies=1, replacing=True),
+    Config("a checkpoint replaced", queries=2, drivers=3, rounds=0, copies=1, replacing=True),
+    Config("replaced, expired", queries=2, drivers=4, rounds=0, copies=1, replacing=True, expiries=1),
+    Config("three checkpoints", queries=3, drivers=4, rounds=0, copies=1, replacing=True),
+    Config("restored, three drivers", drivers=3, batches=3, units=4, uneven=True, rounds=0, restores=1),
+    LaneConfig("two attempts, two drivers", copies=2, batches=1),
+    LaneConfig("three drivers, one batch", drivers=3, widths=(1, 2), batches=1),
+    LaneConfig("three drivers, other number of lanes", drivers=3, widths=(1, 2)),
+)
+"""Too large for a test run; ``run.py --spark`` explores as much of each as it is told to."""
+
+_FEW = Config("", drivers=2, batches=1, units=1, rounds=0)
+
+HOLES = (
+    _FEW._replace(name="expiry in the first batch", expiries=1, expiry_in_first_batch=True),
+    Config("stated twice", drivers=3, rounds=0, copies=1, expiries=2, last_written=True),
+)
+"""What no rule closes: each ends in a counterexample with all rules in, and the page says what it means."""
