@@ -32,7 +32,7 @@ from streams.errors import StoreError
 from streams.outcomes import DEAD_LETTER
 from streams.testing import TestDriver
 from tests.unit.runtime_kit import OUT, Named
-from tests.vocabulary import TOTALS
+from tests.vocabulary import TOTALS, touch
 
 INHERITED: contextvars.ContextVar[str] = contextvars.ContextVar("inherited", default="")
 """What a call would inherit from whichever ended before it, and shows in the trace."""
@@ -105,7 +105,10 @@ class World:
 
     def done(self, ctx: EventContext[Any], *results: str) -> None:
         self.note("+".join(results) or "()")
+        touch(ctx, "all")
         ctx.forward(OUT, Named("+".join(results)))
+        if "?" in "".join(results) and "@" not in "".join(results):
+            raise RuntimeError("the finalizer fails")
 
     def failed(self, ctx: EventContext[Any], *given: Any) -> None:
         """``on_failure``: of a job, or of a list of items."""
@@ -134,7 +137,6 @@ class World:
             if isinstance(result, Exception):
                 raise result
             await ctx.turn()
-            ctx.store.get("a")
             self.done(ctx, result)
 
         self.source.register_event_type(Named, handler, concurrency=stage.get("concurrency", 4))

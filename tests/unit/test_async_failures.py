@@ -25,7 +25,7 @@ from streams.records import TYPE_HEADER
 from streams.testing import TestDriver
 from tests.unit.async_kit import STAGES, World, driven, names, new_source, reasons, send, watch
 from tests.unit.runtime_kit import OUT, Named
-from tests.vocabulary import Words, touch
+from tests.vocabulary import INTS, TOTALS, Words, touch
 
 pytestmark = [
     pytest.mark.usefixtures("quiet"),
@@ -288,26 +288,17 @@ def test_finalizers_may_fail_wait_and_schedule_again() -> None:
         assert len(driver.dead_letters()) == 2
 
 
-def test_a_store_that_cannot_undo_is_restored_and_known_failures_cost_no_second_job() -> None:
-    jobs: list[str] = []
-    source = new_source(store=Words)
-
-    async def job(event: Named) -> None:
-        jobs.append(event.name)
-
-    def final(ctx: EventContext[Any], event: Named, result: None) -> None:
-        total = touch(ctx, "all")
-        if event.name == "bad":
-            raise RuntimeError("no")
-        ctx.forward(OUT, Named(f"{event.name} {total}"))
-
-    AsyncJobScheduler(source, job, final).register_event_type(Named, key=lambda event: event.name)
-    with TestDriver(source) as driver:
-        send(driver, "a", "bad", "b")
+@pytest.mark.parametrize(("store", "state"), [(TOTALS, INTS.encode(2)), (Words, b"xx")], ids=["table", "words"])
+@pytest.mark.parametrize("kind", STAGES)
+def test_a_finalizer_that_fails_leaves_nothing_and_costs_no_second_call(kind: str, store: Any, state: bytes) -> None:
+    """Also where the store cannot undo, and is restored."""
+    world = World(kind, {"max_batch_size": 1} if kind == "batches" else {}, store=store)
+    with driven(world) as driver:
+        send(driver, "a", "b?", "c")
         driver.settle()
-        assert names(driver) == ["a 1", "b 2"]
-        assert jobs.count("bad") == 1
-        assert len(driver.dead_letters()) == 1
+        assert (names(driver), reasons(driver)) == (["A", "C"], ["the finalizer fails"])
+        assert list(driver.changelog(0).values()) == [state]
+        assert world.trace.split().count("b?") == 1
 
 
 def test_a_handler_that_goes_on_after_it_was_given_up_touches_nothing() -> None:
