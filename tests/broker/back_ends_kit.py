@@ -17,20 +17,18 @@ What a scenario leaves behind is made comparable in ``observed``. Left out, or m
 from __future__ import annotations
 
 import asyncio
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from streams import ErrorPolicy, EventSource, EventSourceConfig, IncomingRecord
+from streams import ErrorPolicy, EventSource, EventSourceConfig, IncomingRecord, Record
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.events import event_type_of
 from streams.records import Headers
 from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY, decode_offset
 from streams.runtime.partition.dead_letters import PREFIX
-from streams.testing import Point
-from tests.vocabulary import TOTALS, Added, Work, register, tell_total
+from tests.vocabulary import TOTALS, Added, Work, tell_total
 
 Make = Callable[[EventSourceConfig], EventSource[Any]]
 Play = Callable[["BackEnd"], None]
@@ -42,14 +40,12 @@ BY_CHANCE = -1
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
-    """``partitions`` of the source's topic, ``topics`` with theirs, ``configs`` of these; ``faulty``: goes through
-    the proxy."""
+    """``partitions`` of the source's topic, ``topics`` with theirs, ``configs`` of these."""
 
     play: Play
     partitions: int = 1
     topics: Mapping[str, int] = field(default_factory=lambda: {"out": 1})
     configs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    faulty: bool = False
 
     def __str__(self) -> str:
         return self.play.__name__
@@ -115,6 +111,17 @@ class BackEnd(ABC):
         except Exception as error:
             self.notes[name] = described_error(error)
 
+    def send_raw(
+        self,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> int:
+        """A record to the source's topic; returns its offset. Waits for nothing else."""
+        return self.send_record(Record(self.topic, value, key, headers, partition, timestamp_ms))
+
     @property
     @abstractmethod
     def bootstrap(self) -> str: ...
@@ -128,16 +135,7 @@ class BackEnd(ABC):
         """After ``run(start=False)``: returns when every partition is worked on."""
 
     @abstractmethod
-    def send_raw(
-        self,
-        value: bytes | None,
-        key: bytes | None = None,
-        *,
-        partition: int | None = None,
-        headers: Headers | None = None,
-        timestamp_ms: int | None = None,
-    ) -> int:
-        """A record to the source's topic; returns its offset. Waits for nothing else."""
+    def send_record(self, record: Record) -> int: ...
 
     @abstractmethod
     def send_transaction(self, *records: tuple[int, bytes, bytes, Headers], commit: bool) -> None:
@@ -148,8 +146,7 @@ class BackEnd(ABC):
         """Until everything that was sent is committed; raises what a member stopped with."""
 
     @abstractmethod
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Let time pass until then."""
+    def until(self, condition: Callable[[], bool], what: str) -> None: ...
 
     @abstractmethod
     def interject(self, partition: int, handler: Callable[[Any], Any]) -> Any: ...
@@ -162,21 +159,6 @@ class BackEnd(ABC):
 
     @abstractmethod
     def restart(self, member: int = 0) -> None: ...
-
-    @abstractmethod
-    def crash(self, member: int = 0) -> None: ...
-
-    @abstractmethod
-    def crash_at(self, point: Point, member: int = 0) -> None:
-        """Once, the next time it gets there."""
-
-    @abstractmethod
-    def lose_commit_reply(self, member: int = 0) -> None:
-        """Of the next one."""
-
-    @abstractmethod
-    def fence(self, member: int = 0) -> None:
-        """Another producer takes its transactional ids."""
 
     @abstractmethod
     def records(self, topic: str) -> Sequence[IncomingRecord]:
@@ -197,12 +179,12 @@ class BackEnd(ABC):
     def close(self) -> None: ...
 
 
-def making(work: Work, kind: str = "plain", on_error: ErrorPolicy | None = None, store: Any = TOTALS) -> Make:
+def making(work: Work, on_error: ErrorPolicy | None = None, store: Any = TOTALS) -> Make:
     """Makes sources with one handler."""
 
     def make(config: EventSourceConfig) -> EventSource[Any]:
         source = EventSource(config, store)
-        register(source, work, kind, on_error)
+        source.register_event_type(Added, work, on_error=on_error)
         return source
 
     return make
@@ -310,18 +292,9 @@ def _last_values(records: Iterable[IncomingRecord]) -> dict[str, Any]:
 
 def differences(driven: Mapping[str, Any], real: Mapping[str, Any]) -> list[str]:
     """Where the two are not the same, each with both sides."""
-    found: list[str] = []
-    for kind in real:
-        _compare(kind, driven[kind], real[kind], found)
-    return found
-
-
-def _compare(where: str, driven: Any, real: Any, found: list[str]) -> None:
-    if isinstance(driven, dict) and isinstance(real, dict):
-        for key in {**driven, **real}:
-            _compare(f"{where}, {key!r}", driven.get(key, "(nothing)"), real.get(key, "(nothing)"), found)
-    elif driven != real:
-        found.append(f"{where}:\n  driver: {driven!r}\n  broker: {real!r}")
+    return [
+        f"{kind}:\n  driver: {driven[kind]!r}\n  broker: {real[kind]!r}" for kind in real if driven[kind] != real[kind]
+    ]
 
 
 async def turn_of_others() -> None:
@@ -330,8 +303,3 @@ async def turn_of_others() -> None:
     passed: asyncio.Future[None] = loop.create_future()
     loop.call_soon(passed.set_result, None)
     await passed
-
-
-def new_prefix(scenario: Scenario) -> str:
-    """For the names of one comparison."""
-    return f"two-{scenario}-{uuid.uuid4().hex[:8]}-"

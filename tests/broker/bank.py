@@ -9,7 +9,6 @@ python bank.py BOOTSTRAP GROUP INSTANCE        (environment: KES_FAULT, BANK_SLO
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import random
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from streams import EventContext, EventSource, EventSourceConfig, Table, event_type
 from streams.records import IncomingRecord
@@ -157,39 +155,11 @@ async def _main(bootstrap: str, group: str, instance: str) -> None:
     await bank_probe.consume(source, plan)
 
 
-async def _cycles(bootstrap: str, group: str, instance: str) -> None:
-    """Fifty runs in one process, each until it has its partitions."""
-    process = psutil.Process()
-    early = files = 0
-    for number in range(50):
-        source = build(bootstrap, group, instance, FaultPlan())
-        task = asyncio.create_task(source.consume_events())
-        while not task.done() and sum(p.state == "active" for p in source.statistics().partitions) < PARTITIONS:
-            await asyncio.sleep(0.01)
-        await source.stop()
-        await task
-        del source, task
-        gc.collect()
-        while process.num_threads() > 60:
-            await asyncio.sleep(0.01)  # clients that were closed end their threads a moment later
-        threads, fds = process.num_threads(), process.num_fds()
-        if number == 4:
-            early, files = threads, fds
-        deadline = time.monotonic() + 20
-        while number == 49 and (threads > early + 2 or fds > files + 4) and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
-            threads, fds = process.num_threads(), process.num_fds()
-        print(f"cycle {number} {threads=} {fds=}", flush=True)  # what was waited for: they go on changing
-
-
 if __name__ == "__main__":
     logging.basicConfig(
         level=os.environ.get("BANK_LOG", "INFO"), format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
-    match os.environ.get("BANK_RUN"):
-        case "run":
-            build(sys.argv[1], sys.argv[2], sys.argv[3], FaultPlan()).run()
-        case "cycles":
-            asyncio.run(_cycles(*sys.argv[1:4]))
-        case _:
-            asyncio.run(_main(*sys.argv[1:4]))
+    if os.environ.get("BANK_RUN") == "run":
+        build(sys.argv[1], sys.argv[2], sys.argv[3], FaultPlan()).run()
+    else:
+        asyncio.run(_main(*sys.argv[1:4]))

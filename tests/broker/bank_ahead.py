@@ -17,7 +17,7 @@ from streams.async_jobs import AsyncJobScheduler
 from streams.job_settings import JobRetry, SchedulerConfig
 from streams.testing.faults import FaultPlan
 
-KINDS = ("job", "thread", "process", "chain", "turn")
+KINDS = ("job", "process", "turn")
 CONFIG = SchedulerConfig(
     concurrency=32,
     worker_queue_depth=20,
@@ -34,7 +34,7 @@ def seconds_of(event: Any) -> float:
 
 
 def crunch(event: Any) -> int:
-    """A job on a thread or in a process. Twice the cents: only the finalizer knows how to make them right."""
+    """A job in a process. Twice the cents: only the finalizer knows how to make them right."""
     time.sleep(seconds_of(event))
     return int(event.cents) * 2
 
@@ -67,20 +67,10 @@ def register(
     match kind:
         case "job":
             scheduler = AsyncJobScheduler(source, fetch, finalize, config=CONFIG)
-        case "thread":
-            scheduler = AsyncJobScheduler(source, crunch, finalize, config=CONFIG)
         case "process":
             scheduler = AsyncJobScheduler(
                 source, crunch, finalize, config=SchedulerConfig(concurrency=2), kind="process"
             )
-        case "chain":
-
-            async def first(event: Any) -> Any:
-                await asyncio.sleep(seconds_of(event))
-                return event
-
-            following: Any = AsyncJobScheduler(source, crunch, finalize, config=SchedulerConfig(concurrency=4))
-            scheduler = AsyncJobScheduler(source, first, config=CONFIG, then=following)
         case _:
             source.register_event_type(event_class, turn, concurrency=32)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from confluent_kafka import Producer
 from streams.clients.admin import TopicAdmin
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
+from streams.config import PRODUCERS
 from streams.errors import BrokerUnavailable
 from streams.testing.oracle import ReplayOracle, Report
 from streams.topics import TopicSpec, changelog_name
@@ -26,7 +28,6 @@ from tests.broker import bank
 from tests.broker.bank_probe import Dump, Held, Store
 from tests.broker.contract_kit import set_broker_session
 
-PROGRAM = Path(__file__).with_name("bank.py")
 ROOT = Path(__file__).parents[2]
 PATIENCE = 90.0
 BROKER_ENDS_SECONDS = 60.0
@@ -45,14 +46,22 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIEN
         time.sleep(0.05)
 
 
+def let_pass(seconds: float) -> None:
+    """Until the moment, drawn from a seed, at which the next thing happens."""
+    until = time.monotonic() + seconds
+    wait_until(lambda: time.monotonic() > until, "time passes")
+
+
 class Worker:
     """One worker process. ``log`` is what it wrote. A ``PYTHONPATH`` names the tree whose code it runs."""
+
+    program = Path(__file__).with_name("bank.py")
 
     def __init__(self, bootstrap: str, group: str, instance: str, folder: Path, **environment: str) -> None:
         self.instance = instance
         self.log = folder / f"{instance}-{time.monotonic_ns()}.log"
         self._dump = self.log.with_suffix(".dump")
-        program = Path(environment.get("PYTHONPATH", ROOT)) / PROGRAM.relative_to(ROOT)
+        program = Path(environment.get("PYTHONPATH", ROOT)) / self.program.relative_to(ROOT)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, str(program), bootstrap, group, instance],
@@ -104,6 +113,11 @@ class Worker:
             time.sleep(0.02)
         return msgspec.json.decode(self._dump.read_bytes(), type=Dump)
 
+    def works_on(self) -> int:
+        """How many partitions it works on."""
+        dump = self.dump()
+        return 0 if dump is None else sum(store.role == "active" for store in dump.stores)
+
 
 class Load:
     """Deposits at a rate, while the test does its worst: ``count`` of them, or until ``stop``."""
@@ -142,6 +156,8 @@ class Bank:
     def __init__(self, bootstrap: str, group: str, folder: Path, membership: str = "") -> None:
         self.bootstrap, self.group, self.folder = bootstrap, group, folder
         self.membership = membership or os.environ.get("BANK_MEMBERSHIP") or "streams"
+        self.of_members = bootstrap
+        """What members are told to connect to: it may be a proxy."""
         self.workers: list[Worker] = []
         self.produced = 0
         self._settings = ClientSettings(bootstrap, {}, client_id="battery")
@@ -194,6 +210,19 @@ class Bank:
         assert producer.flush(300) == 0
         self.produced += count
 
+    def strike_at_random(
+        self, members: dict[str, Worker], victims: Sequence[str], kills: int, seed: int, **settings: str
+    ) -> None:
+        """Kill one of the victims after another, each of which is started again soon, with either producer; work goes
+        on after each."""
+        rng = random.Random(seed)
+        for _ in range(kills):
+            name = rng.choice(victims)
+            members[name].kill()
+            let_pass(rng.uniform(0.1, 2.0))
+            members[name] = self.start(name, **settings, BANK_PRODUCER=rng.choice(PRODUCERS))
+            self.wait_progress()
+
     def load(self, count: int, keys: int, seed: int, per_second: float) -> Load:
         """The same, beside the test."""
         return Load(self, count, keys, seed, per_second)
@@ -203,7 +232,7 @@ class Bank:
         if self.membership == "broker":  # where the session is a setting of the broker
             session = float(environment.get("BANK_SESSION_SECONDS") or os.environ.get("BANK_SESSION_SECONDS") or "6")
             set_broker_session(self.bootstrap, self.group, int(session * 1000))
-        worker = Worker(self.bootstrap, self.group, instance, self.folder, **environment)
+        worker = Worker(self.of_members, self.group, instance, self.folder, **environment)
         self.workers.append(worker)
         return worker
 
@@ -221,6 +250,11 @@ class Bank:
         """Until so many (all that were produced, by default) are committed."""
         wanted = self.produced if count is None else count
         wait_until(lambda: self.handled() >= wanted, f"{wanted} events committed, seen {self.handled()}", seconds)
+
+    def wait_progress(self, events: int = 1) -> None:
+        """Until so many more are committed, of a load that goes on."""
+        before = max(self.handled(), 0)
+        wait_until(lambda: self.handled() >= before + events, f"{events} more events committed after {before}")
 
     def check(self) -> Report:
         """The oracle's word."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,8 @@ from streams.clients.settings import ClientSettings
 from streams.testing.fixtures import BrokerAddress, OwnBroker
 from tests.broker.battery_kit import Bank, seed_of
 from tests.broker.engine_kit import Lab
+
+acl: Any = import_module("confluent_kafka.admin")  # whose types leave many names out
 
 
 @pytest.fixture
@@ -56,6 +60,35 @@ def bank_group(membership: str, kafka_broker: BrokerAddress, topic_prefix: str, 
 def broker(own_broker: OwnBroker) -> KafkaBroker:
     """One of the test's own: it may be killed, and started anew while members are at work."""
     return own_broker(start_timeout=150.0)
+
+
+class GuardedBroker:
+    """A broker that asks for rights. Everybody has those that nobody has set."""
+
+    def __init__(self, make: OwnBroker) -> None:
+        authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+        broker = make(properties={"authorizer.class.name": authorizer, "allow.everyone.if.no.acl.found": "true"})
+        self.bootstrap_servers = broker.bootstrap_servers
+        self._admin = acl.AdminClient({"bootstrap.servers": self.bootstrap_servers})
+
+    @staticmethod
+    def rights(kind: str, name: str) -> Callable[[str, str], tuple[Any, ...]]:
+        """Makes the right to do something with this resource, or the denial, by their names."""
+        of = getattr(acl.ResourceType, kind), name, acl.ResourcePatternType.LITERAL, "User:ANONYMOUS", "*"
+        return lambda deed, verdict: (*of, acl.AclOperation[deed], acl.AclPermissionType[verdict])
+
+    def set(self, *rights: tuple[Any, ...]) -> None:
+        for future in self._admin.create_acls([acl.AclBinding(*right) for right in rights]).values():
+            future.result(30)
+
+    def delete(self, right: tuple[Any, ...]) -> None:
+        (deleted,) = self._admin.delete_acls([acl.AclBindingFilter(*right)]).values()
+        deleted.result(30)
+
+
+@pytest.fixture
+def guarded_broker(own_broker: OwnBroker) -> GuardedBroker:
+    return GuardedBroker(own_broker)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 from streams import IncomingRecord
 from streams.records import Headers, Record
-from streams.testing import Point, TestDriver
+from streams.testing import TestDriver
 from streams.testing.checks import contents_of
 from streams.testing.simulation.broker import Broker, LogEntry
 from streams.testing.world import committed_records
@@ -31,8 +31,8 @@ class DrivenBackEnd(BackEnd):
         topics = {self.name(topic): count for topic, count in self.scenario.topics.items()}
         self.driver = TestDriver(lambda: make(config), members, self._seed, topics=topics, start=False)
         for topic, configs in self.scenario.configs.items():
-            if "max.message.bytes" in configs:
-                self.broker.limits[self.name(topic)] = int(configs["max.message.bytes"])
+            if "max_message_bytes" in configs:
+                self.broker.limits[self.name(topic)] = int(configs["max_message_bytes"])
         if start:
             self.start()
 
@@ -48,16 +48,7 @@ class DrivenBackEnd(BackEnd):
     def start(self) -> None:
         self.driver.start()
 
-    def send_raw(
-        self,
-        value: bytes | None,
-        key: bytes | None = None,
-        *,
-        partition: int | None = None,
-        headers: Headers | None = None,
-        timestamp_ms: int | None = None,
-    ) -> int:
-        record = Record(self.topic, value, key, headers, partition, timestamp_ms)
+    def send_record(self, record: Record) -> int:
         return self.driver.send_record(record, wait=False).offset
 
     def send_transaction(self, *records: tuple[int, bytes, bytes, Headers], commit: bool) -> None:
@@ -91,18 +82,6 @@ class DrivenBackEnd(BackEnd):
 
     def restart(self, member: int = 0) -> None:
         self.driver.restart(member)
-
-    def crash(self, member: int = 0) -> None:
-        self.driver.crash(member)
-
-    def crash_at(self, point: Point, member: int = 0) -> None:
-        self.driver.at(point, self.driver.crash, member=member)
-
-    def lose_commit_reply(self, member: int = 0) -> None:
-        self.driver.lose_reply("commit", member)
-
-    def fence(self, member: int = 0) -> None:
-        self.driver.fence(member)
 
     def records(self, topic: str) -> Sequence[IncomingRecord]:
         return [record for _, record in committed_records(self.broker, topic)]

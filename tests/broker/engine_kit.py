@@ -6,13 +6,12 @@ import asyncio
 import functools
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 from confluent_kafka import KafkaError, Message, Producer, TopicPartition
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from streams import EventSource, EventSourceConfig, IncomingRecord
 from streams.clients.admin import TopicAdmin, Watermarks
@@ -44,14 +43,16 @@ async def until(condition: Condition, what: str, seconds: float = PATIENCE) -> N
 
 
 @functools.cache
-def _producer(bootstrap: str) -> Producer:
-    """One for all tests: a producer takes half a second until its first record is on its way. Idempotent: without that,
-    the first records to a topic that was made a moment ago were out of order once in 512 times (0 in 1,414 with it)."""
+def producer_to(bootstrap: str) -> Producer:
+    """One for all tests, which partitions as Java's clients do: it takes half a second until its first record is
+    on its way. Idempotent: without that, the first records to a topic that was made a moment ago were out of order once
+    in 512 times (0 in 1,414 with it)."""
     return Producer(
         {
             "bootstrap.servers": bootstrap,
             "linger.ms": 1,
             "log_level": 0,
+            "partitioner": "murmur2_random",
             "message.max.bytes": 32 << 20,
             "enable.idempotence": True,
             "max.in.flight.requests.per.connection": 1,
@@ -67,7 +68,7 @@ class Lab:
         self.group, self.topic, self.output = f"{prefix}group", f"{prefix}in", f"{prefix}out"
         self.settings = ClientSettings(bootstrap, {}, client_id="engine-test")
         self.admin = TopicAdmin(self.settings)
-        self._producer = _producer(bootstrap)
+        self._producer = producer_to(bootstrap)
         self._failed: list[KafkaError] = []
         self._instances = itertools.count()
 
@@ -181,6 +182,13 @@ class Lab:
         ]
         return [(event.name, event.amount) for event in events]
 
+    async def until_outputs(self, count: int, seconds: float = 2 * PATIENCE) -> None:
+        """Wait until so many are there."""
+        deadline = time.monotonic() + seconds
+        while (found := len(await self.records())) < count:
+            assert time.monotonic() < deadline, f"{found} of {count} outputs"
+            await asyncio.sleep(0.05)
+
     async def dead_letters(self) -> list[tuple[IncomingRecord, dict[str, str]]]:
         """The dead letters, each with its added headers (without their prefix)."""
         return [(record, facts(record)) for record in await self.records(self.dead_letter_topic)]
@@ -226,17 +234,6 @@ class Lab:
                 future.result(PATIENCE)
 
         await asyncio.to_thread(delete)
-
-    async def alter(self, topic: str, setting: str, value: str) -> None:
-        """Change a setting of a topic."""
-        entry = ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
-        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-
-        def alter() -> None:
-            for future in self.admin._client.incremental_alter_configs([resource]).values():
-                future.result(PATIENCE)
-
-        await asyncio.to_thread(alter)
 
     async def delete(self, *names: str) -> None:
         await asyncio.to_thread(self.admin.delete, names, 30.0)
@@ -293,7 +290,17 @@ class Running:
 
     @property
     def active(self) -> int:
-        return sum(partition.state == "active" for partition in self.source.statistics().partitions)
+        return len(self.numbers)
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """Partitions that it works on."""
+        return frozenset(p.partition for p in self.source.statistics().partitions if p.state == "active")
+
+    @property
+    def ready(self) -> frozenset[int]:
+        """Partitions whose copies are warm."""
+        return frozenset(copy.partition for copy in self.source.statistics().copies if copy.state == "ready")
 
     async def until(self, condition: Condition, what: str, seconds: float = PATIENCE) -> None:
         """Wait for a condition; what makes the source stop meanwhile is raised here."""
@@ -334,24 +341,12 @@ class Running:
 
 async def start_failure(source: EventSource[Any]) -> BaseException:
     """Start a source that is expected to stop by itself, and give the error that it stops with."""
-    task = asyncio.create_task(source.consume_events())
-    await asyncio.wait([task], timeout=PATIENCE)
-    if not task.done():
-        task.cancel()
-        await asyncio.wait([task], timeout=PATIENCE)
-        raise AssertionError("the source did not stop")
-    error = task.exception()
-    assert error is not None, "the source stopped without an error"
-    return error
-
-
-async def raised_by(work: Awaitable[Any]) -> BaseException:
-    """The exception of something that is expected to raise."""
+    run = Running(source, active=0)
+    run.task = asyncio.create_task(source.consume_events())
     try:
-        await asyncio.wait_for(work, PATIENCE)
-    except Exception as error:
-        return error
-    raise AssertionError("nothing was raised")
+        return await run.failure()
+    finally:
+        await run._cancel()
 
 
 def source_of(lab: Lab, **settings: Any) -> EventSource[Totals]:

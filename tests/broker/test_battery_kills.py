@@ -1,11 +1,11 @@
 """Battery T2, numbers 1, 2 and 8: SIGKILL at every named point, and at random under load. The oracle must be exact, and
-the stores what the changelog says. Points of moves: ``test_battery_moves.py``."""
+the stores what the changelog says. Points of moves: ``test_battery_moves.py``. With librdkafka's members in full:
+``BANK_MEMBERSHIP=librdkafka`` (or ``broker``) before ``pytest``, here and for ``test_battery_members.py``."""
 
 from __future__ import annotations
 
 import random
 import signal
-import time
 from collections.abc import Sequence
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from streams.config import PRODUCERS
 from streams.testing.faults import POINTS
 from tests.broker.battery_kit import ENDLESS, Bank, wait_until
-from tests.broker.gate import gate, nightly
+from tests.broker.gate import nightly
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
@@ -22,6 +22,7 @@ QUICK = {"BANK_SESSION_SECONDS": "2"}
 """The tests wait for sessions to expire: a short session makes them short, and nothing else."""
 REVOCATIONS = ("revoke.before", "revoke.after")
 AT_WORK = tuple(point for point in POINTS if point not in REVOCATIONS)
+WARM = r"TakeOverDone\(.*warm=True\)"
 SIX = ("handler.after", "flush.after", "send_offsets.after", "commit.before", "commit.after", "restore.half")
 
 
@@ -35,7 +36,13 @@ def count_for(point: str, rng: random.Random) -> int:
 
 
 @pytest.mark.parametrize(
-    "points", [pytest.param(SIX, id="six"), pytest.param(AT_WORK, id="all", marks=pytest.mark.nightly)]
+    ("membership", "points"),
+    [
+        pytest.param("", SIX, id="six"),
+        pytest.param("", AT_WORK, id="all", marks=pytest.mark.nightly),
+        ("broker", ("send_offsets.after",)),
+        nightly("librdkafka", ("send_offsets.after",)),
+    ],
 )
 @pytest.mark.timeout(600)
 @pytest.mark.slow
@@ -61,7 +68,14 @@ def test_killed_at_named_points(bank_group: Bank, points: Sequence[str], seed: i
     bank_group.must_be_exact()
 
 
-@pytest.mark.parametrize("point", [nightly(point) for point in REVOCATIONS])
+@pytest.mark.parametrize(
+    ("membership", "point"),
+    [
+        *(nightly("", point) for point in REVOCATIONS),
+        nightly("broker", "revoke.before"),
+        ("librdkafka", "revoke.before"),
+    ],
+)
 def test_killed_in_a_revocation(bank_group: Bank, point: str, seed: int) -> None:
     """Number 1: a join takes partitions away from the victim. Warm moves do not: this is the other strategy."""
     settings = {**QUICK, "BANK_STRATEGY": "cooperative-sticky"}
@@ -79,24 +93,32 @@ def test_killed_in_a_revocation(bank_group: Bank, point: str, seed: int) -> None
 
 
 @pytest.mark.timeout(420)
-@pytest.mark.parametrize(("total", "kills"), gate([(12_000, 3), (200_000, 20)], (12_000, 3)))
+@pytest.mark.parametrize(
+    ("standbys", "kills"),
+    [(0, 3), nightly(0, 20), nightly(1, 5), pytest.param(1, 12, marks=pytest.mark.soak)],
+)
 @pytest.mark.slow
-def test_killed_at_random_under_load(bank_group: Bank, total: int, kills: int, seed: int) -> None:
-    """Number 2: four members, with one producer and the other, one of them killed again and again."""
-    rng = random.Random(seed)
-    instances = [f"member-{number}" for number in range(4)]
-    alive = {name: bank_group.start(name, **QUICK, BANK_PRODUCER=rng.choice(PRODUCERS)) for name in instances}
-    load = bank_group.load(total, 500, seed, 3_000)
+def test_killed_at_random_under_load(bank_group: Bank, standbys: int, kills: int, seed: int) -> None:
+    """Number 2: four members, with one producer and the other, one of them killed again and again. Spare copies are
+    used when their owner dies."""
+    settings = {**QUICK, "BANK_STANDBYS": str(standbys)}
+    names = [f"member-{number}" for number in range(4)]
+    members = {
+        name: bank_group.start(name, **settings, BANK_PRODUCER=PRODUCERS[number % len(PRODUCERS)])
+        for number, name in enumerate(names)
+    }
+    bank_group.check_stores(standbys)
+    load = bank_group.load(ENDLESS, 500, seed, 1_500 if standbys else 3_000)
     bank_group.wait_handled(1)
-    for _ in range(kills):
-        name = rng.choice(instances)
-        alive[name].kill()
-        pause = time.monotonic() + rng.uniform(0.1, 2.0)
-        wait_until(lambda until=pause: time.monotonic() > until, "the next kill")  # type: ignore[misc]
-        alive[name] = bank_group.start(name, **QUICK, BANK_PRODUCER=rng.choice(PRODUCERS))
-        before = bank_group.handled()
-        wait_until(lambda: bank_group.handled() > before or bank_group.handled() >= total, "progress after a kill")  # noqa: B023
-    load.finish()
-    bank_group.wait_handled(total, 180)
-    bank_group.check_stores()
+    bank_group.strike_at_random(members, names, kills, seed, **settings)
+    load.stop()
+    bank_group.wait_handled(seconds=180)
+    bank_group.check_stores(standbys)
+    if standbys:
+        # The random ones may all come before a copy is there again, or their members be back before they are missed.
+        before = bank_group.times(WARM)
+        owner = next(name for name, worker in members.items() if worker.works_on())
+        members[owner].kill()
+        wait_until(lambda: bank_group.times(WARM) > before, "the copy of who died at rest is used")
+        bank_group.check_stores(standbys)
     bank_group.must_be_exact()

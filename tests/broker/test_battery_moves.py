@@ -1,5 +1,5 @@
-"""The battery against moves and standbys (T2 numbers 1, 2, 7 and 8): members killed and frozen at each point of a move,
-a storm of rebalances, rolling restarts, receivers that never get ready, and a broker that dies meanwhile.
+"""The battery against moves and standbys (T2 numbers 1, 2 and 8): members killed and frozen at each point of a move,
+rolling restarts, receivers that never get ready, and a broker that dies meanwhile. Storms: ``tests/simulation``.
 
     pytest -m soak tests/broker/test_battery_moves.py      all of it at full length
     BATTERY_SEEDS=5 SEED=4711 ...                          more seeds per point, a run once more
@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from streams.broker import KafkaBroker
-from tests.broker.battery_kit import ENDLESS, Bank, Worker, wait_until
-from tests.broker.gate import gate
+from tests.broker.battery_kit import ENDLESS, Bank, wait_until
+from tests.broker.gate import gate, nightly
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
@@ -26,7 +26,7 @@ SEEDS = int(os.environ.get("BATTERY_SEEDS", "2"))
 QUICK = {"BANK_SESSION_SECONDS": "2"}
 PATIENT = {"BANK_SESSION_SECONDS": "20"}
 """Where nobody has to be missed: a member that stands still for seconds on a busy machine stays one."""
-WARM = r"TakeOverDone\(.*warm=True\)"
+CAME = "PartitionMoved.*in|TakeOverDone"
 KEYS = 200
 
 DONOR_POINTS = ("marker commit.before", "marker commit.after", "handed_over.before", "handed_over.after")
@@ -35,78 +35,51 @@ POINTS = [("donor", point) for point in DONOR_POINTS] + [("receiver", point) for
 FREEZES = [("donor", "marker commit.before"), ("receiver", "took.before")]
 
 
-def fault_at(point: str, count: int, action: str = "kill") -> dict[str, str]:
-    """The environment of a victim. Points named ``marker ...`` count in transactions with a release marker only."""
-    scope, _, point = point.rpartition(" ")
-    return {"KES_FAULT": f"{point}:{count}:{action}", "BANK_FAULT_IN": scope}
+def struck(group: Bank, role: str, point: str, action: str, standbys: int, seed: int) -> None:
+    """A donor with everything, a receiver that joins under load, and one of them is killed or frozen at this point.
+    Points named ``marker ...`` count in transactions with a release marker only."""
+    print(f"SEED={seed} {role} {point} {action} standbys={standbys}")
+    count = random.Random(f"{seed} {role} {point}").randrange(1, 5) if point == "tail.received" else 1
+    scope, _, place = point.rpartition(" ")
+    settings = {**QUICK, "BANK_STANDBYS": str(standbys)}
+    faulty = {role: {"KES_FAULT": f"{place}:{count}:{action}", "BANK_FAULT_IN": scope}}
+    group.deposit(2_000, KEYS, seed)  # a state, so that there is something to be moved
+    members = {"donor": group.start("donor", **settings, **faulty.get("donor", {}))}
+    group.wait_handled()
+    load = group.load(ENDLESS, KEYS, seed + 1, 800)
+    members["receiver"] = group.start("receiver", **settings, **faulty.get("receiver", {}))
+    victim = members.pop(role)
+    if action == "kill":
+        wait_until(lambda: not victim.running, f"the {role} dies at {point}")
+        assert victim.process.returncode == -signal.SIGKILL, victim.log.read_text()
+        heir = group.start(role, **settings)
+        wait_until(lambda: heir.times(CAME) > 0, "it gets its share again")
+    else:  # past its session: the others go on without it, and it finds out
+        process = psutil.Process(victim.process.pid)
+        wait_until(lambda: process.status() == psutil.STATUS_STOPPED, f"the {role} freezes at {point}")
+        [other] = members.values()
+        wait_until(lambda: other.said(f"gone: {role}"), "its session is over")
+        group.wait_handled()  # so somebody else has everything now
+        victim.signal(signal.SIGCONT)
+        wait_until(lambda: not victim.running or victim.said("void, joining again"), "it finds out, or ends")
+        assert victim.running, victim.log.read_text()
+    load.stop()
+    group.wait_handled()
+    group.check_stores(standbys)
+    group.must_be_exact()
 
 
-def at_work(worker: Worker) -> bool:
-    """Whether it works on any partition."""
-    dump = worker.dump()
-    return dump is not None and any(store.role == "active" for store in dump.stores)
-
-
-class Attack:
-    """A donor with everything, a receiver that joins under load, and a fault in one of them."""
-
-    def __init__(self, group: Bank, role: str, point: str, standbys: int, seed: int, action: str = "kill") -> None:
-        print(f"SEED={seed} {role} {point} {action} standbys={standbys}")
-        rng = random.Random(f"{seed} {role} {point}")
-        self.group, self.role, self.seed = group, role, seed
-        self.settings = {**QUICK, "BANK_STANDBYS": str(standbys)}
-        fault = fault_at(point, rng.randrange(1, 5) if point == "tail.received" else 1, action)
-        group.deposit(2_000, KEYS, seed)  # a state, so that there is something to be moved
-        faults = {"donor": {}, "receiver": {}, role: fault}
-        self.donor = group.start("donor", **self.settings, **faults["donor"])
-        group.wait_handled()
-        self.load = group.load(ENDLESS, KEYS, seed + 1, 800)
-        self.receiver = group.start("receiver", **self.settings, **faults["receiver"])
-        self.victim = self.donor if role == "donor" else self.receiver
-
-    def finish(self, standbys: int) -> None:
-        """Enough work; then everything must be right."""
-        self.load.stop()
-        self.group.wait_handled()
-        self.group.check_stores(standbys)
-        self.group.must_be_exact()
-
-
-def killed(group: Bank, role: str, point: str, standbys: int, seed: int) -> None:
-    attack = Attack(group, role, point, standbys, seed)
-    victim = attack.victim
-    wait_until(lambda: not victim.running, f"the {role} dies at {point}")
-    assert victim.process.returncode == -signal.SIGKILL, victim.log.read_text()
-    heir = group.start(role, **attack.settings)
-    wait_until(lambda: heir.times("PartitionMoved.*in|TakeOverDone") > 0, "it gets its share again")
-    attack.finish(standbys)
-
-
-def frozen(group: Bank, role: str, point: str, standbys: int, seed: int) -> None:
-    attack = Attack(group, role, point, standbys, seed, "freeze")
-    victim = attack.victim
-    process = psutil.Process(victim.process.pid)
-    wait_until(lambda: process.status() == psutil.STATUS_STOPPED, f"the {role} freezes at {point}")
-    other = attack.receiver if role == "donor" else attack.donor
-    wait_until(lambda: other.said(f"gone: {role}"), "its session is over")
-    group.wait_handled()  # so somebody else has everything now
-    victim.signal(signal.SIGCONT)
-    wait_until(lambda: not victim.running or victim.said("void, joining again"), "it finds out, or ends")
-    assert victim.running, victim.log.read_text()
-    attack.finish(standbys)
-
-
-@pytest.mark.parametrize(("role", "point"), gate(POINTS, ("donor", "marker commit.after"), ("receiver", "took.before")))
-def test_killed_in_a_move(bank_group: Bank, role: str, point: str, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("role", "point", "action"),
+    gate(
+        [*((*point, "kill") for point in POINTS), *((*point, "freeze") for point in FREEZES)],
+        ("donor", "marker commit.after", "kill"),
+        ("receiver", "took.before", "kill"),
+    ),
+)
+def test_struck_in_a_move(bank_group: Bank, role: str, point: str, action: str, seed: int) -> None:
     """Number 1: each point once, every second time with standbys."""
-    killed(bank_group, role, point, (seed + POINTS.index((role, point))) % 2, seed)
-
-
-@pytest.mark.parametrize(("role", "point"), FREEZES)
-@pytest.mark.nightly
-def test_frozen_in_a_move(bank_group: Bank, role: str, point: str, seed: int) -> None:
-    """Past the session: the others go on without it, and it finds out."""
-    frozen(bank_group, role, point, (seed + FREEZES.index((role, point))) % 2, seed)
+    struck(bank_group, role, point, action, (seed + POINTS.index((role, point))) % 2, seed)
 
 
 @pytest.mark.soak
@@ -117,41 +90,7 @@ def test_frozen_in_a_move(bank_group: Bank, role: str, point: str, seed: int) ->
 def test_every_point_of_a_move(
     bank_group: Bank, role: str, point: str, action: str, standbys: int, repetition: int, seed: int
 ) -> None:
-    (killed if action == "kill" else frozen)(bank_group, role, point, standbys, seed + 10 * repetition)
-
-
-@pytest.mark.parametrize(
-    ("events", "kills"), [(25_000, 5), pytest.param(100_000, 12, marks=[pytest.mark.soak, pytest.mark.timeout(420)])]
-)
-@pytest.mark.nightly
-def test_killed_at_random_with_standbys(bank_group: Bank, events: int, kills: int, seed: int) -> None:
-    """Number 2: 4 members, each partition with a spare copy that is used when its owner dies."""
-    rng = random.Random(seed)
-    settings = {**QUICK, "BANK_STANDBYS": "1"}
-    members = {name: bank_group.start(name, **settings) for name in (f"member-{number}" for number in range(4))}
-    bank_group.check_stores(1)
-    load = bank_group.load(events, 500, seed, 2_500 if events > 50_000 else 1_500)
-    bank_group.wait_handled(1)
-    for _ in range(kills):
-        name = rng.choice(sorted(members))
-        members[name].kill()
-        pause = time.monotonic() + rng.uniform(0.1, 2.0)
-        wait_until(lambda until=pause: time.monotonic() > until, "the next kill")  # type: ignore[misc]
-        members[name] = bank_group.start(name, **settings)
-        before = bank_group.handled()
-        wait_until(lambda: bank_group.handled() > before or not load.runs, "progress after a kill")  # noqa: B023
-    load.finish()
-    bank_group.wait_handled()
-    bank_group.check_stores(1)
-    # The random ones may all come before a copy is there again, or their members be back before they are missed.
-    before = bank_group.times(WARM)
-    owners = [name for name, worker in sorted(members.items()) if at_work(worker)]
-    members.pop(rng.choice(owners)).kill()
-    wait_until(lambda: bank_group.times(WARM) > before, "the copy of who died at rest is used")
-    bank_group.check_stores(1)
-    report = bank_group.must_be_exact()
-    warm, cold = bank_group.times(WARM), bank_group.times(r"TakeOverDone\(.*warm=False\)")
-    print(f"{report}; {warm} warm take-overs, {cold} cold, {bank_group.times('PartitionMoved.*in')} moves")
+    struck(bank_group, role, point, action, standbys, seed + 10 * repetition)
 
 
 @pytest.mark.nightly
@@ -166,7 +105,7 @@ def test_rolling_restart_under_load(bank_group: Bank, seed: int) -> None:
     for name in names:
         assert members[name].stop() == 0, members[name].log.read_text()
         members[name] = bank_group.start(name, **settings)
-        wait_until(lambda name=name: members[name].times("PartitionMoved.*in|TakeOverDone") > 0, f"{name} works")  # type: ignore[misc]
+        wait_until(lambda name=name: members[name].times(CAME) > 0, f"{name} works")  # type: ignore[misc]
     load.stop()
     bank_group.wait_handled()
     bank_group.check_stores(1)
@@ -198,20 +137,24 @@ def test_a_receiver_that_never_gets_ready(bank_group: Bank, tmp_path: Path, seed
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["moving", pytest.param("preparing", marks=pytest.mark.soak)])
-@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("moment", "standbys"),
+    [nightly("moving", 0), nightly("restoring", 1), pytest.param("preparing", 0, marks=pytest.mark.soak)],
+)
 def test_broker_dies_in_a_move(
-    broker: KafkaBroker, fragile_group: Bank, tmp_path: Path, moment: str, seed: int
+    broker: KafkaBroker, fragile_group: Bank, tmp_path: Path, moment: str, standbys: int, seed: int
 ) -> None:
+    """While partitions are handed over, prepared for it, or restored as standbys, which are used afterwards."""
     gate = tmp_path / "gate"
-    donor = fragile_group.start("donor")
+    settings = {"BANK_STANDBYS": str(standbys)}
+    donor = fragile_group.start("donor", **settings)
     wait_until(lambda: donor.said("engine generation"), "the donor is in the group")
     fragile_group.deposit(8_000, 2_000, seed, per_second=8_000)
     fragile_group.wait_handled()
     load = fragile_group.load(ENDLESS, 2_000, seed + 1, 600)
     if moment == "moving":
         gate.touch()
-    receiver = fragile_group.start("receiver", BANK_GATE=str(gate), BANK_GATE_MS="1")
+    receiver = fragile_group.start("receiver", **settings, BANK_GATE=str(gate), BANK_GATE_MS="1")
     if moment == "moving":
         wait_until(lambda: donor.said("handed over to"), "the first partition is handed over")
     else:
@@ -219,36 +162,17 @@ def test_broker_dies_in_a_move(
     broker.kill()
     broker.restart()
     gate.touch()
-    before = fragile_group.handled()
-    wait_until(lambda: fragile_group.handled() > max(before, 0) + 500, "work goes on")
+    fragile_group.wait_progress(500)
     load.stop()
     fragile_group.wait_handled()
     assert donor.running, "no worker may die of an outage"
     assert receiver.running, "no worker may die of an outage"
-    wait_until(lambda: receiver.times("PartitionMoved.*in|TakeOverDone") > 0, "the receiver gets its share")
-    fragile_group.check_stores()
-    fragile_group.must_be_exact()
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_broker_dies_while_a_standby_is_restored(
-    broker: KafkaBroker, fragile_group: Bank, tmp_path: Path, seed: int
-) -> None:
-    gate = tmp_path / "gate"
-    owner = fragile_group.start("owner", BANK_STANDBYS="1")
-    wait_until(lambda: owner.said("engine generation"), "the owner is in the group")
-    fragile_group.deposit(8_000, 2_000, seed, per_second=8_000)
-    fragile_group.wait_handled()
-    heir = fragile_group.start("heir", BANK_STANDBYS="1", BANK_GATE=str(gate), BANK_GATE_MS="1")
-    wait_until(lambda: heir.said("engine generation"), "the heir restores")
-    broker.kill()
-    broker.restart()
-    gate.touch()
-    fragile_group.check_stores(1, seconds=90)
-    owner.kill()
-    fragile_group.deposit(1_000, 2_000, seed + 1)
-    fragile_group.wait_handled()
-    assert heir.times(WARM) > 0, "the copies were there, and are used"
-    fragile_group.check_stores()
+    wait_until(lambda: receiver.times(CAME) > 0, "the receiver gets its share")
+    fragile_group.check_stores(standbys)
+    if standbys:
+        donor.kill()
+        fragile_group.deposit(1_000, 2_000, seed + 1)
+        fragile_group.wait_handled()
+        assert receiver.times(r"TakeOverDone\(.*warm=True\)") > 0, "the copies were there, and are used"
+        fragile_group.check_stores()
     fragile_group.must_be_exact()

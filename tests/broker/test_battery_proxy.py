@@ -3,8 +3,8 @@ broker. Whatever the clients make of it: nothing is torn, lost or doubled, and w
 
 from __future__ import annotations
 
+import contextlib
 import random
-import threading
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -12,12 +12,11 @@ import pytest
 
 from streams.config import PRODUCERS
 from streams.testing.faults import KafkaProxy, Rule
-from tests.broker.battery_kit import PATIENCE, Bank, Worker, wait_until
-from tests.broker.gate import gate
+from tests.broker.battery_kit import ENDLESS, PATIENCE, Bank, wait_until
+from tests.broker.gate import gate, nightly
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(240)]
 
-KEYS, RATE, PORTION = 60, 600.0, 150
 QUICK = {"BANK_SESSION_SECONDS": "2"}
 LATE: Final = (2.2, 3.5)
 """Seconds: more than a session (2 s) and a transaction (1.6 s) last."""
@@ -31,119 +30,72 @@ FAULTS: Final[dict[str, dict[str, Any]]] = {
 }
 OF_TRANSACTIONS = ("EndTxn", "AddPartitionsToTxn", "TxnOffsetCommit", "Produce")
 OF_THE_GROUP = ("JoinGroup", "SyncGroup")
-
-
-class Attacked:
-    """A group whose members reach the broker through a proxy only, under load until ``finish``."""
-
-    def __init__(self, bank: Bank, proxy: KafkaProxy, seed: int) -> None:
-        self.bank, self.proxy, self._seed = bank, proxy, seed
-        self.producer = "librdkafka"
-        self._enough = threading.Event()
-        self._load = threading.Thread(target=self._deposit, daemon=True)
-
-    def _deposit(self) -> None:
-        portion = 0
-        while not self._enough.is_set():
-            self.bank.deposit(PORTION, KEYS, self._seed + portion, per_second=RATE)
-            portion += 1
-
-    def member(self, instance: str) -> Worker:
-        worker = Worker(
-            self.proxy.bootstrap_servers,
-            self.bank.group,
-            instance,
-            self.bank.folder,
-            **QUICK,
-            BANK_PRODUCER=self.producer,
-        )
-        self.bank.workers.append(worker)
-        return worker
-
-    def begin(self) -> None:
-        members = [self.member(f"member-{number}") for number in range(2)]
-        self._load.start()
-        for member in members:
-            wait_until(lambda member=member: member.said("generation"), "both are in the group")  # type: ignore[misc]
-        self.wait_progress()
-
-    def wait_progress(self) -> None:
-        before = self.bank.handled()
-        wait_until(lambda: self.bank.handled() > before >= 0 or before < 0, "work goes on")
-
-    def finish(self) -> None:
-        """The load ends, all is handled, all members leave, the oracle finds nothing."""
-        self._enough.set()
-        self._load.join(PATIENCE)
-        assert not self._load.is_alive(), "the load could not be produced"
-        self.proxy.clear()
-        self.bank.wait_handled()
-        assert all(worker.running or worker.process.returncode == 0 for worker in self.bank.workers), "nobody died"
-        self.bank.must_be_exact()
-
-
-@pytest.fixture
-def attacked(bank_group: Bank, seed: int) -> Iterator[Attacked]:
-    with KafkaProxy(bank_group.bootstrap) as proxy:
-        attacked = Attacked(bank_group, proxy, seed)
-        yield attacked
-        attacked._enough.set()
-
-
-def rule_for(api: str, fault: str, seed: int) -> Rule:
-    """At the first to the eighth of these requests from now on."""
-    nth = random.Random(f"{seed} {api} {fault}").randrange(1, 9 if api in OF_TRANSACTIONS else 3)
-    return Rule(apis={api}, nth=nth, times=1, seed=seed, **FAULTS[fault])
-
-
+OF_OTHER_GROUPS = (("librdkafka", "JoinGroup"), ("librdkafka", "SyncGroup"), ("broker", "ConsumerGroupHeartbeat"))
 # With one broker and transactions v2 the wire producer enlists nothing.
 BY_PRODUCER = [
-    (name, api) for name in PRODUCERS for api in OF_TRANSACTIONS if (name, api) != ("wire", OF_TRANSACTIONS[1])
+    ("", name, api) for name in PRODUCERS for api in OF_TRANSACTIONS if (name, api) != ("wire", OF_TRANSACTIONS[1])
 ]
 
 
-@pytest.mark.parametrize(("producer", "api"), gate(BY_PRODUCER, ("wire", "EndTxn")))
-def test_transactions_under_attack(attacked: Attacked, producer: str, api: str) -> None:
-    attacked.producer = producer
-    attacked.begin()
-    for fault in FAULTS:
-        armed = attacked.proxy.add(rule_for(api, fault, attacked._seed))
-        assert armed.wait_struck(seconds=PATIENCE), f"{fault}: {armed}"
-        print(f"{api}: {fault}, at number {armed.seen}")
-        attacked.wait_progress()
-        armed.remove()
-    attacked.finish()
-    assert sum(attacked.proxy.struck.values()) == len(FAULTS)
+@pytest.fixture
+def proxy(bank_group: Bank) -> Iterator[KafkaProxy]:
+    """The only way to the broker for members of the bank."""
+    with KafkaProxy(bank_group.bootstrap) as proxy:
+        bank_group.of_members = proxy.bootstrap_servers
+        yield proxy
 
 
-@pytest.mark.parametrize("api", OF_THE_GROUP)
-@pytest.mark.nightly
-def test_rebalances_under_attack(attacked: Attacked, api: str) -> None:
-    """A guest comes and goes, so that there are rebalances to be disturbed."""
-    attacked.begin()
-    for number, fault in enumerate(FAULTS):
-        armed = attacked.proxy.add(rule_for(api, fault, attacked._seed))
-        guest = attacked.member(f"guest-{number}")
-        assert armed.wait_struck(seconds=PATIENCE), f"{fault}: {armed}"
-        print(f"{api}: {fault}, at number {armed.seen}")
-        wait_until(lambda guest=guest: guest.said("generation"), "the guest is in the group")  # type: ignore[misc]
-        attacked.wait_progress()
-        armed.remove()
-        assert guest.stop() == 0, guest.log.read_text()
-    attacked.finish()
-    assert sum(attacked.proxy.struck.values()) == len(FAULTS)
+@contextlib.contextmanager
+def attacked(bank: Bank, proxy: KafkaProxy, seed: int, **settings: str) -> Iterator[None]:
+    """Two members at work; at the end all is handled, all leave, and the oracle finds nothing."""
+    members = [bank.start(f"member-{number}", **QUICK, **settings) for number in range(2)]
+    load = bank.load(ENDLESS, 60, seed, 600)
+    try:
+        wait_until(lambda: all(member.said("generation") for member in members), "both are in the group")
+        bank.wait_progress()
+        yield
+    finally:
+        load.stop()
+    proxy.clear()
+    bank.wait_handled()
+    assert all(worker.running or worker.process.returncode == 0 for worker in bank.workers), "nobody died"
+    bank.must_be_exact()
+
+
+@pytest.mark.parametrize(
+    ("membership", "producer", "api"),
+    [
+        *gate(BY_PRODUCER, ("", "wire", "EndTxn")),
+        *(nightly("", "librdkafka", api) for api in OF_THE_GROUP),
+        *(pytest.param(name, "librdkafka", api, marks=pytest.mark.soak) for name, api in OF_OTHER_GROUPS),
+    ],
+)
+def test_under_attack(bank_group: Bank, proxy: KafkaProxy, producer: str, api: str, seed: int) -> None:
+    """Where the group is attacked a guest comes and goes, so that there are rebalances to be disturbed."""
+    with attacked(bank_group, proxy, seed, BANK_PRODUCER=producer):
+        for number, fault in enumerate(FAULTS):
+            nth = random.Random(f"{seed} {api} {fault}").randrange(1, 9 if api in OF_TRANSACTIONS else 3)
+            armed = proxy.add(Rule(apis={api}, nth=nth, times=1, seed=seed, **FAULTS[fault]))
+            guest = None if api in OF_TRANSACTIONS else bank_group.start(f"guest-{number}", **QUICK)
+            assert armed.wait_struck(seconds=PATIENCE), f"{fault}: {armed}"
+            print(f"{api}: {fault}, at number {armed.seen}")
+            if guest is not None:
+                wait_until(lambda guest=guest: guest.said("generation"), "the guest is in the group")  # type: ignore[misc]
+            bank_group.wait_progress()
+            armed.remove()
+            if guest is not None:
+                assert guest.stop() == 0, guest.log.read_text()
+    assert sum(proxy.struck.values()) == len(FAULTS)
 
 
 @pytest.mark.parametrize("on", gate(["request", "reply"], "reply"))
-def test_commit_whose_outcome_is_not_heard(attacked: Attacked, on: Any) -> None:
+def test_commit_whose_outcome_is_not_heard(bank_group: Bank, proxy: KafkaProxy, on: Any, seed: int) -> None:
     """Held for one member until its producer is given up and replaced. The transaction is settled by asking, and
     the commits that arrive after that find their producer fenced."""
-    attacked.begin()
-    held = attacked.proxy.add(Rule(apis={"EndTxn"}, on=on, action="hold", client=f"{attacked.bank.group}.member-0*"))
-    assert held.wait_struck()
-    victim = attacked.bank.workers[0]
-    found = "is committed" if on == "reply" else "not committed: sent again"
-    wait_until(lambda: victim.said(found), f"a transaction {found}")
-    held.release()
-    attacked.wait_progress()
-    attacked.finish()
+    with attacked(bank_group, proxy, seed):
+        held = proxy.add(Rule(apis={"EndTxn"}, on=on, action="hold", client=f"{bank_group.group}.member-0*"))
+        assert held.wait_struck()
+        found = "is committed" if on == "reply" else "not committed: sent again"
+        wait_until(lambda: bank_group.workers[0].said(found), f"a transaction {found}")
+        held.release()
+        bank_group.wait_progress()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
-
 import pytest
 
 from streams.clients.admin import TopicAdmin
@@ -17,30 +14,22 @@ from tests.broker.gate import gate
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
 QUICK = {"BANK_SESSION_SECONDS": "2"}
-EVENTS, KEYS = 3_000, 60
+KEYS = 60
 
 
 @pytest.mark.parametrize("kind", gate(KINDS, "job"))
 @pytest.mark.slow
 def test_killed_at_random(bank_group: Bank, kind: str, seed: int) -> None:
     """Two members, one of them killed again and again while jobs run."""
-    rng = random.Random(seed)
     settings = {**QUICK, "BANK_HANDLER": kind}
-    victim, _ = bank_group.start("victim", **settings), bank_group.start("other", **settings)
-    load = bank_group.load(EVENTS, KEYS, seed, 500)
+    members = {name: bank_group.start(name, **settings) for name in ("victim", "other")}
+    load = bank_group.load(ENDLESS, KEYS, seed, 500)
     bank_group.wait_handled(200)
-    for _ in range(3):
-        until = time.monotonic() + rng.uniform(0.1, 1.5)
-        wait_until(lambda until=until: time.monotonic() > until, "the next kill")  # type: ignore[misc]
-        victim.kill()
-        victim = bank_group.start("victim", **settings)
-        before = bank_group.handled()
-        wait_until(lambda: bank_group.handled() > before or bank_group.handled() >= EVENTS, "progress")  # noqa: B023
-    load.finish()
-    bank_group.wait_handled(EVENTS)
+    bank_group.strike_at_random(members, ["victim"], 3, seed, **settings)
+    load.stop()
+    bank_group.wait_handled()
     bank_group.check_stores()
-    report = bank_group.must_be_exact()
-    assert report.inputs == EVENTS
+    bank_group.must_be_exact()
 
 
 @pytest.mark.nightly
@@ -53,13 +42,11 @@ def test_partitions_move_while_jobs_run(bank_group: Bank, seed: int) -> None:
         bank_group.wait_handled(200)
         second = bank_group.start("b", **settings)
         wait_until(lambda: second.said("generation"), "the second is in the group")
-        before = bank_group.handled()
-        wait_until(lambda: bank_group.handled() > before + 300, "both work")
+        bank_group.wait_progress(300)
         third = bank_group.start("c", **settings)
         wait_until(lambda: third.said("generation"), "the third is in the group")
         assert first.stop() == 0
-        before = bank_group.handled()
-        wait_until(lambda: bank_group.handled() > before, "it goes on without the first")
+        bank_group.wait_progress()
     finally:
         load.stop()
     bank_group.wait_handled()

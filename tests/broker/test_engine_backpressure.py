@@ -1,4 +1,5 @@
-"""A producer ten times faster than a handler: queues stay bounded, only the slow partition waits, nothing is lost."""
+"""Only the slow partition waits, queues stay bounded; transactions are cut until they fit their time. Bounds in bytes:
+``tests/unit/test_runtime_backpressure.py``; a producer that is ten times too fast: ``test_battery_members.py``."""
 
 from __future__ import annotations
 

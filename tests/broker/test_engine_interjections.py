@@ -1,4 +1,5 @@
-"""Interjections against a real broker: scheduled and asked for, committed when they return, and how they end badly."""
+"""Interjections against a real broker: committed when they return, and never answered from old state. How they end
+otherwise: ``tests/unit/test_interjections.py``, ``tests/unit/test_driver_engine.py``."""
 
 from __future__ import annotations
 

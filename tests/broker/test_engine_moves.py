@@ -8,10 +8,8 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from streams.metrics import Measurement, MembershipChanged, PartitionMoved, TakeOverDone
-from streams.testing.fixtures import BrokerAddress
 from tests.broker.engine_kit import Lab, Running, until
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(120)]
@@ -19,44 +17,29 @@ pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(120)]
 PARTITIONS = 4
 
 
-class Member:
+class Member(Running):
     """A source of the group, and what it measured."""
 
     def __init__(self, lab: Lab, name: str, **settings: Any) -> None:
         self.measured: list[Measurement] = []
-        self.source = lab.telling(instance_id=name, metrics_handler=self.measured.append, **settings)
-        self.running = Running(self.source, active=0)
+        source = lab.telling(instance_id=name, metrics_handler=self.measured.append, **settings)
+        super().__init__(source, active=0)
 
-    @property
-    def active(self) -> frozenset[int]:
-        return frozenset(p.partition for p in self.source.statistics().partitions if p.state == "active")
-
-    @property
-    def ready(self) -> frozenset[int]:
-        return frozenset(copy.partition for copy in self.source.statistics().copies if copy.state == "ready")
+    async def until_alone(self) -> None:
+        await self.until(lambda: self.active == PARTITIONS, "it has everything")
 
     def moved(self, direction: str) -> set[int]:
         return {m.partition for m in self.measured if isinstance(m, PartitionMoved) and m.direction == direction}
 
-    def taken_over(self) -> list[int]:
-        return sorted(m.partition for m in self.measured if isinstance(m, TakeOverDone))
-
-    def generations(self) -> set[int]:
-        return {m.generation for m in self.measured if isinstance(m, MembershipChanged)}
-
-
-@pytest_asyncio.fixture
-async def lab(kafka_broker: BrokerAddress, topic_prefix: str) -> Lab:
-    lab = Lab(kafka_broker.bootstrap_servers, topic_prefix, PARTITIONS)
-    await lab.create()
-    return lab
+    def last_generation(self) -> int:
+        return max(m.generation for m in self.measured if isinstance(m, MembershipChanged))
 
 
 async def share(*members: Member, standbys: int = 0) -> None:
     """Wait until they share the partitions evenly, each copy is warm, and nothing moves."""
 
     def shared() -> bool:
-        owned = [member.active for member in members]
+        owned = [member.numbers for member in members]
         ready = [member.ready for member in members]
         even = max(map(len, owned)) - min(map(len, owned)) <= 1
         still = not any(member.source.statistics().moves for member in members)
@@ -78,13 +61,7 @@ async def feed(lab: Lab, rounds: int, running: Callable[[], bool] = lambda: True
 
 async def check(lab: Lab, rounds: int) -> None:
     """Each partition's outputs are 1, 2, 3 … once each."""
-
-    async def complete() -> bool:
-        return len(await lab.records()) == rounds * PARTITIONS
-
-    deadline = asyncio.get_running_loop().time() + 60
-    while not await complete():
-        assert asyncio.get_running_loop().time() < deadline, f"{len(await lab.records())} of {rounds * PARTITIONS}"
+    await lab.until_outputs(rounds * PARTITIONS)
     totals = await lab.totals()
     for partition in range(PARTITIONS):
         amounts = [amount for name, amount in totals if name == f"k{partition}"]
@@ -93,69 +70,58 @@ async def check(lab: Lab, rounds: int) -> None:
 
 
 async def test_a_join_moves_its_share_by_markers_in_two_generations(lab: Lab) -> None:
+    await lab.create()
     first, second = Member(lab, "first"), Member(lab, "second")
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(first.running)
-        await first.running.until(lambda: len(first.active) == PARTITIONS, "the first has everything")
+        await stack.enter_async_context(first)
+        await first.until_alone()
         await feed(lab, 3)
-        before = max(first.generations())
+        before = first.last_generation()
         joined = asyncio.Event()
         feeding = asyncio.create_task(feed(lab, 1_000, lambda: not joined.is_set()))
-        await stack.enter_async_context(second.running)
+        await stack.enter_async_context(second)
         await share(first, second)
         joined.set()
         rounds = 3 + await feeding
-        assert first.moved("out") == second.moved("in") == second.active
-        assert second.taken_over() == [], "nothing was taken over cold"
-        assert max(first.generations()) - before == 2
+        assert first.moved("out") == second.moved("in") == second.numbers
+        assert not any(isinstance(m, TakeOverDone) for m in second.measured), "nothing was taken over cold"
+        assert first.last_generation() - before == 2
         await check(lab, rounds)
     await lab.check_settled()
 
 
 async def test_who_stops_hands_over_first(lab: Lab) -> None:
+    await lab.create()
     first, second = Member(lab, "first"), Member(lab, "second")
-    async with first.running:
-        async with second.running:
+    async with first:
+        async with second:
             await share(first, second)
             await feed(lab, 3)
-            owned = second.active
+            owned = second.numbers
             await second.source.stop()
         assert second.moved("out") >= owned
         await until(lambda: first.moved("in") >= owned, "the first has read the markers")
-        await first.running.until(lambda: len(first.active) == PARTITIONS, "the first has everything again")
+        await first.until_alone()
         await feed(lab, 3)
         await check(lab, 6)
     await lab.check_settled()
 
 
 async def test_standbys_are_kept_and_promoted(lab: Lab) -> None:
+    await lab.create()
     first, second = Member(lab, "first", num_standbys=1), Member(lab, "second", num_standbys=1)
-    async with first.running:
-        await first.running.until(lambda: len(first.active) == PARTITIONS, "the first has everything")
+    async with first:
+        await first.until_alone()
         await feed(lab, 3)
-        async with second.running:
+        async with second:
             await share(first, second, standbys=1)
-            assert first.ready == second.active
-            assert second.ready == first.active
+            assert first.ready == second.numbers
+            assert second.ready == first.numbers
             await feed(lab, 3)
             second.source.stop_now()
-            await second.running.task
-        await first.running.until(lambda: len(first.active) == PARTITIONS, "the standbys are at work")
+            await second.task
+        await first.until_alone()
         assert all(m.warm for m in first.measured[-10:] if isinstance(m, TakeOverDone))
         await feed(lab, 3)
         await check(lab, 9)
-    await lab.check_settled()
-
-
-async def test_all_stop_at_once(lab: Lab) -> None:
-    members = [Member(lab, f"m{number}", num_standbys=1) for number in range(3)]
-    async with AsyncExitStack() as stack:
-        for member in members:
-            await stack.enter_async_context(member.running)
-        await share(*members, standbys=1)
-        await feed(lab, 5)
-        await check(lab, 5)
-        async with asyncio.timeout(20):
-            await asyncio.gather(*(member.source.stop() for member in members))
-    await check(lab, 5)
     await lab.check_settled()

@@ -1,46 +1,22 @@
-"""Outputs and changes that client or broker will not take: their event gets its policy, its neighbours lose nothing."""
+"""Topics and rights that are missing, which no event is to blame for, and records that are large. What client or broker
+will not take otherwise, and what cannot be read: ``test_two_back_ends.py`` compares the driver's answers,
+``tests/unit/test_driver_engine.py`` and ``test_driver_records.py`` judge them."""
 
 from __future__ import annotations
 
+import msgspec
 import pytest
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AclBinding,
-    AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
 
-from streams import (
-    DEAD_LETTER,
-    EventContext,
-    EventSource,
-)
-from streams.testing.fixtures import OwnBroker
+from streams import DEAD_LETTER, EventContext, EventSource
+from tests.broker.conftest import GuardedBroker
 from tests.broker.engine_kit import Lab, Running
+from tests.unit.bad_input import GOOD_HEADERS, GOOD_VALUE, Seen, counting, records
 from tests.vocabulary import MISDEEDS, Added, Totals, added, register, tell_total
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(90)]
 
-
-SEEN_BY_THE_CLIENT = [
-    "over the client's limit",
-    "just under the client's limit",
-    "invalid topic name",
-    "empty topic name",
-    "topic name too long",
-    "unknown partition",
-    "negative partition",
-    "partition beyond 32 bits",
-    "value of the wrong type",
-    "key of the wrong type",
-    "header of the wrong type",
-    "headers of the wrong type",
-    "timestamp of the wrong type",
-]
-SEEN_BY_THE_BROKER = ["over the topic's limit", "year 3000"]
+LARGEST = 12 << 20
+LARGE = [case for case in records() if len(case.value or b"") >= 900_000]
 
 
 def source_of(lab: Lab) -> EventSource[Totals]:
@@ -55,55 +31,17 @@ def source_of(lab: Lab) -> EventSource[Totals]:
     return source
 
 
-async def produce(lab: Lab, count: int, deeds: dict[int, str]) -> None:
-    for number in range(count):
-        name = f"n{number % 5}"
-        await lab.send(added(name, 1, deeds.get(number, "")), name.encode())
+async def produce(lab: Lab, *deeds: str) -> None:
+    for deed in deeds:
+        await lab.send(added("n", 1, deed), b"n")
     await lab.flush()
 
 
-def expected(count: int, guilty: set[int]) -> tuple[list[tuple[str, int]], dict[str, int]]:
-    """The outputs in order, and the state."""
-    counts: dict[str, int] = {}
-    outputs = []
-    for number in range(count):
-        if number not in guilty:
-            name = f"n{number % 5}"
-            counts[name] = counts.get(name, 0) + 1
-            outputs.append((name, counts[name]))
-    return outputs, counts
-
-
-async def test_what_the_client_refuses(lab: Lab) -> None:
-    """One of each kind among good events: all of them become dead letters, the others are there once and in order."""
-    await lab.create()
-    guilty = {7 * number + 3: deed for number, deed in enumerate(SEEN_BY_THE_CLIENT)}
-    await produce(lab, 100, guilty)
-    source = source_of(lab)
-    async with Running(source) as run:
-        await run.until_handled(100)
-    outputs, counts = expected(100, set(guilty))
-    letters = [facts for _, facts in await lab.dead_letters()]
-    assert [int(facts["offset"]) for facts in letters] == list(guilty)
-    assert {facts["error"] for facts in letters} == {"RecordRefused", "TypeError"}
-    assert await lab.totals() == outputs
-    assert await lab.counts() == counts
-    await lab.check_settled()
-
-
-@pytest.mark.parametrize("deed", SEEN_BY_THE_BROKER)
-async def test_the_guilty_event_alone(lab: Lab, deed: str) -> None:
-    """One of sixty in one batch: it becomes a dead letter, the others are there exactly once and in order."""
-    await lab.create(max_message_bytes="20000")
-    await produce(lab, 60, {31: deed})
-    source = source_of(lab)
-    async with Running(source) as run:
-        await run.until_handled(60)
-    outputs, counts = expected(60, {31})
-    assert [facts["offset"] for _, facts in await lab.dead_letters()] == ["31"]
-    assert await lab.totals() == outputs
-    assert await lab.counts() == counts
-    assert await lab.committed() == {0: 60}
+async def all_are_handled(lab: Lab, count: int) -> None:
+    """Once each, in order, and nobody was to blame."""
+    assert await lab.dead_letters() == []
+    assert await lab.totals() == [("n", number) for number in range(1, count + 1)]
+    assert await lab.counts() == {"n": count}
     await lab.check_settled()
 
 
@@ -111,42 +49,41 @@ async def test_a_topic_that_is_missing_is_waited_for(lab: Lab, caplog: pytest.Lo
     """It is not the event's fault: no policy, and the source goes on when the topic is there."""
     missing = f"{lab.output}-nobody-made-this"
     await lab.create()
-    await produce(lab, 10, {5: "unknown topic"})
-    source = source_of(lab)
-    async with Running(source) as run:
+    await produce(lab, *[""] * 5, "unknown topic", *[""] * 4)
+    async with Running(source_of(lab)) as run:
         await run.until(lambda: f"{missing}: " in caplog.text, "the topic is named")
         await lab.create(missing)
         await run.until_handled(10)
-    outputs, counts = expected(10, set())
-    assert await lab.dead_letters() == []
-    assert await lab.totals() == outputs
     assert len(await lab.records(missing)) == 1
-    assert await lab.counts() == counts
-    await lab.check_settled()
+    await all_are_handled(lab, 10)
 
 
 @pytest.mark.nightly
 async def test_a_missing_right_is_waited_for(
-    own_broker: OwnBroker, topic_prefix: str, caplog: pytest.LogCaptureFixture
+    guarded_broker: GuardedBroker, topic_prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No event is to blame for it, whatever its policy is; the right is given, and the source goes on."""
-    authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
-    broker = own_broker(properties={"authorizer.class.name": authorizer, "allow.everyone.if.no.acl.found": "true"})
-    lab = Lab(broker.bootstrap_servers, topic_prefix)
+    lab = Lab(guarded_broker.bootstrap_servers, topic_prefix)
     await lab.create()
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
-    names = ResourceType.TOPIC, lab.output, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*"
-    no_writing = *names, AclOperation.WRITE, AclPermissionType.DENY
-    admin.create_acls([AclBinding(*no_writing)])[AclBinding(*no_writing)].result(30)
-    await produce(lab, 3, {})
+    no_writing = guarded_broker.rights("TOPIC", lab.output)("WRITE", "DENY")
+    guarded_broker.set(no_writing)
+    await produce(lab, "", "", "")
     async with Running(source_of(lab)) as run:
         await run.until(lambda: "TOPIC_AUTHORIZATION_FAILED" in caplog.text, "it is told")
         assert lab.output in caplog.text
-        (deleted,) = admin.delete_acls([AclBindingFilter(*no_writing)]).values()
-        deleted.result(30)
+        guarded_broker.delete(no_writing)
         await run.until_handled(3)
-    outputs, _ = expected(3, set())
-    assert (await lab.dead_letters(), await lab.totals()) == ([], outputs)
+    await all_are_handled(lab, 3)
+
+
+async def test_what_the_driver_does_not_refuse_in_the_same_words(lab: Lab) -> None:
+    await lab.create()
+    await produce(lab, "", "partition beyond 32 bits", "", "timestamp of the wrong type", "")
+    async with Running(source_of(lab)) as run:
+        await run.until_handled(5)
+    assert [facts["offset"] for _, facts in await lab.dead_letters()] == ["1", "3"]
+    assert await lab.totals() == [("n", 1), ("n", 2), ("n", 3)]
+    await lab.check_settled()
 
 
 async def test_a_nearly_maximal_record_is_dead_lettered(lab: Lab) -> None:
@@ -160,3 +97,29 @@ async def test_a_nearly_maximal_record_is_dead_lettered(lab: Lab) -> None:
     ((letter, facts),) = await lab.dead_letters()
     assert (letter.value, facts["offset"], facts["left_out_value"]) == (None, "0", "999800")
     assert await lab.totals() == [("after", 1)]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_large_records(lab: Lab, whole: bool) -> None:
+    """8 MiB are read whatever the fetch size is: text is handled, rubbish is a dead letter byte for byte, or goes by
+    reference where nobody takes it whole."""
+    largest = str(LARGEST)
+    await lab.create(max_message_bytes=largest)
+    if whole:
+        await lab.create(lab.dead_letter_topic, max_message_bytes=largest)
+    for case in LARGE:
+        await lab.send(GOOD_VALUE, b"good", GOOD_HEADERS)
+        await lab.send(case.value, case.key, case.headers)
+    await lab.flush()
+    client = {"message.max.bytes": LARGEST} if whole else {}
+    config = lab.config(max_queued_bytes=LARGEST, decode_policy=DEAD_LETTER, client_settings=client)
+    async with Running(counting(config, lab.output, DEAD_LETTER)) as run:
+        await run.until_handled(2 * len(LARGE))
+    bad = {2 * number + 1: case.value for number, case in enumerate(LARGE) if case.ending != "decoded"}
+    letters = {int(facts["offset"]): letter.value for letter, facts in await lab.dead_letters()}
+    assert letters == (bad if whole else dict.fromkeys(bad))
+    left_out = [facts.get("left_out_value") for _, facts in await lab.dead_letters()]
+    assert left_out == [None if whole else str(len(value or b"")) for value in bad.values()]
+    seen = [msgspec.json.decode(record.value or b"", type=Seen).count for record in await lab.records()]
+    assert seen == list(range(1, 2 * len(LARGE) - len(bad) + 1))
+    await lab.check_settled()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
-import sys
 import time
 from collections.abc import Iterator
 from importlib import import_module
@@ -23,6 +21,7 @@ from streams.errors import OffsetError
 from streams.runtime.ownership import takeover
 from streams.testing.fixtures import OwnBroker
 from tests.broker.engine_kit import PATIENCE, Lab, Running, source_of, until
+from tests.broker.kes_kit import Kes
 from tests.broker.membership_kit import Transactor
 from tests.vocabulary import Totals
 
@@ -86,19 +85,6 @@ def leave_hanging(client: KafkaPythonClient, topic: str) -> int:
     return client.call(work, deadline)
 
 
-async def kes(folder: Path, *arguments: str) -> dict[str, Any]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "streams", "transactions", *arguments, "--json"),
-        cwd=folder,
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    out, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
-    assert process.returncode == 0
-    answer: dict[str, Any] = json.loads(out)
-    return answer
-
-
 async def test_a_restore_names_what_holds_it_up_and_the_command_ends_it(
     lab: Lab,
     client: KafkaPythonClient,
@@ -116,6 +102,14 @@ async def test_a_restore_names_what_holds_it_up_and_the_command_ends_it(
         await until(lambda: first.statistics().committed_events == 1, "the first event is committed")
     offset = await asyncio.to_thread(leave_hanging, client, changelog)
     (tmp_path / "shop.py").write_text(SOURCE.format(group=lab.group, topic=lab.topic, servers=lab.bootstrap))
+    run = Kes(lab.bootstrap, tmp_path, "transactions")
+
+    async def kes(*arguments: str) -> dict[str, Any]:
+        code, out, messages = await asyncio.to_thread(run, *arguments, "--json")
+        assert code == 0, messages
+        answer: dict[str, Any] = json.loads(out)
+        return answer
+
     place = ("--topic", changelog, "--partition", "0", "--start-offset", str(offset))
     second = source_of(lab, **quick)
     with caplog.at_level(logging.WARNING, "streams"):
@@ -128,12 +122,12 @@ async def test_a_restore_names_what_holds_it_up_and_the_command_ends_it(
                     OpenTransactions(client).abort, changelog, 0, offset, time.monotonic() + PATIENCE
                 )
             assert second.statistics().committed_events == 0
-            [found] = (await kes(tmp_path, "hanging", "shop:source"))["transactions"]
+            [found] = (await kes("hanging", "shop:source"))["transactions"]
             assert (found["topic"], found["partition"], found["start_offset"]) == (changelog, 0, offset)
-            ended = await kes(tmp_path, "abort", "shop:source", *place, "--min-age", "0", "--yes")
+            ended = await kes("abort", "shop:source", *place, "--min-age", "0", "--yes")
             assert ended["aborted"]["start_offset"] == offset
             await until(lambda: second.statistics().committed_events == 1, "the restore goes on")
-            assert (await kes(tmp_path, "list", "shop:source"))["transactions"] == []
+            assert (await kes("list", "shop:source"))["transactions"] == []
 
 
 async def test_what_a_coordinator_knows_is_not_ended_by_hand(lab: Lab, client: KafkaPythonClient) -> None:

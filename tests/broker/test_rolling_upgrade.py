@@ -11,12 +11,10 @@ import io
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from streams.testing.fixtures import BrokerAddress
 from tests.broker import bank
 from tests.broker.battery_kit import ENDLESS, ROOT, Bank, Worker, wait_until
 
@@ -42,23 +40,10 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
-@pytest.fixture
-def group(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> Iterator[Bank]:
-    made = Bank(kafka_broker.bootstrap_servers, f"{topic_prefix}bank", tmp_path)
-    yield made
-    made.close()
-
-
-def shares(worker: Worker) -> int:
-    """How many partitions it works on."""
-    dump = worker.dump()
-    return 0 if dump is None else sum(store.role == "active" for store in dump.stores)
-
-
 def share_evenly(*workers: Worker) -> None:
     wanted = bank.PARTITIONS // len(workers)
     names = ", ".join(worker.instance for worker in workers)
-    wait_until(lambda: all(shares(worker) == wanted for worker in workers), f"{names} have {wanted} each")
+    wait_until(lambda: all(worker.works_on() == wanted for worker in workers), f"{names} have {wanted} each")
 
 
 def test_the_code_of_before_is_what_runs(before: Path) -> None:
@@ -73,33 +58,33 @@ def test_the_code_of_before_is_what_runs(before: Path) -> None:
     assert all(path.startswith(str(before)) for path in told.stdout.split())
 
 
-def test_members_of_both_codes_share_a_group(group: Bank, before: Path) -> None:
+def test_members_of_both_codes_share_a_group(bank_group: Bank, before: Path) -> None:
     old = {**SETTINGS, "PYTHONPATH": str(before)}
-    group.deposit(2_000, KEYS, 1)
-    first = group.start("first", **old)
-    group.wait_handled()  # all that is there was written by the code of before
-    load = group.load(ENDLESS, KEYS, 2, 400)
+    bank_group.deposit(2_000, KEYS, 1)
+    first = bank_group.start("first", **old)
+    bank_group.wait_handled()  # all that is there was written by the code of before
+    load = bank_group.load(ENDLESS, KEYS, 2, 400)
 
-    upgraded = group.start("second", **SETTINGS)  # led by the code of before
+    upgraded = bank_group.start("second", **SETTINGS)  # led by the code of before
     share_evenly(first, upgraded)
     assert upgraded.times(CAME), "partitions came from the code of before"
     assert first.stop() == 0  # it hands over the others
-    wait_until(lambda: shares(upgraded) == bank.PARTITIONS, "this code has everything")
+    wait_until(lambda: upgraded.works_on() == bank.PARTITIONS, "this code has everything")
 
-    back = group.start("first", **old)  # led by this code
+    back = bank_group.start("first", **old)  # led by this code
     share_evenly(back, upgraded)
     assert back.times(CAME), "partitions came from this code"
 
     upgraded.kill()  # with a transaction open, or not
-    wait_until(lambda: shares(back) == bank.PARTITIONS, "the code of before took over from this one")
-    upgraded = group.start("second", **SETTINGS)
+    wait_until(lambda: back.works_on() == bank.PARTITIONS, "the code of before took over from this one")
+    upgraded = bank_group.start("second", **SETTINGS)
     share_evenly(back, upgraded)
     back.kill()
-    wait_until(lambda: shares(upgraded) == bank.PARTITIONS, "this code took over from that of before")
-    last = group.start("first", **SETTINGS)  # the upgrade is complete
+    wait_until(lambda: upgraded.works_on() == bank.PARTITIONS, "this code took over from that of before")
+    last = bank_group.start("first", **SETTINGS)  # the upgrade is complete
     share_evenly(last, upgraded)
 
     load.stop()
-    group.wait_handled()
-    group.check_stores(standbys=1)
-    group.must_be_exact()
+    bank_group.wait_handled()
+    bank_group.check_stores(standbys=1)
+    bank_group.must_be_exact()

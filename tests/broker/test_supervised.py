@@ -8,24 +8,19 @@ sees; it is printed.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import random
 import signal
-import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 
 from streams.cli.group_tables import Picture, facts
 from streams.clients.group_view import GroupQuestions
-from streams.testing.fixtures import BrokerAddress
-from tests.broker import bank
-from tests.broker.battery_kit import ENDLESS, Bank, Load, wait_until
+from tests.broker.battery_kit import ENDLESS, Bank, Load, let_pass, wait_until
 from tests.broker.gate import gate
 from tests.broker.kes_kit import KesRun
+from tests.soak.kit import Watch
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
@@ -63,68 +58,17 @@ def supervise(group: Bank, workers: int, membership: str, *, static: bool, stand
     return KesRun("supervised:make", workers, group.folder / "kes.log", group.folder, environment)
 
 
-class Readers:
-    """One ``read_committed`` reader: when something arrived, by partition."""
-
-    def __init__(self, group: Bank) -> None:
-        self.arrivals: list[list[float]] = [[] for _ in range(bank.PARTITIONS)]
-        self._consumer = Consumer(
-            {
-                "bootstrap.servers": group.bootstrap,
-                "group.id": "reader",
-                "enable.auto.commit": False,
-                "isolation.level": "read_committed",
-                "fetch.wait.max.ms": 10,
-            }
-        )
-        output = bank.output_of(group.group)
-        self._consumer.assign([TopicPartition(output, number, 0) for number in range(bank.PARTITIONS)])
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-
-    def _read(self) -> None:
-        while not self._done.is_set():
-            message = self._consumer.poll(0.1)
-            if message is not None and message.error() is None:
-                self.arrivals[message.partition() or 0].append(time.monotonic())
-        self._consumer.close()
-
-    def flowing(self, since: float) -> bool:
-        """Something arrived in every partition since then."""
-        return all(times and times[-1] > since for times in self.arrivals)
-
-    def wait_until_some_flow(self, seconds: float) -> None:
-        """Until something arrives that long from now, in any partition."""
-        then = time.monotonic() + seconds
-        wait_until(lambda: any(times and times[-1] > then for times in self.arrivals), "outputs of some partitions")
-
-    def gaps(self, since: float) -> list[float]:
-        """The longest silence that began after ``since``, or lasted then, by partition."""
-        found = []
-        for times in self.arrivals:
-            recent = [max((time for time in times if time <= since), default=since)]
-            recent += [time for time in times if time > since]
-            found.append(max((after - before for before, after in itertools.pairwise(recent)), default=0.0))
-        return found
-
-    def close(self) -> None:
-        self._done.set()
-        self._thread.join(10)
-
-
 @pytest.fixture
-def group(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> Iterator[Bank]:
-    bank_group = Bank(kafka_broker.bootstrap_servers, f"{topic_prefix}bank", tmp_path)
-    yield bank_group
-    bank_group.close()
+def watch(bank_group: Bank) -> Iterator[Watch]:
+    watch = Watch(bank_group)
+    yield watch
+    watch.stop()
 
 
-@pytest.fixture
-def readers(group: Bank) -> Iterator[Readers]:
-    reading = Readers(group)
-    yield reading
-    reading.close()
+def some_flow_after(watch: Watch, seconds: float) -> None:
+    """Until something arrives that long from now, in any partition."""
+    then = time.monotonic() + seconds
+    wait_until(lambda: any(last > then for last in watch.last.values()), "outputs of some partitions")
 
 
 def shares(group: Bank) -> list[int]:
@@ -140,7 +84,7 @@ def shares(group: Bank) -> list[int]:
 @contextlib.contextmanager
 def under_load(
     group: Bank,
-    readers: Readers,
+    watch: Watch,
     workers: int,
     seed: int,
     membership: str = "streams",
@@ -155,9 +99,9 @@ def under_load(
         wait_until(lambda: len(supervised.said("joining")) >= workers, "all workers are in the group")
         wait_until(lambda: sum(share > 0 for share in shares(group)) == workers, "each has its share")
         load = group.load(ENDLESS, KEYS, seed, PER_SECOND)
-        wait_until(lambda: readers.flowing(0.0), "outputs of all partitions")
+        wait_until(lambda: watch.all_since(0.0), "outputs of all partitions")
         settled = time.monotonic()
-        wait_until(lambda: readers.flowing(settled), "outputs of all partitions, again")
+        wait_until(lambda: watch.all_since(settled), "outputs of all partitions, again")
         yield supervised
         load.stop()
         group.wait_handled()
@@ -190,16 +134,23 @@ def under_load(
 )
 @pytest.mark.slow
 def test_a_killed_worker_is_not_waited_for(
-    group: Bank, readers: Readers, workers: int, victims: int, static: bool, standbys: int, membership: str, seed: int
+    bank_group: Bank,
+    watch: Watch,
+    workers: int,
+    victims: int,
+    static: bool,
+    standbys: int,
+    membership: str,
+    seed: int,
 ) -> None:
-    with under_load(group, readers, workers, seed, membership, static=static, standbys=standbys) as supervised:
+    with under_load(bank_group, watch, workers, seed, membership, static=static, standbys=standbys) as supervised:
         for number in range(victims):
             supervised.signal(number)
         killed = time.monotonic()
         wait_until(lambda: len(supervised.said("exited")) >= victims, "the supervisor sees the dead")
         # Its own partitions are silent from now on; those of the others may be for the rebalance.
-        wait_until(lambda: readers.flowing(killed + 0.5), "outputs of all partitions after the kill")
-        gap = max(readers.gaps(killed))
+        wait_until(lambda: watch.all_since(killed + 0.5), "outputs of all partitions after the kill")
+        gap = max(watch.largest_gaps(killed, time.monotonic()).values())
         print(f"{membership}, {workers} workers, {victims} killed, {static=}, {standbys=}: {gap * 1000:.0f} ms at most")
         print("\n".join(map(str, supervised.said("removed"))))
         assert gap < SESSION_SECONDS, f"seed {seed}: it was waited for: {supervised.log.read_text()}"
@@ -208,35 +159,33 @@ def test_a_killed_worker_is_not_waited_for(
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_workers_that_die_again_and_again(group: Bank, readers: Readers, seed: int) -> None:
+def test_workers_that_die_again_and_again(bank_group: Bank, watch: Watch, seed: int) -> None:
     """Deaths at any moment of a start, a join, a take-over, a move: nothing is lost or doubled."""
     rng = random.Random(seed)
-    with under_load(group, readers, 3, seed, standbys=1) as supervised:
+    with under_load(bank_group, watch, 3, seed, standbys=1) as supervised:
         for number in range(10):
             victim = rng.randrange(3)
             wait_until(lambda: supervised.pid(f"w-{victim}") is not None, f"{victim} runs")  # noqa: B023
-            moment = time.monotonic() + rng.uniform(0.0, 1.5)
-            wait_until(lambda: time.monotonic() > moment, "the next kill")  # noqa: B023
+            let_pass(rng.uniform(0.0, 1.5))
             supervised.signal(victim)
             wait_until(lambda: len(supervised.said("exited")) > number, "the supervisor sees the dead")  # noqa: B023
     removed, deaths = supervised.said("removed"), [line for line in supervised.said("exited") if line["code"]]
-    gap = max(readers.gaps(max(times[0] for times in readers.arrivals)))
+    gap = max(watch.largest_gaps(0.0, time.monotonic()).values())
     print(f"{len(deaths)} deaths, {len(removed)} of members that were removed; {gap:.1f} s at most")
 
 
 @pytest.mark.nightly
-def test_a_frozen_worker_is_not_removed(group: Bank, readers: Readers, seed: int) -> None:
-    with under_load(group, readers, 2, seed) as supervised:
+def test_a_frozen_worker_is_not_removed(bank_group: Bank, watch: Watch, seed: int) -> None:
+    with under_load(bank_group, watch, 2, seed) as supervised:
         supervised.signal(0, signal.SIGSTOP)
         # What was written before may be heard late: what counts is what comes after a second in which the reader reads.
-        readers.wait_until_some_flow(1.0)
-        readers.wait_until_some_flow(1.0)
-        before = [len(times) for times in readers.arrivals]
-        readers.wait_until_some_flow(2.0)
-        silent = [len(times) == count for times, count in zip(readers.arrivals, before, strict=True)]
-        assert any(silent), "nobody took over what the frozen one owns"
+        some_flow_after(watch, 1.0)
+        some_flow_after(watch, 1.0)
+        before = dict(watch.last)
+        some_flow_after(watch, 2.0)
+        assert any(watch.last[number] == last for number, last in before.items()), "nobody took over what it owns"
         supervised.signal(0, signal.SIGCONT)
         thawed = time.monotonic()
-        wait_until(lambda: readers.flowing(thawed), "the frozen one goes on")
+        wait_until(lambda: watch.all_since(thawed), "the frozen one goes on")
         assert supervised.said("removed") == supervised.said("exited") == []
         assert len(supervised.said("joining")) == 2, "and is who it was"

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from streams.clients.takeover import KafkaPythonTakeOver
 from streams.errors import BrokerUnavailable, TopicError
-from streams.testing.fixtures import OwnBroker
+from tests.broker.conftest import GuardedBroker
 from tests.broker.membership_kit import (
     PARTITIONS,
     PATIENCE,
@@ -57,8 +55,11 @@ def metadata(seat: Seat) -> bytes:
 
 
 def test_what_a_dead_instance_left_open_is_ended_at_once(table: Table, seat: Seat) -> None:
-    dead = Transactor(table.servers, f"{table.group}.dead.kes~0", table.topic)
-    dead.open(metadata(seat), partition=3)
+    """All its slots, and those of others with it."""
+    names = [f"{table.group}.dead-{instance}.kes~{slot}" for instance in (1, 2) for slot in (0, 12)]
+    left_open = [Transactor(table.servers, name, table.topic) for name in names]
+    for partition, dead in enumerate(left_open):
+        dead.open(metadata(seat), partition)
 
     def refused() -> bool:
         with pytest.raises(BrokerUnavailable) as told:
@@ -67,22 +68,14 @@ def test_what_a_dead_instance_left_open_is_ended_at_once(table: Table, seat: Sea
 
     until(refused, "it is not said why")
     before = time.monotonic()
-    assert seat.take_over.fence_departed(["alive"], soon()) == [f"{table.group}.dead.kes~0"]
-    assert seat.take_over.stable_offsets([3], soon()) == {3: None}
-    assert time.monotonic() - before < 30.0  # its transaction timeout is a minute
-    with pytest.raises(KafkaException) as refused:
-        dead.producer.commit_transaction(PATIENCE)
-    assert refused.value.args[0].fatal()
-
-
-def test_several_slots_and_instances_are_ended_together(table: Table, seat: Seat) -> None:
-    names = [f"{table.group}.dead-{instance}.kes~{slot}" for instance in (1, 2) for slot in (0, 12)]
-    left_open = [Transactor(table.servers, name, table.topic) for name in names]
-    for partition, dead in enumerate(left_open):
-        dead.open(metadata(seat), partition)
     assert seat.take_over.fence_departed(["alive", "dead-2"], soon()) == names[:2]
     assert seat.take_over.fence_departed(["alive"], soon()) == names[2:]
     assert seat.take_over.fence_departed(["alive"], soon()) == []
+    assert seat.take_over.stable_offsets(range(4), soon()) == dict.fromkeys(range(4))
+    assert time.monotonic() - before < 30.0  # their transaction timeout is a minute
+    with pytest.raises(KafkaException) as fenced:
+        left_open[3].producer.commit_transaction(PATIENCE)
+    assert fenced.value.args[0].fatal()
 
 
 def test_the_living_and_other_groups_are_left_alone(table: Table, seat: Seat) -> None:
@@ -118,33 +111,21 @@ def test_what_a_version_before_the_mark_left_open_is_ended_if_it_is_ours(table: 
     assert seat.take_over.fence_departed(["present", "upgraded"], soon()) == [ids[0], ids[2]]
 
 
-def test_offsets_are_those_of_the_group(table: Table, seat: Seat) -> None:
-    producer = Transactor(table.servers, f"{table.group}.alive.0", table.topic)
-    for _ in range(3):
-        assert producer.commit(metadata(seat), partition=7) == "ok"
-    assert seat.take_over.stable_offsets([6, 7], soon()) == {6: None, 7: 3}
-    assert seat.take_over.stable_offsets([], soon()) == {}
-
-
-def test_the_log_range_counts_open_and_aborted_transactions(table: Table, seat: Seat) -> None:
-    producer = Transactor(table.servers, f"{table.group}.alive.0", table.topic)
-    assert producer.commit(metadata(seat), partition=2) == "ok"  # record and marker
-    producer.open(metadata(seat), partition=2)
-    assert seat.take_over.log_range(table.topic, [1, 2], soon()) == {1: (0, 0), 2: (0, 3)}
-    producer.producer.abort_transaction(PATIENCE)
-    until(lambda: seat.take_over.log_range(table.topic, [2], soon()) == {2: (0, 4)}, "no abort marker")
-
-
-def test_the_log_start_is_told(table: Table, seat: Seat) -> None:
-    from confluent_kafka import TopicPartition
-
+def test_offsets_and_ranges_of_logs(table: Table, seat: Seat) -> None:
+    """Transactions that are open or aborted count in the log, as do markers; what was deleted is not in it."""
     producer = Transactor(table.servers, f"{table.group}.alive.0", table.topic)
     for _ in range(2):
-        assert producer.commit(metadata(seat), partition=0) == "ok"
+        assert producer.commit(metadata(seat), partition=2) == "ok"  # record and marker
+    assert seat.take_over.stable_offsets([1, 2], soon()) == {1: None, 2: 2}
+    assert seat.take_over.stable_offsets([], soon()) == {}
+    producer.open(metadata(seat), partition=2)
+    assert seat.take_over.log_range(table.topic, [1, 2], soon()) == {1: (0, 0), 2: (0, 5)}
+    producer.producer.abort_transaction(PATIENCE)
+    until(lambda: seat.take_over.log_range(table.topic, [2], soon()) == {2: (0, 6)}, "no abort marker")
     admin = AdminClient({"bootstrap.servers": table.servers})
-    for future in admin.delete_records([TopicPartition(table.topic, 0, 3)]).values():
+    for future in admin.delete_records([TopicPartition(table.topic, 2, 3)]).values():
         future.result(PATIENCE)
-    assert seat.take_over.log_range(table.topic, [0], soon()) == {0: (3, 4)}
+    assert seat.take_over.log_range(table.topic, [2], soon()) == {2: (3, 6)}
 
 
 def test_a_topic_that_was_made_again_has_another_id(table: Table, seat: Seat, topic_prefix: str) -> None:
@@ -187,29 +168,18 @@ def member_id(seat: Seat) -> str:
     return seat.membership.snapshot.member_id
 
 
-def test_a_static_member_is_removed_by_its_id_and_its_name(table: Table, seat: Seat) -> None:
-    stuck = table.seat("stuck", static=True)
-    stuck.owning(PARTITIONS // 2)
-    its_id = member_id(stuck)
-    stuck.membership.close(3.0)
-    since = len(seat.events)
-    assert seat.take_over.remove_member(its_id, "stuck", soon())
-    seat.owning(PARTITIONS, since)
-    assert not seat.take_over.remove_member(its_id, "stuck", soon())
-
-
-def test_a_dynamic_member_is_removed_by_its_id(table: Table, seat: Seat) -> None:
+@pytest.mark.parametrize("static", [True, False])
+def test_a_member_is_removed_by_its_id(table: Table, seat: Seat, static: bool) -> None:
     """It is as good as dead: frozen, and so it neither leaves nor joins again."""
-    stuck = table.seat("stuck")
+    stuck = table.seat("stuck", static=static)
     stuck.owning(PARTITIONS // 2)
-    its_id = member_id(stuck)
-    go_on = threading.Event()
-    stuck.membership._client.post(lambda: go_on.wait(60))
+    name, its_id = "stuck" if static else None, member_id(stuck)
+    thaw = stuck.freeze()
     since = len(seat.events)
-    assert seat.take_over.remove_member(its_id, None, soon())
+    assert seat.take_over.remove_member(its_id, name, soon())
     seat.owning(PARTITIONS, since, patience=STEADY_MS / 2000)  # long before its session ends
-    assert not seat.take_over.remove_member(its_id, None, soon())
-    go_on.set()
+    assert not seat.take_over.remove_member(its_id, name, soon())
+    thaw()
     assert stuck.lost().incarnation == 1
 
 
@@ -236,18 +206,10 @@ def test_the_successor_of_a_dead_member_is_not_removed_in_its_place(table: Table
     assert successor.lost().incarnation == 1
 
 
-def test_nobody_is_removed_from_a_group_that_is_not_there(kafka_broker: Any, topic_prefix: str) -> None:
-    with seats() as make:
-        seat = make(
-            kafka_broker.bootstrap_servers,
-            f"{topic_prefix}other",
-            make_topic(kafka_broker.bootstrap_servers, f"{topic_prefix}t"),
-            "a",
-        )
-        seat.owning(PARTITIONS)
-        gone = KafkaPythonTakeOver(seat.take_over._client, f"{topic_prefix}never", "t")
-        assert not gone.remove_member("somebody", None, soon())
-        assert not gone.remove_member("somebody", "x", soon())
+def test_nobody_is_removed_from_a_group_that_is_not_there(table: Table, seat: Seat) -> None:
+    gone = KafkaPythonTakeOver(seat.take_over._client, f"{table.group}.never", "t")
+    assert not gone.remove_member("somebody", None, soon())
+    assert not gone.remove_member("somebody", "x", soon())
 
 
 def test_the_sizes_of_logs_are_those_on_disk(table: Table, seat: Seat) -> None:
@@ -296,57 +258,42 @@ def test_sizes_that_nobody_tells_are_no_error(
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_without_the_right_to_it_there_are_no_sizes(
-    own_broker: OwnBroker, topic_prefix: str, caplog: pytest.LogCaptureFixture
+    guarded_broker: GuardedBroker, topic_prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kafka = own_broker(
-        properties={
-            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            "allow.everyone.if.no.acl.found": "true",
-        }
-    )
-    topic = make_topic(kafka.bootstrap_servers, f"{topic_prefix}t")
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    acl: Any = import_module("confluent_kafka.admin")  # whose types leave these names out
-    cluster = (acl.ResourceType.BROKER, "kafka-cluster", acl.ResourcePatternType.LITERAL, "User:ANONYMOUS", "*")
-    rights = [
-        acl.AclBinding(*cluster, acl.AclOperation.CLUSTER_ACTION, acl.AclPermissionType.ALLOW),
-        acl.AclBinding(*cluster, acl.AclOperation.ALTER, acl.AclPermissionType.ALLOW),
-    ]
+    topic = make_topic(guarded_broker.bootstrap_servers, f"{topic_prefix}t")
+    cluster = guarded_broker.rights("BROKER", "kafka-cluster")
     caplog.set_level(logging.DEBUG, logger="streams.clients.takeover")
     with seats() as make:
-        seat = make(kafka.bootstrap_servers, f"{topic_prefix}group", topic, "a")
+        seat = make(guarded_broker.bootstrap_servers, f"{topic_prefix}group", topic, "a")
         seat.owning(PARTITIONS)
         assert seat.take_over.log_sizes(topic, [0], soon()) == {0: 0}
-        for future in admin.create_acls(rights).values():
-            future.result(PATIENCE)
-        for future in admin.create_acls(
-            [acl.AclBinding(*cluster, acl.AclOperation.DESCRIBE, acl.AclPermissionType.DENY)]
-        ).values():
-            future.result(PATIENCE)
+        guarded_broker.set(cluster("CLUSTER_ACTION", "ALLOW"), cluster("ALTER", "ALLOW"), cluster("DESCRIBE", "DENY"))
         until(lambda: seat.take_over.log_sizes(topic, [0], soon()) == {}, "it is told all the same")
     assert "ClusterAuthorizationFailed" in caplog.text
+
+
+def questions_of(seat: Seat) -> list[Callable[[float], object]]:
+    ask = seat.take_over
+    return [
+        lambda deadline: ask.fence_departed([], deadline),
+        lambda deadline: ask.stable_offsets([0], deadline),
+        lambda deadline: ask.log_range("t", [0], deadline),
+        lambda deadline: ask.identity("t", deadline),
+        lambda deadline: ask.remove_member("some-id", None, deadline),
+    ]
 
 
 def test_without_a_broker_every_question_keeps_to_its_deadline(topic_prefix: str) -> None:
     with seats() as make:
         seat = make("127.0.0.1:1", f"{topic_prefix}group", "t", "a")
-        questions: list[Callable[[float], object]] = [
-            lambda deadline: seat.take_over.fence_departed([], deadline),
-            lambda deadline: seat.take_over.stable_offsets([0], deadline),
-            lambda deadline: seat.take_over.log_range("t", [0], deadline),
-            lambda deadline: seat.take_over.identity("t", deadline),
-            lambda deadline: seat.take_over.remove_member("some-id", None, deadline),
-        ]
-        for question in questions:
+        for question in questions_of(seat):
 
             def ask(question: Callable[[float], object] = question) -> None:
                 with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1:1"):
                     question(soon(0.3))
 
             assert in_time(1.0, ask, ask, ask)
-
-
-def test_after_the_end_every_question_says_so(table: Table, seat: Seat) -> None:
-    seat.membership.close(5.0)
-    with pytest.raises(BrokerUnavailable, match="closed"):
-        seat.take_over.stable_offsets([0], soon())
+        seat.membership.close(5.0)
+        for question in questions_of(seat):
+            with pytest.raises(BrokerUnavailable, match="closed"):
+                question(soon())

@@ -1,25 +1,28 @@
-"""Durable timers on a real broker: over restarts, moves to warm copies, and processes that are killed."""
+"""Durable timers move with their partition, on a real broker. Over restarts: ``test_two_back_ends_async.py``,
+``tests/unit/test_timers.py``; when members die: ``tests/simulation``."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
-
+import msgspec
 import pytest
-import pytest_asyncio
 
-from streams import EventSource
+from streams import EventContext, EventSource, event_type
 from streams.runtime.changelog import TIMER_PREFIX
 from streams.runtime.connections import KafkaConnections
 from streams.runtime.system import Environment
-from streams.testing.fixtures import BrokerAddress
-from tests.broker import timer_worker
 from tests.broker.engine_kit import Lab, Running
-from tests.vocabulary import Totals
+from tests.vocabulary import Added, Totals, tell_total
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(300)]
 
 PARTITIONS = 2
+
+
+@event_type("Rang")
+class Rang(msgspec.Struct, frozen=True):
+    """What timers fire."""
+
+    name: str
 
 
 class Clock:
@@ -37,7 +40,12 @@ class Timed(Running):
 
     def __init__(self, lab: Lab, clock: Clock, name: str, *, active: int | None = None, standbys: int = 0) -> None:
         source: EventSource[Totals] = lab.source(instance_id=name, num_standbys=standbys)
-        timer_worker.register(source, lab.output)
+
+        def set_timer(ctx: EventContext[Totals], event: Added) -> None:
+            ctx.schedule_in(event.amount / 1000, Rang(event.name), name=event.name)
+
+        source.register_event_type(Added, set_timer)
+        source.register_event_type(Rang, lambda ctx, event: tell_total(ctx, Added(event.name), lab.output))
         environment = Environment(wall_seconds=clock)
         source.consume_events = lambda: source._consume(lambda c: KafkaConnections(c), environment)  # type: ignore[method-assign]
         super().__init__(source, active=active)
@@ -45,37 +53,6 @@ class Timed(Running):
     @property
     def timers(self) -> int:
         return sum(partition.timers for partition in self.source.statistics().partitions)
-
-    @property
-    def numbers(self) -> set[int]:
-        return {p.partition for p in self.source.statistics().partitions if p.state == "active"}
-
-    @property
-    def ready(self) -> set[int]:
-        return {copy.partition for copy in self.source.statistics().copies if copy.state == "ready"}
-
-
-@pytest_asyncio.fixture
-async def lab(kafka_broker: BrokerAddress, topic_prefix: str) -> Lab:
-    lab = Lab(kafka_broker.bootstrap_servers, topic_prefix, PARTITIONS)
-    await lab.create()
-    return lab
-
-
-async def rang(lab: Lab, partition: int | None = None) -> list[str]:
-    return [name for name, _ in await lab.totals(partition)]
-
-
-async def until_rang(lab: Lab, count: int, seconds: float = 60.0) -> list[str]:
-    """Wait for so many; returns their names."""
-    found: list[str] = []
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + seconds
-    while len(found) < count:
-        assert loop.time() < deadline, f"{len(found)} of {count} timers have fired"
-        found = await rang(lab)
-        await asyncio.sleep(0.05)
-    return found
 
 
 async def kept(lab: Lab) -> set[str]:
@@ -90,6 +67,7 @@ async def kept(lab: Lab) -> set[str]:
 
 async def test_they_move_with_their_partition(lab: Lab) -> None:
     """To a warm copy, and back to the copy that the donor kept."""
+    await lab.create()
     clock = Clock()
     names = {f"{partition}/{number}" for partition in range(PARTITIONS) for number in range(20)}
     async with Timed(lab, clock, "a", standbys=1) as first:
@@ -101,11 +79,11 @@ async def test_they_move_with_their_partition(lab: Lab) -> None:
             await first.until(lambda: first.timers == second.timers == 20, "its timers with it")
             await first.until(lambda: first.ready == second.numbers and second.ready == first.numbers, "copies")
             clock.seconds += 10
-            half = await until_rang(lab, 20)
-            assert Counter(half) == dict.fromkeys({name for name in names if int(name[2:]) < 10}, 1)
+            await lab.until_outputs(20)
+            assert sorted(await lab.totals()) == sorted((name, 1) for name in names if int(name[2:]) < 10)
         await first.until(lambda: len(first.numbers) == 2, "it is back")
         assert first.timers == 20, "those that have fired there are not in the copy that was kept here"
         clock.seconds += 10
-        found = await until_rang(lab, 40)
-    assert Counter(found) == dict.fromkeys(names, 1)
+        await lab.until_outputs(40)
+    assert sorted(await lab.totals()) == sorted((name, 1) for name in names)
     assert await kept(lab) == set()

@@ -1,7 +1,9 @@
-"""The driver's answers are the broker's: handlers, policies, bad input, records (see ``back_ends_kit``)."""
+"""The driver's answers are the broker's: handlers, policies, records that cannot be read or are refused, transactional
+input (see ``back_ends_kit``)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,57 +20,61 @@ from streams import (
     ExecutionState,
     Record,
 )
-from streams.records import TYPE_HEADER, VERSION_HEADER, Headers
 from streams.testing.fixtures import BrokerAddress
-from tests.broker.back_ends_kit import BackEnd, Scenario, feed, making, scenario, telling, turn_of_others
-from tests.broker.gate import nightly
-from tests.broker.two_back_ends import must_be_equal
-from tests.vocabulary import Added, Total, Totals, tell_total
+from streams.testing.simulation.broker import Broker, Log
+from tests.broker.back_ends_kit import BackEnd, Make, Scenario, feed, making, scenario, telling, turn_of_others
+from tests.broker.two_back_ends import compare, must_be_equal
+from tests.unit.bad_input import GOOD_HEADERS, GOOD_VALUE, small_records
+from tests.unit.bad_input import counting as counting_samples
+from tests.vocabulary import ADDED, MISDEEDS, Added, Total, Totals, Words, added, tell_total, write
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
+SMALL = {"out": {"max_message_bytes": "20000"}}
 RETRIED = ErrorPolicy(retries=2, backoff_seconds=0.01, then=ErrorResponse.DEAD_LETTER)
 
 
-def counting(end: BackEnd, kind: str = "plain", policy: ErrorPolicy | None = None) -> Any:
-    """Makes sources that count, with one kind of handler. What was tried is noted: name and attempt."""
+def counting(end: BackEnd, policy: ErrorPolicy | None = None) -> Make:
+    """Makes sources that count, and do what an event says besides. What was tried is noted: name and attempt."""
     seen = end.notes.setdefault("seen", {})
 
-    def plain(ctx: EventContext[Totals], event: Added) -> ExecutionState | None:
+    def work(ctx: EventContext[Totals], event: Added) -> ExecutionState | None:
         seen.setdefault(event.name, []).append(ctx.attempt)
         tell_total(ctx, event, end.out)
         ctx.store.put("last", len(event.name))
+        if event.deed in MISDEEDS:
+            MISDEEDS[event.deed](ctx, end.out)
         if event.deed == "raise":
             raise ValueError(f"no {event.name}, please")
         if event.deed == "delete":
             ctx.store.delete(event.name)
-        if event.deed == "fail":
-            return ExecutionState.FAIL
-        return ExecutionState.FATAL if event.deed == "fatal" else None
+        return {"fail": ExecutionState.FAIL, "fatal": ExecutionState.FATAL}.get(event.deed)
 
-    return making(plain, kind, policy)
+    return making(work, on_error=policy)
 
 
-def handlers(kind: str) -> Scenario:
-    """Keys spread over partitions; outputs land where a real producer puts them; a change is undone, others stay."""
-
-    def play(end: BackEnd) -> None:
-        end.run(counting(end, kind, SKIP))
-        feed(end, "a", "b", "a", "c", "d")
-        feed(end, "a", "e", deed="raise")
-        feed(end, "b", deed="delete")
-        feed(end, "a", "f", "g", "h", "\N{GREEK SMALL LETTER ALPHA}", "")
-        end.settle()
-
-    play.__name__ = f"handlers_{kind}"
-    return Scenario(play, partitions=3, topics={"out": 5})
+@scenario(partitions=3, topics={"out": 5})
+def handlers(end: BackEnd) -> None:
+    """Keys spread over partitions; outputs land where a real producer puts them; a change is undone, others stay; a
+    source that stops and starts again goes on with the stores that it had."""
+    end.run(counting(end, SKIP))
+    feed(end, "a", "b", "a", "c", "d")
+    feed(end, "a", "e", deed="raise")
+    feed(end, "b", deed="delete")
+    feed(end, "a", "f", "g", "h", "\N{GREEK SMALL LETTER ALPHA}", "")
+    end.settle()
+    end.leave()
+    feed(end, "a", "b")
+    end.restart()
+    feed(end, "c")
+    end.settle()
 
 
 def policies(name: str, policy: ErrorPolicy) -> Scenario:
     """What fails for good: by an exception, and by its answer."""
 
     def play(end: BackEnd) -> None:
-        end.run(counting(end, "plain", policy))
+        end.run(counting(end, policy))
         feed(end, "a", "b")
         end.send(Added("bad", 1, "raise"), b"\x00key", headers=[("trace", b"\xff"), ("trace", None)])
         feed(end, "a")
@@ -81,58 +87,51 @@ def policies(name: str, policy: ErrorPolicy) -> Scenario:
 
 
 @scenario()
-def stops(end: BackEnd) -> None:
-    """The default policy: the source stops, what came before is committed; the next one meets the record again."""
-    end.run(counting(end, "plain", STOP), start=False)
-    end.start()
-    feed(end, "a", "b")
+def own_store(end: BackEnd) -> None:
+    """One that cannot undo: it is filled from the changelog after each attempt that failed."""
+
+    def work(ctx: EventContext[Any], event: Added) -> None:
+        write(ctx, event)
+        ctx.forward(end.out, Total(event.name, ctx.attempt), key=event.name)
+        if event.deed == "fail" or (event.deed == "once" and ctx.attempt == 1):
+            ctx.store.words.clear()
+            raise ValueError("spoiled")
+
+    end.run(making(work, RETRIED, Words))
+    for name, deed in (("w", "a"), ("v", "a"), ("w", "fail"), ("w", "b"), ("w", "once"), ("v", "c"), ("w", "delete")):
+        feed(end, name, deed=deed)
     end.settle()
-    feed(end, "bad", deed="raise")
-    feed(end, "c")
-    end.failure()
-    end.notes["committed when it stopped"] = end.committed()
-    end.failure("the same again", end.restart)
+
+
+def stops(deed: str, policy: ErrorPolicy = STOP) -> Scenario:
+    """The source stops, and what came before is committed; the next one, which need not wait for the session of the
+    first, meets the record again."""
+
+    def play(end: BackEnd) -> None:
+        end.run(counting(end, policy), session_timeout_seconds=120.0)
+        feed(end, "a", "b")
+        end.settle()
+        if deed == "unreadable":
+            end.send_raw(b"?", b"x", headers=ADDED)
+        else:
+            feed(end, "bad", deed=deed)
+        feed(end, "c")
+        end.failure()
+        end.notes["committed when it stopped"] = end.committed()
+        end.failure("the same again", end.restart)
+
+    play.__name__ = "stops_" + "".join(letter if letter.isalnum() else "_" for letter in deed)
+    return Scenario(play, configs=SMALL)
 
 
 @scenario()
-def fatal(end: BackEnd) -> None:
-    """An answer that stops the source whatever its policy says."""
-    end.run(counting(end, "plain", SKIP))
-    feed(end, "a")
-    end.settle()
-    feed(end, "bad", deed="fatal")
-    end.failure()
-
-
-@scenario(partitions=2)
 def bad_input(end: BackEnd) -> None:
-    """Records that nobody can read: no type, unknown type, a value that is none, versions that are none."""
-
-    end.run(telling(end), decode_policy=DEAD_LETTER)
-    added: Headers = [(TYPE_HEADER, b"Added")]
-    feed(end, "a", "b")
-    end.send_raw(b"{}", b"no type")
-    end.send_raw(b"{}", b"unknown", headers=[(TYPE_HEADER, b"Unheard")])
-    end.send_raw(b"{}", b"null type", headers=[(TYPE_HEADER, None)])
-    end.send_raw(b"{}", b"not text", headers=[(TYPE_HEADER, b"\xff")])
-    end.send_raw(b'{"name": 5}', b"wrong", headers=added)
-    end.send_raw(b"", b"empty", headers=added)
-    end.send_raw(None, b"tombstone", headers=added)
-    end.send_raw(b'{"name": "old"}', b"version", headers=[*added, (VERSION_HEADER, b"one")])
-    end.send_raw(b'{"name": "old"}', b"version", headers=[*added, (VERSION_HEADER, b"7")])
-    end.send_raw(None, None, partition=1)
-    feed(end, "a", "b")
+    """Records that nobody can read among others that all can."""
+    end.run(lambda config: counting_samples(config, end.out, DEAD_LETTER), decode_policy=DEAD_LETTER)
+    for case in small_records():
+        end.send_raw(GOOD_VALUE, b"good", GOOD_HEADERS)
+        end.send_raw(case.value, case.key, case.headers)
     end.settle()
-
-
-@scenario()
-def bad_input_stops(end: BackEnd) -> None:
-    """The default policy for what cannot be read."""
-    end.run(counting(end))
-    feed(end, "a")
-    end.settle()
-    end.send_raw(b"?", b"x", headers=[(TYPE_HEADER, b"Added")])
-    end.failure()
 
 
 @scenario(topics={"out": 3, "spread": 4})
@@ -197,37 +196,126 @@ def interjections(end: BackEnd) -> None:
     end.refused("afterwards", lambda: end.settle())
 
 
-@scenario(partitions=3)
-def restart(end: BackEnd) -> None:
-    """A source that stops and starts again goes on with the stores that it had."""
-    end.run(counting(end))
-    feed(end, "a", "b", "c", "d", "e")
-    feed(end, "a", deed="delete")
+OTHERS = ("unknown topic", "partition beyond 32 bits", "timestamp of the wrong type")
+"""One is waited for, one is refused in other words, and one the driver does not refuse: ``test_engine_refused.py``."""
+
+
+def refused(name: str, deeds: Sequence[str]) -> Scenario:
+    """Among many in one batch: each becomes a dead letter with its reason, its neighbours are there once, in order."""
+
+    def play(end: BackEnd) -> None:
+        end.run(counting(end, DEAD_LETTER), start=False)
+        for number, deed in enumerate([*[""] * 5, *deeds, *[""] * 5]):
+            feed(end, *"abaab"[: 1 + number % 5], *"ba")
+            feed(end, "ab"[number % 2], deed=deed)
+        feed(end, "a", "b")
+        end.start()
+        end.settle()
+        del end.notes["seen"]  # how often depends on what was in one transaction with what is refused
+
+    play.__name__ = f"refused_{name}"
+    return Scenario(play, topics={"out": 2}, configs=SMALL)
+
+
+@scenario(partitions=2)
+def transactional_input(end: BackEnd) -> None:
+    """Markers take offsets, aborted records are not seen, and a log that ends with them is at its end."""
+    seen: list[Any] = []
+
+    def work(ctx: EventContext[Totals], event: Added) -> None:
+        assert ctx.input is not None
+        seen.append((ctx.input.partition, ctx.offset, event.name))
+        tell_total(ctx, event, end.out)
+
+    end.run(making(work))
+    end.send(Added("a"), "a", partition=0)
+    end.send_transaction((0, b"b", added("b"), ADDED), (1, b"c", added("c"), ADDED), commit=True)
     end.settle()
+    end.send_transaction((0, b"x", added("x"), ADDED), (0, b"y", added("y"), ADDED), commit=False)
+    end.send(Added("a"), "a", partition=0)
+    end.send_transaction((1, b"x", added("x"), ADDED), commit=False)
+    end.settle()
+    end.notes["before"] = end.committed()
     end.leave()
-    feed(end, "a", "b")
+    end.send(Added("d"), "d", partition=0)
+    end.send(Added("d"), "d", partition=1)
     end.restart()
-    feed(end, "c")
     end.settle()
+    end.notes["seen"] = sorted(seen)
+
+
+@scenario(partitions=4, topics={"out": 2})
+def members(end: BackEnd) -> None:
+    """Partitions move to a member that joins, and to the one that stays."""
+    end.run(telling(end))
+    for happens in (end.join, end.leave, lambda: None):
+        feed(end, *"abcdefaba")
+        end.settle()
+        happens()
 
 
 SCENARIOS = [
-    handlers("plain"),
-    nightly(handlers("async")),
-    nightly(handlers("blocking")),
-    nightly(policies("skip", SKIP)),
+    handlers,
     policies("dead_letter", DEAD_LETTER),
     policies("retried", RETRIED),
-    stops,
-    fatal,
+    own_store,
+    stops("raise"),
+    stops("fatal", SKIP),
+    stops("unreadable"),
+    stops("over the topic's limit"),
     bad_input,
-    bad_input_stops,
     records,
     interjections,
-    restart,
+    refused("by_the_broker", ["over the topic's limit"]),
+    refused("each", [deed for deed in MISDEEDS if deed not in OTHERS]),
+    transactional_input,
+    members,
 ]
 
 
 @pytest.mark.parametrize("one", SCENARIOS, ids=str)
 def test_same_answers(kafka_broker: BrokerAddress, one: Scenario) -> None:
     must_be_equal(one, kafka_broker.bootstrap_servers)
+
+
+# -- a driver that is wrong --------------------------------------------------------------------------------------------
+
+
+def _aborted_is_visible(log: Log, start: int, end: int) -> Any:
+    for entry in log.entries[start:end]:
+        if entry.txn is not None and entry.txn.outcome is False:
+            entry.txn = None
+    return _COMMITTED(log, start, end)
+
+
+def _no_markers(broker: Broker, log: Log, txn: Any) -> None:
+    log.open.pop(txn, None)
+    broker._grown(log)
+
+
+def _other_partitions(broker: Broker, topic: str, key: bytes | None) -> int:
+    return len(key or b"") % broker.topics.get(topic, broker.partitions)
+
+
+def _no_headers(broker: Broker, log: Log, entry: Any) -> None:
+    entry.headers = entry.headers and entry.headers[:1]
+    _WRITE(broker, log, entry)
+
+
+_COMMITTED, _WRITE = Log.committed, Broker._write
+
+BROKEN: dict[str, tuple[type, str, Callable[..., Any]]] = {
+    "aborted records are visible": (Log, "committed", _aborted_is_visible),
+    "transactions leave no markers": (Broker, "_mark", _no_markers),
+    "keys go elsewhere": (Broker, "partition_of", _other_partitions),
+    "headers are lost": (Broker, "_write", _no_headers),
+}
+
+
+@pytest.mark.parametrize("wrong", BROKEN)
+def test_a_driver_that_is_wrong_is_found_out(
+    kafka_broker: BrokerAddress, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    one = transactional_input if "transactions" in wrong or "aborted" in wrong else records
+    monkeypatch.setattr(*BROKEN[wrong])
+    assert compare(one, kafka_broker.bootstrap_servers)

@@ -1,4 +1,4 @@
-"""The driver's answers are the broker's: work ahead of its turn, batches, batch handlers, timers, own stores."""
+"""The driver's answers are the broker's: work ahead of its turn, batches, batch handlers, timers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def batches(end: BackEnd) -> None:
     end.settle()
 
 
-@scenario(partitions=2, configs={"out": {"max.message.bytes": "2000"}})
+@scenario(partitions=2, configs={"out": {"max_message_bytes": "2000"}})
 def batch_handlers(end: BackEnd) -> None:
     """Lists of events: some fail, some send what the broker refuses, some cannot be read; one event pays each time."""
 

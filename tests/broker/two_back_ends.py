@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import uuid
 from typing import Any
 
-from tests.broker.back_ends_kit import BackEnd, Scenario, differences, new_prefix, observed
+from tests.broker.back_ends_kit import BackEnd, Scenario, differences, observed
 from tests.broker.driven_back_end import DrivenBackEnd
 from tests.broker.real_back_end import RealBackEnd
 
@@ -22,7 +23,7 @@ def played(end: BackEnd) -> dict[str, Any]:
 @functools.cache
 def real(scenario: Scenario, bootstrap: str) -> tuple[str, dict[str, Any]]:
     """Over the broker, once in a session: (prefix of all names, what it left behind)."""
-    prefix = new_prefix(scenario)
+    prefix = f"two-{scenario}-{uuid.uuid4().hex[:8]}-"
     return prefix, played(RealBackEnd(scenario, prefix, bootstrap))
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter, defaultdict
@@ -24,23 +21,11 @@ from tests.broker import bank
 from tests.broker.battery_kit import Bank, Worker, wait_until
 from tests.soak.member import PARTITIONS, build
 
-ROOT = Path(__file__).parents[2]
-PROGRAM = Path(__file__).with_name("member.py")
-
 
 class Member(Worker):
     """One process of the group. It is started again under the same name by a new ``Member``."""
 
-    def __init__(self, bootstrap: str, group: str, instance: str, folder: Path) -> None:
-        self.instance = instance
-        self.log = folder / f"{instance}-{time.monotonic_ns()}.log"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), bootstrap, group, instance],
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+    program = Path(__file__).with_name("member.py")
 
 
 class SoakBank(Bank):
@@ -139,7 +124,7 @@ class Watch:
 
     NOTED_SECONDS = 0.25
 
-    def __init__(self, group: SoakBank) -> None:
+    def __init__(self, group: Bank) -> None:
         self.last: dict[int, float] = {}
         self.gaps: dict[int, list[tuple[float, float]]] = defaultdict(list)
         """Partition -> (when it began, when it ended) of each wait above ``NOTED_SECONDS``, by ``time.monotonic``."""
@@ -162,7 +147,7 @@ class Watch:
 
     def all_since(self, moment: float) -> bool:
         """Whether every partition gave something after this moment."""
-        return len(self.last) == PARTITIONS and all(last > moment for last in list(self.last.values()))
+        return len(self.last) == self._group.partitions and all(last > moment for last in list(self.last.values()))
 
     def largest_gaps(self, begin: float, end: float) -> dict[int, float]:
         """Partition -> the longest wait, in seconds, between these moments (0: none above the threshold)."""
@@ -171,7 +156,7 @@ class Watch:
                 (till - max(since, begin) for since, till in list(self.gaps[number]) if begin < till and since < end),
                 default=0.0,
             )
-            for number in range(PARTITIONS)
+            for number in range(self._group.partitions)
         }
 
     def _run(self) -> None:
@@ -196,7 +181,7 @@ class Watch:
             }
         )
         output = bank.output_of(self._group.group)
-        consumer.assign([TopicPartition(output, number, 0) for number in range(PARTITIONS)])
+        consumer.assign([TopicPartition(output, number, 0) for number in range(self._group.partitions)])
         decode = msgspec.json.Decoder(bank.Balance).decode
         quiet_since = time.monotonic()
         while not self._enough.is_set() or time.monotonic() - quiet_since < 3:

@@ -34,7 +34,6 @@ SLEEP_ALLOWED: dict[str, str] = {
     "tests/broker/battery_kit.py": "a load with a rate",
     "tests/broker/http_service.py": "a service that is slow on purpose",
     "tests/unit/test_examples_driven.py": "a service that takes some of the virtual time",
-    "tests/broker/test_engine_stopping.py": "stops at moments of the start; a time in which a wrong retry would show",
     "tests/broker/test_membership_chaos.py": "moments drawn from a seed",
     "tests/broker/test_membership_moves.py": "nothing happens: a time in which more rebalances would show",
     "tests/broker/test_membership.py": "nothing happens: a time in which a member joins no broker",
