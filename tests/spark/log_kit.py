@@ -94,7 +94,6 @@ class Log:
                 time.sleep(0.1)
 
     def forget_group(self, group: str) -> None:
-        """Delete a group with its offsets."""
         self._admin.delete_consumer_groups([group])[group].result(30)
 
     def records(self, topic: str, *, committed: bool = True) -> Iterator[Message]:

@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from confluent_kafka import Producer
 from pyspark import TaskContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql import types as t
+from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.streaming.query import StreamingQuery
 
 import streams.spark as kes_spark
-from tests.spark.proof_naive import NaiveSource
-from tests.spark.proof_points import FOLDER, JOB, STRIKES, ClusterProofSource, ProofSource
+from tests.spark.proof_points import FOLDER, JOB, STRIKES, ClusterProofSource, Plan, ProofSource
 
 ROWS_BEFORE_FAULT = 200
 
@@ -49,12 +51,10 @@ class JobSpec(msgspec.Struct, kw_only=True):
     stop_at: str = ""
     slow_seconds: float = 12.0
     settings: dict[str, str] = {}
-    read_options: dict[str, str] = {}
     write_options: dict[str, str] = {}
 
 
 def session(spec: JobSpec) -> SparkSession:
-    """The job's session, with ``format("grt")`` that has points, and ``format("naive")``."""
     strikes = {f"spark.executorEnv.{name}": os.environ[name] for name in (STRIKES, FOLDER, JOB)}
     settings = {"spark.master": "local[2,4]", "spark.sql.shuffle.partitions": "2", **strikes, **spec.settings}
     if spec.task_faults:  # a part of a task's rows must have come through when it fails
@@ -76,7 +76,7 @@ def start(spark: SparkSession, spec: JobSpec) -> StreamingQuery:
     """The query, on its way. It ends by itself, at the end that the source has now."""
     reader = spark.readStream.format("grt").option("kafka.bootstrap.servers", spec.servers)
     reader = reader.option("subscribe", spec.source).option("startingOffsets", "earliest")
-    reader = reader.option("maxOffsetsPerTrigger", str(spec.rows_per_batch)).options(**spec.read_options)
+    reader = reader.option("maxOffsetsPerTrigger", str(spec.rows_per_batch))
     writer = copied(reader.load(), spec).writeStream.format("naive" if spec.write == "naive" else "grt")
     writer = writer.option("kafka.bootstrap.servers", spec.servers).option("topic", spec.target)
     writer = writer.option("sink", spec.sink).option("checkpointLocation", spec.checkpoint)
@@ -84,15 +84,12 @@ def start(spark: SparkSession, spec: JobSpec) -> StreamingQuery:
 
 
 def write_batch(spark: SparkSession, spec: JobSpec) -> None:
-    """Everything in one write."""
     reader = spark.read.format("grt").option("kafka.bootstrap.servers", spec.servers).option("subscribe", spec.source)
-    rows = copied(reader.options(**spec.read_options).load(), spec)
+    rows = copied(reader.load(), spec)
     kes_spark.write(rows, topic=spec.target, write_id=spec.sink, servers=spec.servers, options=spec.write_options)
 
 
 def faulty(kinds: tuple[str, ...], seconds: float, folder: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """A function for ``mapInArrow``."""
-
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         context = TaskContext.get()
         assert context is not None
@@ -138,7 +135,6 @@ def kill_executor() -> None:
 
 
 def ended_well(query: StreamingQuery) -> bool:
-    """Wait for the query's end, and say which it was."""
     try:
         query.awaitTermination()
     except StreamingQueryException:
@@ -178,6 +174,52 @@ def main(spec: JobSpec) -> None:
         query = start(spark, spec)
     query.awaitTermination()
     print("DONE", sum(progress["numInputRows"] for progress in query.recentProgress), flush=True)
+
+
+class NaiveWriter(DataSourceStreamArrowWriter):
+    """The sink that one would write first, and that is wrong: the rows of each task in a transaction of its own,
+    committed at the end of ``write``. The control of the proof: an oracle that does not catch it is worth nothing."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        assert context is not None
+        batch, task = context.getLocalProperty("streaming.sql.batchId"), context.partitionId()
+        producer = Producer(
+            {
+                "bootstrap.servers": self._options["kafka.bootstrap.servers"],
+                "transactional.id": f"naive-{self._options['sink']}-{task}",
+                "partitioner": "murmur2_random",
+                "log_level": 0,
+            }
+        )
+        producer.init_transactions(60)
+        producer.begin_transaction()
+        for rows in iterator:
+            for row in rows.select(["key", "value", "type"]).to_pylist():
+                headers = [("__grt__", row["type"].encode())]
+                producer.produce(self._options["topic"], row["value"], row["key"], headers=headers)
+            producer.poll(0)
+        producer.commit_transaction(60)
+        Plan().hit("commit.after", int(batch))
+        return WriterCommitMessage()
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        Plan().hit("returned", batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        pass
+
+
+class NaiveSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "naive"
+
+    def streamWriter(self, schema: t.StructType, overwrite: bool) -> NaiveWriter:  # noqa: N802
+        return NaiveWriter({name: self.options[name] for name in ("kafka.bootstrap.servers", "sink", "topic")})
 
 
 if __name__ == "__main__":

@@ -44,7 +44,6 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def exact(self) -> bool:
-        """Every event once, in order, as it was, and no transaction open."""
         return not (self.missing or self.duplicated or self.out_of_order or self.changed or self.hanging)
 
 
@@ -83,15 +82,12 @@ class Job:
         return text in self.log.read_text(errors="replace")
 
     def tail(self) -> str:
-        """The end of what it wrote."""
         return self.log.read_text(errors="replace")[-3000:]
 
     def wait(self, seconds: float = PATIENCE) -> int:
-        """Its exit code."""
         return self.process.wait(seconds)
 
     def must_finish(self, seconds: float = PATIENCE) -> None:
-        """To its good end."""
         code = self.wait(seconds)
         assert code == 0, f"exit code {code}: {self.tail()}"
 
@@ -106,15 +102,11 @@ class Job:
         signal_job(self.process.pid, signal.SIGKILL)
         self.process.wait(30)
 
-    def freeze(self) -> None:
-        signal_job(self.process.pid, signal.SIGSTOP)
-
     def thaw(self) -> None:
         signal_job(self.process.pid, signal.SIGCONT)
 
     @property
     def frozen(self) -> bool:
-        """Whether the whole job stands still."""
         stats = [Path(f"/proc/{pid}/stat") for pid in job_processes(self.process.pid)]
         return bool(stats) and all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in stats)
 
@@ -144,17 +136,13 @@ class Trial:
                 "bootstrap.servers": self.servers,
                 "partitioner": "murmur2_random",
                 "enable.idempotence": True,
+                "queue.buffering.max.messages": max(self.events, 100_000),
                 "linger.ms": 20,
                 "log_level": 0,
             }
         )
         for number in range(self.events):
-            while True:
-                try:
-                    producer.produce(self.source, value_of(number), key_of(number), headers=[("__grt__", b"Given")])
-                    break
-                except BufferError:
-                    producer.poll(0.05)
+            producer.produce(self.source, value_of(number), key_of(number), headers=[("__grt__", b"Given")])
         assert producer.flush(120) == 0
 
     def spec(self, **changes: object) -> JobSpec:
@@ -170,7 +158,6 @@ class Trial:
         return msgspec.structs.replace(spec, **changes)
 
     def start(self, *strikes: Strike, spec: JobSpec | None = None) -> Job:
-        """A run of the job."""
         job = Job(spec or self.spec(), self.folder, list(strikes), len(self.jobs))
         self.jobs.append(job)
         return job
@@ -190,21 +177,17 @@ class Trial:
 
     @property
     def batches_done(self) -> int:
-        """Batches in Spark's own commit log."""
         return len([path for path in (self.checkpoint / "commits").glob("*") if path.name.isdigit()])
 
     @property
     def query(self) -> str:
-        """Spark's id of the query, as the checkpoint has it."""
         return str(msgspec.json.decode((self.checkpoint / "metadata").read_bytes())["id"])
 
     @property
     def open_transaction(self) -> bool:
-        """Whether a transaction is open on the target, as the broker sees it."""
         return any(mark.stable < mark.end for mark in self._admin.watermarks(self.target).values())
 
     def committed_rows(self) -> int:
-        """Rows that readers of committed records see now."""
         return sum(1 for _ in self._log.records(self.target))
 
     def check(self, *, patience_seconds: float = BROKER_ENDS_SECONDS) -> Report:
@@ -249,7 +232,6 @@ class Trial:
         return report
 
     def close(self) -> None:
-        """End what is left running."""
         for job in self.jobs:
             job.kill()
         self._admin.close()

@@ -73,12 +73,10 @@ class Strike(msgspec.Struct, frozen=True):
 
     @property
     def mark(self) -> str:
-        """Name of the file it leaves."""
         return f"struck-{self.point}-{self.batch}-{self.action}"
 
 
 def environment(folder: Path, strikes: list[Strike]) -> dict[str, str]:
-    """What Spark's Java must be started with."""
     return {STRIKES: msgspec.json.encode(strikes).decode(), FOLDER: str(folder)}
 
 
@@ -104,8 +102,6 @@ def signal_job(leader: int, number: int, *, spared: int = 0) -> None:
 
 
 class Plan:
-    """The strikes of this process's job."""
-
     def __init__(self) -> None:
         self._strikes = msgspec.json.decode(os.environ.get(STRIKES, "[]"), type=list[Strike])
         self._folder = Path(os.environ.get(FOLDER, "."))
@@ -203,8 +199,8 @@ def _with_points(iterator: Iterator[Any], batch: int) -> Iterator[Any]:
         plan.hit("stage.half", batch)
 
 
-class ProofStreamWriter(DataSourceStreamArrowWriter):
-    """The product's writer of a stream, with points around it."""
+class _PointsAroundWriter:
+    """The product's writer, with points around it."""
 
     def __init__(self, real: Any) -> None:
         self._real = real
@@ -212,45 +208,30 @@ class ProofStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         context = TaskContext.get()
         assert context is not None
-        batch = int(context.getLocalProperty("streaming.sql.batchId") or -1)
+        batch = int(context.getLocalProperty("streaming.sql.batchId") or BATCH_WRITE)
         message: WriterCommitMessage = self._real.write(_with_points(iterator, batch))
         Plan().hit("stage.after", batch)
         return message
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        _At.plan, _At.batch = Plan(), batchId
+    def commit(self, messages: list[WriterCommitMessage | None], *batch: int) -> None:
+        _At.plan, _At.batch = Plan(), batch[0] if batch else BATCH_WRITE
         _put_points_into_clients()
-        self._real.commit(messages, batchId)
+        self._real.commit(messages, *batch)
         _At.hit("returned")
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self._real.abort(messages, batchId)
+    def abort(self, messages: list[WriterCommitMessage | None], *batch: int) -> None:
+        self._real.abort(messages, *batch)
 
 
-class ProofBatchWriter(DataSourceArrowWriter):
-    """The same for a write that is no stream."""
+class ProofStreamWriter(_PointsAroundWriter, DataSourceStreamArrowWriter):
+    """That of a stream."""
 
-    def __init__(self, real: Any) -> None:
-        self._real = real
 
-    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        message: WriterCommitMessage = self._real.write(_with_points(iterator, BATCH_WRITE))
-        Plan().hit("stage.after", BATCH_WRITE)
-        return message
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        _At.plan, _At.batch = Plan(), BATCH_WRITE
-        _put_points_into_clients()
-        self._real.commit(messages)
-        _At.hit("returned")
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._real.abort(messages)
+class ProofBatchWriter(_PointsAroundWriter, DataSourceArrowWriter):
+    """That of a write that is no stream."""
 
 
 class ProofSource(LocalGrtDataSource):
-    """``format("grt")`` with points."""
-
     def writer(self, schema: t.StructType, overwrite: bool) -> Any:
         return ProofBatchWriter(super().writer(schema, overwrite))
 

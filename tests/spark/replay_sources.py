@@ -9,9 +9,6 @@ import msgspec
 
 from streams import (
     DEAD_LETTER,
-    SKIP,
-    STOP,
-    Change,
     ErrorPolicy,
     ErrorResponse,
     EventContext,
@@ -20,7 +17,6 @@ from streams import (
     ExecutionState,
     Record,
     Table,
-    TopicPartition,
     event_type,
     upcaster,
 )
@@ -30,8 +26,6 @@ PARTITIONS = 3
 
 @event_type("Moved", version=2)
 class Moved(msgspec.Struct, frozen=True):
-    """Money came in or went out."""
-
     account: str
     cents: int
     currency: str
@@ -44,8 +38,6 @@ def add_currency(old: dict[str, Any]) -> dict[str, Any]:
 
 @event_type("Closed")
 class Closed(msgspec.Struct, frozen=True):
-    """The account goes."""
-
     account: str
 
 
@@ -60,29 +52,21 @@ class Failing(msgspec.Struct, frozen=True):
 
 @event_type("Slow")
 class Slow(msgspec.Struct, frozen=True):
-    """Handled by an async handler."""
-
     account: str
 
 
 @event_type("Heavy")
 class Heavy(msgspec.Struct, frozen=True):
-    """Handled on a thread."""
-
     account: str
 
 
 @event_type("Stood", version=3)
 class Stood(msgspec.Struct, frozen=True):
-    """What an account holds after an event."""
-
     account: str
     cents: int
 
 
 class Account(msgspec.Struct):
-    """State of one account."""
-
     cents: int = 0
     events: int = 0
 
@@ -161,5 +145,3 @@ def _stamp(ctx: Context) -> int:
 
 named = bank()
 """What ``tests.spark.replay_sources:named`` names."""
-
-__all__ = ["SKIP", "STOP", "Change", "TopicPartition", "bank", "named"]

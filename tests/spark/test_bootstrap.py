@@ -14,13 +14,14 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from pyspark.sql import SparkSession
 
 import streams.spark as kes_spark
-from streams import EventSource, EventSourceConfig
+from streams import EventSource
 from streams.clients.group_checks import GroupChecks
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import ConfigError, OffsetError, TopicError
 from streams.metrics import OffsetMismatch, TakeOverDone
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from tests.broker.engine_kit import Lab, Running
+from tests.spark.log_kit import until
 from tests.spark.replay_kit import Stage, by_key, state_of
 from tests.spark.replay_sources import PARTITIONS, bank
 
@@ -31,8 +32,6 @@ ONE = [(0, b"a", b'{"cents":1,"events":1}', None)]
 
 
 class Bank(Stage):
-    """A bank that begins with a state."""
-
     def state(self, rows: list[Any], positions: dict[int, int]) -> kes_spark.State:
         stores = self.spark.createDataFrame(rows, STATE)
         return kes_spark.State(stores, self.spark.createDataFrame(list(positions.items()), POSITIONS))
@@ -45,7 +44,6 @@ class Bank(Stage):
         return {record.partition: decode_offset(record).offset for record in found if record.key == OFFSET_KEY}
 
     def changelog_ids(self) -> set[frozenset[str]]:
-        """The topics that the positions belong to, by their ids."""
         found = self.records(self.changelog)
         return {frozenset(decode_offset(record).ids) - {""} for record in found if record.key == OFFSET_KEY}
 
@@ -90,14 +88,6 @@ def test_a_source_goes_on_from_a_replay_of_its_history(stage: Bank) -> None:
 
 
 @pytest.mark.nightly
-def test_partitions_without_a_position_begin_at_the_start_of_their_log(stage: Bank) -> None:
-    stage.produce(30, seed=1)
-    asyncio.run(stage.lab.delete_records(stage.topic, {2: 3}))
-    begun = stage.bootstrap(stage.state(ONE, {0: 5}))
-    assert dict(begun.offsets) == stage.changelog_offsets() == {0: 5, 1: 0, 2: 3}
-
-
-@pytest.mark.nightly
 def test_the_same_state_again_is_harmless_and_another_one_is_refused(stage: Bank) -> None:
     stage.produce(60, seed=1)
     first = stage.bootstrap(stage.state(ONE, {0: 5}))
@@ -124,22 +114,17 @@ def test_refused_while_the_group_is_alive(stage: Bank) -> None:
 
 
 def test_refused_where_the_group_has_been_at_work(stage: Bank) -> None:
+    """Also when the group's offsets have expired, or were deleted."""
     stage.produce(30, seed=1)
     stage.run()
     before = len(stage.records(stage.changelog))
     with pytest.raises(OffsetError, match=r"has a position already \(.*moves\[0\] at offset"):
         stage.bootstrap(stage.state(ONE, {}))
-    assert len(stage.records(stage.changelog)) == before
-
-
-def test_refused_where_the_changelog_holds_something(stage: Bank) -> None:
-    """Also when the group's offsets have expired, or were deleted."""
-    stage.produce(30, seed=1)
-    stage.run()
     stage.lab.admin._client.delete_consumer_groups([stage.config.group_id])[stage.config.group_id].result(30)
     with pytest.raises(OffsetError, match="holds state or a position already"):
         stage.bootstrap(stage.state(ONE, {}))
     assert stage.committed() == {}
+    assert len(stage.records(stage.changelog)) == before
 
 
 def test_refused_where_positions_are_not_in_the_log(stage: Bank) -> None:
@@ -155,15 +140,9 @@ def test_refused_where_positions_are_not_in_the_log(stage: Bank) -> None:
     with pytest.raises(ConfigError, match=f"a position of partition {PARTITIONS}, but the source has {PARTITIONS}"):
         stage.bootstrap(stage.state(ONE, {PARTITIONS: 0}))
     assert stage.is_untouched()
-    assert stage.bootstrap(stage.state(ONE, {0: ends[0], 1: ends[1]})).written
-
-
-@pytest.mark.nightly
-def test_refused_for_a_topic_that_is_not_there(stage: Bank) -> None:
-    config = EventSourceConfig(group_id="g", topic="nobody-made-this", num_partitions=1)
-    source: EventSource[None] = EventSource(msgspec.structs.replace(config, bootstrap_servers=stage.lab.bootstrap))
-    with pytest.raises(TopicError, match="nobody-made-this"):
-        kes_spark.bootstrap(source, stage.state([], {}))
+    begun = stage.bootstrap(stage.state(ONE, {0: ends[0]}))
+    assert begun.written
+    assert dict(begun.offsets) == stage.changelog_offsets() == {0: ends[0], 1: 4, 2: 0}, "or where its log begins"
 
 
 @pytest.mark.nightly
@@ -184,7 +163,10 @@ def test_refused_for_a_state_that_is_none(stage: Bank, rows: list[Any], told: st
 
 
 @pytest.mark.nightly
-def test_refused_for_a_source_without_a_store(stage: Bank) -> None:
+def test_refused_for_a_source_without_a_topic_or_a_store(stage: Bank) -> None:
+    missing = msgspec.structs.replace(stage.config, topic="nobody-made-this")
+    with pytest.raises(TopicError, match="nobody-made-this"):
+        kes_spark.bootstrap(EventSource(missing), stage.state([], {}))
     source: EventSource[None] = EventSource(stage.config)
     with pytest.raises(ConfigError, match="the source's store does not take the state"):
         kes_spark.bootstrap(source, stage.state(ONE, {}))
@@ -216,8 +198,6 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], None]
 
 
 class Beside:
-    """A member that runs on a thread of its own."""
-
     def __init__(self, stage: Bank) -> None:
         self.source = stage.bank()
         self._thread = threading.Thread(target=self.source.run, daemon=True)
@@ -236,10 +216,7 @@ class Beside:
     def start_and_wait_in_vain(self) -> None:
         """Start it; it gets its partitions, and in a time that would do it does not begin to work on any."""
         self.start()
-        deadline = time.monotonic() + 60
-        while not self.states():
-            assert time.monotonic() < deadline, "it was given no partitions"
-            time.sleep(0.02)
+        until(self.states, "it is given partitions", 60)
         deadline = time.monotonic() + 5
         while time.monotonic() < deadline:
             assert self.states() == {"restoring"}, "it did not wait for the transaction"

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -24,7 +23,7 @@ from streams.events import event_type_of
 from streams.spark.event_format import EventBatches
 from tests.spark.conformance_corpus import DIFFERENT, EXACTLY, FINE, MUCH, ODD_NAME, SAME, WIDE, Kinds
 from tests.spark.conformance_values import EVERYTHING, FLOAT, FRACTION, HEX, PLACES, TABLE, UTC, Everything
-from tests.spark.typed_kit import frame, records
+from tests.spark.typed_kit import frame, read_batch, records
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 SEED = int(os.environ.get("SEED", random.SystemRandom().randrange(2**32)))
@@ -130,8 +129,8 @@ def test_decoding_where_it_is_read_has_the_verdict_of_the_event_source() -> None
     """Only what a column cannot hold is refused beyond that, by a batch as by each record alone."""
     made = EventBatches(event_type_of(Kinds))
     data = [data for data, _ in CORPUS]
-    every = made.of(record_batch(data)).column("_error").to_pylist()
-    alone = [made.of(record_batch([each])).column("_error").to_pylist()[0] for each in data]
+    every = made.of(read_batch("Kinds", data)).column("_error").to_pylist()
+    alone = [made.of(read_batch("Kinds", [each])).column("_error").to_pylist()[0] for each in data]
     assert every == alone
     wrong = []
     for (value, difference), error in zip(CORPUS, every, strict=True):
@@ -139,18 +138,6 @@ def test_decoding_where_it_is_read_has_the_verdict_of_the_event_source() -> None
             wrong.append((value and value[:80], error, difference))
     tolerated = {b'{"price":"1_0"}', '{"price":"\u0661"}'.encode()}  # numbers like others, once they are Python's
     assert [each for each in wrong if each[0] not in tolerated] == []
-
-
-def record_batch(values: list[bytes | None]) -> pa.RecordBatch:
-    rows = len(values)
-    return pa.RecordBatch.from_pydict(
-        {
-            "key": pa.nulls(rows, pa.binary()), "value": pa.array(values, pa.binary()), "type": ["Kinds"] * rows,
-            "version": pa.array([1] * rows, pa.int32()), "topic": ["t"] * rows,
-            "partition": pa.array([0] * rows, pa.int32()), "offset": list(range(rows)),
-            "timestamp": pa.nulls(rows, pa.timestamp("us", "UTC")),
-        }
-    )  # fmt: skip
 
 
 @pytest.mark.nightly

@@ -68,7 +68,6 @@ def servers() -> Iterator[str]:
 
 
 def runs(test: Callable[..., None]) -> Callable[..., None]:
-    """Marks of a test that runs a page."""
     for mark in ("spark", "broker", "slow", "nightly"):
         test = getattr(pytest.mark, mark)(test)
     return pytest.mark.timeout(600)(test)

@@ -36,13 +36,8 @@ def marker(batch: int, lanes: int = 2, most: int = 2, query: str = "q", replaced
 TABLE = [
     # plan, markers, the batches pinned (or what it is refused with)
     (plan(0), [None, None], [NOTHING, NOTHING]),
-    (plan(0), [marker(NOTHING), None], [NOTHING, NOTHING]),  # a pin that was cut short
-    (plan(), [marker(4), marker(4)], [4, 4]),
-    (plan(), [marker(5), marker(4)], [5, 4]),
     (plan(), [marker(4), marker(5)], [4, 5]),
-    (plan(), [marker(5), marker(5)], [5, 5]),
     (plan(lanes=3), [marker(4), marker(4), None], [4, 4, NOTHING]),
-    (plan(lanes=1), [marker(4), marker(4)], [4, 4]),
     (plan(lanes=2), [marker(4, 1), marker(2)], [4, 2]),  # lane 1 was not used for a while
     (plan(), [None, None], "markers of what was written before are missing"),
     (plan(last_written=("q", 4)), [None, None], [4, 4]),

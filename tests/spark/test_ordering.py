@@ -51,9 +51,13 @@ def test_a_stream_is_in_order_per_key_within_each_batch(spark: SparkSession, tmp
 
 
 def test_a_batch_is_in_the_same_order(spark: SparkSession) -> None:
-    rows = [("k", str(n), dt.datetime(2026, 1, 1), at, n) for n, at in enumerate([3, None, 1, 3, 2])]
-    found = kes_spark.ordered(spark.createDataFrame(rows, SCHEMA), "at", "rank", partitions=1).collect()
-    assert [row.value for row in found] == ["1", "2", "4", "0", "3"]
+    rows = [(key, str(n), dt.datetime(2026, 1, 1), at, n) for n, at in enumerate([3, None, 1, 3, 2]) for key in "abcd"]
+    shuffled = spark.createDataFrame(rows, SCHEMA).repartition(7).orderBy(f.rand(seed=1))
+    for columns, order in ((("at", "rank"), ["1", "2", "4", "0", "3"]), ((f.desc("rank"),), ["4", "3", "2", "1", "0"])):
+        found: dict[str, list[str]] = {}
+        for row in kes_spark.ordered(shuffled, *columns, partitions=3).collect():
+            found.setdefault(row.key, []).append(row.value)
+        assert found == dict.fromkeys("abcd", order)
 
 
 def test_what_a_stream_cannot_be_sorted_by_is_refused(spark: SparkSession, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import re
-import time
 
 import pytest
 
@@ -31,7 +30,6 @@ def options(log: Log, topic: str, **more: str) -> ReadOptions:
 
 
 def planned(topic: str, start: int, end: int, given: ReadOptions) -> Range:
-    """A range of partition 0, as a planner makes it now."""
     found = LogView(given).topic_id_patiently(topic)
     assert found is not None
     return Range(topic, 0, start, end, found)
@@ -47,13 +45,16 @@ def read(topic: str, start: int, end: int, given: ReadOptions) -> list[int]:
 
 def test_a_range_is_read_from_its_start_up_to_its_end(log: Log, make_topic: MakeTopic) -> None:
     topic = make_topic()
-    fill(log, topic, 5000)
+    fill(log, topic, 12000)
+    assert reader._CHUNK < 12000
     given = options(log, topic)
-    for start, end in ((0, 1), (0, 5000), (1999, 2000), (1999, 2001), (3000, 4500)):
+    for start, end in ((0, 1), (0, 12000), (1999, 2000), (1999, 2001), (3000, 4500)):
         assert read(topic, start, end, given) == list(range(start, end))
     some = options(log, topic, types="B")
     assert read(topic, 10, 20, some) == [11, 13, 15, 17, 19]
     assert read(topic, 10, 20, options(log, topic, types="C")) == []
+    for _ in batches(planned(topic, 0, 12000, given), given):
+        assert gc.isenabled(), "the collector is on again between batches"
 
 
 def test_ranges_may_begin_and_end_in_gaps(log: Log, topic_prefix: str) -> None:
@@ -152,18 +153,6 @@ def test_a_topic_made_again_while_it_is_read(
         list(reading)
 
 
-def test_a_broker_that_is_away_is_told_as_that() -> None:
-    given = read_options({"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "t", "stallSeconds": "1"})
-    with pytest.raises(BrokerUnavailable, match=r"t\[0\] up to 5: nothing from 127.0.0.1:9 for 1 s"):
-        offsets(Range("t", 0, 0, 5, "id"), given)
-
-
-def test_a_wrong_setting_is_told_as_that() -> None:
-    given = read_options({"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "t", "kafka.no.such": "1"})
-    with pytest.raises(ConfigError, match="No such configuration property"):
-        offsets(Range("t", 0, 0, 5, "id"), given)
-
-
 def test_many_different_headers_arrive_as_they_are(log: Log, make_topic: MakeTopic) -> None:
     topic = make_topic()
     expected = []
@@ -179,30 +168,16 @@ def test_many_different_headers_arrive_as_they_are(log: Log, make_topic: MakeTop
     assert [row["key"] for row in found] == [str(number).encode() for number in range(3000)]
 
 
-def test_the_collector_is_on_again_between_batches(log: Log, make_topic: MakeTopic) -> None:
-    topic = make_topic()
-    fill(log, topic, 12000)
-    given = options(log, topic)
-    for _ in batches(planned(topic, 0, 12000, given), given):
-        assert gc.isenabled()
-    assert reader._CHUNK < 12000
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_a_compacted_log_has_gaps(log: Log, topic_prefix: str) -> None:
-    topic = topic_prefix + "t"
-    config = {"cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.001"}
-    log.create(topic, **config)
-    for number in range(60):
-        log.produce(topic, str(number), key=str(number % 3))
-        log.flush()
-    given = options(log, topic)
-    deadline = time.monotonic() + 120
-    while len(there := read(topic, 0, 60, given)) > 3:
-        assert time.monotonic() < deadline, "the broker compacts nothing"
-        log.produce(topic, "roll", key="roll")  # the segment that is written to is never compacted
-        log.flush()
-        time.sleep(0.5)
-    for start, end in ((0, 30), (0, 1), (20, 40), (30, 58), (40, 60), (there[-1] - 1, 60), (there[-1] + 1, 60)):
-        assert read(topic, start, end, given) == [n for n in there if start <= n < end], (start, end)
+@pytest.mark.parametrize(
+    ("more", "told", "problem"),
+    [
+        ({"stallSeconds": "1"}, BrokerUnavailable, r"t\[0\] up to 5: nothing from 127.0.0.1:9 for 1 s"),
+        ({"kafka.no.such": "1"}, ConfigError, "No such configuration property"),
+    ],
+)
+def test_a_broker_that_is_away_and_a_wrong_setting_are_told_as_that(
+    more: dict[str, str], told: type[Exception], problem: str
+) -> None:
+    given = read_options({"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "t", **more})
+    with pytest.raises(told, match=problem):
+        offsets(Range("t", 0, 0, 5, "id"), given)

@@ -66,8 +66,6 @@ def test_no_option_no_cut() -> None:
     ]  # fmt: skip
 
 
-# ------------------------------------------------------------------------------ what lies ahead, and what is lost
-
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
@@ -76,15 +74,7 @@ def logs(*bounds: tuple[int, int], topic_id: str = "x") -> dict[str, TopicLog]:
     return {"t": TopicLog(topic_id, {n: Bounds(first, end, end) for n, (first, end) in enumerate(bounds)})}
 
 
-def test_what_is_new_is_read_from_its_beginning() -> None:
-    found = advance(Positions({"t": "x"}, {P0: 5}), {**logs((0, 9), (0, 3)), "u": TopicLog("y", {0: Bounds(0, 2, 2)})})
-    assert found.begin == {P0: 5, P1: 0, ("u", 0): 0}
-    assert found.end == {P0: 9, P1: 3, ("u", 0): 2}
-    assert found.losses == []
-
-
 def test_a_topic_made_again_begins_where_its_log_does() -> None:
-    """The other losses: ``test_stream_planning.py``."""
     found = advance(Positions({"t": "x"}, {P0: 5}), logs((2, 9), topic_id="z"))
     assert (found.begin, found.end) == ({P0: 2}, {P0: 9})
     (loss,) = found.losses
@@ -123,9 +113,6 @@ def test_a_range_is_always_one_that_the_log_has(
                 assert found.begin[place] == at.get(place, 0)
             else:
                 assert found.losses
-
-
-# ---------------------------------------------------------------------------------- positions in a checkpoint
 
 
 @given(

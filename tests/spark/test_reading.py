@@ -21,7 +21,12 @@ def test_everything_of_a_record_arrives(log: Log, make_topic: MakeTopic, read: R
     log.produce(topic, None, None)
     log.produce(topic, b"", b"", headers=[("__grv__", b"three"), ("__grt__", b"\xff")], timestamp=1_500_000_000_123)
     log.flush()
-    first, second, third = read(topic).orderBy("offset").collect()
+    records = read(topic)
+    assert records.columns == [
+        "key", "value", "type", "version", "headers", "topic", "partition", "offset", "timestamp", "timestampType",
+    ]  # fmt: skip
+    assert read(topic, includeHeaders="false").columns == [name for name in records.columns if name != "headers"]
+    first, second, third = records.orderBy("offset").collect()
     assert (first.key, first.value, first.type, first.version) == (b"k", b"v", "A", 3)
     assert [tuple(header) for header in first.headers] == [
         ("__grt__", b"A"),
@@ -32,10 +37,12 @@ def test_everything_of_a_record_arrives(log: Log, make_topic: MakeTopic, read: R
     assert (first.topic, first.partition, first.offset) == (topic, 0, 0)
     assert (second.key, second.value, second.type, second.version, second.headers) == (None, None, None, 1, [])
     assert (third.key, third.value, third.type, third.version) == (b"", b"", None, None)
-    assert third.timestamp.microsecond == 123_000
+    assert (third.timestamp.microsecond, third.timestampType) == (123_000, 0)
+    without_headers = read(topic, includeHeaders="false", types="B, A").collect()
+    assert [(row.type, row.version) for row in without_headers] == [("A", 3)]
 
 
-def test_committed_records_only_and_an_end_without_a_record(
+def test_committed_records_only_up_to_an_end_without_a_record_or_an_open_transaction(
     log: Log, make_topic: MakeTopic, read: Read, topic_prefix: str
 ) -> None:
     topic = make_topic(partitions=3)
@@ -44,18 +51,11 @@ def test_committed_records_only_and_an_end_without_a_record(
     log.transactions(topic_prefix, topic, (["no"], False), partition=1)
     assert [row.value for row in read(topic).orderBy("offset").collect()] == [b"a", b"b", b"c"]
     assert read(topic, isolation="read_uncommitted").count() == 10
-
-
-def test_an_open_transaction_ends_the_read_before_itself(
-    log: Log, make_topic: MakeTopic, read: Read, topic_prefix: str
-) -> None:
-    topic = make_topic()
-    log.transactions(topic_prefix + "1", topic, (["a"], True))
-    producer = log.transaction(topic_prefix + "2")
+    producer = log.transaction(topic_prefix + "open")
     producer.begin_transaction()
-    producer.produce(topic, "open")
+    producer.produce(topic, "open", partition=0)
     producer.flush(30)
-    assert [row.value for row in read(topic).collect()] == [b"a"]
+    assert [row.value for row in read(topic).orderBy("offset").collect()] == [b"a", b"b", b"c"]
     producer.abort_transaction(30)
 
 
@@ -69,6 +69,8 @@ def test_offsets_by_partition(log: Log, make_topic: MakeTopic, read: Read) -> No
     got = read(topic, startingOffsets=offsets(3, -2), endingOffsets=offsets(5, -1)).collect()
     assert sorted((row.partition, row.offset) for row in got) == [(0, 3), (0, 4), *((1, at) for at in range(10))]
     assert read(topic, startingOffsets="latest").count() == 0
+    assert read(topic, minPartitions="8").rdd.getNumPartitions() == 8
+    assert read(topic, maxRecordsPerPartition="4").rdd.getNumPartitions() == 6
     with pytest.raises(Exception, match=r"has the offsets 0 to 10 now, not 11"):
         read(topic, endingOffsets=offsets(11, 1)).count()
     assert read(topic, endingOffsets=offsets(11, 1), failOnDataLoss="false").count() == 11
@@ -76,28 +78,17 @@ def test_offsets_by_partition(log: Log, make_topic: MakeTopic, read: Read) -> No
         read(topic, startingOffsets=json.dumps({topic: {"0": 1}})).count()
 
 
-def test_types_are_chosen_where_they_are_read(log: Log, make_topic: MakeTopic, read: Read) -> None:
-    topic = make_topic()
-    for name in ("A", "B", "C", "A"):
-        log.produce(topic, b"{}", headers=[("__grt__", name.encode())])
-    log.produce(topic, b"{}")
-    log.flush()
-    assert [row.type for row in read(topic, types="A, C").orderBy("offset").collect()] == ["A", "C", "A"]
-
-
 def test_mistakes_are_named(spark: SparkSession, make_topic: MakeTopic, read: Read) -> None:
+    """Those of options in general: ``test_options.py``."""
     topic = make_topic()
     assert read(topic).count() == 0
     with pytest.raises(Exception, match=f"topic '{topic}x' does not exist"):
         read(topic + "x").count()
     with pytest.raises(Exception, match=r"unknown option startingofset .* did you mean startingOffsets"):
         read(topic, startingOfset="latest").count()
-    with pytest.raises(Exception, match="No such configuration property"):
-        read(topic, **{"kafka.no.such.setting": "1"}).count()
+    given = {"subscribe": topic, "bootstrap.servers": "x:1"}
     with pytest.raises(Exception, match="columns of its own"):
-        spark.read.format("grt").schema("a int").option("subscribe", topic).option(
-            "bootstrap.servers", "x:1"
-        ).load().count()
+        spark.read.format("grt").schema("a int").options(**given).load().count()
 
 
 def test_registering_twice_and_asking_for_a_second_session_is_harmless(spark: SparkSession) -> None:
@@ -125,22 +116,6 @@ def test_a_read_from_one_time_to_another(log: Log, make_topic: MakeTopic, read: 
     assert got(startingTimestamp=str(base + 7), startingOffsetsByTimestampStrategy="latest") == [(0, 7), (0, 8), (0, 9)]
 
 
-@pytest.mark.nightly
-def test_ranges_are_cut_for_more_tasks(log: Log, make_topic: MakeTopic, read: Read) -> None:
-    topic = make_topic(partitions=2)
-    log.stamped(topic, {0: list(range(1, 301)), 1: list(range(1, 101))})
-    whole = read(topic)
-    assert whole.rdd.getNumPartitions() == 2
-    for frame, tasks in (
-        (read(topic, minPartitions="8"), 8),
-        (read(topic, maxRecordsPerPartition="60"), 7),
-        (read(topic, minPartitions="1"), 2),
-    ):
-        assert frame.rdd.getNumPartitions() == tasks
-        assert frame.exceptAll(whole).count() == 0
-        assert frame.count() == 400
-
-
 def test_chosen_partitions_and_topics_by_pattern(
     spark: SparkSession, log: Log, make_topic: MakeTopic, topic_prefix: str
 ) -> None:
@@ -158,19 +133,6 @@ def test_chosen_partitions_and_topics_by_pattern(
     assert got(assign=json.dumps({first: [1], second: [0]})) == {(first, 1), (second, 0)}
     with pytest.raises(Exception, match=f"topic '{first}' has no partition 7"):
         got(assign=json.dumps({first: [7]}))
-
-
-def test_columns_without_headers_and_of_times(log: Log, make_topic: MakeTopic, read: Read) -> None:
-    topic = make_topic()
-    log.produce(topic, b"v", headers=[("__grt__", b"A")], timestamp=1_500_000_000_123)
-    log.flush()
-    frame = read(topic, includeHeaders="false")
-    assert "headers" not in frame.columns
-    (row,) = frame.collect()
-    assert (row.type, row.timestampType, row.timestamp.microsecond) == ("A", 0, 123_000)
-    assert read(topic).columns == [
-        "key", "value", "type", "version", "headers", "topic", "partition", "offset", "timestamp", "timestampType",
-    ]  # fmt: skip
 
 
 def test_ends_as_an_option_of_later_reads(log: Log, make_topic: MakeTopic, read: Read) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from streams import EventSource, EventSourceConfig
 from streams.runtime.partition.dead_letters import PREFIX
 from tests.broker.engine_kit import Lab
 from tests.spark.replay_kit import Stage, by_key, encoded, produce
-from tests.spark.replay_sources import PARTITIONS, Account, Moved, bank
+from tests.spark.replay_sources import PARTITIONS, Account, Moved, Stood, bank
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(400)]
 SEED = int(os.environ.get("SEED", "0")) or random.randrange(1, 10**6)
@@ -24,8 +24,6 @@ EVENTS = 3_000
 
 
 class Production(Stage):
-    """A bank that ran over all kinds of events, and what it left behind."""
-
     def __init__(self, lab: Lab, prefix: str, spark: SparkSession) -> None:
         super().__init__(lab, prefix, spark)
         self.produce(EVENTS - 1, SEED)
@@ -48,28 +46,28 @@ def replayed(production: Production) -> Iterator[kes_spark.Replay]:
 
 
 def test_outputs_are_the_same_bytes_in_the_same_order(production: Production, replayed: kes_spark.Replay) -> None:
+    """Each names the record that it comes from."""
     sent = production.records(*production.out)
     assert len(sent) > EVENTS / 2
-    assert by_key(replayed.outputs.collect()) == by_key(sent)
+    outputs = replayed.outputs.collect()
+    assert by_key(outputs) == by_key(sent)
+    for row in outputs:
+        if row.topic == production.out[0]:
+            assert {header.key: bytes(header.value) for header in row.headers}["offset"] == b"%d" % row.cause.offset
+            assert (row.type, row.version, row.cause.number) == ("Stood", 3, 0)
 
 
-def test_positions_are_those_of_the_source(production: Production, replayed: kes_spark.Replay) -> None:
-    assert replayed.offsets == production.ends
+def test_stores_and_positions_are_those_of_the_source(production: Production, replayed: kes_spark.Replay) -> None:
+    assert (replayed.records, replayed.offsets) == (EVENTS, production.ends)
     assert {row.partition: row.offset for row in replayed.positions.collect()} == production.ends
-    assert replayed.records == EVENTS
-
-
-def test_a_store_is_rebuilt_from_history(production: Production, replayed: kes_spark.Replay) -> None:
     production.must_have_stored(replayed.stores)
-    assert {row.partition for row in replayed.stores.collect()} == set(range(PARTITIONS))
+    stores = replayed.stores.collect()
+    assert {row.partition for row in stores} == set(range(PARTITIONS))
     with kes_spark.changelog_state(production.read(production.changelog)) as state:
         assert {row.partition: row.offset for row in state.positions.collect()} == production.ends
         assert kes_spark.compare(state.stores, replayed.stores).is_equal
-
-
-def test_stores_are_read_with_their_codecs(production: Production, replayed: kes_spark.Replay) -> None:
     rows = replayed.table(key=str, value=Account).collect()
-    assert len(rows) == replayed.stores.count()
+    assert len(rows) == len(stores)
     assert [row for row in rows if row._error is not None] == []
     assert sum(row.value.events for row in rows) > 0
 
@@ -89,13 +87,6 @@ def test_dead_letters_are_the_same_but_for_their_time(production: Production, re
     failures = replayed.failures.collect()
     assert {(row.partition, row.offset) for row in failures} == {(r.cause.partition, r.cause.offset) for r in letters}
     assert {row.response for row in failures} == {"dead_letter"}
-
-
-def test_each_output_names_the_record_that_it_comes_from(production: Production, replayed: kes_spark.Replay) -> None:
-    rows = replayed.outputs.where(f.col("topic") == production.out[0]).collect()
-    for row in rows:
-        assert {header.key: bytes(header.value) for header in row.headers}["offset"] == b"%d" % row.cause.offset
-        assert (row.type, row.version, row.cause.number) == ("Stood", 3, 0)
 
 
 @pytest.mark.nightly
@@ -168,42 +159,7 @@ def test_partitions_are_spread_over_tasks(production: Production, replayed: kes_
     assert len(spread) == len({row.task for row in spread}) == PARTITIONS
 
 
-@pytest.mark.nightly
-def test_replayed_outputs_can_be_written(
-    production: Production, replayed: kes_spark.Replay, make_topic: Callable[..., str]
-) -> None:
-    topic = make_topic("again", 2)
-    one = replayed.outputs.where(f.col("topic") == production.out[0]).withColumn("topic", f.lit(topic))
-    kes_spark.write(
-        one.drop("cause"), write_id="again", servers=production.lab.bootstrap, options={"markerTopic": topic}
-    )
-    as_it_was = production.read(production.out[0]).withColumn("topic", f.lit(topic))
-    with kes_spark.compare(as_it_was, production.read(topic)) as compared:
-        assert compared.is_equal
-        assert compared.same == one.count()
-
-
 # ------------------------------------------------------------------------------------------------- comparing
-
-
-@pytest.mark.nightly
-def test_a_changed_handler_is_seen_before_it_goes_live(production: Production) -> None:
-    changed = bank(production.prefix, bonus=1)  # for account a1 only
-    with kes_spark.replay(changed, production.read()) as other:
-        with kes_spark.compare(production.read(*production.out), other.outputs) as outputs:
-            assert not outputs.is_equal
-            assert (outputs.missing, outputs.extra) == (0, 0)
-            rows = outputs.differences.collect()
-            assert {bytes(row.key) for row in rows} == {b"a1"}
-            assert len(rows) == outputs.different > 0
-            first = min(rows, key=lambda row: row.number)
-            assert bytes(first.expected.value) != bytes(first.actual.value)
-            assert first.actual.cause.offset >= 0
-        state = kes_spark.changelog_state(production.read(production.changelog))
-        with state, kes_spark.compare(state.stores, other.stores) as stores:
-            keys = {bytes(row.key) for row in stores.differences.collect()}
-            assert keys == {b"a1"}
-            assert stores.same == other.stores.count() - stores.different
 
 
 def test_missing_and_extra_rows(spark: SparkSession) -> None:
@@ -257,6 +213,4 @@ def test_a_source_without_state(production: Production) -> None:
 
 
 def _forward(ctx, value):  # type: ignore[no-untyped-def]
-    from tests.spark.replay_sources import Stood
-
     ctx.forward("elsewhere", Stood("x", len(value or b"")), key=ctx.input.key)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +26,7 @@ from streams import (
 )
 from streams.errors import ConfigError, EventFailure, StreamsError
 from streams.spark import replay_source, replay_task
-from tests.spark.replay_kit import encoded, moves
+from tests.spark.replay_kit import encoded
 from tests.spark.replay_sources import PARTITIONS, Failing, Moved, bank, named
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
@@ -182,7 +179,7 @@ def test_a_source_travels_by_its_name(spark: SparkSession) -> None:
             assert balances(found) == {b"a": 1}
 
 
-def test_a_source_that_was_changed_here_is_not_taken_for_the_one_over_there(spark: SparkSession) -> None:
+def test_a_source_that_was_changed_here_is_not_taken_for_the_one_over_there() -> None:
     there, _ = replay_source.travelling("tests.spark.replay_sources:named")
     changed = msgspec.structs.replace(
         there, fingerprint=(*there.fingerprint[:-2], ("New", "handler"), *there.fingerprint[-1:])
@@ -191,59 +188,32 @@ def test_a_source_that_was_changed_here_is_not_taken_for_the_one_over_there(spar
         changed.arrive()
 
 
-def test_names_that_mean_no_source_are_refused(spark: SparkSession) -> None:
-    for name, told in (("tests.spark.no_such", "cannot import"), ("tests.spark.replay_sources:PARTITIONS", "neither")):
+def test_what_is_no_source_or_cannot_be_pickled_is_refused() -> None:
+    unpicklable = bank()
+    lock = threading.Lock()
+    unpicklable._router.routes[b"Moved"].handler = lambda ctx, event: lock.acquire()
+    for source, told in (
+        ("tests.spark.no_such", "cannot import"),
+        ("tests.spark.replay_sources:PARTITIONS", "neither"),
+        (unpicklable, r"cannot be sent to executors: .*module that the executors can import"),
+    ):
         with pytest.raises(ConfigError, match=told):
-            kes_spark.replay(name, rows(spark, Moved("a", 1, "EUR")))
+            replay_source.travelling(source)
 
 
-def test_a_source_that_cannot_be_pickled_is_refused(spark: SparkSession) -> None:
-    source = bank()
-    lock = __import__("threading").Lock()
-    source._router.routes[b"Moved"].handler = lambda ctx, event: lock.acquire()
-    with pytest.raises(ConfigError, match=r"cannot be sent to executors: .*module that the executors can import"):
-        kes_spark.replay(source, rows(spark, Moved("a", 1, "EUR")))
+def test_classes_that_only_this_process_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a function or ``__main__``, such as a script, has is not what executors have."""
 
-
-def test_classes_that_only_this_process_has_are_refused(spark: SparkSession) -> None:
     class Local(msgspec.Struct):
         account: str
 
-    source: EventSource[Any] = EventSource(EventSourceConfig(group_id="g", topic="moves", num_partitions=1))
-    source.register_event_type(Local, lambda ctx, event: None)
-    with pytest.raises(ConfigError, match="Local exists in this process only"):
-        kes_spark.replay(source, rows(spark, Moved("a", 1, "EUR")))
-
-
-def test_classes_of_a_script_are_refused_with_advice(tmp_path: Path) -> None:
-    """What ``__main__`` has is not what executors have."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent("""
-        from __future__ import annotations
-        import msgspec
-        from streams import EventSource, EventSourceConfig, event_type
-        from streams.errors import ConfigError
-        from streams.spark.replay_source import travelling
-
-        @event_type("In")
-        class In(msgspec.Struct):
-            a: str
-
-        source = EventSource(EventSourceConfig(group_id="g", topic="t", num_partitions=1))
-        source.register_event_type(In, lambda ctx, event: None)
-        try:
-            travelling(source)
-        except ConfigError as error:
-            print(error)
-    """)
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True, env=environment
-    )
-    assert "In exists in this process only (__main__)" in ended.stdout
-    assert "'module:attribute'" in ended.stdout
+    of_a_script = msgspec.defstruct("In", [("account", str)], module="__main__")
+    for cls, told in ((Local, "Local exists in this process only"), (of_a_script, r"In exists .* only \(__main__\)")):
+        source: EventSource[Any] = EventSource(EventSourceConfig(group_id="g", topic="moves", num_partitions=1))
+        source.register_event_type(cls, lambda ctx, event: None)
+        monkeypatch.setattr("__main__.source", source, raising=False)
+        with pytest.raises(ConfigError, match=told + ".*'module:attribute'"):
+            replay_source.travelling(source)
 
 
 def test_secrets_do_not_travel() -> None:
@@ -255,8 +225,6 @@ def test_secrets_do_not_travel() -> None:
 
 
 def test_handlers_in_a_closure_travel(spark: SparkSession) -> None:
-    found: list[Any] = moves(10, partitions=1, seed=1)
-    assert len(found) == 10
     config = EventSourceConfig(group_id="g", topic="moves", num_partitions=1)
     factor = 7
     source = EventSource(config, Table.factory(key=str, value=int))

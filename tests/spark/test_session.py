@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.spark.log_kit import until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
 
@@ -25,15 +25,6 @@ except KeyboardInterrupt:
     print("interrupted", flush=True)
 sys.stdin.read()
 """
-
-
-def _wait(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def _commands(process: psutil.Process) -> list[str]:
@@ -58,11 +49,10 @@ def test_interrupted_while_java_starts() -> None:
     with job:
         try:
             me = psutil.Process(job.pid)
-
-            assert _wait(lambda: any("SparkSubmit" in command for command in _commands(me)))
+            until(lambda: any("SparkSubmit" in command for command in _commands(me)), "Java starts", 60)
             os.kill(job.pid, signal.SIGINT)
             assert job.stdout is not None
             assert job.stdout.readline() == "interrupted\n"
-            assert _wait(lambda: not _commands(me))
+            until(lambda: not _commands(me), "Java has ended", 60)
         finally:
             job.kill()

@@ -114,19 +114,6 @@ def test_a_batch_that_failed_is_done_again_with_the_same_records(
     assert sorted(stream.values()) == texts(range(60))
 
 
-def test_aborted_records_are_gaps_wherever_a_batch_ends(
-    stream: Stream, log: Log, make_topic: MakeTopic, topic_prefix: str
-) -> None:
-    """20 offsets a batch: batches end in the middle of aborted records, on a marker, and hold nothing at all."""
-    topic = make_topic()
-    parts = [([f"{n}-{value}" for value in range(7 if n % 2 else 33)], n % 2 == 1) for n in range(8)]
-    log.transactions(topic_prefix, topic, *parts)
-    expected = [value for values, commit in parts if commit for value in values]
-    stream.run(subscribe=topic, maxOffsetsPerTrigger="20")
-    assert stream.values() == expected
-    assert [] in stream.batches.values()
-
-
 def test_partitions_and_topics_that_come_later_are_read_from_their_beginning(
     stream: Stream, log: Log, make_topic: MakeTopic, topic_prefix: str
 ) -> None:
@@ -149,40 +136,6 @@ def test_partitions_and_topics_that_come_later_are_read_from_their_beginning(
         assert sorted(stream.values()) == sorted(wanted)
     finally:
         query.stop()
-
-
-@pytest.mark.nightly
-def test_records_deleted_before_they_were_read(stream: Stream, log: Log, make_topic: MakeTopic) -> None:
-    topic = make_topic()
-    log.send(topic, range(20))
-    stream.run(subscribe=topic, maxOffsetsPerTrigger="20")
-    log.send(topic, range(20, 50))
-    log.delete_up_to(topic, 40)
-    with pytest.raises(Exception, match=r"\[0\]: offsets 20 to 39 are gone .*failOnDataLoss=false"):
-        stream.run(subscribe=topic)
-    assert sorted(stream.values()) == texts(range(20))
-    stream.run(subscribe=topic, failOnDataLoss="false")
-    assert sorted(stream.values()) == sorted(texts(range(20)) + texts(range(40, 50)))
-
-
-@pytest.mark.nightly
-def test_a_topic_that_was_deleted_and_made_again_is_not_taken_for_the_old_one(
-    stream: Stream, log: Log, make_topic: MakeTopic
-) -> None:
-    topic = make_topic()
-    log.send(topic, range(10))
-    stream.run(subscribe=topic)
-    log.delete(topic)
-    with pytest.raises(Exception, match=r"was deleted: it had been read up to .*\[0\] offset 10"):
-        stream.run(subscribe=topic)
-    log.create(topic)
-    log.send(topic, range(100, 130))  # more than there were: offsets alone would tell nothing
-    with pytest.raises(
-        Exception, match=r"was deleted and made again \(id .*\): it had been read up to .*\[0\] offset 10"
-    ):
-        stream.run(subscribe=topic)
-    stream.run(subscribe=topic, failOnDataLoss="false")
-    assert sorted(stream.values()) == sorted(texts(range(10)) + texts(range(100, 130)))
 
 
 @pytest.mark.nightly
@@ -228,14 +181,3 @@ def test_a_broker_that_restarts_is_waited_for(spark: SparkSession, own_broker: O
     finally:
         with contextlib.suppress(Exception):
             query.stop()
-
-
-def test_mistakes_of_a_stream_are_named(stream: Stream, make_topic: MakeTopic) -> None:
-    topic = make_topic()
-    for options, problem in (
-        ({"subscribe": topic + "x"}, f"topic '{topic}x' does not exist"),
-        ({"subscribe": topic, "endingOffsets": "latest"}, "option endingOffsets is for batch reads"),
-        ({"subscribe": topic, "maxOffsetPerTrigger": "5"}, "did you mean maxOffsetsPerTrigger"),
-    ):
-        with pytest.raises(Exception, match=problem):
-            stream.run(**options)

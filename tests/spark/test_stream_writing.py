@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -170,38 +169,32 @@ def test_a_lost_marker_stops_the_query_until_somebody_says_what_is_there(job: Jo
     assert job.written() == before + ids(2, 3)
 
 
-def test_a_batch_whose_commit_spark_has_not_noted_is_not_written_again(job: Job) -> None:
-    """As after a kill between Kafka's commit and Spark's: Spark plans the batch again when its commit file is gone."""
-    job.add(10)
-    job.add(10)
-    assert job.run() == ""
-    (job.folder / "first" / "commits" / "1").unlink()
-    (job.folder / "first" / "commits" / ".1.crc").unlink(missing_ok=True)
-    job.add(10)
-    assert job.run() == ""
-    assert job.written() == ids(0, 1, 2)
-    assert job.sent() == 30
-
-
-def test_an_older_copy_of_the_checkpoint_is_refused(job: Job) -> None:
+def test_a_checkpoint_that_has_forgotten_its_last_batches(job: Job) -> None:
+    """A batch whose commit Spark has not noted, as after a kill between Kafka's commit and Spark's, is planned again
+    and not written again. An older copy of the checkpoint is refused."""
     for _ in range(3):
         job.add(10)
     assert job.run() == ""
 
-    def forget(batch: int) -> None:
-        for log in ("commits", "offsets"):
-            (job.folder / "first" / log / str(batch)).unlink(missing_ok=True)
+    def forget(batch: int, *logs: str) -> None:
+        for log in logs:
+            (job.folder / "first" / log / str(batch)).unlink()
             (job.folder / "first" / log / f".{batch}.crc").unlink(missing_ok=True)
 
-    forget(2)
-    fewer = job.rows().where("value != '2000'")  # as if it were planned with other rows
+    forget(2, "commits")
+    job.add(10)
+    assert job.run() == ""
+    assert job.written() == ids(0, 1, 2, 3)
+    assert job.sent() == 40
+    forget(3, "commits", "offsets")
+    fewer = job.rows().where("value != '3000'")  # as if it were planned with other rows
     problem = job.run(fewer)
     assert "is in Kafka with 10 rows, and has 9 now" in problem
-    assert job.run(fewer, lastWrittenBatch=f"{_query_id(job)}:2") == ""  # somebody has looked
-    forget(1)
-    forget(2)
-    assert "this query has written up to batch 2 already" in job.run()
-    assert job.written() == ids(0, 1, 2)
+    assert job.run(fewer, lastWrittenBatch=f"{_query_id(job)}:3") == ""  # somebody has looked
+    forget(2, "commits", "offsets")
+    forget(3, "commits", "offsets")
+    assert "this query has written up to batch 3 already" in job.run()
+    assert job.written() == ids(0, 1, 2, 3)
 
 
 class Interrupted(StreamWriter):
@@ -272,43 +265,6 @@ def test_a_query_that_is_stopped_half_way_through_a_batch_shows_nothing_of_it(jo
     assert job.sent() == 10
     assert job.run() == ""
     assert job.written() == ids(0, 1)
-
-
-def test_two_queries_under_one_name_and_two_runs_of_one(job: Job, spark: SparkSession) -> None:
-    job.add(10)
-    assert job.run() == ""
-    first, job.checkpoint = job.checkpoint, "second"
-    assert "give option replaceQuery=" in job.run()
-    job.checkpoint = first
-    job.add(10)
-    assert job.run() == ""  # the rightful one goes on
-    assert job.written() == ids(0, 1)
-    lane = lane_of(stream_write_options(job.options))
-    # Another run of the same query is in the middle of the next batch, and this one overtakes it.
-    other = Producer({"bootstrap.servers": job.options["bootstrap.servers"], "transactional.id": lane.identity})
-    other.init_transactions(30)
-    other.begin_transaction()
-    other.produce(job.topic, b"other")
-    other.flush(30)
-    job.add(10)
-    assert job.run() == ""
-    with pytest.raises(Exception, match="fenced"):
-        other.commit_transaction(30)
-    assert job.written() == ids(0, 1, 2)
-
-
-def test_mistakes_are_named(job: Job) -> None:
-    """Those of options in general: ``test_options.py``."""
-    job.add(10)
-    cases = [
-        (job.rows(), {"sink": ""}, "option sink is missing: name this sink"),
-        (job.rows(), {"topic": job.topic + "-no"}, "does not exist"),
-        (job.rows().withColumn("x", f.lit(1)), {}, "column x is no part of a record"),
-    ]
-    for number, (df, options, problem) in enumerate(cases):
-        job.checkpoint = f"case-{number}"
-        assert problem in job.run(df, **options)
-    assert job.written() == Counter()
 
 
 PROGRESS = {"asyncProgressTrackingEnabled": "true"}

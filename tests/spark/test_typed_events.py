@@ -1,14 +1,15 @@
-"""Several classes at once, older versions, codecs of one's own, dead letters, the connector's columns, streams."""
+"""Typed events: several classes, older versions, codecs of one's own, dead letters, and what cannot be read or written.
+What can: ``test_conformance.py``."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import enum
 import uuid
 from collections.abc import Callable
 from decimal import Decimal
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
@@ -23,6 +24,7 @@ from streams.records import Headers, IncomingRecord
 from streams.runtime.partition.dead_letters import dead_letter
 from streams.spark.event_format import EventsDataSource
 from tests.spark.typed_events import Deposited, Level, Opened, Packed, Point, Reversed, Withdrawn
+from tests.spark.typed_kit import records
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 RAW = (
@@ -80,11 +82,22 @@ MIXED, REASONS = [record for record, _ in RECORDS], [reason for _, reason in REC
 CLASSES = [Deposited, Withdrawn, Opened]
 
 
+def is_read_by_the_event_source(value: bytes | None, given: Headers | None) -> bool:
+    record = IncomingRecord("t", 3, 0, None, value, given)
+    event = {event_type_of(cls).name: event_type_of(cls) for cls in CLASSES}.get(record.record_type or "")
+    number = record.header("__grv__")
+    try:
+        return event is not None and event.decode(value, int(number) if number else 1) is not None
+    except (DecodeError, ValueError):
+        return False
+
+
 def test_several_classes_are_struct_columns_and_every_record_is_accounted_for(spark: SparkSession) -> None:
     found = kes_spark.events(connector(spark, MIXED), CLASSES)
     assert found.columns == ["Deposited", "Withdrawn", "opened.v2", "_error", "_meta"]
     rows = found.orderBy("_meta.offset").collect()
     assert [row._error for row in rows] == REASONS
+    assert [not is_read_by_the_event_source(*record) for record in MIXED] == [reason is not None for reason in REASONS]
     first, second, upcast, twice = rows[:4]
     assert tuple(first.Deposited) == ("a", 5, "USD")
     assert first.Withdrawn is None
@@ -96,22 +109,6 @@ def test_several_classes_are_struct_columns_and_every_record_is_accounted_for(sp
     assert first._meta.asDict() == {
         "topic": "t", "partition": 3, "offset": 0, "timestamp": AT, "key": b"k0", "type": "Deposited", "version": 3,
     }  # fmt: skip
-
-
-def test_what_python_says_of_these_records_is_the_same(spark: SparkSession) -> None:
-    """The event source refuses exactly the records that have an ``_error``."""
-    by_name = {event_type_of(cls).name: event_type_of(cls) for cls in CLASSES}
-    for (value, with_headers), reason in zip(MIXED, REASONS, strict=True):
-        record = IncomingRecord("t", 3, 0, None, value, with_headers)
-        event = by_name.get(record.record_type or "")
-        number = record.header("__grv__")
-        refused = event is None
-        if event is not None:
-            try:
-                event.decode(value, int(number) if number else 1)
-            except (DecodeError, ValueError):
-                refused = True
-        assert refused == (reason is not None), (value, with_headers)
 
 
 def test_one_class_has_its_fields_as_columns_and_leaves_other_types_out(spark: SparkSession) -> None:
@@ -303,27 +300,125 @@ def test_events_decoded_where_they_are_read_are_the_same(
         EventsDataSource({}).schema()
 
 
-@pytest.mark.nightly
-def test_streams_are_typed_like_batches(spark: SparkSession, tmp_path: Path) -> None:
-    df = connector(spark, MIXED)
-    df.coalesce(1).write.parquet(str(tmp_path / "in"))
-    stream = spark.readStream.schema(df.schema).parquet(str(tmp_path / "in"))
-    frames = {
-        "events": kes_spark.events(stream, CLASSES, on_error="deadletter"),
-        "letters": kes_spark.dead_letters(stream, CLASSES, topic="dlq"),
-        "nulls": kes_spark.events(stream, Deposited),
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Other(msgspec.Struct):
+    text: str
+
+
+class Small(msgspec.Struct):
+    name: str
+    count: int
+    price: Decimal = Decimal("1.5")
+    colour: Colour = Colour.RED
+    tags: list[str] = []
+    day: dt.date | None = None
+
+
+BROKEN: dict[str, tuple[bytes | None, str]] = {
+    "tombstone": (None, "null value"),
+    "empty": (b"", "empty value"),
+    "not JSON": (b'{"name": "a', "corrupt"),
+    "not UTF-8": (b'{"name":"\xff","count":1}', "corrupt: not UTF-8"),
+    "missing": (b'{"name":"a"}', "missing field: count"),
+    "null for a value": (b'{"name":null,"count":1}', "missing field: name"),
+    "decimal of ten places": (b'{"name":"a","count":1,"price":"0.1234567891"}', "price: not a decimal"),
+    "tiny decimal": (b'{"name":"a","count":1,"price":"1e-10"}', "price: not a decimal"),
+    "no decimal": (b'{"name":"a","count":1,"price":"x"}', "price: not a decimal"),
+    "huge decimal": (b'{"name":"a","count":1,"price":"1e40"}', "price: not a decimal"),
+    "no such colour": (b'{"name":"a","count":1,"colour":"green"}', "colour: not one of red, blue"),
+    "null in a list": (b'{"name":"a","count":1,"tags":["x",null]}', "null in tags[]"),
+    "no date": (b'{"name":"a","count":1,"day":"yesterday"}', "day: not a date in ISO 8601"),
+}
+
+
+def test_what_cannot_be_read_says_why_and_shows_nothing(spark: SparkSession) -> None:
+    decoded = kes_spark.events(records(spark, Small, [value for value, _ in BROKEN.values()]), Small)
+    rows = decoded.orderBy("_meta.offset").collect()
+    wrong = {
+        case: row._error
+        for row, (case, (_, reason)) in zip(rows, BROKEN.items(), strict=True)
+        if not (row._error or "").startswith(reason)
     }
-    for name, each in frames.items():
-        query = (
-            each.writeStream.format("memory").queryName(name).trigger(availableNow=True)
-            .option("checkpointLocation", str(tmp_path / name)).start()
-        )  # fmt: skip
-        assert query.awaitTermination(120)
-    found = {name: spark.table(name).collect() for name in frames}
-    assert [row._meta.offset for row in found["events"]] == [0, 1, 2, 3]
-    assert [bytes(row.key) for row in found["letters"]] == [b"k%d" % at for at in range(4, len(MIXED))]
-    assert [row._error for row in found["nulls"]] == [
-        reason
-        for reason, (_, given) in zip(REASONS, MIXED, strict=True)
-        if given and given[0] == ("__grt__", b"Deposited")
+    assert wrong == {}
+    assert all(value is None for row in rows for value in row[:6])
+
+
+def test_defaults_fill_in_what_older_writers_left_out(spark: SparkSession) -> None:
+    values: list[bytes | None] = [
+        b'{"name":"a","count":1,"from_the_future":[1]}',
+        b'{"name":"b","count":2,"price":1E-7}',
     ]
+    first, second = kes_spark.events(records(spark, Small, values), Small).orderBy("_meta.offset").collect()
+    assert tuple(first[:7]) == ("a", 1, Decimal("1.5"), "red", [], None, None)
+    assert (second.price, second._error) == (Decimal("1e-7"), None)
+
+
+class Zoned(msgspec.Struct):
+    at: Annotated[dt.datetime, msgspec.Meta(tz=True)]
+
+
+def test_a_time_that_must_say_its_zone(spark: SparkSession) -> None:
+    values: list[bytes | None] = [b'{"at":"2026-01-02T03:04:05+02:00"}', b'{"at":"2026-01-02T03:04:05"}']
+    first, second = kes_spark.events(records(spark, Zoned, values), Zoned).orderBy("_meta.offset").collect()
+    assert first._error is None
+    assert (second.at, second._error) == (None, "at: not a datetime with a zone in ISO 8601")
+
+
+def test_split_gives_a_frame_for_each_class(spark: SparkSession) -> None:
+    both = records(spark, Small, [event_type_of(Small).encode(Small("a", 1))]).union(records(spark, Other, [b"{}"]))
+    found = kes_spark.split(both, [Small, Other])
+    assert {cls: df.count() for cls, df in found.items()} == {Small: 1, Other: 1}
+
+
+def test_on_error_fail_names_the_record(spark: SparkSession) -> None:
+    with pytest.raises(Exception, match=r"cannot read Small at t\[0\]@0: missing field: name"):
+        kes_spark.events(records(spark, Small, [b"{}"]), Small, on_error="fail").collect()
+
+
+class Measured(msgspec.Struct):
+    value: float
+
+
+@pytest.mark.parametrize(
+    ("cls", "columns", "error", "problem"),
+    [
+        # Rows that nobody could read back fail the job.
+        (Small, "cast(null as string) name, 1 count", Exception, "Small.name: null"),
+        (Small, "'a' name, 1 count, 'green' colour", Exception, "Small.colour: not one of"),
+        (Small, "'a' name, 1 count, array('x', null) tags", Exception, r"Small.tags\[\]: null"),
+        (Small, "'a' name, 1 count, date'12345-01-01' day", Exception, "Small.day: year"),
+        (Measured, "double('NaN') value", Exception, r"Measured\.value: NaN or infinite"),
+        (Measured, "double('-Infinity') value", Exception, r"Measured\.value: NaN or infinite"),
+        # Columns that do not fit are named before there is one.
+        (Small, "'a' name", ConfigError, r"Small\.count has no column; there are name"),
+        (
+            Small,
+            "'a' name, 1.5D count",
+            ConfigError,
+            r"Small\.count is bigint, but the column is double; cast the column",
+        ),
+        (Small, "'a' name, 1 count, array(1) tags", ConfigError, r"Small\.tags\[\] is string, but the column is int"),
+        (Small, "1 name, 1 count", ConfigError, r"Small\.name is string"),
+    ],
+)
+def test_what_cannot_be_written_is_named(
+    spark: SparkSession, cls: type, columns: str, error: type[Exception], problem: str
+) -> None:
+    with pytest.raises(error, match=problem):
+        kes_spark.encode(spark.sql(f"select {columns}"), cls, key=None).collect()
+
+
+def test_keys_must_be_columns_of_text_or_bytes(spark: SparkSession) -> None:
+    df = spark.sql("select 'é漢' name, 1 count, 7 number, X'00ff' raw")
+    assert kes_spark.encode(df, Small, key="name").collect()[0].key == "é漢".encode()
+    assert kes_spark.encode(df, Small, key="raw").collect()[0].key == b"\x00\xff"
+    assert kes_spark.encode(df, Small, key=f.col("number").cast("string")).collect()[0].key == b"7"
+    assert kes_spark.encode(df, Small, key=None).collect()[0].key is None
+    with pytest.raises(ConfigError, match="key is int; cast it to string"):
+        kes_spark.encode(df, Small, key="number")
+    with pytest.raises(ConfigError, match="key='nobody' is no column"):
+        kes_spark.encode(df, Small, key="nobody")

@@ -53,21 +53,6 @@ def test_a_second_run_writes_nothing_and_says_so(spark: SparkSession, servers: s
     assert seen.count() == ROWS  # a DataFrame keeps the ends of its first action
 
 
-def test_order_per_key_is_the_order_asked_for(spark: SparkSession, servers: str, make_topic: MakeTopic) -> None:
-    topic = make_topic(partitions=4)
-    shuffled = encoded(spark).repartition(7).orderBy(f.rand(seed=1))
-    rows = kes_spark.ordered(shuffled, f.desc("id"), partitions=3)
-    kes_spark.write(rows, topic=topic, write_id="w", servers=servers)
-    seen = kes_spark.read_events(spark, Row, topic=topic, servers=servers)
-    by_key: dict[str, list[int]] = {}
-    places = set()
-    for row in seen.orderBy("_meta.partition", "_meta.offset").collect():
-        by_key.setdefault(row.who, []).append(row.id)
-        places.add((row.who, row._meta.partition))
-    assert {key: sorted(ids, reverse=True) for key, ids in by_key.items()} == by_key
-    assert len(by_key) == len(places) == 50
-
-
 def test_records_as_given(spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read) -> None:
     topic = make_topic(partitions=3)
     columns = (
@@ -96,10 +81,13 @@ def test_records_as_given(spark: SparkSession, servers: str, make_topic: MakeTop
 def test_large_writes_are_staged_in_files_that_go_away(
     spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read, tmp_path: Path
 ) -> None:
+    """Also where a thread of the driver's program writes."""
     topic = make_topic()
     options = {"stagingDir": str(tmp_path), "stagingThreshold": "0"}
     rows = encoded(spark).drop("id")
-    kes_spark.write(rows, topic=topic, write_id="w", servers=servers, options=options)
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(kes_spark.write, rows, topic=topic, write_id="w", servers=servers, options=options)
+        assert job.result(120).written
     assert read(topic).count() == ROWS
     assert list(tmp_path.iterdir()) == []  # nor an empty folder
     assert not list(Path(tempfile.gettempdir()).glob("kes-spark-*/*/*/*.arrow"))
@@ -147,66 +135,21 @@ def test_a_write_that_fails_upstream_shows_nothing_and_can_be_run_again(
     assert read(topic).count() == ROWS
 
 
-def test_from_another_thread(spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read) -> None:
-    topic = make_topic()
-    rows = encoded(spark, 10).drop("id")
-    with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(kes_spark.write, rows, topic=topic, write_id="w", servers=servers)
-        assert job.result(120).written
-    assert read(topic).count() == 10
-
-
-@pytest.mark.nightly
-def test_two_runs_of_one_write_at_the_same_time(
-    spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read
-) -> None:
-    """One writes, the other finds it written, or is fenced and can be run again."""
-    topic = make_topic(partitions=2)
-    rows = encoded(spark).drop("id")
-
-    def run(_: int) -> object:
-        try:
-            return kes_spark.write(rows, topic=topic, write_id="w", servers=servers).written
-        except Exception as error:
-            return str(error)
-
-    with ThreadPoolExecutor(3) as pool:
-        ended = list(pool.map(run, range(3)))
-    assert ended.count(True) <= 1
-    assert all(isinstance(end, bool) or "another run under this name took over" in end for end in ended), ended
-    again = kes_spark.write(rows, topic=topic, write_id="w", servers=servers)
-    assert again.written is (True not in ended and False not in ended)
-    assert read(topic).count() == ROWS
-
-
-def test_writes_whose_names_run_together_are_two(
-    spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read
-) -> None:
-    short, long = make_topic("a"), make_topic("a.b")
-    rows = encoded(spark, 10).drop("id")
-    assert kes_spark.write(rows, topic=long, write_id="c", servers=servers).written
-    assert kes_spark.write(rows, topic=short, write_id="b.c", servers=servers).written
-    assert (read(short).count(), read(long).count()) == (10, 10)
-
-
 def test_mistakes_are_named(spark: SparkSession, servers: str, make_topic: MakeTopic) -> None:
+    """Those of options in general: ``test_options.py``."""
     topic = make_topic()
     rows = encoded(spark, 10)
-    cases = [
-        ({"writeId": "w"}, "append", "option topic is missing"),
-        ({"topic": topic}, "append", "option writeId is missing: name this write"),
-        ({"topic": topic, "writeId": "w"}, "overwrite", "cannot overwrite"),
-        ({"topic": topic + "x", "writeId": "w"}, "append", f"topic '{topic}x' does not exist"),
-    ]
-    for options, mode, problem in cases:
-        writer = rows.drop("id").write.format("grt").option("bootstrap.servers", servers)
+    good = rows.drop("id")
+    for df, more, mode, problem in (
+        (good, {"writeId": ""}, "append", "option writeId is missing: name this write"),
+        (good, {}, "overwrite", "cannot overwrite"),
+        (good, {"topic": topic + "x"}, "append", f"topic '{topic}x' does not exist"),
+        (rows, {}, "append", "column id is no part of a record; drop it"),
+        (good.withColumn("partition", f.lit(5)), {}, "append", r"names partition 5 of .* which has 1"),
+    ):
+        writer = df.write.format("grt").option("bootstrap.servers", servers)
         with pytest.raises(Exception, match=problem):
-            writer.options(**options).mode(mode).save()
-    with pytest.raises(Exception, match="column id is no part of a record; drop it"):
-        kes_spark.write(rows, topic=topic, write_id="w", servers=servers)
-    bad = rows.drop("id").withColumn("partition", f.lit(5))
-    with pytest.raises(Exception, match=r"names partition 5 of .* which has 1"):
-        kes_spark.write(bad, topic=topic, write_id="w", servers=servers)
+            writer.options(**{"topic": topic, "writeId": "w", **more}).mode(mode).save()
 
 
 def test_a_marker_that_goes_between_planning_and_commit_is_no_write_of_nothing(

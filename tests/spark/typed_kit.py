@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pydantic
 from pyspark.sql import DataFrame, SparkSession
 
@@ -32,13 +34,25 @@ def cell(value: Any) -> Any:
     return {name: cell(each) for name, each in value.items()} if isinstance(value, dict) else value
 
 
-def records(spark: SparkSession, cls: type, values: list[bytes | None], version: int | None = None) -> DataFrame:
-    """A DataFrame like the source's, made by hand."""
+def records(spark: SparkSession, cls: type, values: Sequence[bytes | None], version: int | None = None) -> DataFrame:
     event = event_type_of(cls)
     number = event.version if version is None else version
     rows = [(None, value, event.name, number, "t", 0, at, None) for at, value in enumerate(values)]
     columns = "key binary, value binary, type string, version int, topic string, partition int, offset bigint"
     return spark.createDataFrame(rows, columns + ", timestamp timestamp")
+
+
+def read_batch(name: str, values: Sequence[bytes | None]) -> pa.RecordBatch:
+    """Records of one type and version 1, as the source's reader gives them."""
+    rows = len(values)
+    return pa.RecordBatch.from_pydict(
+        {
+            "key": pa.nulls(rows, pa.binary()), "value": pa.array(values, pa.binary()), "type": [name] * rows,
+            "version": pa.array([1] * rows, pa.int32()), "topic": ["t"] * rows,
+            "partition": pa.array([0] * rows, pa.int32()), "offset": list(range(rows)),
+            "timestamp": pa.nulls(rows, pa.timestamp("us", "UTC")),
+        }
+    )  # fmt: skip
 
 
 def frame(spark: SparkSession, objects: list[Any]) -> DataFrame:
