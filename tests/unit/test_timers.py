@@ -118,18 +118,6 @@ def test_they_fire_once_when_they_are_due(
         driver.check()
 
 
-def test_its_removal_is_in_the_transaction_of_its_effects() -> None:
-    with clocked() as driver:
-        handled(driver, "a+1")
-        log = driver._world.broker.log(CHANGELOG, 0)
-        before = log.end
-        driver.advance(2)
-        records = [entry for entry in log.entries[before:] if not entry.marker]
-        assert len(records) == 3, "the store's change, the tombstone of the timer, and the offset, once"
-        assert [entry.value for entry in records].count(None) == 1
-        assert len({entry.txn for entry in records}) == 1
-
-
 def test_cancel_tells_whether_there_was_one() -> None:
     told: list[bool] = []
 
