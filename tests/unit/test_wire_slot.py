@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from streams.clients.group_wire import group_metadata
+from streams.clients.producing import cluster as cluster_module
 from streams.clients.producing.cluster import Cluster
 from streams.clients.producing.settings import ProducerSettings
 from streams.clients.producing.transactions import WireSlot
@@ -317,6 +318,23 @@ async def test_a_call_that_is_cancelled_leaves_no_connection() -> None:
             await slot.abort()
         await slot.reopen(["t"])
         await transact(slot)
+
+
+async def test_questions_pass_over_a_broker_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "ANSWER_SECONDS", 0.05)
+    async with ScriptedBroker(brokers=2) as broker:
+        broker.answer("ApiVersions", MUTE)
+        async with opened(broker) as slot:
+            assert [number for number, name, _ in broker.requests if name == "Metadata"] == [1]
+            await transact(slot)
+
+
+async def test_questions_at_one_time_share_a_connection() -> None:
+    async with ScriptedBroker() as broker:
+        cluster = Cluster(ProducerSettings.of(broker.bootstrap_servers, "client", {}))
+        await asyncio.gather(*(cluster.refresh(["t"]) for _ in range(5)))
+        assert broker.asked("ApiVersions", "Metadata") == ["ApiVersions", *["Metadata"] * 5]
+        cluster.close()
 
 
 async def test_a_broker_that_is_not_there_is_named() -> None:

@@ -1,6 +1,6 @@
 """The cluster as the slots of one event source share it: brokers, leaders of partitions, coordinators, topics.
 
-On the loop. Questions go to any broker that answers; one look at the metadata serves all that ask meanwhile.
+On the loop. Questions go to any broker that answers, one at a time, over a connection of their own.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ REFRESH_SECONDS: Final = 300.0
 """The age at which metadata are fetched again: that is how added partitions are found, as in librdkafka."""
 UNKNOWN_SECONDS: Final = 2.0
 """How long a topic may be unknown before its records are blocked: a topic just made is not known everywhere."""
+ANSWER_SECONDS: Final = 2.0
+"""The time of a broker for one question, with the connection; then the next broker is asked."""
 FIRST_BATCH_LIMIT: Final = 1_000_000 - BATCH_HEAD
 """Bytes of a batch: below the broker's default of 1,048,588 for a topic's ``max.message.bytes``."""
 _LEAST_BATCH_LIMIT: Final = 1_024
@@ -36,7 +38,8 @@ class Cluster:
         self._bootstrap = [_address(part) for part in settings.bootstrap_servers.split(",")]
         self._brokers: dict[int, tuple[str, int]] = {}
         self._any: BrokerConnection | None = None
-        self._looking = asyncio.Lock()
+        self._asking = asyncio.Lock()
+        self._turn = -1
         self._looks: dict[str, asyncio.Task[None]] = {}
         self._refreshed_at = 0.0
         self.placements: dict[str, Placement] = {}
@@ -53,13 +56,12 @@ class Cluster:
 
     async def refresh(self, topics: Collection[str]) -> None:
         """Fetch the metadata of topics. Raises ``LostConnection``."""
-        async with self._looking:
-            request = kafka_python.MetadataRequest
-            named = [request.MetadataRequestTopic(name=topic) for topic in topics]
-            answer = await self._ask(request(topics=named, allow_auto_topic_creation=False), _METADATA)
-            self._brokers |= {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
-            for topic in answer.topics:
-                self._note(topic.name, topic.error_code, topic.partitions)
+        request = kafka_python.MetadataRequest
+        named = [request.MetadataRequestTopic(name=topic) for topic in topics]
+        answer = await self._ask(request(topics=named, allow_auto_topic_creation=False), _METADATA)
+        self._brokers |= {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
+        for topic in answer.topics:
+            self._note(topic.name, topic.error_code, topic.partitions)
 
     def refresh_if_old(self) -> None:
         """Fetch everything again, in the background, if it is old."""
@@ -104,27 +106,34 @@ class Cluster:
         """Close the connection for questions, and end those in the background; the next question makes another one."""
         for look in self._looks.values():
             look.cancel()
+        self._drop()
+
+    async def _ask(self, request: Any, version: int) -> Any:
+        async with self._asking:  # else two questions would each make a connection, and one be forgotten
+            failures = []
+            addresses = [*dict.fromkeys([*self._brokers.values(), *self._bootstrap])]
+            for _ in range(len(addresses) + 1):
+                try:
+                    async with asyncio.timeout(ANSWER_SECONDS):
+                        if self._any is None:
+                            # Another one each time: the caller's time may end while a broker that is frozen is asked.
+                            self._turn += 1
+                            self._any = await self._connect(*addresses[self._turn % len(addresses)])
+                        return await self._any.ask(request, version)
+                except (LostConnection, TimeoutError) as failure:
+                    self._drop()
+                    if isinstance(failure, LostConnection) and failure.code != "_TRANSPORT":
+                        raise  # credentials or certificates: the next broker will not take them either
+                    failures.append(str(failure) or f"no answer within {ANSWER_SECONDS:g} seconds")
+                except BaseException:  # cancelled: an answer that comes late must not meet the next question
+                    self._drop()
+                    raise
+            raise LostConnection("; ".join(dict.fromkeys(failures)))
+
+    def _drop(self) -> None:
         if self._any is not None:
             self._any.close()
             self._any = None
-
-    async def _ask(self, request: Any, version: int) -> Any:
-        failures = []
-        for address in [None, *self._brokers.values(), *self._bootstrap]:
-            try:
-                if address is not None:
-                    self._any = await self._connect(*address)
-                if self._any is not None:
-                    async with asyncio.timeout(5.0):
-                        return await self._any.ask(request, version)
-            except (LostConnection, TimeoutError) as failure:
-                if self._any is not None:
-                    self._any.close()
-                    self._any = None
-                if isinstance(failure, LostConnection) and failure.code != "_TRANSPORT":
-                    raise  # credentials or certificates: the next broker will not take them either
-                failures.append(str(failure) or "no answer within 5 seconds")
-        raise LostConnection("; ".join(dict.fromkeys(failures)))
 
     async def _connect(self, host: str, port: int) -> BrokerConnection:
         return await connect(host, port, self.settings.client_id, self.settings.security)
