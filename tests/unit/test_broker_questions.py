@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from streams.broker import questions
-from streams.broker.probe import free_port
+from streams.broker.probe import Answer, free_port, is_free, metadata
 from streams.broker.questions import PartitionReplicas
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # how kafka-python reads its own tables
     from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse, MetadataResponse
 
-Answering = Callable[[bytes], int]
+Answering = Callable[..., int]
 CORRELATION = 7
 
 
@@ -29,7 +29,7 @@ def answering() -> Iterator[Answering]:
     """Starts a node that answers every request with these bytes: returns its port. ``asked`` keeps the requests."""
     with contextlib.ExitStack() as open_ones:
 
-        def start(answer: bytes) -> int:
+        def start(answer: bytes, framed: bool = True) -> int:
             server = open_ones.enter_context(socket.create_server(("127.0.0.1", free_port())))
 
             def serve() -> None:
@@ -38,7 +38,7 @@ def answering() -> Iterator[Answering]:
                         connection, _ = server.accept()
                         with connection:
                             asked.append(connection.recv(4096))
-                            connection.sendall(struct.pack(">i", len(answer)) + answer)
+                            connection.sendall(struct.pack(">i", len(answer)) * framed + answer)
 
             thread = threading.Thread(target=serve, daemon=True)
             thread.start()
@@ -102,5 +102,33 @@ def test_what_is_no_answer(answering: Answering, answer: bytes) -> None:
     assert not questions.partitions(port)
 
 
-def test_nobody_there() -> None:
-    assert questions.controller(free_port()) is None
+def test_metadata_answer_is_read(answering: Answering) -> None:
+    broker = struct.pack(">ih4sih2s", 3, 4, b"host", 9092, 2, b"r1")
+    alone = struct.pack(">ih4sih", 4, 4, b"host", 9092, -1)
+    body = struct.pack(">ii", 7, 2) + broker + alone + struct.pack(">ii", 3, 0)
+    assert metadata(answering(body)) == Answer((3, 4), 3)
+
+
+@pytest.mark.parametrize(
+    ("body", "framed"),
+    [
+        (b"", False),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", False),
+        (struct.pack(">iii", 8, 0, 1), True),  # another correlation id
+        (struct.pack(">iii", 7, 5, 1), True),  # brokers promised, none there
+        (b"x" * 20, True),
+        (struct.pack(">i", 500) + b"short", False),
+        (struct.pack(">i", -1), False),
+    ],
+)
+def test_other_servers_are_not_taken_for_a_broker(answering: Answering, body: bytes, framed: bool) -> None:
+    assert metadata(answering(body, framed)) is None
+
+
+def test_free_ports() -> None:
+    port = free_port()
+    assert is_free(port)
+    assert questions.controller(port) is None
+    with socket.create_server(("127.0.0.1", port)):
+        assert not is_free(port)
+        assert metadata(port, timeout=0.2) is None

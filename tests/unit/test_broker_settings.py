@@ -1,18 +1,14 @@
-"""The settings file, what a failed start is said to be, and the question whether a broker is there."""
+"""The settings file, and what a failed start is said to be."""
 
 from __future__ import annotations
 
 import shutil
-import socket
-import struct
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from streams.broker import KafkaBroker, diagnosis
-from streams.broker.probe import Answer, free_port, is_free, metadata
 from streams.broker.settings import server_settings
 from streams.errors import ConfigError, EmbeddedBrokerError
 
@@ -95,51 +91,3 @@ def test_only_what_this_start_wrote_counts(tmp_path: Path) -> None:
     assert diagnosis.tail(log, start) == diagnosis.tail(tmp_path / "none", 0) == ""
     log.write_text("an old complaint\na new one\n")
     assert diagnosis.tail(log, start) == "a new one"
-
-
-def answer_once(body: bytes) -> int:
-    """A server on a free port that answers one connection with these bytes, whatever it is asked."""
-    server = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        with server, server.accept()[0] as connection:
-            connection.recv(1000)
-            connection.sendall(body)
-
-    threading.Thread(target=serve, daemon=True).start()
-    return int(server.getsockname()[1])
-
-
-def framed(body: bytes) -> bytes:
-    return struct.pack(">i", len(body)) + body
-
-
-def test_metadata_answer_is_read() -> None:
-    broker = struct.pack(">ih4sih2s", 3, 4, b"host", 9092, 2, b"r1")
-    alone = struct.pack(">ih4sih", 4, 4, b"host", 9092, -1)
-    body = struct.pack(">ii", 7, 2) + broker + alone + struct.pack(">ii", 3, 0)
-    assert metadata(answer_once(framed(body))) == Answer((3, 4), 3)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"HTTP/1.1 400 Bad Request\r\n\r\n",
-        framed(struct.pack(">iii", 8, 0, 1)),  # another correlation id
-        framed(struct.pack(">iii", 7, 5, 1)),  # brokers promised, none there
-        framed(b"x" * 20),
-        struct.pack(">i", 500) + b"short",
-        struct.pack(">i", -1),
-    ],
-)
-def test_other_servers_are_not_taken_for_a_broker(body: bytes) -> None:
-    assert metadata(answer_once(body)) is None
-
-
-def test_free_ports() -> None:
-    port = free_port()
-    assert is_free(port)
-    with socket.create_server(("127.0.0.1", port)):
-        assert not is_free(port)
-        assert metadata(port, timeout=0.2) is None

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Collection, Sequence
 from types import SimpleNamespace
 from typing import Any, Never
@@ -16,6 +15,7 @@ from streams.errors import BrokerUnavailable, TopicError
 from streams.runtime import source_topics
 from streams.runtime.bridge import Worker
 from streams.topics import TopicSpec
+from tests.unit.waiting import wait_until
 
 SPEC = TopicSpec(name="t", partitions=10, replication_factor=3, configs={"cleanup.policy": "compact"})
 
@@ -109,35 +109,26 @@ def test_a_refusal_is_told_in_plain_words_and_long_before_the_time_is_over(caplo
 
     asking = threading.Thread(target=ask)
     asking.start()
-    told_by = time.monotonic() + 3.0
-    while words not in caplog.text:
-        assert time.monotonic() < told_by
-        time.sleep(0.01)
+    wait_until(lambda: words in caplog.text, words, seconds=3.0)
     assert ended == []
     asking.join()
     assert ended == [f"describing topic t: {words}"]
     admin.close()
 
 
-class Elections:
-    """A cluster that has taken the topics and is slow to elect leaders."""
-
-    def __init__(self, until: int) -> None:
-        self.looks = 0
-        self._until = until
-
-    def layouts(self, names: Collection[str], deadline: float) -> dict[str, Any]:
-        self.looks += 1
-        leader = SimpleNamespace(id=1) if self.looks > self._until else None
-        return {name: SimpleNamespace(partitions=[SimpleNamespace(leader=leader)]) for name in names}
-
-
 async def test_a_cluster_that_is_slow_to_make_topics_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    elections = Elections(until=20)
+    """It has taken the topics, and elects leaders after a while."""
+    looks: list[float] = []
+
+    def layouts(names: Collection[str], deadline: float) -> dict[str, Any]:
+        looks.append(deadline)
+        leader = SimpleNamespace(id=1) if len(looks) > 20 else None
+        return {name: SimpleNamespace(partitions=[SimpleNamespace(leader=leader)]) for name in names}
+
     admin = TopicAdmin(ClientSettings("127.0.0.1:1"))
-    monkeypatch.setattr(admin, "_layouts", elections.layouts)
+    monkeypatch.setattr(admin, "_layouts", layouts)
     monkeypatch.setattr(admin, "differences", lambda specs: [])
     monkeypatch.setattr(source_topics, "REQUEST_SECONDS", 0.1)
     monkeypatch.setattr(source_topics, "FIRST_PAUSE", 0.01)
@@ -145,7 +136,7 @@ async def test_a_cluster_that_is_slow_to_make_topics_is_waited_for(
     config = EventSourceConfig(group_id="g", topic="t", num_partitions=1)
     with anyio.fail_after(30):
         await source_topics.prepare(config, connections)
-    assert elections.looks > 20
+    assert len(looks) > 20
     assert "waiting for the broker: topic t at 127.0.0.1:1: waited in vain until it has a leader" in caplog.text
 
 
