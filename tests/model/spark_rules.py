@@ -69,6 +69,14 @@ TWO = Config("two batches", drivers=2, rounds=0)
 REPLACED = Config("replaced", queries=2, batches=1, units=1, rounds=0, copies=1, replacing=True, zombies=False)
 EXPIRED = Config("expired", drivers=2, rounds=0, copies=1, expiries=1)
 CUT = Config("cut", drivers=1, batches=1, units=1, truncated=True)
+RESET = Config("reset", drivers=2, batches=3, units=3, rounds=0, copies=1, resets=1)
+RESTORED = Config("restored", drivers=2, batches=3, units=3, uneven=True, rounds=0, restores=1)
+RESTORED_ROWS = Config("restored", drivers=2, units=3, uneven=True, rounds=0, restores=1)
+STRANGER = REPLACED._replace(drivers=2, stranger=True)
+FORGOTTEN = REPLACED._replace(batches=2, units=2, expiries=1)
+LEFT = Config("left", queries=2, rounds=0, copies=1, expiries=1, last_written=True)
+NOT_FIXED = Config("not fixed", drivers=2, uneven=True, rounds=0)
+ASYNCHRONOUS = Config("asynchronous", drivers=2, rounds=0, copies=1)
 LANES = LaneConfig("two lanes", batches=1, truncated=True)
 CHANGE = LaneConfig("other number of lanes", widths=(1, 2))
 CHANGE_LATE = LaneConfig("other number of lanes, three drivers", drivers=3, widths=(1, 2))
@@ -78,10 +86,7 @@ class Rule(Enum):
     """What the sink does, or what it takes for granted: what happens when the rule is out, and where it is
     missed: the search of this world without the rule must end in a counterexample."""
 
-    DRIVER_COMMITS = (
-        "each task commits what its iterator gave, although a failure upstream ends it like a clean end",
-        CUT,
-    )
+    DRIVER_COMMITS = ("each task commits what its iterator gave, whose end may be a failure upstream", CUT)
     ROWS_COUNTED = ("the rows that are found again are not compared with the rows that were staged", CUT)
     MARKER = ("there is no marker: every attempt writes", ONE)
     MARKER_IN_TRANSACTION = ("the marker is committed after the transaction, not in it", ONE)
@@ -92,40 +97,22 @@ class Rule(Enum):
     NEVER_GUESS = ("a commit without an answer is taken for an abort: written again without looking", ONE)
     QUERY_IN_MARKER = ("the marker holds the batch only, not the query", REPLACED)
     NONE_MEANS_FIRST = ("without a marker every batch is written, not only the first", EXPIRED)
-    BEHIND_STOPS = (
-        "a marker older than the batch before this one: written all the same",
-        Config("reset", drivers=2, batches=3, units=3, rounds=0, copies=1, resets=1),
-    )
-    AHEAD_STOPS = (
-        "a marker newer than this batch counts as 'done before'",
-        Config("restored", drivers=2, batches=3, units=3, uneven=True, rounds=0, restores=1),
-    )
-    ROWS_COMPARED = (
-        "a batch that is in Kafka with another number of rows counts as 'done before'",
-        Config("restored", drivers=2, units=3, uneven=True, rounds=0, restores=1),
-    )
+    BEHIND_STOPS = ("a marker older than the batch before this one: written all the same", RESET)
+    AHEAD_STOPS = ("a marker newer than this batch counts as 'done before'", RESTORED)
+    ROWS_COMPARED = ("a batch that is in Kafka with another number of rows counts as 'done before'", RESTORED_ROWS)
     EMPTY_BATCH_TOO = ("a batch without rows leaves the marker as it is", Config("empty", drivers=1, empty=True))
     REPLACE_BY_NAME = (
         "a new checkpoint may take over from whoever wrote last (a flag instead of a query id)",
-        REPLACED._replace(drivers=2, stranger=True),
+        STRANGER,
     )
-    REPLACE_AT_FIRST_BATCH = (
-        "a query may take over at any batch, not only at its first",
-        REPLACED._replace(batches=2, units=2, expiries=1),
-    )
+    REPLACE_AT_FIRST_BATCH = ("a query may take over at any batch, not only at its first", FORGOTTEN)
     NO_WAY_BACK = ("a query that was replaced may take over again", REPLACED)
-    LAST_NAMES_QUERY = (
-        "the operator's last written batch holds for whatever query finds no marker",
-        Config("left", queries=2, rounds=0, copies=1, expiries=1, last_written=True),
-    )
+    LAST_NAMES_QUERY = ("the operator's last written batch holds for whatever query finds no marker", LEFT)
     LOG_TO_HIGH_WATERMARK = ("the marker log is read up to the last stable offset", ONE._replace(marker_log=True))
-    BATCH_IS_FIXED = (
-        "(Spark) the offsets of a batch are not logged before it runs: a replay has others",
-        Config("not fixed", drivers=2, uneven=True, rounds=0),
-    )
+    BATCH_IS_FIXED = ("(Spark) the offsets of a batch are not logged before it runs: a replay has others", NOT_FIXED)
     BATCHES_IN_TURN = (
         "(Spark) the next batch may run before this one is finished (asynchronous progress)",
-        Config("asynchronous", drivers=2, rounds=0, copies=1),
+        ASYNCHRONOUS,
     )
     # Lanes (spark_lanes.py).
     END_ROW = ("a lane commits without having seen its end row", LANES)
