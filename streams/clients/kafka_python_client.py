@@ -123,7 +123,7 @@ class KafkaPythonClient:
             "request_timeout_ms": REQUEST_TIMEOUT_MS,
             "receive_message_max_bytes": 100_000_000,  # lists of transactions of large clusters
         }
-        _check_addresses(bootstrap_servers)
+        check_addresses(bootstrap_servers)
         self.net: Any = _Loop(**settings)
         self.manager: Any = _Manager(self.net, **settings)
         self.kafka: Any = KafkaNetClient(net=self.net, manager=self.manager)
@@ -327,7 +327,8 @@ def raise_for(error_code: int) -> None:
         raise kafka_errors.for_code(error_code)()
 
 
-def _check_addresses(bootstrap_servers: str) -> None:
+def check_addresses(bootstrap_servers: str) -> None:
+    """Raise ``ConfigError`` for addresses that are not ``host:port``, several with commas."""
     for address in bootstrap_servers.split(","):
         host, colon, port = address.strip().rpartition(":")
         if not (host and colon and port.isascii() and port.isdecimal() and 0 < int(port) < 65536):

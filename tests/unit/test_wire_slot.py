@@ -13,7 +13,7 @@ from streams.clients.producing import cluster as cluster_module
 from streams.clients.producing.cluster import Cluster
 from streams.clients.producing.settings import ProducerSettings
 from streams.clients.producing.transactions import WireSlot
-from streams.errors import RecordRefused, TransactionFailed
+from streams.errors import ConfigError, RecordRefused, TransactionFailed
 from streams.group import Snapshot
 from streams.records import Output
 from tests.unit.scripted_broker import GARBAGE, GONE, MUTE, TORN, ScriptedBroker, named
@@ -318,6 +318,25 @@ async def test_a_call_that_is_cancelled_leaves_no_connection() -> None:
             await slot.abort()
         await slot.reopen(["t"])
         await transact(slot)
+
+
+@pytest.mark.parametrize(
+    ("servers", "settings", "said"),
+    [
+        ("nowhere", {}, "host:port"),
+        ("h:1", {"linger.ms": 5}, "batch_delay_seconds"),
+        ("h:1", {"compression.type": "zip"}, "none, gzip, snappy, lz4 or zstd"),
+        (
+            "h:1",
+            {"sasl.mechanism": "PLAIN", "security.protocol": "sasl_ssl", "sasl.password": "s3cret"},
+            "sasl.username",
+        ),
+    ],
+)
+async def test_settings_that_are_wrong(servers: str, settings: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        ProducerSettings.of(servers, "client", settings)
+    assert "s3cret" not in str(refused.value)
 
 
 async def test_questions_pass_over_a_broker_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 from streams.clients import kafka_python_settings
+from streams.clients.kafka_python_client import check_addresses
 from streams.errors import ConfigError
 from streams.records import DEFAULT_MESSAGE_LIMIT
 
@@ -45,6 +46,7 @@ class ProducerSettings(NamedTuple):
     @classmethod
     def of(cls, bootstrap_servers: str, client_id: str, client_settings: Mapping[str, object]) -> ProducerSettings:
         """Read the settings of an event source. Raises ``ConfigError``."""
+        check_addresses(bootstrap_servers)
         for name, advice in _OF_LIBRDKAFKA_S_PRODUCER.items():
             if name in client_settings:
                 raise ConfigError(f"the kafka setting {name!r} does nothing with producer='wire': {advice}")
