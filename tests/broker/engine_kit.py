@@ -248,11 +248,6 @@ def facts(letter: IncomingRecord) -> dict[str, str]:
     }
 
 
-def own_headers(letter: IncomingRecord) -> Headers:
-    """The headers that the record came with."""
-    return [(name, value) for name, value in letter.headers or () if not name.startswith(PREFIX)]
-
-
 class Running:
     """A source that runs beside the test: ``async with Running(source) as run``. Stopped in good order at the end.
 

@@ -32,65 +32,51 @@ KEYS = 200
 DONOR_POINTS = ("marker commit.before", "marker commit.after", "handed_over.before", "handed_over.after")
 RECEIVER_POINTS = ("restore.half", "tail.received", "took.before", "took.after")
 POINTS = [("donor", point) for point in DONOR_POINTS] + [("receiver", point) for point in RECEIVER_POINTS]
-FREEZES = [("donor", "marker commit.before"), ("receiver", "took.before")]
+KILLS = [(*point, "kill", number % 2) for number, point in enumerate(POINTS)]
+FREEZES = [("donor", "marker commit.before", "freeze", 0), ("receiver", "took.before", "freeze", 1)]
+ALL = [(*point, action, standbys) for point in POINTS for action in ("kill", "freeze") for standbys in (0, 1)]
 
 
-def struck(group: Bank, role: str, point: str, action: str, standbys: int, seed: int) -> None:
-    """A donor with everything, a receiver that joins under load, and one of them is killed or frozen at this point.
-    Points named ``marker ...`` count in transactions with a release marker only."""
+@pytest.mark.parametrize(
+    ("role", "point", "action", "standbys"),
+    [
+        *gate(KILLS, ("donor", "marker commit.after", "kill", 1), ("receiver", "took.before", "kill", 0)),
+        *(nightly(*case) for case in FREEZES),
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in ALL * SEEDS),
+    ],
+)
+def test_struck_in_a_move(bank_group: Bank, role: str, point: str, action: str, standbys: int, seed: int) -> None:
+    """Number 1: a donor with everything, a receiver that joins under load, and one of them is killed or frozen at this
+    point. Points named ``marker ...`` count in transactions with a release marker only."""
     print(f"SEED={seed} {role} {point} {action} standbys={standbys}")
     count = random.Random(f"{seed} {role} {point}").randrange(1, 5) if point == "tail.received" else 1
     scope, _, place = point.rpartition(" ")
     settings = {**QUICK, "BANK_STANDBYS": str(standbys)}
     faulty = {role: {"KES_FAULT": f"{place}:{count}:{action}", "BANK_FAULT_IN": scope}}
-    group.deposit(2_000, KEYS, seed)  # a state, so that there is something to be moved
-    members = {"donor": group.start("donor", **settings, **faulty.get("donor", {}))}
-    group.wait_handled()
-    load = group.load(ENDLESS, KEYS, seed + 1, 800)
-    members["receiver"] = group.start("receiver", **settings, **faulty.get("receiver", {}))
+    bank_group.deposit(2_000, KEYS, seed)  # a state, so that there is something to be moved
+    members = {"donor": bank_group.start("donor", **settings, **faulty.get("donor", {}))}
+    bank_group.wait_handled()
+    load = bank_group.load(ENDLESS, KEYS, seed + 1, 800)
+    members["receiver"] = bank_group.start("receiver", **settings, **faulty.get("receiver", {}))
     victim = members.pop(role)
     if action == "kill":
         wait_until(lambda: not victim.running, f"the {role} dies at {point}")
         assert victim.process.returncode == -signal.SIGKILL, victim.log.read_text()
-        heir = group.start(role, **settings)
+        heir = bank_group.start(role, **settings)
         wait_until(lambda: heir.times(CAME) > 0, "it gets its share again")
     else:  # past its session: the others go on without it, and it finds out
         process = psutil.Process(victim.process.pid)
         wait_until(lambda: process.status() == psutil.STATUS_STOPPED, f"the {role} freezes at {point}")
         [other] = members.values()
         wait_until(lambda: other.said(f"gone: {role}"), "its session is over")
-        group.wait_handled()  # so somebody else has everything now
+        bank_group.wait_handled()  # so somebody else has everything now
         victim.signal(signal.SIGCONT)
         wait_until(lambda: not victim.running or victim.said("void, joining again"), "it finds out, or ends")
         assert victim.running, victim.log.read_text()
     load.stop()
-    group.wait_handled()
-    group.check_stores(standbys)
-    group.must_be_exact()
-
-
-@pytest.mark.parametrize(
-    ("role", "point", "action"),
-    gate(
-        [*((*point, "kill") for point in POINTS), *((*point, "freeze") for point in FREEZES)],
-        ("donor", "marker commit.after", "kill"),
-        ("receiver", "took.before", "kill"),
-    ),
-)
-def test_struck_in_a_move(bank_group: Bank, role: str, point: str, action: str, seed: int) -> None:
-    """Number 1: each point once, every second time with standbys."""
-    struck(bank_group, role, point, action, (seed + POINTS.index((role, point))) % 2, seed)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("repetition", range(SEEDS))
-@pytest.mark.parametrize("standbys", [0, 1])
-@pytest.mark.parametrize("action", ["kill", "freeze"])
-@pytest.mark.parametrize(("role", "point"), POINTS)
-def test_every_point_of_a_move(
-    bank_group: Bank, role: str, point: str, action: str, standbys: int, repetition: int, seed: int
-) -> None:
-    struck(bank_group, role, point, action, standbys, seed + 10 * repetition)
+    bank_group.wait_handled()
+    bank_group.check_stores(standbys)
+    bank_group.must_be_exact()
 
 
 @pytest.mark.nightly

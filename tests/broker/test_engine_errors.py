@@ -1,6 +1,5 @@
-"""Error policies against a real broker: what they leave behind in topics, store and offsets, also over a kill. All
-kinds of handlers, failures and policies: ``tests/unit/test_driver_handlers.py``; that its answers are a broker's:
-``test_two_back_ends.py``."""
+"""Error policies over a kill. All kinds of handlers, failures and policies: ``tests/unit/test_driver_handlers.py``;
+that its answers are a broker's: ``test_two_back_ends.py``."""
 
 from __future__ import annotations
 
@@ -8,55 +7,29 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from streams import DEAD_LETTER, EventContext, EventSource
-from tests.broker.engine_kit import PATIENCE, Lab, Running, own_headers
+from tests.broker.engine_kit import PATIENCE, Lab, Running
 from tests.broker.gate import nightly
-from tests.vocabulary import ADDED, Added, Total, Totals, added, register
+from tests.vocabulary import Added, Totals, tell_total
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(180)]
 
 
-def keeping(lab: Lab, kind: str = "plain") -> EventSource[Totals]:
-    """A source that counts and tells totals; three keys and an output are touched before a deed goes wrong."""
+def keeping(lab: Lab) -> EventSource[Totals]:
+    """A source that tells totals, and fails after that."""
+    source = lab.source()
 
     def work(ctx: EventContext[Totals], event: Added) -> None:
-        ctx.store.put("touched", ctx.store.get("touched", 0) + 1)
-        total = ctx.store.get(event.name, 0) + event.amount
-        ctx.store.put(event.name, total)
-        ctx.forward(lab.output, Total(event.name, total), key=event.name)
-        if event.deed == "raise":
-            ctx.store.delete("first")
-            raise ValueError(f"no {event.name}, please")
+        tell_total(ctx, event, lab.output)
+        if event.deed:
+            raise ValueError("no")
 
-    source = lab.source()
-    register(source, work, kind, DEAD_LETTER)
+    source.register_event_type(Added, work, on_error=DEAD_LETTER)
     return source
-
-
-async def test_dead_letter_in_the_same_transaction(lab: Lab) -> None:
-    await lab.create()
-    await lab.add("first", "second")
-    headers = [*ADDED, ("trace", b"\xff\x00"), ("trace", None), ("empty", b"")]
-    await lab.send(added("bad", deed="raise"), b"\x00key", headers)
-    await lab.add("third")
-    async with Running(keeping(lab, "async")) as run:
-        await run.until_committed(4)
-    [(letter, facts)] = await lab.dead_letters()
-    assert (letter.key, letter.value) == (b"\x00key", added("bad", deed="raise"))
-    assert own_headers(letter) == headers
-    assert abs(time.time() * 1000 - int(facts.pop("failed_at_ms"))) < 60_000
-    wanted = {"error": "ValueError", "message": "no bad, please", "attempts": "1"}
-    wanted |= {"topic": lab.topic, "partition": "0", "offset": "2"}
-    assert facts | wanted == facts
-    assert await lab.totals() == [("first", 1), ("second", 1), ("third", 1)]
-    assert await lab.counts() == {"touched": 3, "first": 1, "second": 1, "third": 1}
-    assert await lab.committed() == {0: 4}
-    await lab.check_settled()
 
 
 PROGRAM = """

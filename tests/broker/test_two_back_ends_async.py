@@ -1,22 +1,16 @@
-"""The driver's answers are the broker's: work ahead of its turn, batches, batch handlers, timers."""
+"""The driver's answers are the broker's: work ahead of its turn, batch handlers, timers."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
 from streams import (
     DEAD_LETTER,
-    AsyncBatcher,
     AsyncJobScheduler,
     BatchContext,
-    BatcherConfig,
     EventContext,
     EventSource,
     EventSourceConfig,
-    IncomingRecord,
     SchedulerConfig,
 )
 from streams.events import event_type_of
@@ -61,38 +55,6 @@ def jobs(end: BackEnd) -> None:
     end.leave()
     feed(end, *NAMES)
     end.restart()
-    end.settle()
-
-
-@scenario(partitions=2)
-def batches(end: BackEnd) -> None:
-    """Items of several events in one call; one item fails, its event only becomes a dead letter."""
-
-    async def write(items: Sequence[Any]) -> list[Any]:
-        await turn_of_others()
-        return [ValueError(f"no {item.key}") if item.value == 13 else item.value * 2 for item in items]
-
-    def make(config: EventSourceConfig) -> EventSource[Totals]:
-        source = EventSource(config, TOTALS)
-
-        def written(ctx: EventContext[Totals], items: Sequence[Any]) -> None:
-            for item in items:
-                tell_total(ctx, Added(item.key, item.result), end.out)
-
-        batcher: AsyncBatcher[Totals, int] = AsyncBatcher(
-            source, write, written, config=BatcherConfig(max_batch_size=3, max_delay_seconds=0.01)
-        )
-
-        @batcher.register_event_type(Added, on_error=DEAD_LETTER)
-        def plan(record: IncomingRecord, event: Added) -> list[tuple[str, int]]:
-            return [(event.name, event.amount), (f"{event.name}2", 1)]
-
-        return source
-
-    end.run(make)
-    feed(end, *NAMES)
-    end.send(Added("a", 13), "a")
-    feed(end, *NAMES)
     end.settle()
 
 
@@ -170,7 +132,7 @@ def timers(end: BackEnd) -> None:
     end.settle()
 
 
-SCENARIOS = [jobs, batches, batch_handlers, timers]
+SCENARIOS = [jobs, batch_handlers, timers]
 
 
 @pytest.mark.parametrize("one", SCENARIOS, ids=str)
