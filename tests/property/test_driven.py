@@ -109,6 +109,12 @@ def drawn(number: int) -> Settings:
     )
 
 
+@pytest.mark.parametrize("number", range(10))
+def test_worlds_by_seed(number: int) -> None:
+    """With failures behind which others wait, which are few in what is drawn above."""
+    simulate(drawn(number))
+
+
 def keys_have_no_order(original: Any, self: JobRunner, job: Job) -> None:
     job.key = object()
     original(self, job)
