@@ -134,11 +134,22 @@ class MemoryConsumer:
         self.topic.open_consumers -= 1
 
 
-class MemoryTopics:
-    """``runtime.followed_topic.Topics``."""
+class MemoryConnections:
+    """``runtime.followed_topic.Connections``, and its ``Topics``."""
+
+    addresses = "memory:9092"
 
     def __init__(self, topic: MemoryTopic) -> None:
         self.topic = topic
+
+    def worker(self) -> Worker:
+        return Worker("kes-topic-questions")
+
+    def topics(self) -> MemoryConnections:
+        return self
+
+    def tail(self) -> Tail:
+        return Tail(lambda: MemoryConsumer(self.topic))
 
     def _check(self) -> None:
         self.topic.questions += 1
@@ -169,24 +180,6 @@ class MemoryTopics:
             configs={"cleanup.policy": self.topic.policy},
         )
         return {names[0]: described}
-
-
-class MemoryConnections:
-    """``runtime.followed_topic.Connections``."""
-
-    addresses = "memory:9092"
-
-    def __init__(self, topic: MemoryTopic) -> None:
-        self.topic = topic
-
-    def worker(self) -> Worker:
-        return Worker("kes-topic-questions")
-
-    def topics(self) -> MemoryTopics:
-        return MemoryTopics(self.topic)
-
-    def tail(self) -> Tail:
-        return Tail(lambda: MemoryConsumer(self.topic))
 
 
 def log_over(topic: MemoryTopic, *receivers: Any, **settings: Any) -> GlobalChangeLog:
