@@ -10,6 +10,7 @@ import pytest
 
 from streams.errors import BrokerUnavailable, ConfigError, OffsetError
 from streams.spark import reader
+from streams.spark.planning import Bounds
 from streams.spark.read_options import ReadOptions, read_options
 from streams.spark.reader import Range, batches
 from streams.spark.topic_logs import LogView
@@ -81,6 +82,7 @@ def test_records_that_are_gone_stop_the_task_or_are_left_out(
     fill(log, topic, 100)
     log.delete_up_to(topic, 60)
     strict, lax = options(log, topic), options(log, topic, failOnDataLoss="false")
+    assert LogView(strict).logs()[topic].partitions == {0: Bounds(60, 100, 100)}
     with pytest.raises(OffsetError, match=r"\[0\]: records from offset 50 are gone .* the log has 60 to 100 now"):
         read(topic, 50, 80, strict)
     assert read(topic, 50, 80, lax) == list(range(60, 80))
