@@ -270,6 +270,16 @@ async def test_what_the_client_refuses() -> None:
         await slot.flush()
 
 
+async def test_text_and_buffers_are_taken_as_librdkafka_takes_them() -> None:
+    async with ScriptedBroker() as broker, opened(broker) as slot:
+        slot.begin()
+        for key, value in (("text", "größe"), (bytearray(b"k"), memoryview(b"v")), (None, bytearray(b"x" * 9000))):
+            assert slot.produce(Output("t", value, key, [("h", "text")], -1, 0, 0, 0))  # type: ignore[arg-type, list-item]
+        with pytest.raises(RecordRefused, match="value must be bytes"):
+            slot.produce(Output("t", 5, None, None, -1, 0, 0, 0))  # type: ignore[arg-type]
+        await slot.flush()
+
+
 async def test_a_topic_that_does_not_exist_is_waited_for_and_then_blocks() -> None:
     async with ScriptedBroker() as broker, opened(broker) as slot:
         slot.begin()

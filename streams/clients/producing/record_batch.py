@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import google_crc32c
+import msgspec
 
 from streams.clients.producing.settings import Compression
 from streams.errors import RecordRefused
@@ -257,7 +258,7 @@ class EncodedRecords:
                 f"{topic}, key {_shown(key)}: MSG_SIZE_TOO_LARGE: the record has {size} bytes, message.max.bytes is "
                 f"{self._message_limit}"
             )
-        placement = self._placements.get(topic)
+        placement = self._used.get(topic) or self._placements.get(topic)
         if placement is not None and not -1 <= output.partition < placement.count:
             return RecordRefused(
                 f"{topic}[{output.partition}], key {_shown(key)}: _UNKNOWN_PARTITION: the topic has {placement.count} "
@@ -323,14 +324,29 @@ class EncodedRecords:
         return encoded
 
 
-def encode_headers(headers: Headers) -> bytes:
+def encode_headers(headers: Sequence[tuple[str, bytes | str | None]]) -> bytes:
     """Encode headers as the end of a record. Raises ``TypeError`` or ``ValueError`` for what is no headers."""
     pieces = [varint(len(headers))]
     for name, value in headers:
         raw = name.encode()
         pieces += [varint(len(raw)), raw]
-        pieces += [_NULL] if value is None else [varint(len(value)), value]
+        content = value.encode() if isinstance(value, str) else value
+        pieces += [_NULL] if content is None else [varint(len(content)), content]
     return b"".join(pieces)
+
+
+def in_bytes(output: Output) -> Output:
+    """Return the record with key and value in bytes, where they are text or a buffer: librdkafka takes those, too."""
+    key, value = _bytes(output.key), _bytes(output.value)
+    if key is output.key and value is output.value:
+        return output
+    return msgspec.structs.replace(output, key=key, value=value)
+
+
+def _bytes(content: Any) -> Any:
+    if isinstance(content, str):
+        return content.encode()
+    return bytes(content) if isinstance(content, bytearray | memoryview) else content
 
 
 def _unusual(delta_ms: int, count: int, key: bytes | None, value: bytes | None, headers: bytes) -> bytes:

@@ -30,11 +30,11 @@ from streams.clients.producing.broker_connection import LostConnection
 from streams.clients.producing.cluster import GROUP, TRANSACTION, UNKNOWN_SECONDS, Cluster, SlotConnections
 from streams.clients.producing.messages import Identity, MalformedAnswer
 from streams.clients.producing.protocol import UNDECIDED, Pauses, protocol_of
-from streams.clients.producing.record_batch import EncodedRecords, Part
+from streams.clients.producing.record_batch import EncodedRecords, Part, in_bytes
 from streams.clients.transactional import WHY_FENCED, RefusedDelivery
 from streams.clients.translate import BLOCKED
 from streams.config import DELIVERY_SHARE
-from streams.errors import TransactionFailed
+from streams.errors import RecordRefused, TransactionFailed
 from streams.group import Snapshot
 from streams.records import Output
 
@@ -150,11 +150,14 @@ class WireSlot:
 
     def produce(self, output: Output) -> bool:
         """Encode one record; ``False``: its topic is not known yet. Raises ``RecordRefused``."""
+        output = in_bytes(output)
         if self.produce_many([output], 0):
             return True
         refusal = self._records.refusal(output)
         if refusal is not None:
             raise refusal
+        if output.topic in self._cluster.placements:  # waiting would be in vain
+            raise RecordRefused(f"the client cannot send a record for topic {output.topic!r}: it cannot be encoded")
         unknown = self._cluster.unknown_since(output.topic)
         if unknown is not None:
             code, seconds = unknown

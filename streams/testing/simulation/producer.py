@@ -94,7 +94,7 @@ class SimProducer:
         if len(self._queue) >= self._faults.queue_limit:
             return False
         count = self._broker.topics.get(topic, self._broker.partitions)
-        check_record(topic, partition, count, entry.key, entry.value, entry.headers, self._limit)
+        check_record(topic, partition, count, entry.key, entry.value, entry.headers, self._limit, entry.timestamp_ms)
         if partition == -1 and is_name(topic):
             partition = self._broker.partition_of(topic, entry.key)
         self._process.passes("produce.before")

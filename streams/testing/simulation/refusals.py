@@ -21,10 +21,12 @@ def is_name(topic: str) -> bool:
 
 
 def check_record(
-    topic: str, partition: int, count: int, key: Any, value: Any, headers: Headers | None, limit: int
+    topic: str, partition: int, count: int, key: Any, value: Any, headers: Headers | None, limit: int, timestamp_ms: Any
 ) -> None:
     """Refuse a record as a client does, for a topic with ``count`` partitions. Raises ``RecordRefused``,
     ``TypeError``."""
+    if not isinstance(timestamp_ms, int):
+        raise TypeError(f"'{type(timestamp_ms).__name__}' object cannot be interpreted as an integer")
     size = RECORD_OVERHEAD
     for data in (value, key):
         if data is not None and not isinstance(data, (bytes, bytearray, memoryview, str)):
