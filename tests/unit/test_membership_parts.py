@@ -160,7 +160,9 @@ def test_what_is_awaited_and_not_ours_any_more_is_revoked_too(member: Member) ->
     barrier = member.plan(Assignment())
     wait(barrier)
     assert member.heard[-1] == Revoked(0, 2, frozenset({1, 3}))
-    member.membership.took(3, 1)  # of another incarnation
+    member.membership.took(3, 1)
+    member.drain()
+    assert member.owned == frozenset({1}), "that was another incarnation's"
     member.membership.took(3, 0)
     member.release(1, 0)
     wait(barrier)

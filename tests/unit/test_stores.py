@@ -191,6 +191,18 @@ def test_what_a_value_codec_refuses_is_refused_in_its_words_and_asked_once() -> 
     assert (first, [change.value for change in second]) == ([], [b'{"value":null}'])
 
 
+def test_an_empty_value_is_a_value() -> None:
+    raw = Table.factory(key=bytes, value=bytes)(HERE)
+    with event(raw):
+        raw.put(b"", b"")
+    assert (raw.get(b""), b"" in raw) == (b"", True)
+    with event(raw) as deletion:
+        assert raw.delete(b"")
+    assert deletion == [Change(b"", None, b"")]
+    raw.undo(deletion)
+    assert list(raw.items()) == [(b"", b"")]
+
+
 def test_a_state_that_cannot_be_read_names_the_place_and_the_key() -> None:
     table = hash_table()
     table.receive_change(Change(b"a", b"{"))
