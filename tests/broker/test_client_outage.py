@@ -1,130 +1,109 @@
-"""What the clients do while nothing answers, and afterwards. Each test has a broker of its own, to be killed."""
+"""What the clients do while nothing answers, and afterwards: a broker of its own is killed, and comes back."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from typing import Any
 
 import pytest
 
 from streams.broker import KafkaBroker
 from streams.clients.admin import TopicAdmin
-from streams.clients.consumer import INPUT, LogConsumer
+from streams.clients.consumer import TAIL, LogConsumer
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.clients.transactional import TransactionalProducer
 from streams.errors import BrokerUnavailable, TransactionFailed
 from streams.records import IncomingRecord
-from streams.testing.fixtures import OwnBroker
-from streams.topics import TopicSpec
-from tests.broker.outputs_kit import output
+from streams.runtime.reading.log_follower import Tail
+from tests.broker.client_kit import PATIENCE, Writer, create, rows, writing
+from tests.unit.waiting import wait_until
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(480)]
 
-SECONDS = 40.0
 SOON = 15.0
 """Far below the time limits of the clients' own (a minute and more), and more than a busy machine stands still for."""
-TOPIC = TopicSpec(name="t", partitions=1, replication_factor=1)
 
 
-def write(producer: TransactionalProducer, value: bytes) -> None:
-    producer.begin()
-    assert producer.produce(output("t", value, b"k", 0, None))
-    producer.flush(SECONDS)
-    producer.commit(SECONDS)
+@pytest.fixture
+def settings(broker: KafkaBroker) -> ClientSettings:
+    return ClientSettings(broker.bootstrap_servers)
 
 
-def poll_until(consumer: LogConsumer, count: int) -> list[bytes | None]:
-    got: list[bytes | None] = []
-    deadline = time.monotonic() + SECONDS
-    while len(got) < count:
-        assert time.monotonic() < deadline, f"{got}, wanted {count} records"
-        for progress in consumer.poll_batch(0.1).values():
-            got += [record.value for record in progress.records]
-    return got
+def test_killed_and_restarted(
+    broker: KafkaBroker, settings: ClientSettings, admin: TopicAdmin, caplog: pytest.LogCaptureFixture, request: Any
+) -> None:
+    caplog.set_level(logging.INFO, logger="streams.clients.connection")
+    create(admin, "log", 2)
+    heard: list[tuple[int, int, list[bytes | None], int, int]] = []
+    failed: list[Exception] = []
 
+    def receive(partition: int, epoch: int, records: list[IncomingRecord], position: int, end: int) -> None:
+        heard.append((partition, epoch, [record.value for record in records], position, end))
 
-@pytest.mark.timeout(480)
-@pytest.mark.nightly
-def test_killed_and_restarted(own_broker: OwnBroker, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "streams.clients")
-    kafka: KafkaBroker = own_broker(start_timeout=150.0)
-    settings = ClientSettings(kafka.bootstrap_servers)
-    admin = TopicAdmin(settings)
-    admin.create([TOPIC])
-    producer = TransactionalProducer(settings, "writer", transaction_timeout_ms=6_000)
-    producer.init(SECONDS)
-    write(producer, b"before")
-    consumer = LogConsumer(settings, "t", INPUT)
-    consumer.add(0, 0)
-    assert poll_until(consumer, 1) == [b"before"]
+    def wait_for(*calls: tuple[object, ...]) -> None:
+        wait_until(lambda: all(any(each[: len(call)] == call for each in heard) for call in calls), heard, 90.0)
 
-    producer.begin()
-    producer.produce(output("t", b"unsettled", b"k", 0, None))
-    producer.flush(SECONDS)
-    kafka.kill()
+    tail = Tail(lambda: LogConsumer(settings, "log", TAIL))
+    request.addfinalizer(tail.close)
+    tail.start(receive, lambda _partition, _epoch, error: failed.append(error))
+    tail.add(0, 0, 7)
+    tail.add(1, -1, 8)
+    wait_for((0, 7, [], 0, 0), (1, 8, [], 0, 0))
+    writer = Writer(settings, "log")
+    writer.commit(*rows(0, "before"))
+    wait_for((0, 7, [b"before"]))
+    tail.remove([1])
+    writer.begin(*rows(0, "unsettled"))
+    broker.kill()
 
-    began = time.monotonic()
-    with pytest.raises(TransactionFailed) as caught:
-        producer.commit(2)
-    assert caught.value.kind == "unknown"
-    assert time.monotonic() - began < SOON
-    with pytest.raises(BrokerUnavailable, match=kafka.bootstrap_servers):
-        admin.watermarks("t", timeout_seconds=1)
-    late = TransactionalProducer(settings, "late", transaction_timeout_ms=6_000)
-    began = time.monotonic()
-    with pytest.raises(TransactionFailed) as caught:
-        late.init(1)
-    assert caught.value.kind == "unknown"
-    assert time.monotonic() - began < SOON
-    reader = PartitionReader(settings)
-    began = time.monotonic()
-    with pytest.raises(BrokerUnavailable, match=kafka.bootstrap_servers):
-        reader.read("t", {0: (0, 5)}, lambda *_: None, stalled_after_seconds=1, cancelled=lambda: False)
-    assert time.monotonic() - began < SOON
-
-    def warned() -> int:
-        warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-        return sum("input t" in text for text in warnings)
-
-    deadline = time.monotonic() + SECONDS
-    while not warned():
-        assert time.monotonic() < deadline
-        assert not consumer.poll_batch(0.05)
-    for _ in range(20):
-        assert not consumer.poll_batch(0.05)
-    assert warned() == 1  # once, not once per attempt
-
+    late, reader = TransactionalProducer(settings, "late", transaction_timeout_ms=6_000), PartitionReader(settings)
+    for call, error in (
+        (lambda: writer.producer.commit(2), TransactionFailed),
+        (lambda: late.init(1), TransactionFailed),
+        (lambda: admin.watermarks("log", timeout_seconds=1), BrokerUnavailable),
+        (lambda: read(reader, 5, seconds=1.0), BrokerUnavailable),
+    ):
+        began = time.monotonic()
+        with pytest.raises(error) as caught:
+            call()
+        assert time.monotonic() - began < SOON
+        if isinstance(caught.value, TransactionFailed):
+            assert caught.value.kind == "unknown"
+        else:
+            assert broker.bootstrap_servers in str(caught.value)
+    wait_until(lambda: "can not be reached" in caplog.text, heard, 90.0)
     took = []
-    for each in (producer, late):
+    for each in (writer.producer, late):
         began = time.monotonic()
         each.close()
         took.append(time.monotonic() - began)
     assert min(took) < 0.5, took  # a machine that stands still does so for one of them
 
-    kafka.restart()
-    successor = TransactionalProducer(settings, "writer", transaction_timeout_ms=6_000)
-    deadline = time.monotonic() + SECONDS
-    while True:
-        try:
-            successor.init(10)
-            break
-        except TransactionFailed:
-            assert time.monotonic() < deadline
-            successor.close()
-            successor = TransactionalProducer(settings, "writer", transaction_timeout_ms=6_000)
-    write(successor, b"after")
+    broker.restart()
+    with writing(settings, "log") as successor:
+        successor.commit(*rows(1, "nobody's"))
+        successor.commit(*rows(0, "after"))
     # Unsettled when the broker died: the successor's init has decided it, one way for everybody.
-    end = admin.watermarks("t", timeout_seconds=SECONDS)[0].end
+    found = read(reader, admin.watermarks("log", timeout_seconds=PATIENCE)[0].end)
+    assert found in ([b"before", b"after"], [b"before", b"unsettled", b"after"])
+    wait_until(lambda: [value for call in heard if call[:2] == (0, 7) for value in call[2]] == found, heard, 90.0)
+    told = [text for record in caplog.records if (text := record.getMessage()).startswith("tail log")]
+    assert ["answers again" in text for text in told] == [False, True], told  # once, not once per attempt
+    assert not [call for call in heard if call[0] == 1 and call[2]], "it was removed"
+    assert not failed
+    tail.close()
+    reader.close()
+    wait_until(lambda: not any(thread.name == "kes-tail" for thread in threading.enumerate()))
+
+
+def read(reader: PartitionReader, end: int, seconds: float = PATIENCE) -> list[bytes | None]:
     found: list[bytes | None] = []
 
     def receive(_partition: int, records: list[IncomingRecord]) -> None:
         found.extend(record.value for record in records)
 
-    reader.read("t", {0: (0, end)}, receive, stalled_after_seconds=SECONDS, cancelled=lambda: False)
-    assert found in ([b"before", b"after"], [b"before", b"unsettled", b"after"])
-    assert poll_until(consumer, len(found) - 1) == found[1:]
-    infos = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
-    assert sum("input t" in text and "answers again" in text for text in infos) == 1
-    for client in (successor, consumer, reader, admin):
-        client.close()
+    reader.read("log", {0: (0, end)}, receive, stalled_after_seconds=seconds, cancelled=lambda: False)
+    return found
