@@ -7,9 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,9 @@ from confluent_kafka import admin as _admin
 
 from streams.clients.kafka_python_settings import translate
 from streams.clients.librdkafka_connect import connect_librdkafka_group
-from streams.clients.membership import connect_group
 from streams.clients.settings import ClientSettings
-from streams.core.assignor import sticky_plan
-from streams.group import Assigned, Lost, Revoked
-from tests.broker.membership_kit import PARTITIONS, PATIENCE, Seat, make_topic, until
+from streams.group import Assigned
+from tests.broker.membership_kit import PATIENCE, Seat, make_topic, until
 
 KINDS = ("streams", "librdkafka", "broker")
 SESSION_MS, HEARTBEAT_MS = 2000, 200
@@ -50,38 +47,23 @@ def set_broker_session(servers: str, group: str, session_ms: int, heartbeat_ms: 
     until(lambda: told() == str(session_ms), "the controller has the settings, the broker does not hear of them")
 
 
-def stays(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """For a time in which something wrong would show: some heartbeats, a session."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        assert condition(), what
-        time.sleep(0.01)
-
-
 class AnySeat(Seat):
     """A member of one of the ``KINDS``."""
 
-    def __init__(
-        self, kind: str, servers: str, group: str, topic: str, name: str, *, release: bool = True, **settings: Any
-    ) -> None:
-        settings = {"session_timeout_ms": SESSION_MS, "heartbeat_interval_ms": HEARTBEAT_MS, **settings}
+    def __init__(self, kind: str, *arguments: Any, **settings: Any) -> None:
+        self.kind = kind
+        defaults = {"session_timeout_ms": SESSION_MS, "heartbeat_interval_ms": HEARTBEAT_MS}
+        super().__init__(*arguments, **{**defaults, **settings})
+
+    def _connect(self, servers: str, group: str, topic: str, name: str, settings: dict[str, Any]) -> Any:
+        if self.kind == "streams":
+            return super()._connect(servers, group, topic, name, settings)
         settings.setdefault("security", translate({}))
-        strategies = settings.pop("strategies", ("cooperative-sticky",))
-        self.membership: Any
-        self.take_over: Any
-        if kind == "streams":
-            settings.pop("transaction_timeout_ms", None)
-            settings.setdefault("assignors", {"cooperative-sticky": sticky_plan})
-            self.membership, self.take_over = connect_group(servers, group, topic, PARTITIONS, name, **settings)
-        else:
-            settings.setdefault("transaction_timeout_ms", SESSION_MS // 2)
-            self.membership, self.take_over = connect_librdkafka_group(
-                ClientSettings(servers), group, topic, name, strategies, broker_side=kind == "broker", **settings
-            )
-        self.name, self.release = name, release
-        self.heard: list[tuple[Any, Any]] = []
-        self.changed = threading.Condition()
-        self.membership.start(self._hear)
+        settings.setdefault("transaction_timeout_ms", SESSION_MS // 2)
+        strategies, broker_side = settings.pop("strategies", ("cooperative-sticky",)), self.kind == "broker"
+        return connect_librdkafka_group(
+            ClientSettings(servers), group, topic, name, strategies, broker_side=broker_side, **settings
+        )
 
 
 class Desk:
@@ -102,9 +84,9 @@ class Desk:
         self.made.append(AnySeat(kind, self.servers, self.group, self.topic, name, **settings))
         return self.made[-1]  # type: ignore[no-any-return]
 
-    def process(self, name: str, session_ms: int = 0) -> Process:
+    def process(self, name: str) -> Process:
         """A member in a process of its own."""
-        self.made.append(Process(self, name, session_ms or self.session_ms))
+        self.made.append(Process(self, name))
         return self.made[-1]  # type: ignore[no-any-return]
 
 
@@ -122,19 +104,10 @@ def laid_desk(kind: str, servers: str, prefix: str, folder: Path, session_ms: in
 class Process:
     """A member in a process of its own, which writes a line for everything that it hears, and for each new snapshot."""
 
-    def __init__(self, desk: Desk, name: str, session_ms: int) -> None:
+    def __init__(self, desk: Desk, name: str) -> None:
         self.path = desk.folder / f"{name}-{time.monotonic_ns()}.jsonl"
-        command = [
-            sys.executable,
-            "-m",
-            __name__,
-            desk.kind,
-            desk.servers,
-            desk.group,
-            desk.topic,
-            name,
-            str(session_ms),
-        ]
+        place = [desk.kind, desk.servers, desk.group, desk.topic, name, str(desk.session_ms)]
+        command = [sys.executable, "-m", __name__, *place]
         root = str(Path(__file__).parents[2])
         with self.path.open("wb") as out:
             self.process = subprocess.Popen(command, stdout=out, env={**os.environ, "PYTHONPATH": root}, cwd=root)
@@ -170,14 +143,7 @@ def _told(event: Any, snapshot: Any) -> dict[str, Any]:
         "incarnation": snapshot.incarnation,
         "metadata": snapshot.metadata.hex() if snapshot.metadata else None,
     }
-    match event:
-        case Assigned():
-            line |= {"owned": sorted(event.owned), "added": sorted(event.added)}
-        case Revoked():
-            line |= {"partitions": sorted(event.partitions)}
-        case Lost():
-            line |= {"reason": event.reason}
-    return line
+    return line | ({"owned": sorted(event.owned)} if isinstance(event, Assigned) else {})
 
 
 def _main(kind: str, servers: str, group: str, topic: str, name: str, session_ms: str) -> None:

@@ -6,8 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
@@ -16,9 +15,11 @@ from streams.clients.kafka_python_settings import translate
 from streams.clients.membership import connect_group
 from streams.core.assignor import sticky_plan
 from streams.group import Assigned, Fatal, GroupEvent, Lost, Revoked
+from tests.unit.waiting import PATIENCE, wait_until
 
 PARTITIONS = 10
-PATIENCE = 30.0
+until = wait_until
+E = TypeVar("E")
 STEADY_MS = 30_000
 """Session of a member that no test wants to lose: a machine that stands still for some seconds does not end it."""
 
@@ -29,14 +30,17 @@ class Seat:
     def __init__(
         self, servers: str, group: str, topic: str, name: str, *, release: bool = True, **settings: Any
     ) -> None:
-        settings.setdefault("security", translate({}))
-        settings.setdefault("assignors", {"cooperative-sticky": sticky_plan})
-        settings.setdefault("session_timeout_ms", STEADY_MS)
-        self.membership, self.take_over = connect_group(servers, group, topic, PARTITIONS, name, **settings)
+        self.membership, self.take_over = self._connect(servers, group, topic, name, settings)
         self.name, self.release = name, release
         self.heard: list[tuple[GroupEvent, Any]] = []
         self.changed = threading.Condition()
         self.membership.start(self._hear)
+
+    def _connect(self, servers: str, group: str, topic: str, name: str, settings: dict[str, Any]) -> Any:
+        settings.setdefault("security", translate({}))
+        settings.setdefault("assignors", {"cooperative-sticky": sticky_plan})
+        settings.setdefault("session_timeout_ms", STEADY_MS)
+        return connect_group(servers, group, topic, PARTITIONS, name, **settings)
 
     def _hear(self, event: GroupEvent) -> None:
         if isinstance(event, Revoked) and self.release:
@@ -73,21 +77,23 @@ class Seat:
         assert isinstance(event, Assigned)
         return event
 
-    def heard_of(self, kind: type) -> list[GroupEvent]:
+    def heard_of(self, kind: type[E]) -> list[E]:
         return [event for event in self.events if isinstance(event, kind)]
 
-    def assigned(self) -> list[Assigned]:
-        return [event for event in self.events if isinstance(event, Assigned)]
+    def first(self, kind: type[E], since: int = 0, patience: float = PATIENCE) -> E:
+        """The first of this kind after the first ``since`` events; waits for it."""
+        event = self.wait(lambda e: isinstance(e, kind), since, patience)
+        assert isinstance(event, kind)
+        return event
 
-    def fatal(self) -> Exception:
-        event = self.wait(lambda e: isinstance(e, Fatal))
-        assert isinstance(event, Fatal)
-        return event.error
+    def assigned(self) -> list[Assigned]:
+        return self.heard_of(Assigned)
+
+    def fatal(self, patience: float = PATIENCE) -> Exception:
+        return self.first(Fatal, 0, patience).error
 
     def lost(self) -> Lost:
-        event = self.wait(lambda e: isinstance(e, Lost))
-        assert isinstance(event, Lost)
-        return event
+        return self.first(Lost)
 
 
 @contextmanager
@@ -106,8 +112,7 @@ def seats() -> Iterator[Callable[..., Seat]]:
             seat.membership.close(3.0)
 
 
-@dataclass
-class Table:
+class Table(NamedTuple):
     """A group with a topic of its own."""
 
     servers: str
@@ -157,13 +162,6 @@ def in_time(seconds: float, *deeds: Callable[[], object]) -> bool:
     return False
 
 
-def until(condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
 def make_topic(servers: str, name: str, partitions: int = PARTITIONS, **config: str) -> str:
     admin = AdminClient({"bootstrap.servers": servers})
     for future in admin.create_topics([NewTopic(name, partitions, 1, config=config)]).values():
@@ -176,15 +174,8 @@ class Transactor:
 
     def __init__(self, servers: str, transactional_id: str, topic: str) -> None:
         self.topic, self.count = topic, 0
-        self.producer = Producer(
-            {
-                "bootstrap.servers": servers,
-                "transactional.id": transactional_id,
-                "transaction.timeout.ms": 60_000,
-                "retry.backoff.ms": 5,
-                "log_level": 0,
-            }
-        )
+        settings = {"transactional.id": transactional_id, "transaction.timeout.ms": 60_000, "retry.backoff.ms": 5}
+        self.producer = Producer({"bootstrap.servers": servers, "log_level": 0, **settings})
         self.producer.init_transactions(PATIENCE)
 
     def open(self, metadata: bytes, partition: int = 0) -> None:

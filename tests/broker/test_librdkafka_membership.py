@@ -15,9 +15,10 @@ from streams.clients.librdkafka_group import Roster
 from streams.clients.librdkafka_term import Metadata, parse_metadata
 from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal
 from streams.group import Assigned, Lost, Revoked
-from tests.broker.contract_kit import STEADY_MS, AnySeat, Desk, laid_desk, set_broker_session, stays
+from tests.broker.contract_kit import STEADY_MS, AnySeat, Desk, laid_desk, set_broker_session
 from tests.broker.gate import gate, nightly
 from tests.broker.membership_kit import PARTITIONS, Transactor, everything, until
+from tests.unit.waiting import stays
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
@@ -32,16 +33,8 @@ def desk(request: pytest.FixtureRequest, kafka_broker: Any, topic_prefix: str, t
         yield desk
 
 
-@pytest.fixture
-def classic(kafka_broker: Any, topic_prefix: str, tmp_path: Path) -> Iterator[Desk]:
-    with laid_desk("librdkafka", kafka_broker.bootstrap_servers, topic_prefix, tmp_path, STEADY_MS) as desk:
-        yield desk
-
-
-@pytest.fixture
-def broker_side(kafka_broker: Any, topic_prefix: str, tmp_path: Path) -> Iterator[Desk]:
-    with laid_desk("broker", kafka_broker.bootstrap_servers, topic_prefix, tmp_path, STEADY_MS) as desk:
-        yield desk
+classic = pytest.mark.parametrize("desk", ["librdkafka"], indirect=True)
+broker_side = pytest.mark.parametrize("desk", ["broker"], indirect=True)
 
 
 def soon() -> float:
@@ -67,23 +60,21 @@ class Bare:
         self.eager = settings.get("partition.assignment.strategy") == "range"
         self.seen: list[tuple[str, list[int], Metadata]] = []
         self.within: Callable[[], None] = lambda: None
-        self.consumer = Consumer(
-            {
-                "bootstrap.servers": desk.servers,
-                "group.id": desk.group,
-                "max.poll.interval.ms": EVICTION_MS,
-                "auto.offset.reset": "earliest",
-                "log_level": 0,
-                **side,
-                **settings,
-            }
-        )
+        away = {"max.poll.interval.ms": EVICTION_MS, "auto.offset.reset": "earliest", "log_level": 0}
+        place = {"bootstrap.servers": desk.servers, "group.id": desk.group}
+        self.consumer = Consumer({**place, **away, **side, **settings})
         self.consumer.subscribe(
             [desk.topic],
             on_assign=lambda _, parts: self._called("assign", parts),
             on_revoke=lambda _, parts: self._called("revoke", parts),
             on_lost=lambda _, parts: self._called("lost", parts),
         )
+
+    def __enter__(self) -> Bare:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.consumer.close()
 
     @property
     def metadata(self) -> Metadata:
@@ -119,55 +110,46 @@ def test_what_is_not_taken_is_not_fetched_and_is_ours_all_the_same(desk: Desk) -
     for number in range(PARTITIONS):
         producer.produce(desk.topic, b"bait", partition=number)
     assert producer.flush(30) == 0
-    bare = Bare(desk, **{"max.poll.interval.ms": STEADY_MS})
-    try:
+    with Bare(desk, **{"max.poll.interval.ms": STEADY_MS}) as bare:
         bare.until(lambda: bool(bare.said("assign")) and bare.seen[-1][1] == sorted(ALL), "it is not assigned")
-        end = time.monotonic() + 1.0
+        end = time.monotonic() + 1.0  # a time in which something would be fetched
         bare.until(lambda: time.monotonic() > end, "")
         assert bare.consumer.assignment() == []
         other = desk.seat("b")
         bare.until(lambda: bool(bare.said("revoke")), "nothing is revoked")
         bare.until(lambda: any(len(event.owned) == PARTITIONS // 2 for event in other.assigned()), "it gets nothing")
-    finally:
-        bare.consumer.close()
 
 
-def test_an_eviction_within_a_classic_callback_is_not_told_but_shows_in_the_member_id(classic: Desk) -> None:
-    bare = Bare(classic, **{"partition.assignment.strategy": "range"})
+@classic
+def test_an_eviction_within_a_classic_callback_is_not_told_but_shows_in_the_member_id(desk: Desk) -> None:
     shown: list[Metadata] = []
 
     def evicted() -> bool:
         shown.append(bare.metadata)
         return not shown[-1].member_id
 
-    def within() -> None:
-        until(evicted, "it is not evicted")
-
-    try:
+    with Bare(desk, **{"partition.assignment.strategy": "range"}) as bare:
         bare.until(lambda: bool(bare.said("assign")), "it is not assigned")
         before = bare.metadata
-        bare.within = within
-        classic.seat("b", strategies=("range",), session_timeout_ms=EVICTION_MS, rebalance_timeout_ms=EVICTION_MS)
+        bare.within = lambda: until(evicted, "it is not evicted")
+        desk.seat("b", strategies=("range",), session_timeout_ms=EVICTION_MS, rebalance_timeout_ms=EVICTION_MS)
         bare.until(lambda: bool(bare.said("revoke")), "nothing is revoked")
         assert shown[-1].generation == before.generation, "only the member id tells"
         bare.within = lambda: None
         bare.until(lambda: len(bare.said("assign")) > 1, "it does not join again")
         assert not bare.said("lost")
         assert bare.metadata.member_id not in ("", before.member_id)
-    finally:
-        bare.consumer.close()
 
 
-def test_an_eviction_within_a_callback_of_the_broker_side_protocol_is_told_after_it(broker_side: Desk) -> None:
+@broker_side
+def test_an_eviction_within_a_callback_of_the_broker_side_protocol_is_told_after_it(desk: Desk) -> None:
     """The metadata show nothing meanwhile, so the broker's refusal has to save us, and our own time limit."""
-    bare = Bare(broker_side)
     shown: list[Metadata] = []
-    commits = transactor(broker_side)
-
-    try:
+    commits = transactor(desk)
+    with Bare(desk) as bare:
         bare.until(lambda: bool(bare.said("assign")) and bare.seen[-1][1] == sorted(ALL), "it is not assigned")
         before = bare.metadata
-        other = broker_side.seat("b", rebalance_timeout_ms=EVICTION_MS)
+        other = desk.seat("b", rebalance_timeout_ms=EVICTION_MS)
 
         def within() -> None:
             until(lambda: any(len(event.owned) == PARTITIONS for event in other.assigned()), "it is not evicted")
@@ -179,22 +161,18 @@ def test_an_eviction_within_a_callback_of_the_broker_side_protocol_is_told_after
         bare.within = lambda: None
         assert shown[0] == before
         bare.until(lambda: bool(bare.said("lost")), "the loss is not told")
-        assert [kind for kind, numbers, _ in bare.seen if numbers or kind != "assign"][:3] == [
-            "assign",
-            "revoke",
-            "lost",
-        ]
+        told = [kind for kind, numbers, _ in bare.seen if numbers or kind != "assign"]
+        assert told[:3] == ["assign", "revoke", "lost"]
         assert bare.metadata.generation <= 0 or bare.metadata.generation > before.generation
-    finally:
-        bare.consumer.close()
 
 
-def test_an_older_epoch_is_good_for_what_was_never_given_up_only(broker_side: Desk) -> None:
+@broker_side
+def test_an_older_epoch_is_good_for_what_was_never_given_up_only(desk: Desk) -> None:
     """KIP-1251 (Kafka 4.3); older brokers refuse both."""
-    first = broker_side.seat("a")
+    first = desk.seat("a")
     first.owning(PARTITIONS)
-    commits, old = transactor(broker_side), first.membership.snapshot.metadata
-    second = broker_side.seat("b")
+    commits, old = transactor(desk), first.membership.snapshot.metadata
+    second = desk.seat("b")
     gone = min(second.owning(PARTITIONS // 2).owned)
     settled(first, second)
     kept = min(first.assigned()[-1].owned)
@@ -238,35 +216,26 @@ def test_nobody_is_fenced_by_a_list_that_does_not_have_ourselves(desk: Desk) -> 
 
 
 @pytest.mark.nightly
-def test_the_list_of_members(desk: Desk) -> None:
-    seat = desk.seat("a")
-    assert seat.owning(PARTITIONS).assignment.members == ("a",)
-    static = desk.seat("b", static=True)
-    settled(seat, static)
+def test_the_list_of_members_and_a_static_member_that_leaves_is_gone_at_once(desk: Desk) -> None:
+    seat, leaves = desk.seat("a"), desk.seat("b", static=True)
+    settled(seat, leaves)
     roster = seat.take_over.roster(soon())
     assert isinstance(roster, Roster)
     assert roster.kind == ("consumer" if desk.kind == "broker" else "classic")
     assert {(member.client_id, member.static_id) for member in roster.members} == {("a", None), ("b", "b")}
     assert roster.rivals("a", seat.membership.snapshot.member_id) == []
-
-
-@pytest.mark.nightly
-def test_a_member_that_somebody_saw_die_can_be_removed_at_once(desk: Desk) -> None:
-    survivor, dies = desk.seat("a"), desk.seat("b")
-    settled(survivor, dies)
-    since = len(dies.events)
-    assert survivor.take_over.remove_member(dies.membership.snapshot.member_id, None, soon())
-    dies.wait(lambda event: isinstance(event, Lost), since)
-    settled(survivor, dies)
-    assert not survivor.heard_of(Lost)
+    since, before = len(seat.events), time.monotonic()
+    leaves.membership.leave()
+    leaves.owning(0, len(leaves.events))
+    seat.owning(PARTITIONS, since)
+    assert time.monotonic() - before < STEADY_MS / 1000 - 2, "the session is not waited for"
 
 
 def test_evicted_within_a_barrier_and_back_with_nothing_of_before(desk: Desk) -> None:
     evicted = desk.seat("a", release=False)
     evicted.owning(PARTITIONS)
     other = desk.seat("b")
-    revoked = evicted.wait(lambda event: isinstance(event, Revoked))
-    assert isinstance(revoked, Revoked)
+    revoked = evicted.first(Revoked)
     old, commits = evicted.membership.snapshot, transactor(desk)
     evicted.release = True
     assert other.take_over.remove_member(old.member_id, None, soon())
@@ -283,82 +252,71 @@ def test_evicted_within_a_barrier_and_back_with_nothing_of_before(desk: Desk) ->
     assert commits.commit(old.metadata, min(again.owned)) != "ok"
 
 
-# ---------------------------------------------------------------------------------------------------- static members
-
-
-@pytest.mark.nightly
-def test_a_static_member_that_leaves_is_gone_at_once(desk: Desk) -> None:
-    other, leaves = desk.seat("a", static=True), desk.seat("b", static=True)
-    settled(other, leaves)
-    since, before = len(other.events), time.monotonic()
-    leaves.membership.leave()
-    leaves.owning(0, len(leaves.events))
-    other.owning(PARTITIONS, since)
-    assert time.monotonic() - before < STEADY_MS / 1000 - 2, "the session is not waited for"
-
-
 # ---------------------------------------------------------------------------------------------------- strategies
 
 
+@classic
 @pytest.mark.parametrize("strategies", [("range",), nightly(("roundrobin",)), nightly(("roundrobin", "range"))])
-def test_librdkafkas_other_strategies(classic: Desk, strategies: tuple[str, ...]) -> None:
-    first = classic.seat("a", strategies=strategies)
+def test_librdkafkas_other_strategies(desk: Desk, strategies: tuple[str, ...]) -> None:
+    first = desk.seat("a", strategies=strategies)
     first.owning(PARTITIONS)
-    second = classic.seat("b", strategies=strategies)
+    second = desk.seat("b", strategies=strategies)
     settled(first, second)
-    revoked = first.heard_of(Revoked)[0]
-    assert isinstance(revoked, Revoked)
-    assert revoked.partitions == ALL, "these take everything at each rebalance"
+    assert first.heard_of(Revoked)[0].partitions == ALL, "these take everything at each rebalance"
     assert not first.heard_of(Lost)
 
 
+@classic
 @pytest.mark.nightly
-def test_a_running_group_migrates_from_one_strategy_to_another(classic: Desk) -> None:
+def test_a_running_group_migrates_from_one_strategy_to_another(desk: Desk) -> None:
     """Members that know both, one by one; then members that know the new one only."""
     rounds = [("range",), ("roundrobin", "range"), ("roundrobin",)]
-    members = [classic.seat(name, strategies=rounds[0]) for name in "ab"]
+    members = [desk.seat(name, strategies=rounds[0]) for name in "ab"]
     settled(*members)
     for number, strategies in enumerate(rounds[1:]):
         for place in range(2):
             members.pop(0).membership.close(3.0)
-            members.append(classic.seat(f"{'ab'[place]}{number}", strategies=strategies))
+            members.append(desk.seat(f"{'ab'[place]}{number}", strategies=strategies))
             settled(*members)
     assert members[0].take_over.roster(soon()).protocol == "roundrobin"
 
 
+@broker_side
 @pytest.mark.nightly
-def test_the_brokers_range(broker_side: Desk) -> None:
-    members = [broker_side.seat(name, strategies=("range",)) for name in "ab"]
+def test_the_brokers_range(desk: Desk) -> None:
+    members = [desk.seat(name, strategies=("range",)) for name in "ab"]
     settled(*members)
     until(lambda: members[0].take_over.roster(soon()).protocol == "range", "another assignor is used")
 
 
+@classic
 @pytest.mark.parametrize(
     ("before", "after"), gate([("librdkafka", "broker"), ("broker", "librdkafka")], ("librdkafka", "broker"))
 )
-def test_a_running_group_migrates_between_librdkafka_and_the_broker(classic: Desk, before: str, after: str) -> None:
+def test_a_running_group_migrates_between_librdkafka_and_the_broker(desk: Desk, before: str, after: str) -> None:
     """Kafka converts the group when the first member of the new kind joins (group.consumer.migration.policy)."""
-    set_broker_session(classic.servers, classic.group, STEADY_MS)
-    first = classic.seat("a", kind=before)
+    set_broker_session(desk.servers, desk.group, STEADY_MS)
+    first = desk.seat("a", kind=before)
     first.owning(PARTITIONS)
-    second = classic.seat("b", kind=after)
+    second = desk.seat("b", kind=after)
     settled(first, second)
-    commits = transactor(classic)
+    commits = transactor(desk)
     for seat in (first, second):
         until(lambda seat=seat: commits.commit(seat.membership.snapshot.metadata) == "ok", "refused")  # type: ignore[misc]
     assert not first.heard_of(Lost)
     since = len(second.events)
     first.membership.close(3.0)
     second.owning(PARTITIONS, since)
-    assert second.take_over.roster(soon()).kind == ("consumer" if after == "broker" else "classic")
+    assert second.take_over.roster(soon()).kind == ("consumer" if after == "broker" else "desk")
 
 
+@classic
 @pytest.mark.parametrize(("there", "comes"), [("streams", "librdkafka"), ("streams", "broker")])
 @pytest.mark.nightly
-def test_members_that_do_not_understand_each_other(classic: Desk, there: str, comes: str) -> None:
-    first = classic.seat("a", kind=there)
+def test_members_that_do_not_understand_each_other(desk: Desk, there: str, comes: str) -> None:
+    first = desk.seat("a", kind=there)
     first.owning(PARTITIONS)
-    error = classic.seat("b", kind=comes).fatal()
+    error = desk.seat("b", kind=comes).fatal()
     assert isinstance(error, MembershipFatal)
     assert "stop all of them" in str(error)
     stays(lambda: first.assigned()[-1].owned == ALL, 0.5, "the ones that are there are disturbed")
@@ -367,7 +325,8 @@ def test_members_that_do_not_understand_each_other(classic: Desk, there: str, co
 # ---------------------------------------------------------------------------------------------------- refusals
 
 
-def test_a_transaction_timeout_that_outlives_the_brokers_session(broker_side: Desk) -> None:
-    error = broker_side.seat("a", transaction_timeout_ms=STEADY_MS).fatal()
+@broker_side
+def test_a_transaction_timeout_that_outlives_the_brokers_session(desk: Desk) -> None:
+    error = desk.seat("a", transaction_timeout_ms=STEADY_MS).fatal()
     assert isinstance(error, ConfigError)
     assert f"transaction_timeout_seconds ({STEADY_MS // 1000})" in str(error)

@@ -1,19 +1,24 @@
-"""Members of our own membership on a real broker: what ``test_membership_contract.py`` does not ask of every kind."""
+"""Our own membership on a real broker, beyond ``test_membership_contract.py``: who joins, and by which strategy."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
 
 from streams.clients import group_wire
+from streams.core.strategies import PlanSettings, assignor
 from streams.errors import MembershipFatal
-from streams.group import Assigned, Lost, Revoked
+from streams.group import Assigned, Assignment, Assignor, Lost, MemberReport, Revoked
+from streams.testing.fixtures import OwnBroker
 from tests.broker.membership_kit import PARTITIONS, Table, Transactor, laid_table, settled, until
+from tests.broker.moves_kit import MORTAL, QUICK, MovingTable, Wishes, moving_table
+from tests.unit.waiting import stays
 
 pytestmark = pytest.mark.broker
 
@@ -22,6 +27,25 @@ pytestmark = pytest.mark.broker
 def table(kafka_broker: Any, topic_prefix: str) -> Iterator[Table]:
     with laid_table(kafka_broker.bootstrap_servers, topic_prefix) as table:
         yield table
+
+
+@pytest.fixture
+def engines(kafka_broker: Any, topic_prefix: str) -> Iterator[MovingTable]:
+    """Its ledger sees to it that nothing has two owners at any time."""
+    with moving_table(kafka_broker.bootstrap_servers, topic_prefix) as table:
+        yield table
+
+
+@contextlib.contextmanager
+def plain_consumer(table: Table, protocol: str) -> Iterator[None]:
+    """A consumer of librdkafka has all partitions of the group."""
+    consumer = Consumer({"bootstrap.servers": table.servers, "group.id": table.group, "group.protocol": protocol})
+    try:
+        consumer.subscribe([table.topic])
+        until(lambda: consumer.poll(0.1) is None and len(consumer.assignment()) == PARTITIONS, "it does not join")
+        yield
+    finally:
+        consumer.close()
 
 
 def test_when_all_leave_nobody_is_left_to_hand_over_to(table: Table) -> None:
@@ -36,8 +60,7 @@ def test_a_member_that_closes_while_it_joins_holds_up_nobody(table: Table) -> No
     busy = table.seat("a", release=False)
     busy.owning(PARTITIONS)
     table.seat("b")
-    revoked = busy.wait(lambda event: isinstance(event, Revoked))
-    assert isinstance(revoked, Revoked)
+    revoked = busy.first(Revoked)
     third = table.seat("c")
     until(lambda: third.membership._coordinator is not None and third.membership._coordinator.member_id != "", "no id")
     third.membership.close(5.0)
@@ -47,24 +70,25 @@ def test_a_member_that_closes_while_it_joins_holds_up_nobody(table: Table) -> No
     )
 
 
-def test_a_group_of_another_protocol_is_fatal(table: Table) -> None:
-    consumer = Consumer({"bootstrap.servers": table.servers, "group.id": table.group, "auto.offset.reset": "earliest"})
-    try:
-        consumer.subscribe([table.topic])
-        until(lambda: consumer.poll(0.1) is None and len(consumer.assignment()) == PARTITIONS, "it does not join")
-        error = table.seat("a", session_timeout_ms=2000).fatal()  # for so long it may be what a kill left
-    finally:
-        consumer.close()
+@pytest.mark.parametrize(("protocol", "told"), [("classic", "protocol"), ("consumer", "not understood")])
+def test_a_group_of_others_is_fatal_while_it_has_members(table: Table, protocol: str, told: str) -> None:
+    """KIP-848 (``consumer``): the broker takes our JoinGroup, and answers by an assignment of its own."""
+    with plain_consumer(table, protocol):
+        stranger = table.seat("a", rebalance_timeout_ms=2000, **QUICK)  # for so long it may be what a kill left
+        error = stranger.fatal()
     assert isinstance(error, MembershipFatal)
-    assert "protocol" in str(error)
+    assert told in str(error)
+    assert not stranger.assigned()
+    if protocol == "classic":  # offsets of a plain consumer are no reason; its protocol ended with it
+        table.seat("b").owning(PARTITIONS)
 
 
 @pytest.mark.parametrize("foreign", ["user data", "subscription", "topic"])
 def test_a_member_that_nobody_understands_gets_nothing(table: Table, foreign: str, monkeypatch: Any) -> None:
     leader = table.seat("a")
     leader.owning(PARTITIONS)
-    stranger = table.make(table.servers, table.group, table.topic, "b")
-    stranger.owning(PARTITIONS // 2)
+    stranger = table.seat("b")
+    settled(leader, stranger)
     since = len(leader.events)
 
     def subscriptions() -> list[tuple[str, bytes]]:
@@ -95,10 +119,17 @@ def test_a_member_that_gives_itself_up_leaves_when_it_is_void(table: Table) -> N
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_an_orderly_restart_of_the_broker_costs_no_generation(own_broker: Any, topic_prefix: str) -> None:
+def test_a_broker_that_comes_late_is_joined_and_its_restart_costs_no_generation(
+    own_broker: OwnBroker, topic_prefix: str
+) -> None:
     broker = own_broker()
     with laid_table(broker.bootstrap_servers, topic_prefix) as table:
-        members = [table.seat("a"), table.seat("b")]
+        broker.kill()
+        members = [table.seat("a")]
+        stays(lambda: not members[0].events, 3.0, "there is nobody to hear from")
+        broker.restart()
+        members[0].owning(PARTITIONS, patience=60)
+        members.append(table.seat("b"))
         settled(*members)
         before = [(seat.membership.snapshot, len(seat.events)) for seat in members]
         broker.restart()
@@ -111,14 +142,76 @@ def test_an_orderly_restart_of_the_broker_costs_no_generation(own_broker: Any, t
             assert not any(isinstance(event, Lost) for event in seat.events[since:])
 
 
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_a_broker_that_comes_late_is_joined(own_broker: Any, topic_prefix: str) -> None:
-    broker = own_broker()
-    with laid_table(broker.bootstrap_servers, topic_prefix) as table:
-        broker.kill()
-        seat = table.seat("a")
-        time.sleep(3.0)
-        assert seat.events == []
-        broker.restart()
-        seat.owning(PARTITIONS, patience=60)
+# ---------------------------------------------------------------------------------------------------- strategies
+
+
+class Used:
+    """Strategies by name that say which of them leaders used last."""
+
+    def __init__(self) -> None:
+        self.last = ""
+
+    def __call__(self, *names: str) -> dict[str, Assignor]:
+        return {name: self._recorded(name, assignor(name, PlanSettings())) for name in names}
+
+    def _recorded(self, name: str, real: Assignor) -> Assignor:
+        def plan(partitions: int, reports: Mapping[str, MemberReport]) -> dict[str, Assignment]:
+            self.last = name
+            return real(partitions, reports)
+
+        return plan
+
+
+def test_a_running_group_changes_its_strategy_by_rolling_restarts(engines: MovingTable) -> None:
+    used = Used()
+    members = [engines.engine(name, used("incremental")) for name in "abc"]
+    engines.even(*members)
+    before = "incremental"
+    for now, then in (
+        (("cooperative-sticky", "incremental"), "cooperative-sticky"),
+        (("range", "cooperative-sticky"), "range"),
+        (("range",), "range"),
+    ):
+        for place in range(3):
+            assert used.last == before, "a member that stays keeps the old strategy alive"
+            members[place] = engines.restart(members[place], used(*now))
+            engines.even(*members)
+        assert used.last == then
+        before = then
+    assert [sorted(member.working) for member in members] == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert not any(member.heard_of(Lost) for member in engines.ledger.engines)
+
+
+def test_a_move_that_is_under_way_outlives_a_change_of_the_strategy(engines: MovingTable) -> None:
+    wishes, used = Wishes(a=range(8), b=range(8, 10)), Used()
+    both = {**used("cooperative-sticky"), "wishes": wishes}
+    a = engines.engine("a", both, gives=False)
+    a.owning(PARTITIONS)
+    c = engines.engine("c", {"wishes": wishes}).seated()
+    b = engines.engine("b", both)
+    b.wait(lambda event: isinstance(event, Assigned) and set(event.incoming) == {8, 9})
+    since = len(b.events)
+    c.go()
+    b.wait(lambda event: isinstance(event, Assigned) and len(event.assignment.members) == 2, since)
+    until(lambda: used.last == "cooperative-sticky", "the strategy does not change")
+    assert set(a.orders) == set(b.incoming) == {8, 9}
+    a.give()
+    until(lambda: b.working >= {8, 9}, "not taken")
+    engines.even(a, b)
+
+
+def test_a_member_without_a_common_strategy_is_refused_and_what_a_kill_left_is_waited_out(
+    engines: MovingTable,
+) -> None:
+    used = Used()
+    before = engines.engine("a", used("range"), **MORTAL)
+    engines.even(before)
+    error = engines.engine("b", used("cooperative-sticky", "roundrobin"), **QUICK).fatal()
+    assert isinstance(error, MembershipFatal)
+    for hint in ("(cooperative-sticky, roundrobin)", "both strategies", "one by one", "without the old one"):
+        assert hint in str(error)
+    assert len(before.events) == 1
+    start = time.monotonic()
+    before.die()
+    engines.even(engines.engine("c", used("cooperative-sticky")))
+    assert time.monotonic() - start > 1.0, "it was not refused at all: this shows nothing"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -14,10 +13,11 @@ import pytest
 
 from streams.clients import group_wire
 from streams.errors import ConfigError, MembershipFatal
-from streams.group import Assigned, Fatal, Lost, Revoked, Snapshot
-from tests.broker.contract_kit import KINDS, SESSION_MS, STEADY_MS, AnySeat, Desk, laid_desk, stays
+from streams.group import Assigned, Lost, Revoked
+from tests.broker.contract_kit import KINDS, SESSION_MS, STEADY_MS, AnySeat, Desk, laid_desk
 from tests.broker.gate import gate, nightly
 from tests.broker.membership_kit import PARTITIONS, Transactor, everything, until
+from tests.unit.waiting import stays
 
 pytestmark = pytest.mark.broker
 
@@ -51,29 +51,21 @@ def settled(*seats: AnySeat) -> None:
     until(lambda: everything(*seats), "the group does not settle")
 
 
-def test_alone_with_everything(desk: Desk, transactor: Transactor) -> None:
+def test_alone_with_everything_and_only_the_published_metadata_is_taken(desk: Desk, transactor: Transactor) -> None:
     seat = desk.seat("a")
     event = seat.owning(PARTITIONS)
     assert event.added == event.owned == event.assignment.own == frozenset(range(PARTITIONS))
     assert event.incarnation == seat.membership.snapshot.incarnation == 0
     assert event.assignment.members == ("a",)
     assert seat.heard[-1][1].generation == event.generation  # the snapshot was there before the event
-    assert transactor.commit(metadata(seat)) == "ok"
 
+    def forged(by: int = 0, member_id: str = "") -> bytes:
+        snapshot = seat.membership.snapshot
+        return group_wire.group_metadata(desk.group, snapshot.generation + by, member_id or snapshot.member_id, None)
 
-def test_only_the_published_metadata_is_taken(desk: Desk, transactor: Transactor) -> None:
-    seat = desk.seat("a")
-    seat.owning(PARTITIONS)
-
-    def forged(snapshot: Snapshot, by: int = 0, member_id: str = "") -> bytes:
-        member_id = member_id or snapshot.member_id
-        return group_wire.group_metadata(desk.group, snapshot.generation + by, member_id, None)
-
-    snapshot = seat.membership.snapshot
-    assert forged(snapshot) == snapshot.metadata
-    assert transactor.commit(forged(snapshot, +1)) == "ILLEGAL_GENERATION"
-    assert transactor.commit(forged(snapshot, -1)) == "ILLEGAL_GENERATION"
-    assert transactor.commit(forged(snapshot, member_id="somebody")) == "UNKNOWN_MEMBER_ID"
+    assert forged() == metadata(seat)
+    assert transactor.commit(forged(+1)) == transactor.commit(forged(-1)) == "ILLEGAL_GENERATION"
+    assert transactor.commit(forged(member_id="somebody")) == "UNKNOWN_MEMBER_ID"
     assert transactor.commit(metadata(seat)) == "ok"
 
 
@@ -85,8 +77,7 @@ def test_a_second_member_gets_half_and_the_first_keeps_the_rest(desk: Desk, tran
     second = desk.seat("b")
     gained = second.owning(PARTITIONS // 2)
     settled(first, second)
-    revoked = [event.partitions for event in first.heard_of(Revoked) if isinstance(event, Revoked)]
-    assert revoked == [gained.owned]
+    assert [event.partitions for event in first.heard_of(Revoked)] == [gained.owned]
     assert not first.assigned()[-1].added
     assert not first.heard_of(Lost)
     assert first.membership.snapshot.incarnation == 0
@@ -105,13 +96,15 @@ def test_what_is_revoked_is_assigned_only_after_its_release(desk: Desk, transact
     first = desk.seat("a", release=False)
     first.owning(PARTITIONS)
     second = desk.seat("b")
-    revoked = first.wait(lambda event: isinstance(event, Revoked))
-    assert isinstance(revoked, Revoked)
-    until_then = time.monotonic() + 6.0  # a time in which a wrong assignment would come, and a session expire
-    while time.monotonic() < until_then:
-        assert transactor.commit(metadata(first), partition=min(revoked.partitions)) == "ok"
-        time.sleep(0.1)
-    assert not any(event.owned for event in second.assigned())
+    revoked = first.first(Revoked)
+    stays(
+        lambda: (
+            transactor.commit(metadata(first), partition=min(revoked.partitions)) == "ok"
+            and not any(event.owned for event in second.assigned())
+        ),
+        6.0,
+        "a wrong assignment, or the session expires",
+    )
     some = frozenset(list(revoked.partitions)[:2])
     first.membership.released(some, revoked.incarnation, revoked.generation)
     stays(lambda: not any(event.owned for event in second.assigned()), 0.5, "assigned before all was released")
@@ -122,12 +115,16 @@ def test_what_is_revoked_is_assigned_only_after_its_release(desk: Desk, transact
 
 @pytest.mark.parametrize("desk", KINDS, indirect=True)
 def test_leaving_is_a_barrier_and_then_nothing(desk: Desk, transactor: Transactor) -> None:
-    other, leaves = desk.seat("a"), desk.seat("b")
+    other = desk.seat("a")
+    other.owning(PARTITIONS)
+    leaves = desk.seat("b", release=False)
     settled(other, leaves)
     old, since, before = metadata(leaves), len(leaves.events), len(other.events)
     leaves.membership.leave()
+    revoked = leaves.first(Revoked, since)
+    stays(lambda: not any(event.added for event in other.events[before:] if isinstance(event, Assigned)), 1.0, "early")
+    leaves.membership.released(revoked.partitions, revoked.incarnation, revoked.generation)
     leaves.owning(0, since)
-    assert isinstance(leaves.events[since], Revoked)
     leaves.membership.close(5.0)
     other.owning(PARTITIONS, before)
     assert not leaves.heard_of(Lost)
@@ -135,57 +132,26 @@ def test_leaving_is_a_barrier_and_then_nothing(desk: Desk, transactor: Transacto
     assert transactor.commit(old) == "UNKNOWN_MEMBER_ID"
 
 
-def test_a_leaving_member_keeps_everything_until_its_release(desk: Desk) -> None:
+def test_closing_without_leaving_is_known_to_the_others_at_once_and_nothing_is_left(
+    desk: Desk, transactor: Transactor
+) -> None:
     other = desk.seat("a")
     other.owning(PARTITIONS)
-    leaves = desk.seat("b", release=False)
-    settled(other, leaves)
-    since, before = len(leaves.events), len(other.events)
-    leaves.membership.leave()
-    revoked = leaves.wait(lambda event: isinstance(event, Revoked), since)
-    stays(
-        lambda: not any(event.added for event in other.assigned() if event in other.events[before:]), 1.0, "too early"
-    )
-    assert isinstance(revoked, Revoked)
-    leaves.membership.released(revoked.partitions, revoked.incarnation, revoked.generation)
-    other.owning(PARTITIONS, before)
-
-
-def test_closing_without_leaving_is_known_to_the_others_at_once(desk: Desk, transactor: Transactor) -> None:
-    other, goes = desk.seat("a"), desk.seat("b")
+    threads = set(threading.enumerate())
+    goes = desk.seat("b")
     settled(other, goes)
-    old, before, since = metadata(goes), time.monotonic(), len(other.events)
+    old, began, since = metadata(goes), time.monotonic(), len(other.events)
+    goes.membership.close(5.0)
     goes.membership.close(5.0)
     other.owning(PARTITIONS, since)
-    assert time.monotonic() - before < desk.session_ms / 2000  # below the session timeout
+    assert time.monotonic() - began < desk.session_ms / 2000  # below the session timeout
     assert transactor.commit(old) == "UNKNOWN_MEMBER_ID"
-
-
-def test_nothing_is_left_of_a_closed_member(desk: Desk) -> None:
-    before = set(threading.enumerate())
-    seat = desk.seat("a")
-    seat.owning(PARTITIONS)
-    seat.membership.close(5.0)
-    seat.membership.close(5.0)
-    until(lambda: set(threading.enumerate()) <= before, "a thread is left behind")
-    assert seat.membership.snapshot.metadata is None
-    heard = len(seat.events)
-    seat.membership.leave()
-    seat.membership.released([1], seat.membership.snapshot.incarnation, seat.membership.snapshot.generation)
-    assert len(seat.events) == heard
-
-
-@pytest.mark.parametrize("session_ms", [6000])
-def test_a_killed_member_is_replaced_after_its_session(desk: Desk) -> None:
-    other = desk.seat("a")
-    other.owning(PARTITIONS)
-    victim = desk.process("b")
-    victim.owning(PARTITIONS // 2)
-    other.owning(PARTITIONS // 2)
-    since = len(other.events)
-    victim.signal(signal.SIGKILL)
-    assert other.owning(PARTITIONS, since).incarnation == 0
-    assert not other.heard_of(Lost)
+    until(lambda: set(threading.enumerate()) <= threads, "a thread is left behind")
+    snapshot, heard = goes.membership.snapshot, len(goes.events)
+    assert snapshot.metadata is None
+    goes.membership.leave()
+    goes.membership.released([1], snapshot.incarnation, snapshot.generation)
+    assert len(goes.events) == heard
 
 
 @pytest.mark.parametrize("session_ms", [SESSION_MS])
@@ -283,8 +249,7 @@ def test_a_static_name_that_is_taken(desk: Desk) -> None:
     second = desk.seat("shop", static=True, **short)
     loser, winner = (second, first) if desk.kind == "broker" else (first, second)
     # Who is refused tries on for longer than a session: the one before may have died.
-    loser.wait(lambda event: isinstance(event, Fatal), patience=90.0)
-    error = loser.fatal()
+    error = loser.fatal(patience=90.0)
     assert isinstance(error, MembershipFatal)
     assert ("another process" if desk.kind == "streams" else "'shop'") in str(error)
     assert loser.membership.snapshot.metadata is None
@@ -325,71 +290,54 @@ def test_no_broker_is_waited_for_and_said_once(kind: str, topic_prefix: str, cap
         assert any(said_once_and_closed_in_time(name) for name in "abc")
 
 
-def test_reading_the_snapshot_never_shows_a_torn_one(desk: Desk) -> None:
-    """Generation, member and metadata belong together at every moment, seen from another thread; and no bytes are
-    published that the broker would not fence."""
-    seat = desk.seat("a")
-    seat.owning(PARTITIONS)
-    stop, torn = threading.Event(), []
-
-    def read() -> None:
-        while not stop.is_set():
-            seen = seat.membership.snapshot
-            valid = seen.generation >= 1
-            expected = group_wire.group_metadata(desk.group, seen.generation, seen.member_id, None) if valid else None
-            if seen.metadata != expected:
-                torn.append(seen)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        for name in "bc":
-            other = desk.seat(name)
-            until(lambda other=other: any(event.owned for event in other.assigned()), "it does not join")  # type: ignore[misc]
-            other.membership.close(3.0)
-    finally:
-        stop.set()
-        reader.join()
-    assert torn == []
-
-
-def test_members_come_and_go_and_no_partition_ever_has_two_owners(desk: Desk) -> None:
-    """Ownership as the members were told it, over a storm of joins and leaves."""
-    seed = int(os.environ.get("SEED", str(time.time_ns() % 1_000_000)))
-    print(f"SEED={seed}")
+def test_members_come_and_go_and_no_partition_ever_has_two_owners(desk: Desk, seed: int) -> None:
+    """Ownership as the members were told it, over a storm of joins and leaves. Of the first one's snapshot, generation,
+    member and metadata belong together at every moment, seen from another thread; and no bytes are published that the
+    broker would not fence."""
     owners: dict[int, str] = {}
-    twice: list[tuple[int, str, str]] = []
-    lock = threading.Lock()
+    wrong: list[Any] = []
+    lock, stop = threading.Lock(), threading.Event()
 
     class Watched(AnySeat):
         def _hear(self, event: Any) -> None:
             with lock:
-                if isinstance(event, Assigned):
-                    for partition in event.added:
-                        if partition in owners:
-                            twice.append((partition, owners[partition], self.name))
-                        owners[partition] = self.name
-                elif isinstance(event, Revoked):
-                    for partition in event.partitions:
-                        owners.pop(partition, None)
-                elif isinstance(event, Lost):
-                    for partition in [number for number, name in owners.items() if name == self.name]:
+                gone = event.partitions if isinstance(event, Revoked) else ()
+                for partition, name in list(owners.items()):
+                    if partition in gone or (name == self.name and isinstance(event, Lost)):
                         del owners[partition]
+                for partition in event.added if isinstance(event, Assigned) else ():
+                    if partition in owners:
+                        wrong.append((partition, owners[partition], self.name))
+                    owners[partition] = self.name
             super()._hear(event)
 
+    def read() -> None:
+        while not stop.is_set():
+            seen = first.membership.snapshot
+            valid = seen.generation >= 1
+            expected = group_wire.group_metadata(desk.group, seen.generation, seen.member_id, None) if valid else None
+            if seen.metadata != expected:
+                wrong.append(seen)
+
     def join(name: str) -> Watched:
-        seat = Watched(desk.kind, desk.servers, desk.group, desk.topic, name)
-        desk.made.append(seat)
+        place = (desk.kind, desk.servers, desk.group, desk.topic, name)
+        desk.made.append(seat := Watched(*place, session_timeout_ms=desk.session_ms))
         return seat
 
-    seats = [join("a")]
-    for number in range(4):
-        seats.append(join(f"m{seed}-{number}"))
-        until(lambda: any(event.owned for event in seats[-1].assigned()), "it gets nothing")
-        if number % 2:
-            leaver = seats.pop(0)
-            leaver.membership.leave()
-            leaver.owning(0, len(leaver.assigned()) - 1)
-            leaver.membership.close(3.0)
-    settled(*seats)
-    assert twice == []
+    first = join("a")
+    seats, reader = [first], threading.Thread(target=read)
+    reader.start()
+    try:
+        for number in range(4):
+            seats.append(join(f"m{seed}-{number}"))
+            until(lambda: any(event.owned for event in seats[-1].assigned()), "it gets nothing")
+            if number % 2:
+                leaver = seats.pop(0)
+                leaver.membership.leave()
+                leaver.owning(0, len(leaver.assigned()) - 1)
+                leaver.membership.close(3.0)
+        settled(*seats)
+    finally:
+        stop.set()
+        reader.join()
+    assert wrong == []
