@@ -70,7 +70,9 @@ def test_a_member_that_closes_while_it_joins_holds_up_nobody(table: Table) -> No
     )
 
 
-@pytest.mark.parametrize(("protocol", "told"), [("classic", "protocol"), ("consumer", "not understood")])
+@pytest.mark.parametrize(
+    ("protocol", "told"), [("classic", "something else than this toolkit"), ("consumer", "not understood")]
+)
 def test_a_group_of_others_is_fatal_while_it_has_members(table: Table, protocol: str, told: str) -> None:
     """KIP-848 (``consumer``): the broker takes our JoinGroup, and answers by an assignment of its own."""
     with plain_consumer(table, protocol):
@@ -79,8 +81,16 @@ def test_a_group_of_others_is_fatal_while_it_has_members(table: Table, protocol:
     assert isinstance(error, MembershipFatal)
     assert told in str(error)
     assert not stranger.assigned()
-    if protocol == "classic":  # offsets of a plain consumer are no reason; its protocol ended with it
-        table.seat("b").owning(PARTITIONS)
+
+
+def test_an_empty_group_is_taken_whatever_it_was(engines: MovingTable) -> None:
+    """Offsets of a plain consumer are no reason to refuse; its protocol ends with its last member."""
+    settings = {"bootstrap.servers": engines.servers, "group.id": engines.group, "auto.offset.reset": "earliest"}
+    consumer = Consumer(settings)
+    consumer.subscribe([engines.topic])
+    until(lambda: consumer.poll(0.1) is None and len(consumer.assignment()) == PARTITIONS, "it does not join")
+    consumer.close()
+    engines.even(engines.engine("a", Used()("range")))
 
 
 @pytest.mark.parametrize("foreign", ["user data", "subscription", "topic"])

@@ -35,8 +35,6 @@ SLEEP_ALLOWED: dict[str, str] = {
     "tests/broker/http_service.py": "a service that is slow on purpose",
     "tests/unit/test_examples_driven.py": "a service that takes some of the virtual time",
     "tests/broker/test_membership_chaos.py": "moments drawn from a seed",
-    "tests/broker/test_membership_moves.py": "nothing happens: a time in which more rebalances would show",
-    "tests/broker/test_membership.py": "nothing happens: a time in which a member joins no broker",
 }
 
 # Written in pieces, so that this file does not find itself.
