@@ -7,10 +7,8 @@ methods are only ever called through a ``Blocking`` worker.
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
-
-from anyio import Event
 
 from streams.group import Membership, Snapshot, TakeOver
 from streams.records import Acknowledgement, IncomingRecord, Output, Progress, Record
@@ -74,7 +72,11 @@ class TransactionSlot(Protocol):
     def refused(self) -> Sequence[Refusal]: ...
 
     async def reopen(
-        self, topics: Collection[str], *, one_by_one: bool = False, may_open: Event | None = None
+        self,
+        topics: Collection[str],
+        *,
+        one_by_one: bool = False,
+        may_open: Callable[[], Awaitable[None]] | None = None,
     ) -> None: ...
     def abandon(self) -> None: ...
     def begin(self) -> None: ...

@@ -212,6 +212,10 @@ def token(_: str) -> tuple[str, float]:
     return f"{parts[0]}.{parts[1]}.", now + 3600
 
 
+def no_token(_: str) -> tuple[str, float]:
+    raise KeyError("secret")
+
+
 def certificates(folder: Path) -> None:
     """A CA, and certificates that it signed for the broker and for a client, each with its key in one file."""
 
@@ -312,15 +316,16 @@ async def test_each_way_to_authenticate(secure: tuple[KafkaBroker, dict[str, str
         ({"sasl.password": "wrong"}, "_AUTHENTICATION", "credentials"),
         ({"sasl.mechanism": "GSSAPI"}, "_AUTHENTICATION", "GSSAPI"),
         ({"ssl.ca.location": ""}, "_SSL", "certificate"),
+        ({"sasl.mechanism": "OAUTHBEARER", "oauth_cb": no_token}, "_TRANSPORT", "KeyError"),
         ({"security.protocol": "plaintext"}, "_TRANSPORT", "list_topics"),
     ],
-    ids=["password", "mechanism", "authority", "no TLS"],
+    ids=["password", "mechanism", "authority", "token", "no TLS"],
 )
 async def test_what_is_wrong_is_said_without_secrets(
-    secure: tuple[KafkaBroker, dict[str, str], Path], wrong: dict[str, str], code: str, said: str
+    secure: tuple[KafkaBroker, dict[str, str], Path], wrong: dict[str, Any], code: str, said: str
 ) -> None:
     _, addresses, folder = secure
-    settings = {"security.protocol": "sasl_ssl", "sasl.mechanism": "PLAIN", "sasl.username": "alice"}
+    settings: dict[str, Any] = {"security.protocol": "sasl_ssl", "sasl.mechanism": "PLAIN", "sasl.username": "alice"}
     settings |= {"sasl.password": "secret", "ssl.ca.location": str(folder / "ca.pem"), **wrong}
     if wrong.get("security.protocol") == "plaintext":
         settings = wrong

@@ -13,7 +13,9 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
+from streams.clients.transactional import RefusedDelivery
 from streams.clients.translate import BLOCKED, GROUP_KINDS, REFUSED
+from streams.records import Output
 
 
 class Meaning(enum.Enum):
@@ -67,3 +69,15 @@ OFFSETS: Final[Mapping[int, Meaning]] = {
 }
 END: Final[Mapping[int, Meaning]] = {51: _M.AGAIN, 7: _M.AGAIN, **_MOVED, **_FENCED}
 INIT: Final[Mapping[int, Meaning]] = {51: _M.AGAIN, 7: _M.AGAIN, **_MOVED}
+
+
+def refused_delivery(topic: str, partition: int, code: int, said: str, output: Output | None) -> RefusedDelivery:
+    """Make the report of a refused record; ``output`` is ``None`` where the broker's answer names none."""
+    error = KafkaError(code)
+    # A time that the handler chose is the record's own, any other the clock's.
+    is_own = PRODUCE.get(code) is Meaning.REFUSED or (
+        code == KafkaError.INVALID_TIMESTAMP and (output is None or bool(output.timestamp_ms))
+    )
+    where = topic if partition < 0 else f"{topic}[{partition}]"
+    reason = f"{where}: {said or error.str()}" + ("" if is_own else f": {BLOCKED[code]}")
+    return RefusedDelivery(topic, partition, error.name(), reason, is_own, output)

@@ -171,6 +171,7 @@ async def connect(host: str, port: int, client_id: str, security: Mapping[str, A
     ``kafka_python_settings``). Raises ``LostConnection``, with the address."""
     context = security.get("ssl_context")
     connection: BrokerConnection | None = None
+    is_ready = False
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             _, connection = await asyncio.get_running_loop().create_connection(
@@ -179,11 +180,8 @@ async def connect(host: str, port: int, client_id: str, security: Mapping[str, A
             await connection.introduce()
             if str(security.get("security_protocol", "")).startswith("SASL"):
                 await connection.authenticate(host, security)
+        is_ready = True
         return connection
-    except asyncio.CancelledError:
-        if connection is not None:
-            connection.close()
-        raise
     except ssl.SSLError as error:
         reason = getattr(error, "verify_message", "") or error.reason or error
         failure = LostConnection(f"{host}:{port}: TLS failed: {reason}", "_SSL")
@@ -193,6 +191,9 @@ async def connect(host: str, port: int, client_id: str, security: Mapping[str, A
         failure = LostConnection(f"{host}:{port}: no connection within {CONNECT_SECONDS:g} seconds")
     except OSError as error:
         failure = LostConnection(f"{host}:{port}: {error.strerror or error}")
-    if connection is not None:
-        connection.close()
+    except Exception as error:  # of a token function or a SASL mechanism; its text may hold a secret
+        failure = LostConnection(f"{host}:{port}: authentication failed: {type(error).__name__}")
+    finally:
+        if connection is not None and not is_ready:
+            connection.close()
     raise failure

@@ -6,7 +6,6 @@ On the loop. Questions go to any broker that answers, one at a time, over a conn
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from streams.clients import kafka_python
 from streams.clients.producing.broker_connection import BrokerConnection, LostConnection, connect
 from streams.clients.producing.record_batch import BATCH_HEAD, Placement
 from streams.clients.producing.settings import ProducerSettings
+from streams.errors import TransactionFailed
 
 GROUP: Final = 0
 TRANSACTION: Final = 1
@@ -47,6 +47,8 @@ class Cluster:
         self.leaders: dict[str, list[int]] = {}
         """The leader of each partition; -1: none."""
         self._unknown: dict[str, tuple[int, float]] = {}
+        self._wanted: dict[str, float] = {}
+        self._look_failure: LostConnection | None = None
 
     async def connect(self, node: int) -> BrokerConnection:
         """Make a connection to a broker. Raises ``LostConnection``."""
@@ -73,7 +75,16 @@ class Cluster:
 
     def look_for(self, topic: str) -> None:
         """Fetch the metadata of a topic that is not known yet, in the background, some times a second."""
+        self._wanted.setdefault(topic, asyncio.get_running_loop().time())
         self._look(topic, [topic])
+
+    def check_patience(self, topic: str, seconds: float, who: str) -> None:
+        """Raise ``TransactionFailed`` if no broker has said anything of a topic that is looked for, for so long."""
+        if asyncio.get_running_loop().time() - self._wanted[topic] > seconds:
+            self._wanted.pop(topic)
+            failure = self._look_failure or LostConnection("no answer", "_TIMED_OUT")
+            reason = f"{who}: no metadata of {topic} for {seconds:g} seconds: {failure}"
+            raise TransactionFailed("produce", failure.code, "unknown", reason)
 
     def unknown_since(self, topic: str) -> tuple[int, float] | None:
         """Return the broker's code for a topic that cannot be used, and for how many seconds it has been so."""
@@ -112,9 +123,9 @@ class Cluster:
         async with self._asking:  # else two questions would each make a connection, and one be forgotten
             failures = []
             addresses = [*dict.fromkeys([*self._brokers.values(), *self._bootstrap])]
-            for _ in range(len(addresses) + 1):
+            for left in reversed(range(len(addresses) + 1)):
                 try:
-                    async with asyncio.timeout(ANSWER_SECONDS):
+                    async with asyncio.timeout(ANSWER_SECONDS if left else None):  # the last one may take its time
                         if self._any is None:
                             # Another one each time: the caller's time may end while a broker that is frozen is asked.
                             self._turn += 1
@@ -140,6 +151,7 @@ class Cluster:
 
     def _note(self, topic: str, code: int, partitions: Sequence[Any]) -> None:
         now = asyncio.get_running_loop().time()
+        self._wanted.pop(topic, None)
         if code and not partitions:
             if topic not in self.placements:  # else it is known, and this broker does not know it yet
                 self._unknown.setdefault(topic, (code, now))
@@ -159,8 +171,11 @@ class Cluster:
             self._looks[name] = asyncio.get_running_loop().create_task(self._look_quietly(topics))
 
     async def _look_quietly(self, topics: Collection[str]) -> None:
-        with contextlib.suppress(LostConnection):  # the next request meets the same broker
+        try:
             await self.refresh(topics)
+            self._look_failure = None
+        except LostConnection as failure:
+            self._look_failure = failure
         await asyncio.sleep(_TOPIC_LOOKS_SECONDS)
 
 

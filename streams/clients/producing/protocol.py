@@ -3,47 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from streams.clients.producing import messages
 from streams.clients.producing.broker_connection import BrokerConnection
+from streams.clients.producing.messages import COMMIT_OFFSETS, END, PRODUCE
 
 FIRST_PAUSE_SECONDS: Final = 0.001
 LONGEST_PAUSE_SECONDS: Final = 0.05
 
 
 class TransactionProtocol(NamedTuple):
-    """The versions of the four requests. ``bumps_epoch``: transactions v2, where each end gives the next epoch."""
+    """The highest versions of the requests. ``bumps_epoch``: transactions v2, where each end gives the next epoch."""
 
     bumps_epoch: bool
-    produce: int
-    commit_offsets: int
-    end: int
+    versions: Mapping[int, int]
+
+    def version(self, connection: BrokerConnection, key: int) -> int:
+        """Return the version for one broker: while brokers are upgraded, some take less than others."""
+        return min(self.versions[key], connection.versions.get(key, (0, 0))[1])
 
 
-UNDECIDED: Final = TransactionProtocol(False, 0, 0, 0)
-V2: Final = TransactionProtocol(True, 12, 5, 5)
+V1: Final = TransactionProtocol(False, {PRODUCE: 11, COMMIT_OFFSETS: 4, END: 4})
+"""The last versions that leave the epoch alone; Kafka 2.8 takes 9, 3 and 3, which have the same fields."""
+V2: Final = TransactionProtocol(True, {PRODUCE: 12, COMMIT_OFFSETS: 5, END: 5})
 
 
 def protocol_of(connection: BrokerConnection) -> TransactionProtocol:
     """Choose the protocol: v2 where the cluster has finalized it and the broker takes the requests of it."""
-    highest = {key: most for key, (_, most) in connection.versions.items()}
-    if connection.features.get("transaction.version", 0) >= 2 and all(
-        highest.get(key, 0) >= version
-        for key, version in (
-            (messages.PRODUCE, V2.produce),
-            (messages.COMMIT_OFFSETS, V2.commit_offsets),
-            (messages.END, V2.end),
-        )
-    ):
-        return V2
-    # Kafka 2.8 takes these from 9 and 3 on; 11 and 4 are the last that leave the epoch alone.
-    return TransactionProtocol(
-        False,
-        min(11, highest[messages.PRODUCE]),
-        min(4, highest[messages.COMMIT_OFFSETS]),
-        min(4, highest[messages.END]),
-    )
+    takes_them = all(connection.versions.get(key, (0, 0))[1] >= version for key, version in V2.versions.items())
+    return V2 if takes_them and connection.features.get("transaction.version", 0) >= 2 else V1
 
 
 class Pauses:
@@ -53,5 +42,6 @@ class Pauses:
         self._seconds = FIRST_PAUSE_SECONDS
 
     async def next(self) -> None:
+        """Pause."""
         await asyncio.sleep(self._seconds)
         self._seconds = min(self._seconds * 2, LONGEST_PAUSE_SECONDS)

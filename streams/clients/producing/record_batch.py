@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import google_crc32c
@@ -25,6 +26,7 @@ MOST_PLACES: Final = 100_000
 """Keys whose partition is remembered, by topic: murmur2 in Python takes 2 us, a look-up 0.05."""
 MOST_HEADERS: Final = 1_000
 _LENGTHS: Final = 5  # the longest varint in front of a record
+_TIMES: Final = 1 << 62  # so that the distance of two times has 64 bits at most
 _TRANSACTIONAL: Final = 0x10
 _HEAD: Final = struct.Struct(">qiibI")
 _TAIL: Final = struct.Struct(">hiqqqhii")
@@ -32,7 +34,7 @@ _TAIL: Final = struct.Struct(">hiqqqhii")
 
 def varint(number: int) -> bytes:
     """Encode a signed number as records have them: zigzag, seven bits a byte."""
-    number = (number << 1) ^ (number >> 63)
+    number = number << 1 if number >= 0 else (-number << 1) - 1
     encoded = bytearray()
     while number > 127:
         encoded.append((number & 127) | 128)
@@ -96,7 +98,8 @@ class Batch(NamedTuple):
         return [_HEAD.pack(0, len(tail) + len(records) + 9, -1, 2, checksum), tail, records]
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Part:
     """One batch on its way. ``sequence``: that of its first record. ``first``: the index of that record among those
     that the transaction sends to the partition."""
 
@@ -181,12 +184,14 @@ class EncodedRecords:
                     partition = self._partition(placement, key) if found is None else found
                 rows = by_partition.get(partition)
                 if rows is None:
-                    if not 0 <= partition < placement.count:
+                    if type(partition) is not int or not 0 <= partition < placement.count:
                         break
                     rows = by_partition[partition] = _Rows()
                 count = rows.count
                 stamp = output.timestamp_ms or now_ms
                 if not count:
+                    if not -_TIMES <= stamp < _TIMES:
+                        break
                     rows.first_ms = rows.last_ms = stamp
                 delta = stamp - rows.first_ms
             except (TypeError, ValueError, AttributeError):  # a part is of a wrong type
@@ -237,13 +242,13 @@ class EncodedRecords:
                 )
         numbers: tuple[tuple[str, object, int], ...] = (
             ("partition", output.partition, 31),
-            ("timestamp", output.timestamp_ms, 63),
+            ("timestamp", output.timestamp_ms, 62),
         )
         for field, number, bits in numbers:
             if not isinstance(number, int) or not -(1 << bits) <= number < 1 << bits:
                 return RecordRefused(
-                    f"the client cannot send a record for topic {topic!r}: its {field} must be a number of {bits + 1} "
-                    f"bits, not {number!r}"
+                    f"the client cannot send a record for topic {topic!r}: its {field} must be a whole number "
+                    f"of at most {bits} bits, not {number!r}"
                 )
         try:
             self._encoded(output.headers)

@@ -15,26 +15,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
-import anyio
 from confluent_kafka import KafkaError
 
 from streams.clients import kafka_python
 from streams.clients.librdkafka_term import parse_metadata
 from streams.clients.producing import messages
-from streams.clients.producing.answers import END, ENLIST, INIT, OFFSETS, PRODUCE, Meaning
-from streams.clients.producing.broker_connection import LostConnection
+from streams.clients.producing.answers import END, ENLIST, INIT, OFFSETS, PRODUCE, Meaning, refused_delivery
+from streams.clients.producing.broker_connection import BrokerConnection, LostConnection
 from streams.clients.producing.cluster import GROUP, TRANSACTION, UNKNOWN_SECONDS, Cluster, SlotConnections
 from streams.clients.producing.messages import Identity, MalformedAnswer
-from streams.clients.producing.protocol import UNDECIDED, Pauses, protocol_of
+from streams.clients.producing.protocol import V1, Pauses, TransactionProtocol, protocol_of
 from streams.clients.producing.record_batch import EncodedRecords, Part, in_bytes
 from streams.clients.transactional import WHY_FENCED, RefusedDelivery
-from streams.clients.translate import BLOCKED
+from streams.clients.translate import BLOCKED, NO_SUCH_TOPIC
 from streams.config import DELIVERY_SHARE
-from streams.errors import RecordRefused, TransactionFailed
+from streams.errors import TransactionFailed
 from streams.group import Snapshot
 from streams.records import Output
 
@@ -42,13 +41,7 @@ _log = logging.getLogger(__name__)
 
 _INIT_VERSION: Final = 5
 _AGAIN: Final = (Meaning.AGAIN, Meaning.AGAIN_LEADER, Meaning.AGAIN_COORDINATOR)
-_KINDS: Final = {
-    Meaning.BLOCKED: "blocked",
-    Meaning.STALE: "stale",
-    Meaning.LOST: "lost",
-    Meaning.FENCED: "fenced",
-    Meaning.UNKNOWN: "unknown",
-}
+_KINDS: Final = (Meaning.BLOCKED, Meaning.STALE, Meaning.LOST, Meaning.FENCED, Meaning.UNKNOWN)
 
 
 class WireSlot:
@@ -77,8 +70,9 @@ class WireSlot:
         self._delivery_seconds = min(call_timeout_seconds, transaction_timeout_seconds * DELIVERY_SHARE)
         self._connections = SlotConnections(cluster)
         self._is_open = False
+        self._under_way = ""  # the call that is running
         self._who = Identity(transactional_id, -1, -1)
-        self._protocol = UNDECIDED
+        self._protocol: TransactionProtocol = V1
         self._coordinator = self._group_coordinator = -1
         self._sequences: dict[tuple[str, int], int] = {}
         self._records = self._no_records()
@@ -86,13 +80,19 @@ class WireSlot:
     # -- opening and closing -------------------------------------------------------------------------------------------
 
     async def reopen(
-        self, topics: Collection[str], *, one_by_one: bool = False, may_open: anyio.Event | None = None
+        self,
+        topics: Collection[str],
+        *,
+        one_by_one: bool = False,
+        may_open: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Take the transactional id: what it left open is aborted, and who used it is fenced, when this returns.
 
         ``topics``: whose metadata are fetched before. ``one_by_one``: each record travels in a batch of its own.
-        ``may_open``: the id is taken only when this is set.
+        ``may_open``: awaited right before the id is taken.
         """
+        if self._under_way:  # cancelled, and not over yet
+            self.abandon()
         self._is_open = False
         async with self._bounded("list_topics", self._timeout):
             await self._cluster.refresh(topics)
@@ -101,7 +101,7 @@ class WireSlot:
             for node in {self._coordinator, self._group_coordinator}:
                 await self._connections.get(node)
         if may_open is not None:
-            await may_open.wait()
+            await may_open()
         async with self._bounded("init_transactions", self._timeout):
             await self._initialize()
         self._sequences.clear()
@@ -111,6 +111,7 @@ class WireSlot:
     def abandon(self) -> None:
         """Close at once. A transaction that is open is left to the next owner of the id."""
         self._is_open = False
+        self._under_way = ""
         self._connections.close()
 
     async def _initialize(self) -> None:
@@ -127,11 +128,11 @@ class WireSlot:
             if not answer.error_code:
                 break
             await self._again_or_raise("init_transactions", answer.error_code, INIT, pauses, "unknown")
-        self._who = Identity(self.transactional_id, answer.producer_id, answer.producer_epoch)
         protocol = protocol_of(connection)
-        if protocol != self._protocol:
+        if protocol is not self._protocol or self._who.producer_id < 0:
             _log.info("%s: transactions v%d", self.transactional_id, 2 if protocol.bumps_epoch else 1)
         self._protocol = protocol
+        self._who = Identity(self.transactional_id, answer.producer_id, answer.producer_epoch)
 
     # -- filling -------------------------------------------------------------------------------------------------------
 
@@ -156,8 +157,10 @@ class WireSlot:
         refusal = self._records.refusal(output)
         if refusal is not None:
             raise refusal
-        if output.topic in self._cluster.placements:  # waiting would be in vain
-            raise RecordRefused(f"the client cannot send a record for topic {output.topic!r}: it cannot be encoded")
+        known = self._cluster.placements.get(output.topic)
+        if known is not None and output.partition < known.count:
+            # Partitions were added since the transaction began; or no part is at fault alone.
+            raise TransactionFailed("produce", "_UNKNOWN_PARTITION", "abortable", f"{output.topic}: sent again")
         unknown = self._cluster.unknown_since(output.topic)
         if unknown is not None:
             code, seconds = unknown
@@ -165,6 +168,7 @@ class WireSlot:
                 self._cluster.look_for(output.topic)
                 raise self._refuse("produce", output.topic, -1, code, "", output)
         self._cluster.look_for(output.topic)
+        self._cluster.check_patience(output.topic, self._timeout, self.transactional_id)
         return False
 
     def poll(self) -> None:
@@ -182,7 +186,9 @@ class WireSlot:
             rounds = self._records.rounds(self._sequences)
             if not rounds:
                 return
-            if not self._protocol.bumps_epoch or self._brokers(rounds[0]) != {self._group_coordinator}:
+            if not self._protocol.bumps_epoch or {self._leader(part) for part in rounds[0]} != {
+                self._group_coordinator
+            }:
                 await self._enlist(rounds[0])
             for parts in rounds:
                 await self._send(parts)
@@ -213,21 +219,24 @@ class WireSlot:
 
     async def abort(self) -> None:
         """Abort the transaction."""
+        if self._under_way:  # cancelled, and not over yet: what it has sent may arrive after the abort
+            self.abandon()
         self._check_open("abort_transaction")
         await self._end(commit=False)
 
-    def _brokers(self, parts: Iterable[Part]) -> set[int]:
-        return {self._leader(part) for part in parts} | {self._group_coordinator}
+    def _call(self, connection: BrokerConnection, key: int, parts: Sequence[bytes]) -> asyncio.Future[bytes]:
+        return connection.call(key, self._protocol.version(connection, key), parts)
 
     def _leader(self, part: Part) -> int:
-        return self._cluster.leaders[part.topic][part.partition]
+        leaders = self._cluster.leaders[part.topic]
+        return leaders[part.partition] if part.partition < len(leaders) else -1  # made again, or a broker that lags
 
     async def _enlist(self, parts: Iterable[Part]) -> None:
         """Tell the coordinator which partitions take part, and that offsets do. Both requests go in a row."""
         topics: dict[str, list[int]] = {}
         for part in parts:
             topics.setdefault(part.topic, []).append(part.partition)
-        pauses = Pauses()
+        pauses, started = Pauses(), time.monotonic()
         while True:
             connection = await self._connections.get(self._coordinator)
             partitions = connection.call(messages.ADD_PARTITIONS, 3, messages.add_partitions(self._who, topics))
@@ -239,15 +248,18 @@ class WireSlot:
             if not codes - {KafkaError.OPERATION_NOT_ATTEMPTED}:
                 return
             for where, code in failed.items():
-                if ENLIST.get(code) is Meaning.BLOCKED:
+                is_missing = code in NO_SUCH_TOPIC and time.monotonic() - started > UNKNOWN_SECONDS
+                if code in BLOCKED and (is_missing or code not in NO_SUCH_TOPIC):
                     raise self._refuse("flush", *where, code, "", None)
             for code in codes - {KafkaError.OPERATION_NOT_ATTEMPTED}:
                 await self._again_or_raise("flush", code, ENLIST, pauses, "abortable")
 
     async def _send(self, parts: list[Part]) -> None:
         pauses, started = Pauses(), time.monotonic()
+        who, compression = self._who, self._cluster.settings.compression
+        pieces = {part: part.batch.encode(who.producer_id, who.epoch, part.sequence, compression) for part in parts}
         while parts:
-            failed = await self._produce_round(parts)
+            failed = await self._produce_round(parts, pieces)
             again = []
             look = False
             for part in parts:
@@ -276,7 +288,9 @@ class WireSlot:
                     await self._cluster.refresh({part.topic for part in again})
             parts = again
 
-    async def _produce_round(self, parts: Iterable[Part]) -> dict[tuple[str, int], messages.PartitionError]:
+    async def _produce_round(
+        self, parts: Iterable[Part], pieces: Mapping[Part, list[bytes]]
+    ) -> dict[tuple[str, int], messages.PartitionError]:
         """Send each broker its batches, all at once; return the partitions that failed."""
         failed: dict[tuple[str, int], messages.PartitionError] = {}
         by_broker: dict[int, list[Part]] = {}
@@ -287,22 +301,16 @@ class WireSlot:
             else:
                 by_broker.setdefault(leader, []).append(part)
         connections = [await self._connections.get(node) for node in by_broker]
-        calls = [
-            connection.call(messages.PRODUCE, self._protocol.produce, self._produce_request(own))
-            for connection, own in zip(connections, by_broker.values(), strict=True)
-        ]
+        calls = []
+        for connection, own in zip(connections, by_broker.values(), strict=True):
+            topics: dict[str, list[tuple[int, list[bytes]]]] = {}
+            for part in own:
+                topics.setdefault(part.topic, []).append((part.partition, pieces[part]))
+            request = messages.produce(self.transactional_id, int(self._delivery_seconds * 1000), topics)
+            calls.append(self._call(connection, messages.PRODUCE, request))
         for frame in await asyncio.gather(*calls):
             failed |= messages.refused(frame)
         return failed
-
-    def _produce_request(self, parts: Iterable[Part]) -> list[bytes]:
-        topics: dict[str, list[tuple[int, list[bytes]]]] = {}
-        for part in parts:
-            pieces = part.batch.encode(
-                self._who.producer_id, self._who.epoch, part.sequence, self._cluster.settings.compression
-            )
-            topics.setdefault(part.topic, []).append((part.partition, pieces))
-        return messages.produce(self.transactional_id, int(self._delivery_seconds * 1000), topics)
 
     async def _send_offsets(self, topic: str, offsets: Mapping[int, int], fence: Callable[[], Snapshot]) -> None:
         pauses = Pauses()
@@ -314,9 +322,9 @@ class WireSlot:
                     "send_offsets_to_transaction", "NO_MEMBER", "stale", "not in the group right now"
                 )
             member = parse_metadata(metadata)
-            frame = await connection.call(
+            frame = await self._call(
+                connection,
                 messages.COMMIT_OFFSETS,
-                self._protocol.commit_offsets,
                 messages.commit_offsets(
                     self._who, self._group_id, member.generation, member.member_id, member.instance_id, topic, offsets
                 ),
@@ -339,9 +347,7 @@ class WireSlot:
                     if is_lost:
                         self._coordinator = await self._cluster.coordinator(TRANSACTION, self.transactional_id)
                     connection = await self._connections.get(self._coordinator)
-                    frame = await connection.call(
-                        messages.END, self._protocol.end, messages.end(self._who, commit=commit)
-                    )
+                    frame = await self._call(connection, messages.END, messages.end(self._who, commit=commit))
                 except LostConnection as lost:
                     if not self._protocol.bumps_epoch:
                         raise
@@ -389,7 +395,7 @@ class WireSlot:
         reason = f"{self.transactional_id}: {where + ': ' if where else ''}{error.str()}"
         if meaning is Meaning.FENCED:
             reason += WHY_FENCED
-        return TransactionFailed(call, error.name(), _KINDS.get(meaning, "abortable"), reason)
+        return TransactionFailed(call, error.name(), meaning.value if meaning in _KINDS else "abortable", reason)
 
     def _refuse_part(self, part: Part, answer: messages.PartitionError) -> None:
         """Note the records of a batch that are refused: those that the broker names, or the only one."""
@@ -407,35 +413,34 @@ class WireSlot:
     def _refuse(
         self, call: str, topic: str, partition: int, code: int, said: str, output: Output | None
     ) -> TransactionFailed:
-        error = KafkaError(code)
-        # A time that the handler chose is the record's own, any other the clock's.
-        is_own = PRODUCE.get(code) is Meaning.REFUSED or (
-            code == KafkaError.INVALID_TIMESTAMP and (output is None or bool(output.timestamp_ms))
-        )
-        where = topic if partition < 0 else f"{topic}[{partition}]"
-        reason = f"{where}: {said or error.str()}" + ("" if is_own else f": {BLOCKED.get(code, 'create the topic')}")
-        self.refused.append(RefusedDelivery(topic, partition, error.name(), reason, is_own, output))
-        return TransactionFailed(call, error.name(), "blocked", f"{self.transactional_id}: {reason}")
+        self.refused.append(refused_delivery(topic, partition, code, said, output))
+        reason = f"{self.transactional_id}: {self.refused[-1].reason}"
+        return TransactionFailed(call, self.refused[-1].code, "blocked", reason)
 
     @asynccontextmanager
     async def _bounded(self, call: str, seconds: float) -> AsyncIterator[None]:
         """Bound a call in time. However it fails without an answer, the slot is closed."""
+        self._under_way = mark = f"{call} {time.monotonic()}"
         try:
             async with asyncio.timeout(seconds):
                 yield
         except TransactionFailed:
             raise
-        except (LostConnection, MalformedAnswer) as error:
-            self.abandon()
-            code = error.code if isinstance(error, LostConnection) else "_BAD_MSG"
-            raise TransactionFailed(call, code, "unknown", f"{self.transactional_id}: {error}") from None
-        except TimeoutError:
-            self.abandon()
-            reason = f"{self.transactional_id}: no answer within {seconds:g} seconds"
-            raise TransactionFailed(call, "_TIMED_OUT", "unknown", reason) from None
+        except (LostConnection, MalformedAnswer, TimeoutError) as error:
+            self._abandon_after(mark)
+            code = "_TIMED_OUT" if isinstance(error, TimeoutError) else getattr(error, "code", "_BAD_MSG")
+            reason = f"{self.transactional_id}: {str(error) or f'no answer within {seconds:g} seconds'}"
+            raise TransactionFailed(call, code, "unknown", reason) from None
         except BaseException:  # cancelled
-            self.abandon()
+            self._abandon_after(mark)
             raise
+        finally:
+            if self._under_way == mark:
+                self._under_way = ""
+
+    def _abandon_after(self, mark: str) -> None:
+        if self._under_way == mark:  # else a later call closed everything, and has connections of its own
+            self.abandon()
 
     def _check_open(self, call: str) -> None:
         if not self._is_open:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
-
-import anyio
 
 from streams.errors import RecordRefused, TransactionFailed
 from streams.group import Snapshot
@@ -45,13 +43,17 @@ class Slot:
         self._worker: Blocking | None = None
 
     async def reopen(
-        self, topics: Collection[str], *, one_by_one: bool = False, may_open: anyio.Event | None = None
+        self,
+        topics: Collection[str],
+        *,
+        one_by_one: bool = False,
+        may_open: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Build a new producer with this id, ready to begin. An open transaction of the one before is settled when this
         returns.
 
         ``one_by_one``: each record travels in a batch of its own, so that a refusal names its record and no other.
-        ``may_open``: it is built and connected at once, but fences another holder of the id only when this is set.
+        ``may_open``: awaited when it is built and connected, right before it fences another holder of the id.
 
         Raises ``TransactionFailed`` if that did not work in time; call it again.
         """
@@ -62,7 +64,7 @@ class Slot:
                 self._connect, worker, tuple(topics), one_by_one, name="list_topics"
             )
             if may_open is not None:
-                await may_open.wait()
+                await may_open()
             await self._call(self._init, worker, producer, name="init_transactions")
             self.one_by_one = one_by_one
         except BaseException:

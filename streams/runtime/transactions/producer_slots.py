@@ -69,12 +69,16 @@ class Slots:
         """Take the slot that was free for longest, or ``None``."""
         return self._free.popleft() if self._free else None
 
+    async def _may_open(self) -> None:
+        while not self._ours.is_set():  # another event after each loss
+            await self._ours.wait()
+
     async def take_one_by_one(self, timeout_seconds: float) -> TransactionSlot:
         """Take a slot whose producer sends each record in a batch of its own. Raises ``TransactionFailed``."""
         await self.wait_free(timeout_seconds)
         slot = self._free.popleft()
         try:
-            await slot.reopen(self._topics, one_by_one=True)
+            await slot.reopen(self._topics, one_by_one=True, may_open=self._may_open)
         except BaseException:
             self.replace(slot)
             raise
@@ -128,7 +132,7 @@ class Slots:
                 await slot.abort()
         while True:
             try:
-                await slot.reopen(self._topics, may_open=self._ours)
+                await slot.reopen(self._topics, may_open=self._may_open)
                 break
             except TransactionFailed as failure:
                 failures += 1
