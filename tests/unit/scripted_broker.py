@@ -5,8 +5,16 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
+
+from streams.clients.group_wire import group_metadata
+from streams.clients.producing.cluster import Cluster
+from streams.clients.producing.settings import ProducerSettings
+from streams.clients.producing.transactions import WireSlot
+from streams.group import Snapshot
+from streams.records import Output
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of kafka-python's own
@@ -259,3 +267,34 @@ def named(index: int, reason: str) -> Callable[[Any], None]:
         part.record_errors = [of.BatchIndexAndErrorMessage(batch_index=index, batch_index_error_message=reason)]
 
     return change
+
+
+PARTITIONS = 4
+STEPS = ("Produce", "AddPartitions", "AddOffsets", "TxnOffsetCommit", "EndTxn", "InitProducerId")
+SNAPSHOT = Snapshot(1, 5, "member", group_metadata("group", 5, "member", "instance"))
+
+
+def output(number: int, partition: int = -1, topic: str = "t", size: int = 1) -> Output:
+    return Output(topic, b"v" * size, b"k%d" % number, None, partition, 0, 0, number)
+
+
+@asynccontextmanager
+async def opened(broker: ScriptedBroker, timeout: float = 5.0) -> AsyncIterator[WireSlot]:
+    cluster = Cluster(ProducerSettings.of(broker.bootstrap_servers, "client", {}))
+    slot = WireSlot("id", cluster, "group", call_timeout_seconds=timeout, transaction_timeout_seconds=60)
+    await slot.reopen(["t"])
+    try:
+        yield slot
+    finally:
+        slot.abandon()
+
+
+async def transact(slot: WireSlot, outputs: list[Output] | None = None) -> list[str]:
+    """Run one transaction; returns what happened on the way."""
+    happened = []
+    slot.begin()
+    outputs = outputs or [output(n, n % PARTITIONS) for n in range(8)]
+    assert slot.produce_many(outputs, 0) == len(outputs)
+    await slot.flush()
+    await slot.commit("in", {0: 7}, lambda: SNAPSHOT, lambda: happened.append("requested"))
+    return happened

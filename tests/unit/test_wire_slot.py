@@ -2,55 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
-import msgspec
 import pytest
 
-from streams.clients.group_wire import group_metadata
-from streams.clients.producing import cluster as cluster_module
-from streams.clients.producing import transactions as transactions_module
-from streams.clients.producing.cluster import Cluster
-from streams.clients.producing.settings import ProducerSettings
-from streams.clients.producing.transactions import WireSlot
-from streams.errors import ConfigError, RecordRefused, TransactionFailed
+from streams.errors import RecordRefused, TransactionFailed
 from streams.group import Snapshot
 from streams.records import Output
-from tests.unit.scripted_broker import GARBAGE, GONE, MUTE, TORN, ScriptedBroker, named
+from tests.unit.scripted_broker import (
+    GARBAGE,
+    GONE,
+    MUTE,
+    SNAPSHOT,
+    STEPS,
+    TORN,
+    ScriptedBroker,
+    named,
+    opened,
+    output,
+    transact,
+)
 
 pytestmark = pytest.mark.asyncio
-
-PARTITIONS = 4
-STEPS = ("Produce", "AddPartitions", "AddOffsets", "TxnOffsetCommit", "EndTxn", "InitProducerId")
-SNAPSHOT = Snapshot(1, 5, "member", group_metadata("group", 5, "member", "instance"))
-
-
-def output(number: int, partition: int = -1, topic: str = "t", size: int = 1) -> Output:
-    return Output(topic, b"v" * size, b"k%d" % number, None, partition, 0, 0, number)
-
-
-@asynccontextmanager
-async def opened(broker: ScriptedBroker, timeout: float = 5.0) -> AsyncIterator[WireSlot]:
-    cluster = Cluster(ProducerSettings.of(broker.bootstrap_servers, "client", {}))
-    slot = WireSlot("id", cluster, "group", call_timeout_seconds=timeout, transaction_timeout_seconds=60)
-    await slot.reopen(["t"])
-    try:
-        yield slot
-    finally:
-        slot.abandon()
-
-
-async def transact(slot: WireSlot, outputs: list[Output] | None = None) -> list[str]:
-    """Run one transaction; returns what happened on the way."""
-    happened = []
-    slot.begin()
-    outputs = outputs or [output(n, n % PARTITIONS) for n in range(8)]
-    assert slot.produce_many(outputs, 0) == len(outputs)
-    await slot.flush()
-    await slot.commit("in", {0: 7}, lambda: SNAPSHOT, lambda: happened.append("requested"))
-    return happened
 
 
 ROWS = [
@@ -280,173 +251,3 @@ async def test_text_and_buffers_are_taken_as_librdkafka_takes_them() -> None:
         with pytest.raises(RecordRefused, match="value must be bytes"):
             slot.produce(Output("t", 5, None, None, -1, 0, 0, 0))  # type: ignore[arg-type]
         await slot.flush()
-
-
-async def test_a_topic_that_does_not_exist_is_waited_for_and_then_blocks() -> None:
-    async with ScriptedBroker() as broker, opened(broker) as slot:
-        slot.begin()
-
-        async def produced() -> None:
-            while not slot.produce(output(1, topic="later")):
-                await asyncio.sleep(0.01)
-
-        with pytest.raises(TransactionFailed, match="create the topic") as failed:
-            await produced()
-        assert failed.value.kind == "blocked"
-        broker.topics["later"] = 1
-        async with asyncio.timeout(5):
-            while "later" not in slot._cluster.placements:
-                slot._cluster.look_for("later")
-                await asyncio.sleep(0.01)
-        await produced()
-        await slot.flush()
-
-
-async def test_partitions_that_are_added_are_used_by_the_next_transaction() -> None:
-    async with ScriptedBroker() as broker, opened(broker) as slot:
-        slot.begin()
-        slot.produce_many([output(n) for n in range(50)], 0)
-        broker.topics["t"] = 40
-        await slot._cluster.refresh(["t"])
-        slot.produce_many([output(n) for n in range(50)], 0)
-        assert max(partition for _, partition, _ in slot._records.parts()) < 4
-        slot.begin()
-        slot.produce_many([output(n) for n in range(50)], 0)
-        assert max(partition for _, partition, _ in slot._records.parts()) > 4
-
-
-async def test_an_abort_does_not_overtake_what_a_cancelled_call_has_sent() -> None:
-    """Under v1 a record that comes after the abort, under the same epoch, would hang in the log."""
-    async with ScriptedBroker(transaction_version=1) as broker, opened(broker) as slot:
-        broker.answer("Produce", MUTE)
-        slot.begin()
-        slot.produce_many([output(1)], 0)
-        flushing = asyncio.create_task(slot.flush())
-        async with asyncio.timeout(5):
-            while not broker.asked("Produce"):
-                await asyncio.sleep(0)
-        flushing.cancel()
-        with pytest.raises(TransactionFailed, match="being replaced"):
-            await slot.abort()
-        await slot.reopen(["t"])
-        await asyncio.wait([flushing])
-        await transact(slot)
-        assert broker.asked("EndTxn", "InitProducerId") == ["InitProducerId", "InitProducerId", "EndTxn"]
-
-
-async def test_a_topic_that_has_fewer_partitions_now_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with ScriptedBroker() as broker, opened(broker, timeout=0.3) as slot:
-        slot.begin()
-        slot.produce_many([output(1, 3)], 0)
-        broker.topics["t"] = 1
-        await slot._cluster.refresh(["t"])
-        with pytest.raises(TransactionFailed, match="no answer within") as failed:
-            await slot.flush()
-        assert failed.value.kind == "unknown"
-
-
-async def test_a_topic_that_is_deleted_is_named_also_where_partitions_are_enlisted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(transactions_module, "UNKNOWN_SECONDS", 0.1)
-    async with ScriptedBroker(transaction_version=1) as broker, opened(broker) as slot:
-        broker.answer("AddPartitions", *[3] * 1000)
-        with pytest.raises(TransactionFailed, match="create the topic") as failed:
-            await transact(slot)
-        assert failed.value.kind == "blocked"
-        assert slot.refused[0].topic == "t"
-
-
-async def test_a_topic_that_nobody_answers_for_ends_the_wait() -> None:
-    async with ScriptedBroker() as broker, opened(broker, timeout=0.2) as slot:
-        slot.begin()
-        broker.answer("Metadata", *[GONE] * 1000)
-
-        async def produced() -> None:
-            while not slot.produce(output(1, topic="later")):
-                await asyncio.sleep(0.01)
-
-        with pytest.raises(TransactionFailed, match="no metadata of later") as failed:
-            await produced()
-        assert failed.value.kind == "unknown"
-
-
-async def test_brokers_that_take_older_versions_get_those() -> None:
-    async with ScriptedBroker(transaction_version=1) as broker:
-        broker.most |= {"Produce": 9, "TxnOffsetCommit": 3, "EndTxn": 3, "FindCoordinator": 3, "Metadata": 11}
-        broker.most["InitProducerId"] = 4
-        async with opened(broker) as slot:
-            await transact(slot)
-        versions = {name: request.API_VERSION for _, name, request in broker.requests}
-        assert {versions[name] for name in ("Produce", "TxnOffsetCommit", "EndTxn")} == {9, 3}
-
-
-@pytest.mark.parametrize("wrong", [{"timestamp_ms": 1 << 63}, {"partition": 1.0}, {"partition": 1.5}], ids=str)
-async def test_numbers_that_no_batch_can_hold_are_refused(wrong: dict[str, int]) -> None:
-    async with ScriptedBroker() as broker, opened(broker) as slot:
-        slot.begin()
-        record = msgspec.structs.replace(output(1), **wrong)
-        assert slot.produce_many([record], 0) == 0
-        with pytest.raises(RecordRefused, match="must be a whole number"):
-            slot.produce(record)
-
-
-async def test_a_call_that_is_cancelled_leaves_no_connection() -> None:
-    async with ScriptedBroker() as broker, opened(broker) as slot:
-        broker.answer("Produce", MUTE)
-        slot.begin()
-        slot.produce_many([output(1)], 0)
-        flushing = asyncio.create_task(slot.flush())
-        async with asyncio.timeout(5):
-            while not broker.asked("Produce"):
-                await asyncio.sleep(0)
-        flushing.cancel()
-        await asyncio.wait([flushing])
-        with pytest.raises(TransactionFailed, match="being replaced"):
-            await slot.abort()
-        await slot.reopen(["t"])
-        await transact(slot)
-
-
-@pytest.mark.parametrize(
-    ("servers", "settings", "said"),
-    [
-        ("nowhere", {}, "host:port"),
-        ("h:1", {"linger.ms": 5}, "batch_delay_seconds"),
-        ("h:1", {"compression.type": "zip"}, "none, gzip, snappy, lz4 or zstd"),
-        (
-            "h:1",
-            {"sasl.mechanism": "PLAIN", "security.protocol": "sasl_ssl", "sasl.password": "s3cret"},
-            "sasl.username",
-        ),
-    ],
-)
-async def test_settings_that_are_wrong(servers: str, settings: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as refused:
-        ProducerSettings.of(servers, "client", settings)
-    assert "s3cret" not in str(refused.value)
-
-
-async def test_questions_pass_over_a_broker_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_module, "ANSWER_SECONDS", 0.05)
-    async with ScriptedBroker(brokers=2) as broker:
-        broker.answer("ApiVersions", MUTE)
-        async with opened(broker) as slot:
-            assert [number for number, name, _ in broker.requests if name == "Metadata"] == [1]
-            await transact(slot)
-
-
-async def test_questions_at_one_time_share_a_connection() -> None:
-    async with ScriptedBroker() as broker:
-        cluster = Cluster(ProducerSettings.of(broker.bootstrap_servers, "client", {}))
-        await asyncio.gather(*(cluster.refresh(["t"]) for _ in range(5)))
-        assert broker.asked("ApiVersions", "Metadata") == ["ApiVersions", *["Metadata"] * 5]
-        cluster.close()
-
-
-async def test_a_broker_that_is_not_there_is_named() -> None:
-    cluster = Cluster(ProducerSettings.of("127.0.0.1:1", "client", {}))
-    slot = WireSlot("id", cluster, "g", call_timeout_seconds=2, transaction_timeout_seconds=9)
-    with pytest.raises(TransactionFailed, match=r"127\.0\.0\.1:1: ") as failed:
-        await slot.reopen(["t"])
-    assert failed.value.kind == "unknown"
