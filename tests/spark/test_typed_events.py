@@ -323,6 +323,7 @@ BROKEN: dict[str, tuple[bytes | None, str]] = {
     "empty": (b"", "empty value"),
     "not JSON": (b'{"name": "a', "corrupt"),
     "not UTF-8": (b'{"name":"\xff","count":1}', "corrupt: not UTF-8"),
+    "fraction for a whole number": (b'{"name":"a","count":1.5}', "corrupt"),
     "missing": (b'{"name":"a"}', "missing field: count"),
     "null for a value": (b'{"name":null,"count":1}', "missing field: name"),
     "decimal of ten places": (b'{"name":"a","count":1,"price":"0.1234567891"}', "price: not a decimal"),
