@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from . import rules, spark_rules
-from .run import searched, world_of
+from tests.model import rules, spark_rules
+from tests.model.run import searched, world_of
 
 pytestmark = pytest.mark.timeout(900)  # seconds of wall: a search needs the processor, however busy the machine
 
