@@ -307,7 +307,7 @@ def test_a_running_group_migrates_between_librdkafka_and_the_broker(desk: Desk, 
     since = len(second.events)
     first.membership.close(3.0)
     second.owning(PARTITIONS, since)
-    assert second.take_over.roster(soon()).kind == ("consumer" if after == "broker" else "desk")
+    assert second.take_over.roster(soon()).kind == ("consumer" if after == "broker" else "classic")
 
 
 @classic
