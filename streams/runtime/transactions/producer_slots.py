@@ -70,15 +70,17 @@ class Slots:
         return self._free.popleft() if self._free else None
 
     async def _may_open(self) -> None:
-        while not self._ours.is_set():  # another event after each loss
-            await self._ours.wait()
+        ours = None
+        while ours is not self._ours:  # each loss makes another one
+            ours = self._ours
+            await ours.wait()
 
     async def take_one_by_one(self, timeout_seconds: float) -> TransactionSlot:
         """Take a slot whose producer sends each record in a batch of its own. Raises ``TransactionFailed``."""
         await self.wait_free(timeout_seconds)
         slot = self._free.popleft()
         try:
-            await slot.reopen(self._topics, one_by_one=True, may_open=self._may_open)
+            await slot.reopen(self._topics, one_by_one=True)
         except BaseException:
             self.replace(slot)
             raise
