@@ -106,6 +106,7 @@ def job(spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read, tm
     return Job(spark, servers, tmp_path, make_topic(partitions=2), read)
 
 
+@pytest.mark.slow
 def test_batches_restarts_and_new_checkpoints(job: Job) -> None:
     """One query's life: batches, a restart, an accident with its checkpoint, a successor, and the return of the old."""
     job.add(10)
