@@ -55,6 +55,13 @@ def record_size(key: bytes | None, value: bytes | None, headers: ReceivedHeaders
     return size
 
 
+def shown_key(key: bytes | None) -> str:
+    """Show a key in a message: its first 40 bytes, and its length if it has more."""
+    if key is None:
+        return "null"
+    return repr(key) if len(key) <= 40 else f"{key[:40]!r}... ({len(key)} bytes)"
+
+
 class TopicPartition(NamedTuple):
     """One partition of one topic. Sorts by topic, then number."""
 

@@ -15,7 +15,7 @@ from streams.clients.connection import ConnectionLog
 from streams.clients.settings import ClientSettings, build
 from streams.clients.translate import BLOCKED, FENCED, REFUSED, error_of, transaction_failed
 from streams.errors import RecordRefused, Stopped, TransactionFailed
-from streams.records import Output
+from streams.records import Output, shown_key
 
 _RETRY_PAUSE_SECONDS = 0.02
 _FLUSH_SLICE_SECONDS = 0.1
@@ -310,16 +310,10 @@ class TransactionalProducer:
         if error.code() not in REFUSED:
             return self._failure("produce", KafkaException(error))
         where = output.topic if output.partition < 0 else f"{output.topic}[{output.partition}]"
-        return RecordRefused(f"{where}, key {_shown(output.key)}: {error.name()}: {error.str()}")
+        return RecordRefused(f"{where}, key {shown_key(output.key)}: {error.name()}: {error.str()}")
 
     def _named(self, reason: str) -> str:
         return f"{self.transactional_id}: {reason}"
-
-
-def _shown(key: bytes | None) -> str:
-    if key is None:
-        return "null"
-    return repr(key) if len(key) <= 40 else f"{key[:40]!r}... ({len(key)} bytes)"
 
 
 def _closed(*_arguments: object) -> NoReturn:

@@ -58,17 +58,23 @@ async def test_partitions_that_are_added_are_used_by_the_next_transaction() -> N
         assert max(partition for _, partition, _ in slot._records.parts()) > 4
 
 
+async def cancelled_flush(broker: ScriptedBroker, slot: WireSlot) -> asyncio.Task[None]:
+    """Cancel a flush whose Produce was sent; it has not noticed yet."""
+    broker.answer("Produce", MUTE)
+    slot.begin()
+    slot.produce_many([output(1)], 0)
+    flushing = asyncio.create_task(slot.flush())
+    async with asyncio.timeout(5):
+        while not broker.asked("Produce"):
+            await asyncio.sleep(0)
+    flushing.cancel()
+    return flushing
+
+
 async def test_an_abort_does_not_overtake_what_a_cancelled_call_has_sent() -> None:
     """Under v1 a record that comes after the abort, under the same epoch, would hang in the log."""
     async with ScriptedBroker(transaction_version=1) as broker, opened(broker) as slot:
-        broker.answer("Produce", MUTE)
-        slot.begin()
-        slot.produce_many([output(1)], 0)
-        flushing = asyncio.create_task(slot.flush())
-        async with asyncio.timeout(5):
-            while not broker.asked("Produce"):
-                await asyncio.sleep(0)
-        flushing.cancel()
+        flushing = await cancelled_flush(broker, slot)
         with pytest.raises(TransactionFailed, match="being replaced"):
             await slot.abort()
         await slot.reopen(["t"])
@@ -136,14 +142,7 @@ async def test_numbers_that_no_batch_can_hold_are_refused(wrong: dict[str, int])
 
 async def test_a_call_that_is_cancelled_leaves_no_connection() -> None:
     async with ScriptedBroker() as broker, opened(broker) as slot:
-        broker.answer("Produce", MUTE)
-        slot.begin()
-        slot.produce_many([output(1)], 0)
-        flushing = asyncio.create_task(slot.flush())
-        async with asyncio.timeout(5):
-            while not broker.asked("Produce"):
-                await asyncio.sleep(0)
-        flushing.cancel()
+        flushing = await cancelled_flush(broker, slot)
         await asyncio.wait([flushing])
         with pytest.raises(TransactionFailed, match="being replaced"):
             await slot.abort()

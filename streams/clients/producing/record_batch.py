@@ -17,7 +17,7 @@ import msgspec
 
 from streams.clients.producing.settings import Compression
 from streams.errors import RecordRefused
-from streams.records import HEADER_OVERHEAD, RECORD_OVERHEAD, Headers, Output, record_size
+from streams.records import HEADER_OVERHEAD, RECORD_OVERHEAD, Headers, Output, record_size, shown_key
 from streams.sak.murmur2 import partition_of
 
 BATCH_HEAD: Final = 61
@@ -260,14 +260,14 @@ class EncodedRecords:
         size = record_size(key, value, output.headers)
         if size > self._message_limit:
             return RecordRefused(
-                f"{topic}, key {_shown(key)}: MSG_SIZE_TOO_LARGE: the record has {size} bytes, message.max.bytes is "
+                f"{topic}, key {shown_key(key)}: MSG_SIZE_TOO_LARGE: the record has {size} bytes, message.max.bytes is "
                 f"{self._message_limit}"
             )
         placement = self._used.get(topic) or self._placements.get(topic)
         if placement is not None and not -1 <= output.partition < placement.count:
             return RecordRefused(
-                f"{topic}[{output.partition}], key {_shown(key)}: _UNKNOWN_PARTITION: the topic has {placement.count} "
-                "partitions"
+                f"{topic}[{output.partition}], key {shown_key(key)}: _UNKNOWN_PARTITION: "
+                f"the topic has {placement.count} partitions"
             )
         return None
 
@@ -359,9 +359,3 @@ def _unusual(delta_ms: int, count: int, key: bytes | None, value: bytes | None, 
     for field in (key, value):
         pieces += [_NULL] if field is None else [varint(len(field)), field]
     return b"".join([*pieces, headers])
-
-
-def _shown(key: bytes | None) -> str:
-    if key is None:
-        return "null"
-    return repr(key) if len(key) <= 40 else f"{key[:40]!r}... ({len(key)} bytes)"

@@ -6,7 +6,7 @@ import re
 from typing import Any, Final
 
 from streams.errors import RecordRefused
-from streams.records import HEADER_OVERHEAD, RECORD_OVERHEAD, Headers
+from streams.records import HEADER_OVERHEAD, RECORD_OVERHEAD, Headers, shown_key
 
 TOPIC_LIMIT: Final = 1_048_588
 """``max.message.bytes`` of topics, by default."""
@@ -44,8 +44,7 @@ def check_record(
 
 def _refusal(topic: str, partition: int, key: bytes | None, name: str, text: str) -> RecordRefused:
     where = topic if partition < 0 else f"{topic}[{partition}]"
-    shown = "null" if key is None else repr(key) if len(key) <= 40 else f"{key[:40]!r}... ({len(key)} bytes)"
-    return RecordRefused(f"{where}, key {shown}: {name}: Unable to produce message: {text}")
+    return RecordRefused(f"{where}, key {shown_key(key)}: {name}: Unable to produce message: {text}")
 
 
 def broker_refusal(topic: str, partition: int, size: int, timestamp_ms: int, now_ms: int, limit: int) -> str | None:
