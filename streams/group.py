@@ -4,7 +4,7 @@ A ``Membership`` (``clients/membership.py``; another one in simulations) runs th
 The runtime receives ``GroupEvent`` values, reads ``snapshot`` before it sends offsets, and answers by the few methods
 below. The leader's decision is a pure function from reports to assignments (``core/assignor.py``), given to the
 membership when it is built. A member's claims follow from its last assignment and its steps since
-(``core/holdings.py``).
+(``Holdings`` in ``core/group_member.py``).
 """
 
 from __future__ import annotations

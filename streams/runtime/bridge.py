@@ -1,7 +1,8 @@
-"""The doors between threads (and processes) and the event loop. Nothing else in the runtime crosses that line.
+"""The doors between threads or processes and the event loop. Nothing else in the runtime crosses that line.
 
-``Worker.call``   loop -> thread: run one blocking call, await its result, give up at a deadline (per batch: about 60
-us). ``Inlet.put``     thread -> loop: hand over a batch; the loop's function runs soon (per batch: about 15 us).
+``Worker.call``: loop -> thread, run one blocking call, await its result, give up at a deadline (per batch: about 60
+us). ``Inlet.put``: thread -> loop, hand over a batch; the loop's function runs soon (per batch: about 15 us).
+``in_process``: loop -> process.
 
 Threads here are daemons: a call into librdkafka that never returns (rule R7 of the protocol) is abandoned with its
 thread and must not keep the process alive. The threads of ``anyio.to_thread`` are not, which is why they are not
@@ -14,12 +15,16 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
+import math
 import queue
+import signal
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-from streams.errors import Stopped
+from anyio import BrokenWorkerProcess, CapacityLimiter, to_process
+
+from streams.errors import ProcessJobError, Stopped
 
 T = TypeVar("T")
 _Job = tuple[Callable[..., Any], tuple[Any, ...], "asyncio.Future[Any] | None", asyncio.AbstractEventLoop]
@@ -144,3 +149,36 @@ def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
 def _expire(future: asyncio.Future[Any]) -> None:
     if not future.done():
         future.set_exception(DeadlinePassed())
+
+
+async def in_process(function: Callable[..., T], *args: Any) -> T:
+    """Run ``function(*args)`` in one of the processes that are kept for it; cancelled, that process is killed. As many
+    run as are requested at a time. Raises what the function raises, and ``ProcessJobError`` when function, arguments,
+    result or error cannot be pickled, or when the process dies."""
+    name = getattr(function, "__qualname__", None) or repr(function)
+    limiter = CapacityLimiter(math.inf)
+    try:
+        result, error = await to_process.run_sync(_call, name, function, args, cancellable=True, limiter=limiter)
+    except BrokenWorkerProcess as broken:
+        reason = f": {broken.__cause__!r}" if broken.__cause__ is not None else ""
+        raise ProcessJobError(f"the process of {name} died, or did not start, before it answered{reason}") from broken
+    except Exception as broken:
+        raise ProcessJobError(
+            f"{name}: function, argument, result or error cannot be sent between processes "
+            f"({type(broken).__name__}: {broken})"
+        ) from broken
+    if error is not None:
+        raise error
+    returned: T = result
+    return returned
+
+
+def _call(name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Exception | None]:
+    """Call the function, in the process. Its error is a result, so that an error raised from here is one of the way."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the source, which lets its jobs end
+    try:
+        return function(*args), None
+    except Exception as error:
+        return None, error
+    except BaseException as error:  # an exit here is not the end of the source
+        return None, ProcessJobError(f"{name} raised {type(error).__name__}: {error}")

@@ -24,8 +24,7 @@ from streams.config import EventSourceConfig
 from streams.core.strategies import PlanSettings, assignor
 from streams.group import Membership, TakeOver
 from streams.records import DEFAULT_MESSAGE_LIMIT
-from streams.runtime.async_work.processes import in_process
-from streams.runtime.bridge import Worker, wait_for
+from streams.runtime.bridge import Worker, in_process, wait_for
 from streams.runtime.reading.log_follower import Tail
 from streams.runtime.reading.poller import Poller
 

@@ -36,7 +36,7 @@ from streams.runtime.ownership.topic_watch import TopicWatch
 from streams.runtime.partition.handler_threads import HandlerThreads
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.worker import PartitionWorker
-from streams.runtime.ports import Connections, SourceLog
+from streams.runtime.ports import Blocking, Connections, SourceLog
 from streams.runtime.signal import Signal
 from streams.runtime.status import Status
 from streams.runtime.system import MACHINE, Environment
@@ -59,6 +59,8 @@ class Engine:
     """One run of an event source, on one event loop. Made new for each run."""
 
     fires_timers = True
+    handover: Handover
+    takeovers: TakeOvers
 
     def __init__(
         self,
@@ -96,6 +98,7 @@ class Engine:
         self._stop = anyio.Event()
         self._drain = True
         self._tasks = anyio.create_task_group()
+        self._threads: list[Blocking] = []
 
         self.hung_calls = HungCalls(config.pool.pool_size, self.measure, self.fail)
         ids = [transactional_id(config.group_id, config.instance_id, number) for number in range(config.pool.pool_size)]
@@ -108,7 +111,7 @@ class Engine:
         self.membership, self.takeover_client = connections.group(self._watchdog.alive)
         self._elsewhere = connections.source_log() if config.source_is_elsewhere else None
         self.source_log: TakeOver | SourceLog = self._elsewhere or self.takeover_client
-        self.control = connections.worker("kes-control")
+        self.control = self.thread("kes-control")
         self.handler_threads = HandlerThreads(connections.worker)
         self.stages = Stages(self)
         self.pool = TransactionPool(
@@ -121,9 +124,9 @@ class Engine:
             settled=self._settled,
         )
         self.looks = Looks(self)
-        self.replicas = Replicas(self, store_factory, self._replica_changed)
+        self.replicas = Replicas(self, store_factory, lambda partition: self.handover.replica_changed(partition))
         self.topic_watch = TopicWatch(self, self.replicas)
-        self.partitions = Partitions(self, self.replicas, self.looks, self._take_over)
+        self.partitions = Partitions(self, self.replicas, self.looks, lambda workers: self.takeovers.take_over(workers))
         self.takeovers = TakeOvers(self, self.partitions, self.replicas, self.topic_watch)
         self.handover = Handover(self, self.partitions, self.replicas)
         self.status = Status(self, self.replicas, self.handover)
@@ -258,14 +261,11 @@ class Engine:
         self._watchdog.stop()
         self.partitions.drop_stores()
         self.ad_hoc.close()
-        self.handover.close()
         self.replicas.close()
-        self.looks.close()
-        self.takeovers.close()
         self.status.close()
-        self.topic_watch.close()
         self.handler_threads.close()
-        self.control.abandon()
+        for thread in self._threads:
+            thread.abandon()
 
     # -- the group's events --------------------------------------------------------------------------------------------
 
@@ -335,13 +335,12 @@ class Engine:
 
         self.spawn(raise_cause)
 
-    def _replica_changed(self, partition: int) -> None:
-        self.handover.replica_changed(partition)
-
-    async def _take_over(self, workers: Collection[PartitionWorker]) -> None:
-        await self.takeovers.take_over(workers)
-
     # -- small services ------------------------------------------------------------------------------------------------
+
+    def thread(self, name: str) -> Blocking:
+        """Start a thread for blocking calls, which ends with the run."""
+        self._threads.append(self.connections.worker(name))
+        return self._threads[-1]
 
     def measure(self, measurement: Measurement) -> None:
         """Give a measurement to the user's handler; an error of the handler is only logged."""

@@ -25,7 +25,7 @@ class Looks:
 
     def __init__(self, member: Member) -> None:
         self._member = member
-        self._thread = member.connections.worker("kes-looks")
+        self._thread = member.thread("kes-looks")
         self._waiting: list[tuple[Partition, Waiter]] = []
         self._asking: list[tuple[Partition, Waiter]] = []  # their heartbeat is under way
         self._came, self._answered = Signal(), Broadcast()
@@ -61,10 +61,6 @@ class Looks:
         finally:
             for _, waiter in self._asking + self._waiting:
                 waiter(TakenBack())
-
-    def close(self) -> None:
-        """Let the thread go."""
-        self._thread.abandon()
 
     async def _is_proven(self) -> bool:
         member, snapshot, sent = self._member, self._member.membership.snapshot, self._member.now()

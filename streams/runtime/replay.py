@@ -32,8 +32,7 @@ from streams.metrics import EventFailed, Measurement
 from streams.outcomes import ErrorPolicy, ErrorResponse
 from streams.records import Change, IncomingRecord, Output, TopicPartition
 from streams.runtime.async_work.async_stage import Stages
-from streams.runtime.async_work.processes import in_process
-from streams.runtime.bridge import Worker
+from streams.runtime.bridge import Worker, in_process
 from streams.runtime.changelog import TIMER_PREFIX
 from streams.runtime.ownership.replicas import Replica, make_store
 from streams.runtime.partition.failures import RestartNeeded

@@ -78,7 +78,7 @@ class Status:
         self._member = member
         self._replicas = replicas
         self._handover = handover
-        self._worker = member.connections.worker("kes-status")
+        self._worker = member.thread("kes-status")
         self._board: StatusBoard | None = None
         self._over = False
         self._lock = threading.Lock()  # for the board's beginning and end
@@ -128,7 +128,6 @@ class Status:
     def close(self) -> None:
         """Publish nothing more."""
         self._over = True
-        self._worker.abandon()
 
     def _news(self) -> dict[tuple[str, int], tuple[int, str]]:
         member, config = self._member, self._member.config

@@ -1,20 +1,83 @@
-"""The machine under a run of the engine, besides its connections: the time of day, randomness, and the watch over its
-loop. Tests give it a simulated one."""
+"""The machine under a run of the engine, besides its connections: the time of day, randomness, and the watchdog of its
+event loop. Tests give it a simulated one."""
 
 from __future__ import annotations
 
+import logging
 import os
 import random
+import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
-from streams.runtime.watchdog import Watchdog
+import anyio
+
+_log = logging.getLogger(__name__)
+
+PULSE_SECONDS = 0.25
+SLOW_SECONDS = 1.0
+"""A pause of the loop from which on it is logged: transactions of all partitions wait for so long."""
+
+
+class Watchdog:
+    """Watches one event loop from a thread: a plain handler that takes long stops all partitions, and is logged.
+
+    ``alive`` is false once the loop has stood still for ``limit_seconds``: then the membership leaves, so that others
+    take over the partitions that this process cannot work on (``max.poll.interval.ms`` in other clients). ``run`` is
+    for the loop, the rest for any thread.
+    """
+
+    def __init__(self, limit_seconds: float) -> None:
+        self._limit = limit_seconds
+        self._beat = time.monotonic()
+        self._stopped = threading.Event()
+        self._loop_thread = 0
+
+    def alive(self) -> bool:
+        """Check that the loop has run lately."""
+        return time.monotonic() - self._beat < self._limit
+
+    async def run(self) -> None:
+        """Beat until cancelled."""
+        self._loop_thread = threading.get_ident()
+        threading.Thread(target=self._watch, name="kes-watchdog", daemon=True).start()
+        try:
+            while True:
+                self._beat = time.monotonic()
+                await anyio.sleep(PULSE_SECONDS)
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+
+    def _watch(self) -> None:
+        warned_for = 0.0
+        while not self._stopped.wait(PULSE_SECONDS):
+            beat = self._beat
+            still = time.monotonic() - beat
+            if still > SLOW_SECONDS and warned_for != beat:
+                warned_for = beat
+                _log.warning(
+                    "the event loop has stood still for %.1f s in %s; all partitions wait meanwhile: make that handler "
+                    "async, or register it with blocking=True",
+                    still,
+                    self._where(),
+                )
+
+    def _where(self) -> str:
+        frame = sys._current_frames().get(self._loop_thread)
+        if frame is None:
+            return "an unknown place"
+        return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_qualname})"
 
 
 class LoopWatch(Protocol):
-    """Watches whether the event loop goes on (``watchdog.Watchdog``, which documents the methods)."""
+    """Watches whether the event loop goes on (``Watchdog`` documents the methods)."""
 
     def alive(self) -> bool: ...
     async def run(self) -> None: ...

@@ -1,6 +1,6 @@
 """The strategies against a model of a group: members join, leave, crash, are lost and miss plans, in any order.
 
-Their claims are the real ones (``core/holdings.py``), made at any moment of a hand-over. ``SEED=`` repeats a run;
+Their claims are the real ones (``Holdings``), made at any moment of a hand-over. ``SEED=`` repeats a run;
 hypothesis prints the history itself when one fails.
 """
 

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from streams.core import claims
-from streams.core.group_member import GroupMember
-from streams.core.holdings import Holdings
+from streams.core.group_member import GroupMember, Holdings
 from streams.core.partition import PartitionState
 from streams.core.transaction import Cut
 from streams.group import Order

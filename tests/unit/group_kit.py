@@ -1,4 +1,4 @@
-"""A consumer group in a few hundred lines: members with real claims (``core/holdings.py``), and what engines do.
+"""A consumer group in a few hundred lines: members with real claims (``Holdings``), and what engines do.
 
 Everything happens by a call, in any order that a test likes: JoinGroup, the plan, SyncGroup at each member (or not),
 hand-overs, markers, notices from engine to membership, restoring. ``check`` says that nobody works on what somebody
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from streams.core.holdings import Holdings
+from streams.core.group_member import Holdings
 from streams.group import Assignment, Assignor, Copies, MemberReport, Order
 
 RECORDS = 100

@@ -16,8 +16,7 @@ from streams.events import event_type_of
 from streams.group import Assigned, Assignment, Copies, GroupEvent, Lost, Order, Snapshot
 from streams.handlers import Handler
 from streams.records import Headers, IncomingRecord, Output, Progress
-from streams.runtime.async_work.processes import in_process
-from streams.runtime.bridge import Worker
+from streams.runtime.bridge import Worker, in_process
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.engine import Engine
 from streams.runtime.reading.poller import Poller

@@ -27,7 +27,7 @@ import pytest
 from streams.config import STRATEGIES
 from streams.core.assignor import Room, sticky_plan
 from streams.core.claims import Move, read_claims
-from streams.core.standbys import place_standbys
+from streams.core.incremental import place_standbys
 from streams.core.strategies import PlanSettings, assignor
 from streams.group import Assignment, Copies, MemberReport, Order
 from tests.unit.group_kit import Group, Member

@@ -14,7 +14,7 @@ from streams.errors import ConfigError, EncodeError, RecordRefused, StreamsError
 from streams.outcomes import DEAD_LETTER, SKIP
 from streams.records import Acknowledgement
 from streams.runtime import bridge
-from streams.runtime.async_work.producer_outlet import Outlet
+from streams.runtime.async_work.producer_stage import Outlet
 from streams.testing.simulation.clients import SimConnections
 from streams.testing.simulation.plain_producer import SimPlainProducer
 from tests.unit.async_kit import World, driven, names, new_source, reasons, records_of, row, send, watch

@@ -67,7 +67,7 @@ def notes_of(copies: int, moves: int, members: int) -> dict[tuple[str, int], Not
     handover: Any = SimpleNamespace(statistics=lambda: moving)
     member: Any = SimpleNamespace(
         config=SimpleNamespace(changelog="log", offsets_topic="topic"),
-        connections=SimpleNamespace(worker=lambda _: None),
+        thread=lambda _: None,
         membership=SimpleNamespace(snapshot=Snapshot(0, 5, id_of("a"), b"")),
         workers={},
         wall_ms=lambda: int(BEGAN * 1000),

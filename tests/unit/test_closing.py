@@ -347,12 +347,13 @@ async def test_a_look_up_that_nobody_waits_for_any_more_ends() -> None:
 
     reader = SimpleNamespace(read=read, close=closed.set)
     connections: Any = SimpleNamespace(worker=Worker, reader=lambda: reader)
-    member: Any = SimpleNamespace(connections=connections, config=SimpleNamespace(changelog="log"))
+    member: Any = SimpleNamespace(
+        connections=connections, config=SimpleNamespace(changelog="log"), thread=lambda _: None
+    )
     nothing: Any = None
     take_overs = TakeOvers(member, nothing, nothing, nothing)
     look_up = asyncio.create_task(take_overs._read({0: (0, 1)}, lambda *_: None, lambda: False))
     await asyncio.to_thread(reading.wait, PATIENCE)
     look_up.cancel()
     await asyncio.wait([look_up])
-    take_overs.close()
     assert await asyncio.to_thread(closed.wait, PATIENCE / 2)

@@ -8,8 +8,7 @@ import re
 
 import pytest
 
-from streams.core.group_member import GracePeriod, GroupMember
-from streams.core.holdings import Holdings
+from streams.core.group_member import GracePeriod, GroupMember, Holdings
 from streams.group import THIS_GENERATION, Assignment, Copies, Lost, Order
 
 

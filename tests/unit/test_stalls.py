@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from streams.runtime.ownership.stalls import Stalls
+from streams.runtime.ownership.takeover import Stalls
 
 
 async def test_take_overs_that_stand_still_at_the_same_time_are_both_asked_about() -> None:
@@ -17,7 +17,7 @@ async def test_take_overs_that_stand_still_at_the_same_time_are_both_asked_about
 
     engine: Any = SimpleNamespace(
         config=SimpleNamespace(transaction_timeout_seconds=10.0, changelog="log"),
-        connections=SimpleNamespace(worker=lambda name: SimpleNamespace(call=call)),
+        thread=lambda name: SimpleNamespace(call=call),
         takeover_client=SimpleNamespace(open_transactions=None),
         now=lambda: now,
     )

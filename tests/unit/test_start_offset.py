@@ -32,9 +32,7 @@ def start(
     ``started_at``: where the worker began before it was restarted."""
     measured: list[Measurement] = []
     config = EventSourceConfig(group_id="g", topic="t", num_partitions=1, auto_offset_reset=reset)
-    member: Any = SimpleNamespace(
-        config=config, measure=measured.append, connections=SimpleNamespace(worker=lambda _: None)
-    )
+    member: Any = SimpleNamespace(config=config, measure=measured.append, thread=lambda _: None)
     record = None if offset is None else OffsetRecord(offset, "writer", 7, 1, *ids[0])
     worker: Any = SimpleNamespace(
         topic_partition=TopicPartition("t", 0), partition=0, offset_record=record, started_at=started_at

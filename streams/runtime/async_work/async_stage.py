@@ -124,7 +124,6 @@ class AsyncStage(ABC, Generic[PlanT, WorkT]):
         """Queue the work, without a look at the room, and make it that of the entry."""
 
     def begin(self, entry: Entry) -> bool:
-        """See ``Stage``."""
         plan = entry.plan
         if plan is None:
             entry.settle(_nothing)
@@ -202,13 +201,11 @@ class ItemsWork(StageWork, Generic[ItemT]):
         return self.fatal or next((item.error for item in self.items if item.error is not None), None)
 
     def finish(self, ctx: EventContext[Any]) -> Any:
-        """See ``StageWork``."""
         definition = self._stage.definition
         function = definition.finalizer if self.error is None else definition.on_failure
         return None if function is None else function(ctx, self.items)
 
     def withdraw(self) -> None:
-        """See ``partition.reorder_buffer.Work``."""
         self._stage.cancel(self)
 
 

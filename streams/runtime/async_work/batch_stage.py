@@ -57,7 +57,6 @@ class BatchDefinition:
 
     @property
     def described(self) -> tuple[str, ...]:
-        """See ``async_stage.StageDefinition``."""
         return self.kind, *described(self.execute, self.finalizer, self.on_failure)
 
     def open(self, host: Host) -> BatchStage:
@@ -122,11 +121,9 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
         self._context = contextvars.copy_context()  # or a call would inherit that of whichever item came last
 
     def admits(self, entry: Entry, plan: list[BatchItem[Any]]) -> bool:
-        """See ``async_stage.AsyncStage``."""
         return not plan or self._has_room(entry, plan[0].key, len(plan))
 
     def start(self, entry: Entry, plan: list[BatchItem[Any]]) -> _BatchWork:
-        """See ``async_stage.AsyncStage``."""
         work = _BatchWork(self, entry, plan)
         work.parts, work.held = [_Part(work, item) for item in work.items], []
         if not plan:
@@ -145,11 +142,9 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
         return work
 
     def has_room(self, entry: Entry, key: Hashable) -> bool:
-        """See ``async_stage.Follower``."""
         return self._has_room(entry, key, 1)
 
     def add(self, entry: Entry, key: Hashable, item: Any) -> None:
-        """See ``async_stage.Follower``."""
         self.start(entry, [BatchItem(key, item)])
 
     def statistics(self) -> StageStatistics:
@@ -160,7 +155,6 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
         )
 
     def close(self) -> list[asyncio.Task[None]]:
-        """See ``async_stage.Stage``."""
         self._is_closed = True
         self._disarm()
         tasks = [batch.task for batch in self._running]

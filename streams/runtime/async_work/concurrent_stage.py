@@ -98,7 +98,6 @@ class ConcurrentStageDefinition:
 
     @property
     def described(self) -> tuple[str, ...]:
-        """See ``async_stage.StageDefinition``."""
         return ("handler", *described(self.handler))
 
     def open(self, host: Host) -> ConcurrentStage:
@@ -121,7 +120,6 @@ class ConcurrentStage:
         self._where: dict[int, TopicPartition] = {}
 
     def begin(self, entry: Entry) -> bool:
-        """See ``async_stage.Stage``."""
         if not self.runner.has_room(entry, entry.plan):
             return False
         run = entry.work = _Run(self, entry)
@@ -140,7 +138,6 @@ class ConcurrentStage:
         return self.runner.statistics()
 
     def close(self) -> list[asyncio.Task[None]]:
-        """See ``async_stage.Stage``."""
         return self.runner.close()
 
 
@@ -163,7 +160,6 @@ class _Run(Job):
     # -- ahead of the turn ---------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """See ``job_runner.Job``."""
         entry, policy, rng = self._entry, self._stage.definition.policy, self._stage.host.rng
         entry.begun = True
         while True:
@@ -179,11 +175,9 @@ class _Run(Job):
             self._attempt += 1
 
     def lost(self, error: BaseException) -> None:
-        """See ``job_runner.Job``."""
         self._end(error)
 
     def withdraw(self) -> None:
-        """See ``partition.reorder_buffer.Work``: what still runs for it touches nothing more."""
         if self._ctx is not None:
             self._ctx._closed = True
         if self.holds_key or not self._has_ended:
@@ -245,12 +239,10 @@ class _Run(Job):
 
     @property
     def context(self) -> ConcurrentContext:
-        """See ``partition.reorder_buffer.Waiting``."""
         assert self._ctx is not None
         return self._ctx
 
     def arrive(self, ended: Callable[[BaseException | None], None]) -> bool:
-        """See ``partition.reorder_buffer.Waiting``."""
         if not self._has_ended:
             self._on_end = ended
             self.context._arrive()
@@ -258,11 +250,9 @@ class _Run(Job):
 
     @property
     def is_asleep(self) -> bool:
-        """See ``partition.reorder_buffer.Waiting``."""
         return self.context._is_asleep
 
     def rouse(self) -> None:
-        """See ``partition.reorder_buffer.Waiting``."""
         self.context._rouse()
 
     def _again(self, ctx: EventContext[Any]) -> Any:

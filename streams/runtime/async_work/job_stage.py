@@ -35,7 +35,6 @@ class JobDefinition:
 
     @property
     def described(self) -> tuple[str, ...]:
-        """See ``async_stage.StageDefinition``."""
         functions = described(self.job, self.finalizer, self.on_failure)
         return (self.kind, *functions, *(() if self.then is None else self.then.described))
 
@@ -60,23 +59,19 @@ class JobStage(AsyncStage[Plan, "_EventJob"]):
         self._calls = Calls(host, definition.kind, definition.job, config.timeout_seconds, config.retry)
 
     def admits(self, entry: Entry, plan: Plan) -> bool:
-        """See ``async_stage.AsyncStage``."""
         then = self.definition.then
         has_room = self.runner.has_room(entry, plan[0])
         return has_room and (then is None or self.following(then).has_room(entry, plan[0]))
 
     def start(self, entry: Entry, plan: Plan) -> _EventJob:
-        """See ``async_stage.AsyncStage``."""
         job = entry.work = _EventJob(self, entry, *plan)
         self.runner.add(job)
         return job
 
     def has_room(self, entry: Entry, key: Hashable) -> bool:
-        """See ``async_stage.Follower``."""
         return self.admits(entry, (key, None))
 
     def add(self, entry: Entry, key: Hashable, item: Any) -> None:
-        """See ``async_stage.Follower``."""
         self.start(entry, (key, item))
 
     def statistics(self) -> StageStatistics:
@@ -84,7 +79,6 @@ class JobStage(AsyncStage[Plan, "_EventJob"]):
         return self.runner.statistics()
 
     def close(self) -> list[asyncio.Task[None]]:
-        """See ``async_stage.Stage``."""
         return self.runner.close()
 
     def following(self, definition: StageDefinition) -> Follower:
@@ -123,7 +117,6 @@ class _EventJob(Job, StageWork):
         self._error: Exception | None = None
 
     async def run(self) -> None:
-        """See ``job_runner.Job``."""
         entry, stage = self.entry, self._stage
         entry.begun = True
         self._result, error, attempts = await stage.outcome(self._item, entry.record.partition)
@@ -139,7 +132,6 @@ class _EventJob(Job, StageWork):
             stage.following(then).add(entry, self.key, self._result)
 
     def lost(self, error: BaseException) -> None:
-        """See ``job_runner.Job``."""
         if not self.entry.is_settled:
             self._failed(error, 1)
 
@@ -150,12 +142,10 @@ class _EventJob(Job, StageWork):
         self._stage.end(self, error, attempts)
 
     def withdraw(self) -> None:
-        """See ``partition.reorder_buffer.Work``."""
         if self.holds_key or not self.is_over:
             self.runner.cancel(self)
 
     def finish(self, ctx: EventContext[Any]) -> Any:
-        """See ``async_stage.StageWork``."""
         definition, error = self._stage.definition, self._error
         if error is None:
             finalizer = definition.finalizer

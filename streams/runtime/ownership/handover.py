@@ -2,7 +2,7 @@
 
 The donor hands over by a marker in its last transaction; the receiver, which follows the changelog, starts when the
 marker is the last thing in it. The plan decides the moves (``core/incremental.py``), the membership makes the claims
-meanwhile (``core/holdings.py``); this module carries the moves out.
+meanwhile (``core/group_member.py``); this module carries the moves out.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Handover:
         self._member = member
         self._partitions = partitions
         self._replicas = replicas
-        self._asking = member.connections.worker("kes-moves")
+        self._thread = member.thread("kes-moves")
         self.owned: frozenset[int] = frozenset()
         """The partitions assigned to this member, without those handed over since."""
         self._releasing: Mapping[int, Order] = {}
@@ -133,7 +133,7 @@ class Handover:
         if not partitions:
             return {}
         try:
-            ranges = await self._asking.call(
+            ranges = await self._thread.call(
                 member.takeover_client.log_range, member.config.changelog, partitions, member.now() + ASK_SECONDS
             )
         except StreamsError as error:
@@ -248,15 +248,11 @@ class Handover:
     async def _ask_sizes(self, partitions: frozenset[int]) -> None:
         member = self._member
         try:
-            self._sizes = await self._asking.call(
+            self._sizes = await self._thread.call(
                 member.takeover_client.log_sizes, member.config.changelog, partitions, member.now() + ASK_SECONDS
             )
         except StreamsError as error:
             _log.debug("sizes of changelogs: %s", error)
-
-    def close(self) -> None:
-        """End the thread of requests."""
-        self._asking.abandon()
 
     # -- leaving -------------------------------------------------------------------------------------------------------
 

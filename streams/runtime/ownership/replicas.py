@@ -31,7 +31,7 @@ from streams.runtime.changelog import (
     decode_timer,
 )
 from streams.runtime.member import Member
-from streams.runtime.reading.followed_partition import FROM_START, FollowedPartition
+from streams.runtime.reading.log_follower import FROM_START, FollowedPartition
 from streams.runtime.signal import Broadcast
 from streams.statistics import CopyStatistics
 

@@ -16,19 +16,81 @@ import msgspec
 
 from streams.core.partition import PartitionState
 from streams.core.transaction import Cut, Transaction
-from streams.errors import BrokerUnavailable, OffsetError, Stopped, TopicError, TransactionFailed
-from streams.group import TakeOver
+from streams.errors import BrokerUnavailable, OffsetError, Stopped, StreamsError, TopicError, TransactionFailed
+from streams.group import HANGING_SECONDS, OpenTransaction, TakeOver
 from streams.metrics import OffsetMismatch, TakeOverDone
 from streams.records import IncomingRecord
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, ReleaseMarker, TopicIds, decode_offset
 from streams.runtime.member import Member
 from streams.runtime.ownership.partitions import Partitions
 from streams.runtime.ownership.replicas import Replica, Replicas
-from streams.runtime.ownership.stalls import Stalls
 from streams.runtime.ownership.topic_watch import TopicWatch, refuse_replaced
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.ports import SourceLog
-from streams.runtime.reading.followed_partition import FROM_START
+from streams.runtime.reading.log_follower import FROM_START
+
+ASK_SECONDS = 10.0
+
+
+class Stalls:
+    """Logs the transactions that hold up restores, once they have had the time of a transaction to end."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._thread = member.thread("kes-stalls")  # take-overs of other partitions need the engine's
+        self._stands: dict[int, tuple[int, float]] = {}
+        self._logged: set[tuple[int, int, int, bool]] = set()
+
+    async def look(self, positions: Mapping[int, int], since: float) -> None:
+        """Note the positions at which these partitions have stood since that moment, at least. Requests the open
+        transactions from the broker, and logs each one that holds a partition up, once."""
+        member, config = self._member, self._member.config
+        for partition, position in positions.items():  # other partitions may stand still in a take-over of their own
+            known = self._stands.get(partition)
+            self._stands[partition] = known if known is not None and known[0] == position else (position, since)
+        patience = config.transaction_timeout_seconds  # until then a coordinator may end it
+        overdue = [number for number in positions if member.now() - self._stands[number][1] > patience]
+        if not overdue:
+            return
+        request = member.takeover_client.open_transactions
+        try:
+            found = await self._thread.call(request, config.changelog, overdue, member.now() + ASK_SECONDS)
+        except StreamsError as error:
+            _log.warning("the transactions that hold up the restore of %s are not known: %s", config.changelog, error)
+            return
+        for txn in found:
+            age = member.wall_ms() / 1000 - txn.last_timestamp_ms / 1000
+            what = txn.partition, txn.producer_id, txn.start_offset, age > HANGING_SECONDS
+            if what not in self._logged:
+                self._logged.add(what)
+                self._log_one(txn, HANGING_SECONDS - age)
+
+    def _log_one(self, txn: OpenTransaction, seconds_left: float) -> None:
+        where, servers = f"{txn.topic}[{txn.partition}]", self._member.config.bootstrap_servers
+        who = f"producer id {txn.producer_id}, epoch {txn.producer_epoch}, open since offset {txn.start_offset}"
+        place = f"--topic {txn.topic} --partition {txn.partition} --start-offset {txn.start_offset}"
+        if txn.is_hanging:
+            _log.error(
+                "%s cannot be restored: a hanging transaction (%s) holds it up, which no coordinator knows of, so that "
+                "none ends it. %s: kes transactions abort MODULE:SOURCE %s; or by Kafka's own tool: "
+                "kafka-transactions.sh --bootstrap-server %s abort %s",
+                where,
+                who,
+                "End it by" if seconds_left <= 0 else f"If it is still there in {seconds_left:.0f} s, end it by",
+                place,
+                servers,
+                place,
+            )
+        else:
+            _log.warning(
+                "%s cannot be restored yet: the transaction of %s (%s; %s) holds it up; its coordinator ends it, "
+                "at the latest when its time is over",
+                where,
+                txn.transactional_id,
+                txn.state,
+                who,
+            )
+
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +115,7 @@ class TakeOvers:
         self._replicas = replicas
         self._topic_watch = topic_watch
         self._config = member.config
-        self._source = member.connections.worker("kes-source")
+        self._source = member.thread("kes-source")
         self._stalls = Stalls(member)
 
     async def take_over(self, workers: Collection[PartitionWorker]) -> None:
@@ -137,17 +199,11 @@ class TakeOvers:
             stand = [self._replicas.position(number) for number in waiting]
             if stand != last:
                 last, moved_at = stand, now()
-            elif (
-                now() - moved_at > STALLED_SECONDS
-            ):  # a member that is gone may have begun a transaction after the fence
+            elif now() - moved_at > STALLED_SECONDS:
+                # A member that is gone may have begun a transaction after the fence.
                 await self._stalls.look(dict(zip(waiting, stand, strict=True)), moved_at)
                 raise BrokerUnavailable(f"restoring makes no progress: {self._stand(waiting, changelog)}")
             await self._replicas.changed.wait(STALLED_SECONDS)
-
-    def close(self) -> None:
-        """End the threads of requests."""
-        self._source.abandon()
-        self._stalls.close()
 
     def _start(
         self, worker: PartitionWorker, group_offset: int | None, source: Range, changelog_end: int, ids: TopicIds
@@ -209,9 +265,8 @@ class TakeOvers:
             if group_offset is not None:
                 raise OffsetError(
                     f"{tp}: the group {config.group_id} has committed offset {group_offset}, but the changelog "
-                    f"{config.changelog}[{worker.partition}] holds no offset: the changelog was deleted, or "
-                    "another program "
-                    "uses the group. Restore the changelog, or delete the group's offsets to begin anew"
+                    f"{config.changelog}[{worker.partition}] holds no offset: the changelog was deleted, or another "
+                    "program uses the group. Restore the changelog, or delete the group's offsets to begin anew"
                 )
             if config.auto_offset_reset == "error":
                 raise OffsetError(f"{tp}: no offset is committed, and auto_offset_reset is 'error'")
@@ -222,11 +277,9 @@ class TakeOvers:
         if not low <= record.offset <= high:
             lost = f"records {record.offset} to {low - 1} are gone" if record.offset < low else f"it ends at {high}"
             raise OffsetError(
-                f"{tp}: the state in {config.changelog}[{worker.partition}] goes on at offset "
-                f"{record.offset}, but {lost} "
-                f"(log start {low}, end {high}). Restore the topic, or delete the changelog and the group's "
-                "offsets to begin "
-                "anew"
+                f"{tp}: the state in {config.changelog}[{worker.partition}] goes on at offset {record.offset}, but "
+                f"{lost} (log start {low}, end {high}). Restore the topic, or delete the changelog and the group's "
+                "offsets to begin anew"
             )
         if group_offset is not None and group_offset > record.offset:
             raise OffsetError(

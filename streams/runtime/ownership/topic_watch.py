@@ -66,7 +66,7 @@ class TopicWatch:
     def __init__(self, member: Member, replicas: Replicas) -> None:
         self._member = member
         self._replicas = replicas
-        self._thread = member.connections.worker("kes-topic-watch")
+        self._thread = member.thread("kes-topic-watch")
         self._ends: dict[PartitionWorker, int] = {}
         """The highest end of the changelog that was seen while a partition was here."""
         self._unread: Counter[int] = Counter()
@@ -86,10 +86,6 @@ class TopicWatch:
             await self._look_at_ends()
         except (BrokerUnavailable, ConfigError) as error:
             _log.debug("source and changelog cannot be looked at: %s", error)
-
-    def close(self) -> None:
-        """End the thread of requests."""
-        self._thread.abandon()
 
     async def _look_at_ids(self) -> None:
         member, config = self._member, self._member.config

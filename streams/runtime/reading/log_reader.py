@@ -77,7 +77,6 @@ class LogReader:
     # -- its life ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """See ``GlobalChangeLog.start``."""
         if self.state is not SourceState.CREATED:
             raise RegistrationError(f"the global change log of {self.topic} was started before; make another one")
         if not self.receivers:
@@ -118,7 +117,6 @@ class LogReader:
             cancel()
 
     async def stop(self) -> None:
-        """See ``GlobalChangeLog.stop``."""
         if self.state is SourceState.CREATED:
             self.state = SourceState.STOPPED
             self._end_receivers()
@@ -139,7 +137,6 @@ class LogReader:
             self._changed.notify()
 
     async def wait_stopped(self) -> None:
-        """See ``GlobalChangeLog.wait_stopped``."""
         while self.state in (SourceState.STARTING, SourceState.RUNNING, SourceState.STOPPING):
             await self._changed.wait(1.0)
         if self.failure is not None:
@@ -156,7 +153,6 @@ class LogReader:
     # -- how far it is -------------------------------------------------------------------------------------------------
 
     async def wait_caught_up(self, timeout_seconds: float | None, settle_seconds: float) -> bool:
-        """See ``GlobalChangeLog.wait_caught_up``."""
         following, questions = self.running(), self._questions
         assert questions is not None  # it is running
         deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds

@@ -19,7 +19,7 @@ from streams.errors import ConfigError, DecodeError, RecordError
 from streams.outcomes import ErrorPolicy, ErrorResponse
 from streams.records import Change, IncomingRecord
 from streams.runtime.ports import Tail
-from streams.runtime.reading.followed_partition import FROM_START, FollowedPartition
+from streams.runtime.reading.log_follower import FROM_START, FollowedPartition
 from streams.sak.backoff import backoff_seconds
 
 _log = logging.getLogger(__name__)

@@ -10,8 +10,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
-from streams.core.group_member import GroupMember
-from streams.core.holdings import Holdings
+from streams.core.group_member import GroupMember, Holdings
 from streams.errors import MembershipFatal
 from streams.group import Assigned, Assignor, Copies, Fatal, GroupEvent, Lost, Order, Revoked, Snapshot
 from streams.testing.simulation.group import Group, Illegal, Inconsistent, Unknown
