@@ -53,8 +53,9 @@ _REQUESTS: list[Any] = [
     TxnOffsetCommitRequest,
 ]
 _BY_KEY = {request.API_KEY: request for request in _REQUESTS}
-GONE, MUTE, GARBAGE, TORN = "gone", "mute", "garbage", "torn"
-"""In place of a code: the connection is cut; no answer comes; one without sense; half of one, and then the rest."""
+GONE, MUTE, GARBAGE, TORN, TWICE, SHORT, WEB = "gone", "mute", "garbage", "torn", "twice", "short", "web"
+"""In place of a code: the connection is cut; no answer comes; one without sense; half of one, and then the rest; the
+same one two times; one that ends after its head; that of another kind of server."""
 
 
 class ScriptedBroker:
@@ -118,7 +119,9 @@ class ScriptedBroker:
                     said(answer)
                 answer.API_VERSION = version
                 answer.with_header(correlation_id=request.header.correlation_id)
-                data = b"\0\0\0\x08not Kafk" if said == GARBAGE else bytes(answer.encode(header=True, framed=True))
+                data = bytes(answer.encode(header=True, framed=True))
+                spoiled = {GARBAGE: b"\0\0\0\x08not Kafk", SHORT: b"\0\0\0\x05" + data[4:9], WEB: b"HTTP/1.1 400"}
+                data = data * 2 if said == TWICE else spoiled.get(said, data) if isinstance(said, str) else data
                 half = len(data) // 2 if said == TORN else len(data)
                 writer.write(data[:half])
                 await writer.drain()

@@ -89,7 +89,7 @@ async def test_a_topic_that_has_fewer_partitions_now_is_looked_at_again(monkeypa
         slot.produce_many([output(1, 3)], 0)
         broker.topics["t"] = 1
         await slot._cluster.refresh(["t"])
-        with pytest.raises(TransactionFailed, match="no answer within") as failed:
+        with pytest.raises(TransactionFailed, match=r"no success within 0\.3 seconds: t\[3\]: .*eader") as failed:
             await slot.flush()
         assert failed.value.kind == "unknown"
 
@@ -128,6 +128,26 @@ async def test_brokers_that_take_older_versions_get_those() -> None:
             await transact(slot)
         versions = {name: request.API_VERSION for _, name, request in broker.requests}
         assert {versions[name] for name in ("Produce", "TxnOffsetCommit", "EndTxn")} == {9, 3}
+
+
+@pytest.mark.parametrize(
+    ("request_name", "most"), [("Produce", 8), ("AddPartitions", 2), ("AddOffsets", 2), ("EndTxn", 2)]
+)
+async def test_a_broker_that_is_too_old_is_refused(request_name: str, most: int) -> None:
+    async with ScriptedBroker() as broker:
+        broker.most[request_name] = most
+        with pytest.raises(TransactionFailed, match=rf"{request_name}.* version .*Kafka 2\.8 or newer") as failed:
+            async with opened(broker):
+                pass
+        assert failed.value.code == "UNSUPPORTED_VERSION"  # hopeless: it is not tried again
+
+
+async def test_a_topic_without_partitions_is_none() -> None:
+    async with ScriptedBroker() as broker, opened(broker) as slot:
+        broker.answer("Metadata", lambda answer: setattr(answer.topics[0], "error_code", 0))
+        await slot._cluster.refresh(["empty"])
+        slot.begin()
+        assert not slot.produce(output(1, topic="empty"))
 
 
 @pytest.mark.parametrize("wrong", [{"timestamp_ms": 1 << 63}, {"partition": 1.0}, {"partition": 1.5}], ids=str)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from streams.clients.group_wire import group_metadata
 from streams.errors import RecordRefused, TransactionFailed
 from streams.group import Snapshot
 from streams.records import Output
@@ -11,9 +12,12 @@ from tests.unit.scripted_broker import (
     GARBAGE,
     GONE,
     MUTE,
+    SHORT,
     SNAPSHOT,
     STEPS,
     TORN,
+    TWICE,
+    WEB,
     ScriptedBroker,
     named,
     opened,
@@ -28,14 +32,14 @@ ROWS = [
     # request, codes of its answer, what the slot makes of it, requests of that kind in all
     ("Produce", (51, 19, 14, 15, 16, 56, 3, 5, 6, 9, 74, 75), "", 2),
     ("Produce", (46,), "", 1),
-    ("Produce", (7, 20, 13, 120, 45, 48, 49, 59, 77), "abortable", 1),
+    ("Produce", (7, 20, 13, 120, 45, 48, 49, 59, 77, 999), "abortable", 1),
     ("Produce", (10, 18, 87, 17), "abortable", 1),
     ("Produce", (29, 32, 44), "abortable or blocked", 1),
     ("Produce", (47, 90), "fenced", 1),
     ("AddPartitions", (51, 14, 15, 16, 7, 3), "", 2),
     ("AddPartitions", (47, 90), "fenced", 1),
     ("AddPartitions", (29, 53), "blocked", 1),
-    ("AddPartitions", (48, 49, 77), "abortable", 1),
+    ("AddPartitions", (48, 49, 77, 999), "abortable", 1),
     ("AddOffsets", (51, 14, 15, 16, 7), "", 2),
     ("AddOffsets", (47, 90), "fenced", 1),
     ("AddOffsets", (30, 53), "blocked", 1),
@@ -44,10 +48,10 @@ ROWS = [
     ("TxnOffsetCommit", (25, 82, 110), "lost", 1),
     ("TxnOffsetCommit", (47, 90), "fenced", 1),
     ("TxnOffsetCommit", (30,), "blocked", 1),
-    ("TxnOffsetCommit", (120, 77), "abortable", 1),
+    ("TxnOffsetCommit", (120, 77, 999), "abortable", 1),
     ("EndTxn", (51, 7, 14, 15, 16), "", 2),
     ("EndTxn", (47, 90), "fenced", 1),
-    ("EndTxn", (48, 49, 120, 77), "unknown", 1),
+    ("EndTxn", (48, 49, 120, 77, 999), "unknown", 1),
 ]
 
 
@@ -82,7 +86,8 @@ async def test_opening_waits_for_the_coordinator(code: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "name"), [(53, "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"), (50, "INVALID_TRANSACTION_TIMEOUT")]
+    ("code", "name"),
+    [(53, "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"), (50, "INVALID_TRANSACTION_TIMEOUT"), (999, "ERR_999?")],
 )
 async def test_opening_that_is_hopeless_says_why(code: int, name: str) -> None:
     async with ScriptedBroker() as broker:
@@ -125,21 +130,22 @@ async def test_with_several_brokers_each_gets_one_request_and_the_coordinator_he
         assert sorted(enlisted.v3_and_below_topics[0].partitions) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("fault", [GONE, GARBAGE, MUTE])
+@pytest.mark.parametrize("fault", [GONE, GARBAGE, MUTE, SHORT, WEB])
 @pytest.mark.parametrize("request_name", ["Produce", "TxnOffsetCommit", "EndTxn"])
 @pytest.mark.parametrize("version", [1, 2])
 async def test_no_answer(fault: str, request_name: str, version: int) -> None:
     """Nothing is sent twice under one epoch. The end alone is asked for again, where the epoch tells the ends apart."""
     async with ScriptedBroker(transaction_version=version) as broker, opened(broker, timeout=0.5) as slot:
         broker.answer(request_name, fault)
-        again = request_name == "EndTxn" and version == 2 and fault != MUTE
+        again = request_name == "EndTxn" and version == 2 and fault not in (MUTE, SHORT)
         if again:
             assert await transact(slot) == ["requested"]
         else:
             with pytest.raises(TransactionFailed) as failed:
                 await transact(slot)
             assert failed.value.kind == "unknown"
-            assert failed.value.code == ("_TIMED_OUT" if fault == MUTE else "_TRANSPORT")
+            assert failed.value.code == {MUTE: "_TIMED_OUT", SHORT: "_BAD_MSG"}.get(fault, "_TRANSPORT")
+            assert broker.bootstrap_servers in str(failed.value) or fault in (MUTE, SHORT)
         assert len(broker.asked(request_name)) == 1 + again
         await slot.reopen(["t"])
         await transact(slot)
@@ -153,11 +159,64 @@ async def test_the_end_is_asked_for_until_the_broker_is_back() -> None:
         assert len(broker.asked("EndTxn")) == 2
 
 
-async def test_an_answer_may_come_in_pieces() -> None:
+@pytest.mark.parametrize("fault", [TORN, TWICE])
+async def test_an_answer_may_come_in_pieces_or_twice(fault: str) -> None:
+    async with ScriptedBroker() as broker:
+        for step in (*STEPS, "ApiVersions", "Metadata", "FindCoordinator"):
+            broker.answer(step, fault)
+        async with opened(broker) as slot:
+            await transact(slot)
+            await transact(slot)
+
+
+@pytest.mark.parametrize("fault", [GONE, GARBAGE, SHORT, WEB])
+@pytest.mark.parametrize("request_name", ["ApiVersions", "Metadata", "FindCoordinator", "InitProducerId"])
+async def test_no_answer_while_a_slot_opens(fault: str, request_name: str) -> None:
+    """Another broker is asked, but for the identity, which one alone can give."""
+    async with ScriptedBroker() as broker:
+        broker.answer(request_name, fault)
+        if request_name == "InitProducerId":
+            with pytest.raises(TransactionFailed, match=broker.bootstrap_servers) as failed:
+                async with opened(broker):
+                    pass
+            assert failed.value.kind == "unknown"
+        async with opened(broker) as slot:
+            await transact(slot)
+
+
+NAMED = [
+    # request, code, in the message
+    ("Produce", 999, r"id: t\[0\]: the broker answers with error 999"),
+    ("Produce", 45, r"id: t\[0\]: .*out of order"),
+    ("Produce", 29, r"id: t\[0\]: .*grant the principal the right to write"),
+    ("Produce", 19, r"no success within 0\.3 seconds: t\[3\]: .*Not enough in-sync replicas"),
+    ("AddPartitions", 29, r"id: t\[0\]: .*grant the principal"),
+    ("AddOffsets", 30, r"id: group group: .*Group authorization failed"),
+    ("AddOffsets", 15, r"no success within 0\.3 seconds: group group: .*oordinator not available"),
+    ("TxnOffsetCommit", 30, r"id: group group, in\[0\]: .*Group authorization failed"),
+    ("TxnOffsetCommit", 3, r"no success within 0\.3 seconds: group group, in\[0\]: .*Unknown topic"),
+    ("EndTxn", 51, r"no success within 0\.3 seconds: .*concurrent"),
+]
+
+
+@pytest.mark.parametrize(("request_name", "code", "said"), NAMED)
+async def test_a_failure_names_what_it_is_about(request_name: str, code: int, said: str) -> None:
+    async with ScriptedBroker(transaction_version=1) as broker, opened(broker, timeout=0.3) as slot:
+        broker.answer(request_name, *[code] * 1000)
+        with pytest.raises(TransactionFailed, match=said):
+            await transact(slot)
+
+
+async def test_a_member_id_of_one_kilobyte() -> None:
     async with ScriptedBroker() as broker, opened(broker) as slot:
-        for step in ("Produce", "TxnOffsetCommit", "EndTxn"):
-            broker.answer(step, TORN)
-        await transact(slot)
+        slot.begin()
+        slot.produce_many([output(1)], 0)
+        await slot.flush()
+        member = "m" * 1024
+        snapshot = Snapshot(1, 5, member, group_metadata("group", 5, member, "i" * 249))
+        await slot.commit("in", {0: 7}, lambda: snapshot, lambda: None)
+        (offsets,) = [request for _, name, request in broker.requests if name == "TxnOffsetCommit"]
+        assert (offsets.member_id, offsets.group_instance_id) == (member, "i" * 249)
 
 
 async def test_the_membership_is_looked_at_before_the_offsets_and_before_the_end() -> None:

@@ -13,8 +13,9 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
-from streams.clients.transactional import RefusedDelivery
+from streams.clients.transactional import WHY_FENCED, RefusedDelivery
 from streams.clients.translate import BLOCKED, GROUP_KINDS, REFUSED
+from streams.errors import TransactionFailed
 from streams.records import Output
 
 
@@ -40,6 +41,7 @@ class Meaning(enum.Enum):
     UNKNOWN = "unknown"
 
 
+_KINDS: Final = (Meaning.BLOCKED, Meaning.STALE, Meaning.LOST, Meaning.FENCED, Meaning.UNKNOWN)
 _M = Meaning
 _MOVED: Final = dict.fromkeys((14, 15, 16), _M.AGAIN_COORDINATOR)  # the coordinator loads, is not there, has moved
 _FENCED: Final = dict.fromkeys((47, 90), _M.FENCED)
@@ -69,6 +71,21 @@ OFFSETS: Final[Mapping[int, Meaning]] = {
 }
 END: Final[Mapping[int, Meaning]] = {51: _M.AGAIN, 7: _M.AGAIN, **_MOVED, **_FENCED}
 INIT: Final[Mapping[int, Meaning]] = {51: _M.AGAIN, 7: _M.AGAIN, **_MOVED}
+
+
+def described(code: int, where: str = "") -> str:
+    """Describe an error for a message. ``where``: the partition or the group that got it."""
+    error = KafkaError(code)
+    is_known = error.name() != f"ERR_{code}?"
+    text = error.str() if is_known else f"the broker answers with error {code}, which is not known here"
+    return f"{where}: {text}" if where else text
+
+
+def failure(transactional_id: str, call: str, code: int, meaning: Meaning, where: str = "") -> TransactionFailed:
+    """Make the failure of a call that got this answer."""
+    kind = meaning.value if meaning in _KINDS else "abortable"
+    reason = f"{transactional_id}: {described(code, where)}{WHY_FENCED if meaning is Meaning.FENCED else ''}"
+    return TransactionFailed(call, KafkaError(code).name(), kind, reason)
 
 
 def refused_delivery(topic: str, partition: int, code: int, said: str, output: Output | None) -> RefusedDelivery:

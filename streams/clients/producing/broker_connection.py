@@ -19,6 +19,7 @@ from typing import Any, Final, cast
 import anyio.to_thread
 
 from streams.clients import kafka_python
+from streams.clients.producing.messages import LEAST_VERSIONS
 
 CONNECT_SECONDS: Final = 10.0
 LARGEST_ANSWER: Final = 16 * 1024 * 1024
@@ -39,7 +40,8 @@ class LostConnection(ConnectionError):
 class BrokerConnection(asyncio.Protocol):
     """An open connection. On the loop. ``connect`` makes one."""
 
-    def __init__(self, client_id: str) -> None:
+    def __init__(self, address: str, client_id: str) -> None:
+        self._address = address
         self._client_id = client_id.encode()
         self._buffer = bytearray()
         self._waiting: deque[tuple[int, asyncio.Future[bytes]]] = deque()
@@ -66,14 +68,14 @@ class BrokerConnection(asyncio.Protocol):
         while len(buffer) >= 4:
             size = int.from_bytes(buffer[:4], "big", signed=True)
             if not 4 <= size <= LARGEST_ANSWER:
-                self._end(LostConnection(f"a frame of {size} bytes is no answer of Kafka: is it the right port?"))
+                self._end(f"a frame of {size} bytes is no answer of Kafka: is it the right port?")
                 return
             if len(buffer) < size + 4:
                 return
             frame = bytes(buffer[4 : size + 4])
             del buffer[: size + 4]
             if not self._waiting or int.from_bytes(frame[:4], "big", signed=True) != self._waiting[0][0]:
-                self._end(LostConnection("an answer to a request that was not made"))
+                self._end("an answer to a request that was not made")
                 return
             _, future = self._waiting.popleft()
             if not future.done():
@@ -81,7 +83,7 @@ class BrokerConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail the requests that wait for an answer. asyncio calls this."""
-        self._end(LostConnection(str(exc or "the broker closed the connection")))
+        self._end(str(exc or "the broker closed the connection"))
 
     def call(self, key: int, version: int, parts: Sequence[bytes], *, flexible: bool = True) -> asyncio.Future[bytes]:
         """Send a request at once. The result is the frame of the answer, or ``LostConnection``."""
@@ -106,12 +108,12 @@ class BrokerConnection(asyncio.Protocol):
         least, highest = self.versions.get(request.API_KEY, (0, -1))
         version = min(most, highest)
         if version < least:
-            raise LostConnection(f"the broker does not take {type(request).__name__}", "UNSUPPORTED_VERSION")
+            raise self._failure(f"the broker does not take {type(request).__name__}", "UNSUPPORTED_VERSION")
         return await self._ask(request, version)
 
     def close(self) -> None:
         """Close at once, whatever is under way."""
-        self._end(LostConnection("the connection was closed here"))
+        self._end("the connection was closed here")
 
     async def introduce(self) -> None:
         """Learn which versions and features the broker has. Raises ``LostConnection``."""
@@ -120,16 +122,22 @@ class BrokerConnection(asyncio.Protocol):
         )
         answer = await self._ask(request, _API_VERSIONS)
         if answer.error_code:
-            raise LostConnection("the broker is too old: Kafka 2.8 or newer is needed", "UNSUPPORTED_VERSION")
+            raise self._failure("the broker is too old: Kafka 2.8 or newer is needed", "UNSUPPORTED_VERSION")
         self.versions = {entry.api_key: (entry.min_version, entry.max_version) for entry in answer.api_keys}
         self.features = {entry.name: entry.max_version_level for entry in answer.finalized_features or ()}
+        for key, (name, least) in LEAST_VERSIONS.items():
+            if self.versions.get(key, (0, -1))[1] < least:
+                raise self._failure(
+                    f"the broker does not take {name} in version {least}: Kafka 2.8 or newer is needed",
+                    "UNSUPPORTED_VERSION",
+                )
 
     async def authenticate(self, host: str, security: Mapping[str, Any]) -> None:
         """Authenticate by SASL. Raises ``LostConnection`` (``_AUTHENTICATION``: the credentials are refused)."""
         name = security["sasl_mechanism"]
         answer = await self._ask(kafka_python.SaslHandshakeRequest(mechanism=name), 1)
         if answer.error_code:
-            raise LostConnection(f"the broker does not take sasl.mechanism={name}", "_AUTHENTICATION")
+            raise self._failure(f"the broker does not take sasl.mechanism={name}", "_AUTHENTICATION")
         mechanism = kafka_python.get_sasl_mechanism(name)(host=host, **security)
         highest = self.versions[kafka_python.SaslAuthenticateRequest.API_KEY][1]
         while not mechanism.is_done():
@@ -140,7 +148,7 @@ class BrokerConnection(asyncio.Protocol):
                 break
             await anyio.to_thread.run_sync(mechanism.receive, answer.auth_bytes)
         if answer.error_code or not mechanism.is_authenticated():
-            raise LostConnection("the broker refuses the credentials; check the sasl.* settings", "_AUTHENTICATION")
+            raise self._failure("the broker refuses the credentials; check the sasl.* settings", "_AUTHENTICATION")
         if answer.session_lifetime_ms:
             self.expires_at = self._loop.time() + answer.session_lifetime_ms / 1000 * SESSION_SHARE
 
@@ -152,12 +160,15 @@ class BrokerConnection(asyncio.Protocol):
         try:
             return answer_class.decode(frame, header=True)
         except Exception as error:
-            self._end(LostConnection(f"the answer to {type(request).__name__} cannot be decoded: {error!r}"))
+            self._end(f"the answer to {type(request).__name__} cannot be decoded: {error!r}")
             raise LostConnection(str(self.lost)) from error
 
-    def _end(self, reason: LostConnection) -> None:
+    def _failure(self, reason: str, code: str = "_TRANSPORT") -> LostConnection:
+        return LostConnection(f"{self._address}: {reason}", code)
+
+    def _end(self, reason: str) -> None:
         if self.lost is None:
-            self.lost = reason
+            self.lost = self._failure(reason)
         if self._transport is not None:
             self._transport.abort()
         waiting, self._waiting = self._waiting, deque()
@@ -169,13 +180,17 @@ class BrokerConnection(asyncio.Protocol):
 async def connect(host: str, port: int, client_id: str, security: Mapping[str, Any]) -> BrokerConnection:
     """Connect to a broker, learn its versions, and authenticate. ``security``: kafka-python's settings (see
     ``kafka_python_settings``). Raises ``LostConnection``, with the address."""
-    context = security.get("ssl_context")
+    context, address = security.get("ssl_context"), f"{host}:{port}"
     connection: BrokerConnection | None = None
     is_ready = False
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: BrokerConnection(client_id), host, port, ssl=context, server_hostname=host if context else None
+                lambda: BrokerConnection(address, client_id),
+                host,
+                port,
+                ssl=context,
+                server_hostname=host if context else None,
             )
             await connection.introduce()
             if str(security.get("security_protocol", "")).startswith("SASL"):
@@ -184,15 +199,15 @@ async def connect(host: str, port: int, client_id: str, security: Mapping[str, A
         return connection
     except ssl.SSLError as error:
         reason = getattr(error, "verify_message", "") or error.reason or error
-        failure = LostConnection(f"{host}:{port}: TLS failed: {reason}", "_SSL")
+        failure = LostConnection(f"{address}: TLS failed: {reason}", "_SSL")
     except LostConnection as error:
-        failure = LostConnection(f"{host}:{port}: {error}", error.code)
+        failure = error
     except TimeoutError:
-        failure = LostConnection(f"{host}:{port}: no connection within {CONNECT_SECONDS:g} seconds")
+        failure = LostConnection(f"{address}: no connection within {CONNECT_SECONDS:g} seconds")
     except OSError as error:
-        failure = LostConnection(f"{host}:{port}: {error.strerror or error}")
+        failure = LostConnection(f"{address}: {error.strerror or error}")
     except Exception as error:  # of a token function or a SASL mechanism; its text may hold a secret
-        failure = LostConnection(f"{host}:{port}: authentication failed: {type(error).__name__}")
+        failure = LostConnection(f"{address}: authentication failed: {type(error).__name__}")
     finally:
         if connection is not None and not is_ready:
             connection.close()

@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
+from confluent_kafka import KafkaError
+
 from streams.clients import kafka_python
 from streams.clients.producing.broker_connection import BrokerConnection, LostConnection, connect
 from streams.clients.producing.record_batch import BATCH_HEAD, Placement
@@ -152,9 +154,9 @@ class Cluster:
     def _note(self, topic: str, code: int, partitions: Sequence[Any]) -> None:
         now = asyncio.get_running_loop().time()
         self._wanted.pop(topic, None)
-        if code and not partitions:
+        if not partitions:
             if topic not in self.placements:  # else it is known, and this broker does not know it yet
-                self._unknown.setdefault(topic, (code, now))
+                self._unknown.setdefault(topic, (code or KafkaError.UNKNOWN_TOPIC_OR_PART, now))
             return
         self._unknown.pop(topic, None)
         leaders = [-1] * (max((entry.partition_index for entry in partitions), default=-1) + 1)

@@ -16,6 +16,14 @@ ADD_PARTITIONS: Final = 24
 ADD_OFFSETS: Final = 25
 END: Final = 26
 COMMIT_OFFSETS: Final = 28
+LEAST_VERSIONS: Final[Mapping[int, tuple[str, int]]] = {
+    PRODUCE: ("Produce", 9),
+    ADD_PARTITIONS: ("AddPartitionsToTxn", 3),
+    ADD_OFFSETS: ("AddOffsetsToTxn", 3),
+    END: ("EndTxn", 3),
+    COMMIT_OFFSETS: ("TxnOffsetCommit", 3),
+}
+"""Below these a request has other fields than those that are encoded here."""
 _NO_TAGS: Final = b"\0"
 
 

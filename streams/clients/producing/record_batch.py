@@ -109,6 +109,11 @@ class Part:
     sequence: int
     first: int
 
+    @property
+    def name(self) -> str:
+        """The partition's name in messages."""
+        return f"{self.topic}[{self.partition}]"
+
 
 class _Rows:
     """The batches of one partition: those that are full, and the one that is being filled."""

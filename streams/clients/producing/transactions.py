@@ -23,14 +23,14 @@ from confluent_kafka import KafkaError
 
 from streams.clients import kafka_python
 from streams.clients.librdkafka_term import parse_metadata
-from streams.clients.producing import messages
-from streams.clients.producing.answers import END, ENLIST, INIT, OFFSETS, PRODUCE, Meaning, refused_delivery
+from streams.clients.producing import answers, messages
+from streams.clients.producing.answers import Meaning
 from streams.clients.producing.broker_connection import BrokerConnection, LostConnection
 from streams.clients.producing.cluster import GROUP, TRANSACTION, UNKNOWN_SECONDS, Cluster, SlotConnections
 from streams.clients.producing.messages import Identity, MalformedAnswer
 from streams.clients.producing.protocol import V1, Pauses, TransactionProtocol, protocol_of
 from streams.clients.producing.record_batch import EncodedRecords, Part, in_bytes
-from streams.clients.transactional import WHY_FENCED, RefusedDelivery
+from streams.clients.transactional import RefusedDelivery
 from streams.clients.translate import BLOCKED, NO_SUCH_TOPIC
 from streams.config import DELIVERY_SHARE
 from streams.errors import TransactionFailed
@@ -41,7 +41,6 @@ _log = logging.getLogger(__name__)
 
 _INIT_VERSION: Final = 5
 _AGAIN: Final = (Meaning.AGAIN, Meaning.AGAIN_LEADER, Meaning.AGAIN_COORDINATOR)
-_KINDS: Final = (Meaning.BLOCKED, Meaning.STALE, Meaning.LOST, Meaning.FENCED, Meaning.UNKNOWN)
 
 
 class WireSlot:
@@ -71,6 +70,7 @@ class WireSlot:
         self._connections = SlotConnections(cluster)
         self._is_open = False
         self._under_way = ""  # the call that is running
+        self._last_answer = ""  # to it, which was no success yet
         self._who = Identity(transactional_id, -1, -1)
         self._protocol: TransactionProtocol = V1
         self._coordinator = self._group_coordinator = -1
@@ -127,7 +127,7 @@ class WireSlot:
             answer = await connection.ask(request, _INIT_VERSION)
             if not answer.error_code:
                 break
-            await self._again_or_raise("init_transactions", answer.error_code, INIT, pauses, "unknown")
+            await self._again_or_raise("init_transactions", answer.error_code, answers.INIT, pauses, "unknown")
         protocol = protocol_of(connection)
         if protocol is not self._protocol or self._who.producer_id < 0:
             _log.info("%s: transactions v%d", self.transactional_id, 2 if protocol.bumps_epoch else 1)
@@ -164,7 +164,7 @@ class WireSlot:
         unknown = self._cluster.unknown_since(output.topic)
         if unknown is not None:
             code, seconds = unknown
-            if PRODUCE.get(code) in (Meaning.BLOCKED, Meaning.REFUSED) or seconds > UNKNOWN_SECONDS:
+            if answers.PRODUCE.get(code) in (Meaning.BLOCKED, Meaning.REFUSED) or seconds > UNKNOWN_SECONDS:
                 self._cluster.look_for(output.topic)
                 raise self._refuse("produce", output.topic, -1, code, "", output)
         self._cluster.look_for(output.topic)
@@ -241,18 +241,20 @@ class WireSlot:
             connection = await self._connections.get(self._coordinator)
             partitions = connection.call(messages.ADD_PARTITIONS, 3, messages.add_partitions(self._who, topics))
             offsets = connection.call(messages.ADD_OFFSETS, 3, messages.add_offsets(self._who, self._group_id))
-            answers = await asyncio.gather(partitions, offsets)
-            failed = messages.partition_codes(answers[0])
-            codes = {code for code in (*failed.values(), messages.code_of(answers[1])) if code}
-            # 55: not tried, because another partition of the request failed.
-            if not codes - {KafkaError.OPERATION_NOT_ATTEMPTED}:
-                return
+            added = await asyncio.gather(partitions, offsets)
+            failed = messages.partition_codes(added[0])
             for where, code in failed.items():
                 is_missing = code in NO_SUCH_TOPIC and time.monotonic() - started > UNKNOWN_SECONDS
                 if code in BLOCKED and (is_missing or code not in NO_SUCH_TOPIC):
                     raise self._refuse("flush", *where, code, "", None)
-            for code in codes - {KafkaError.OPERATION_NOT_ATTEMPTED}:
-                await self._again_or_raise("flush", code, ENLIST, pauses, "abortable")
+            codes = {code: "{}[{}]".format(*where) for where, code in failed.items()}
+            codes.pop(KafkaError.OPERATION_NOT_ATTEMPTED, None)  # because another partition of the request failed
+            if code := messages.code_of(added[1]):
+                codes[code] = f"group {self._group_id}"
+            if not codes:
+                return
+            for code, name in codes.items():
+                await self._again_or_raise("flush", code, answers.ENLIST, pauses, "abortable", name)
 
     async def _send(self, parts: list[Part]) -> None:
         pauses, started = Pauses(), time.monotonic()
@@ -264,7 +266,7 @@ class WireSlot:
             look = False
             for part in parts:
                 answer = failed.get((part.topic, part.partition))
-                meaning = Meaning.DONE if answer is None else PRODUCE.get(answer.code, Meaning.ABORTABLE)
+                meaning = Meaning.DONE if answer is None else answers.PRODUCE.get(answer.code, Meaning.ABORTABLE)
                 if answer is None or meaning is Meaning.DONE:
                     continue
                 missing = (
@@ -272,11 +274,12 @@ class WireSlot:
                 )
                 if meaning in _AGAIN and not missing:
                     again.append(part)
+                    self._last_answer = answers.described(answer.code, part.name)
                     look = look or meaning is Meaning.AGAIN_LEADER
                 elif meaning in (Meaning.REFUSED, Meaning.BLOCKED) or missing:
                     self._refuse_part(part, answer)
                 else:
-                    raise self._failure("flush", answer.code, meaning, f"{part.topic}[{part.partition}]")
+                    raise answers.failure(self.transactional_id, "flush", answer.code, meaning, part.name)
             if self.refused:
                 first = next((refused for refused in self.refused if refused.is_own), self.refused[0])
                 kind = "abortable" if first.is_own else "blocked"
@@ -329,11 +332,13 @@ class WireSlot:
                     self._who, self._group_id, member.generation, member.member_id, member.instance_id, topic, offsets
                 ),
             )
-            codes = set(messages.partition_codes(frame).values())
+            codes = {code: partition for (_, partition), code in messages.partition_codes(frame).items()}
             if not codes:
                 return
-            for code in codes:
-                await self._again_or_raise("send_offsets_to_transaction", code, OFFSETS, pauses, "abortable", GROUP)
+            for code, partition in codes.items():
+                name = f"group {self._group_id}, {topic}[{partition}]"
+                call = "send_offsets_to_transaction"
+                await self._again_or_raise(call, code, answers.OFFSETS, pauses, "abortable", name)
 
     async def _end(self, *, commit: bool) -> None:
         """End the transaction. Without an answer: under v2 the end is asked for again, because the coordinator knows
@@ -367,35 +372,23 @@ class WireSlot:
                         return
                 elif not (code := messages.code_of(frame)):
                     return
-                await self._again_or_raise(call, code, END, pauses, "unknown")
+                await self._again_or_raise(call, code, answers.END, pauses, "unknown")
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
     async def _again_or_raise(
-        self,
-        call: str,
-        code: int,
-        table: Mapping[int, Meaning],
-        pauses: Pauses,
-        default: str,
-        kind: int = TRANSACTION,
+        self, call: str, code: int, table: Mapping[int, Meaning], pauses: Pauses, default: str, where: str = ""
     ) -> None:
         """Return when the request may be made again; else raise what the answer means."""
         meaning = table.get(code, Meaning(default))
         if meaning not in _AGAIN:
-            raise self._failure(call, code, meaning)
+            raise answers.failure(self.transactional_id, call, code, meaning, where)
+        self._last_answer = answers.described(code, where)
         await pauses.next()
-        if meaning is Meaning.AGAIN_COORDINATOR and kind == GROUP:
+        if meaning is Meaning.AGAIN_COORDINATOR and table is answers.OFFSETS:
             self._group_coordinator = await self._cluster.coordinator(GROUP, self._group_id)
         elif meaning is Meaning.AGAIN_COORDINATOR:
             self._coordinator = await self._cluster.coordinator(TRANSACTION, self.transactional_id)
-
-    def _failure(self, call: str, code: int, meaning: Meaning, where: str = "") -> TransactionFailed:
-        error = KafkaError(code)
-        reason = f"{self.transactional_id}: {where + ': ' if where else ''}{error.str()}"
-        if meaning is Meaning.FENCED:
-            reason += WHY_FENCED
-        return TransactionFailed(call, error.name(), meaning.value if meaning in _KINDS else "abortable", reason)
 
     def _refuse_part(self, part: Part, answer: messages.PartitionError) -> None:
         """Note the records of a batch that are refused: those that the broker names, or the only one."""
@@ -413,7 +406,7 @@ class WireSlot:
     def _refuse(
         self, call: str, topic: str, partition: int, code: int, said: str, output: Output | None
     ) -> TransactionFailed:
-        self.refused.append(refused_delivery(topic, partition, code, said, output))
+        self.refused.append(answers.refused_delivery(topic, partition, code, said, output))
         reason = f"{self.transactional_id}: {self.refused[-1].reason}"
         return TransactionFailed(call, self.refused[-1].code, "blocked", reason)
 
@@ -421,6 +414,7 @@ class WireSlot:
     async def _bounded(self, call: str, seconds: float) -> AsyncIterator[None]:
         """Bound a call in time. However it fails without an answer, the slot is closed."""
         self._under_way = mark = f"{call} {time.monotonic()}"
+        self._last_answer = ""
         try:
             async with asyncio.timeout(seconds):
                 yield
@@ -429,8 +423,9 @@ class WireSlot:
         except (LostConnection, MalformedAnswer, TimeoutError) as error:
             self._abandon_after(mark)
             code = "_TIMED_OUT" if isinstance(error, TimeoutError) else getattr(error, "code", "_BAD_MSG")
-            reason = f"{self.transactional_id}: {str(error) or f'no answer within {seconds:g} seconds'}"
-            raise TransactionFailed(call, code, "unknown", reason) from None
+            last = f"no success within {seconds:g} seconds: {self._last_answer}" if self._last_answer else ""
+            reason = str(error) or last or f"no answer within {seconds:g} seconds"
+            raise TransactionFailed(call, code, "unknown", f"{self.transactional_id}: {reason}") from None
         except BaseException:  # cancelled
             self._abandon_after(mark)
             raise
