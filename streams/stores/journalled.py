@@ -13,6 +13,7 @@ from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import StoreError
 from streams.records import Change, TopicPartition
 from streams.stores.engines import KeyValueEngine
+from streams.stores.memory import HashEngine
 
 
 class JournalledBytes:
@@ -24,6 +25,7 @@ class JournalledBytes:
         self._journal: list[Change] | None = None
         self._get = engine.get
         self._put = engine.put
+        self._data = engine.data if type(engine) is HashEngine else None  # in place of the two, on the hot path
 
     def begin(self, journal: list[Change], /) -> None:
         """Start journalling into this list; see ``JournalledStore``."""
@@ -54,6 +56,7 @@ class JournalledBytes:
     def _close(self, why: str) -> None:
         engine, self._journal = self._engine, None
         self._engine = gone = _Closed(why)  # first: a scan that goes on beside it must not end as if it were complete
+        self._data = None
         self._get = gone.get
         self._put = gone.put
         engine.clear()

@@ -87,14 +87,19 @@ class Table(JournalledBytes, Generic[K, V]):
             key_bytes = encode_key(key)
         except Exception:
             key_bytes = self._encode_key(key)
-        get, decode_value = self._get, self._bare_decode_value
-        data = get(key_bytes)
-        if data is None:
+        data = self._data
+        if data is not None:
+            value = data.get(key_bytes)
+        else:
+            get = self._get
+            value = get(key_bytes)
+        if value is None:
             return default
+        decode_value = self._bare_decode_value
         try:
-            return decode_value(data)
+            return decode_value(value)
         except Exception:
-            return self._decoded_value(data, key)
+            return self._decoded_value(value, key)
 
     def put(self, key: K, value: V) -> None:
         """Set the value of ``key``: its bytes at this moment are what is kept and what goes into the changelog."""
@@ -116,15 +121,20 @@ class Table(JournalledBytes, Generic[K, V]):
                 value_bytes = encode_value(value)
             except Exception:
                 value_bytes = self._encode_value(value)
-            if self._check_nulls is not None and value_bytes.find(NULL) >= 0:
+            if self._check_nulls is not None and value_bytes.partition(NULL)[1]:
                 self._check_nulls(value)
         else:
             value_bytes = self._encode_value(value)
         if key_bytes >= RESERVED_KEY_PREFIX:
             self._refuse_reserved(key_bytes)
-        get, put = self._get, self._put
-        journal.append(Change(key_bytes, value_bytes, get(key_bytes)))
-        put(key_bytes, value_bytes)
+        data = self._data
+        if data is not None:
+            journal.append(Change(key_bytes, value_bytes, data.get(key_bytes)))
+            data[key_bytes] = value_bytes
+        else:
+            get, put = self._get, self._put
+            journal.append(Change(key_bytes, value_bytes, get(key_bytes)))
+            put(key_bytes, value_bytes)
 
     def delete(self, key: K) -> bool:
         """Remove ``key``; return whether it was there. Nothing is recorded if it was not."""

@@ -128,7 +128,7 @@ class EventContext(msgspec.Struct, Generic[StoreT], eq=False, weakref=True):
             if encode is event_type.encode:
                 raise
             value = event_type.encode(event)
-        if check_nulls is not None and value.find(NULL) >= 0:
+        if check_nulls is not None and value.partition(NULL)[1]:
             check_nulls(event)
         if type(key) is str:
             key = key.encode()
