@@ -26,7 +26,7 @@ from streams.testing.oracle import ReplayOracle, Report
 from streams.topics import TopicSpec, changelog_name
 from tests.broker import bank
 from tests.broker.bank_probe import Dump, Held, Store
-from tests.broker.contract_kit import set_broker_session
+from tests.broker.membership_kit import set_broker_session
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 90.0

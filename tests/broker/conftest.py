@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from streams.clients.settings import ClientSettings
 from streams.testing.fixtures import BrokerAddress, OwnBroker
 from tests.broker.battery_kit import Bank, seed_of
 from tests.broker.engine_kit import Lab
-
-acl: Any = import_module("confluent_kafka.admin")  # whose types leave many names out
+from tests.broker.membership_kit import STEADY_MS, Desk, laid_desk
+from tests.broker.membership_kit import untyped as acl
 
 
 @pytest.fixture
@@ -54,6 +53,24 @@ def bank_group(membership: str, kafka_broker: BrokerAddress, topic_prefix: str, 
     bank = Bank(kafka_broker.bootstrap_servers, f"{topic_prefix}bank", tmp_path, membership)
     yield bank
     bank.close()
+
+
+@pytest.fixture
+def kind() -> str:
+    """Of the members of a desk: one of the ``KINDS``."""
+    return "streams"
+
+
+@pytest.fixture
+def session_ms() -> int:
+    """Of all members of a desk; where sessions have to end, the test has a value of its own."""
+    return STEADY_MS
+
+
+@pytest.fixture
+def desk(kind: str, kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path, session_ms: int) -> Iterator[Desk]:
+    with laid_desk(kind, kafka_broker.bootstrap_servers, topic_prefix, tmp_path, session_ms) as desk:
+        yield desk
 
 
 @pytest.fixture

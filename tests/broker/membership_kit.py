@@ -1,46 +1,85 @@
-"""Members to play with, and a producer that shows group metadata to the broker."""
+"""Members of all kinds that look the same to a test, in this process or in one of their own; and a producer that shows
+group metadata to the broker."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka import admin as _admin
 
 from streams.clients.kafka_python_settings import translate
+from streams.clients.librdkafka_connect import connect_librdkafka_group
 from streams.clients.membership import connect_group
+from streams.clients.settings import ClientSettings
 from streams.core.assignor import sticky_plan
 from streams.group import Assigned, Fatal, GroupEvent, Lost, Revoked
 from tests.unit.waiting import PATIENCE, wait_until
 
 PARTITIONS = 10
+KINDS = ("streams", "librdkafka", "broker")
+SESSION_MS, HEARTBEAT_MS = 2000, 200
+STEADY_MS = 12_000
+"""Session of members that no test wants to lose: a machine that stands still for some seconds does not end it."""
+
 until = wait_until
 E = TypeVar("E")
-STEADY_MS = 30_000
-"""Session of a member that no test wants to lose: a machine that stands still for some seconds does not end it."""
+untyped: Any = _admin  # whose types leave many names out
+
+
+def set_broker_session(servers: str, group: str, session_ms: int, heartbeat_ms: int = HEARTBEAT_MS) -> None:
+    """Session and heartbeat of a group of the broker-side protocol: they are settings of the broker."""
+    kind, operation = untyped.ResourceType.GROUP, untyped.AlterConfigOpType.SET
+    values = {"consumer.session.timeout.ms": session_ms, "consumer.heartbeat.interval.ms": heartbeat_ms}
+    entries = [untyped.ConfigEntry(name, str(value), incremental_operation=operation) for name, value in values.items()]
+    client = _admin.AdminClient({"bootstrap.servers": servers, "log_level": 0})
+    resource = untyped.ConfigResource(kind, group, incremental_configs=entries)
+    for future in client.incremental_alter_configs([resource]).values():
+        future.result(PATIENCE)
+
+    def told() -> str:
+        (future,) = client.describe_configs([untyped.ConfigResource(kind, group)]).values()
+        return str(future.result(PATIENCE)["consumer.session.timeout.ms"].value)
+
+    until(lambda: told() == str(session_ms), "the controller has the settings, the broker does not hear of them")
 
 
 class Seat:
-    """A member in a test: everything it heard, with the snapshot at that moment."""
+    """A member of one of the ``KINDS``: everything it heard, with the snapshot at that moment."""
 
     def __init__(
-        self, servers: str, group: str, topic: str, name: str, *, release: bool = True, **settings: Any
+        self, kind: str, servers: str, group: str, topic: str, name: str, *, release: bool = True, **settings: Any
     ) -> None:
-        self.membership, self.take_over = self._connect(servers, group, topic, name, settings)
-        self.name, self.release = name, release
+        settings = {
+            "session_timeout_ms": SESSION_MS,
+            "heartbeat_interval_ms": HEARTBEAT_MS,
+            "security": translate({}),
+            **settings,
+        }
+        if kind == "streams":
+            settings.setdefault("assignors", {"cooperative-sticky": sticky_plan})
+            connected: Any = connect_group(servers, group, topic, PARTITIONS, name, **settings)
+        else:
+            settings.setdefault("transaction_timeout_ms", SESSION_MS // 2)
+            strategies, broker_side = settings.pop("strategies", ("cooperative-sticky",)), kind == "broker"
+            connected = connect_librdkafka_group(
+                ClientSettings(servers), group, topic, name, strategies, broker_side=broker_side, **settings
+            )
+        self.membership, self.take_over = connected
+        self.kind, self.name, self.release = kind, name, release
         self.heard: list[tuple[GroupEvent, Any]] = []
         self.changed = threading.Condition()
         self.membership.start(self._hear)
-
-    def _connect(self, servers: str, group: str, topic: str, name: str, settings: dict[str, Any]) -> Any:
-        settings.setdefault("security", translate({}))
-        settings.setdefault("assignors", {"cooperative-sticky": sticky_plan})
-        settings.setdefault("session_timeout_ms", STEADY_MS)
-        return connect_group(servers, group, topic, PARTITIONS, name, **settings)
 
     def _hear(self, event: GroupEvent) -> None:
         if isinstance(event, Revoked) and self.release:
@@ -49,11 +88,21 @@ class Seat:
             self.heard.append((event, self.membership.snapshot))
             self.changed.notify_all()
 
+    def close(self) -> None:
+        self.membership.close(3.0)
+
     def freeze(self) -> Callable[[], None]:
         """No heartbeats until what is returned is called."""
         thawed = threading.Event()
         self.membership._client.post(lambda: thawed.wait(60.0))
         return thawed.set
+
+    @property
+    def metadata(self) -> bytes:
+        """The newest that it published."""
+        published = self.membership.snapshot.metadata
+        assert isinstance(published, bytes)
+        return published
 
     @property
     def events(self) -> list[GroupEvent]:
@@ -96,40 +145,75 @@ class Seat:
         return self.first(Lost)
 
 
-@contextmanager
-def seats() -> Iterator[Callable[..., Seat]]:
-    """Makes members and closes them all."""
-    made: list[Seat] = []
+class Desk:
+    """A topic, and a group of one kind on it, with a session timeout for all of its members."""
 
-    def make(*arguments: Any, **settings: Any) -> Seat:
-        made.append(Seat(*arguments, **settings))
-        return made[-1]
-
-    try:
-        yield make
-    finally:
-        for seat in made:
-            seat.membership.close(3.0)
-
-
-class Table(NamedTuple):
-    """A group with a topic of its own."""
-
-    servers: str
-    group: str
-    topic: str
-    make: Callable[..., Seat]
+    def __init__(self, kind: str, servers: str, prefix: str, folder: Path, session_ms: int) -> None:
+        self.session_ms = session_ms
+        self.kind, self.servers, self.group, self.folder = kind, servers, f"{prefix}group", folder
+        self.topic = make_topic(servers, f"{prefix}in")
+        self.made: list[Any] = []
+        if kind == "broker":
+            set_broker_session(servers, self.group, session_ms)
 
     def seat(self, name: str, **settings: Any) -> Seat:
-        return self.make(self.servers, self.group, self.topic, name, **settings)
+        """A member in this process."""
+        kind = settings.pop("kind", self.kind)
+        settings.setdefault("session_timeout_ms", self.session_ms)
+        self.made.append(Seat(kind, self.servers, self.group, self.topic, name, **settings))
+        return self.made[-1]  # type: ignore[no-any-return]
+
+    def process(self, name: str) -> Process:
+        """A member in a process of its own."""
+        self.made.append(Process(self, name))
+        return self.made[-1]  # type: ignore[no-any-return]
 
 
 @contextmanager
-def laid_table(servers: str, prefix: str) -> Iterator[Table]:
-    """A new topic and a group without members."""
-    topic = make_topic(servers, f"{prefix}in")
-    with seats() as make:
-        yield Table(servers, f"{prefix}group", topic, make)
+def laid_desk(kind: str, servers: str, prefix: str, folder: Path, session_ms: int = SESSION_MS) -> Iterator[Desk]:
+    """A new topic and a group without members; closes whoever joined."""
+    desk = Desk(kind, servers, prefix, folder, session_ms)
+    try:
+        yield desk
+    finally:
+        for member in desk.made:
+            member.close()
+
+
+class Process:
+    """A member in a process of its own, which writes a line for everything that it hears, and for each new snapshot."""
+
+    def __init__(self, desk: Desk, name: str) -> None:
+        self.path = desk.folder / f"{name}-{time.monotonic_ns()}.jsonl"
+        place = [desk.kind, desk.servers, desk.group, desk.topic, name, str(desk.session_ms)]
+        command = [sys.executable, "-m", __name__, *place]
+        root = str(Path(__file__).parents[2])
+        with self.path.open("wb") as out:
+            self.process = subprocess.Popen(command, stdout=out, env={**os.environ, "PYTHONPATH": root}, cwd=root)
+
+    @property
+    def heard(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+    def owning(self, number: int, since: int = 0) -> dict[str, Any]:
+        def found() -> list[dict[str, Any]]:
+            return [line for line in self.heard[since:] if line["event"] == "Assigned" and len(line["owned"]) == number]
+
+        until(lambda: bool(found()), f"it does not get {number} partitions")
+        return found()[0]
+
+    @property
+    def metadata(self) -> bytes:
+        """The newest that it published."""
+        return bytes.fromhex(next(line["metadata"] for line in reversed(self.heard) if line["metadata"]))
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def close(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.wait(10)
 
 
 def everything(*members: Seat) -> bool:
@@ -146,7 +230,7 @@ def settled(*members: Seat, patience: float = PATIENCE) -> None:
     def done() -> bool:
         snapshots = [member.membership.snapshot.generation for member in members]
         heard = [event.generation for member in members for event in member.assigned()[-1:]]
-        return everything(*members) and heard == snapshots and len(set(heard)) == 1
+        return everything(*members) and (members[0].kind != "streams" or (heard == snapshots and len(set(heard)) == 1))
 
     until(done, "the group does not settle", patience)
 
@@ -163,8 +247,8 @@ def in_time(seconds: float, *deeds: Callable[[], object]) -> bool:
 
 
 def make_topic(servers: str, name: str, partitions: int = PARTITIONS, **config: str) -> str:
-    admin = AdminClient({"bootstrap.servers": servers})
-    for future in admin.create_topics([NewTopic(name, partitions, 1, config=config)]).values():
+    admin = untyped.AdminClient({"bootstrap.servers": servers})
+    for future in admin.create_topics([untyped.NewTopic(name, partitions, 1, config=config)]).values():
         future.result(2 * PATIENCE)  # a broker that stood still is let in by its controller first
     return name
 
@@ -196,3 +280,33 @@ class Transactor:
             self.producer.abort_transaction(PATIENCE)
             return str(refusal.args[0].name())
         return "ok"
+
+
+def _told(event: Any, snapshot: Any) -> dict[str, Any]:
+    line: dict[str, Any] = {
+        "event": type(event).__name__,
+        "incarnation": snapshot.incarnation,
+        "metadata": snapshot.metadata.hex() if snapshot.metadata else None,
+    }
+    return line | ({"owned": sorted(event.owned)} if isinstance(event, Assigned) else {})
+
+
+def _main(kind: str, servers: str, group: str, topic: str, name: str, session_ms: str) -> None:
+    seat = Seat(kind, servers, group, topic, name, session_timeout_ms=int(session_ms))
+    told, shown = 0, seat.membership.snapshot
+    while True:
+        with seat.changed:
+            lines = seat.heard[told:]
+            if not lines:
+                seat.changed.wait(0.02)
+        told += len(lines)
+        for line in lines:
+            print(json.dumps(_told(*line)), flush=True)
+            shown = line[1]
+        if not lines and seat.membership.snapshot is not shown:
+            shown = seat.membership.snapshot
+            print(json.dumps(_told(None, shown)), flush=True)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

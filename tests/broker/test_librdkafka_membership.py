@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,9 +14,8 @@ from streams.clients.librdkafka_group import Roster
 from streams.clients.librdkafka_term import Metadata, parse_metadata
 from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal
 from streams.group import Assigned, Lost, Revoked
-from tests.broker.contract_kit import STEADY_MS, AnySeat, Desk, laid_desk, set_broker_session
 from tests.broker.gate import gate, nightly
-from tests.broker.membership_kit import PARTITIONS, Transactor, everything, until
+from tests.broker.membership_kit import PARTITIONS, STEADY_MS, Desk, Transactor, set_broker_session, settled, until
 from tests.unit.waiting import stays
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
@@ -28,21 +26,16 @@ ALL = frozenset(range(PARTITIONS))
 
 
 @pytest.fixture(params=["librdkafka", "broker"])
-def desk(request: pytest.FixtureRequest, kafka_broker: Any, topic_prefix: str, tmp_path: Path) -> Iterator[Desk]:
-    with laid_desk(request.param, kafka_broker.bootstrap_servers, topic_prefix, tmp_path, STEADY_MS) as desk:
-        yield desk
+def kind(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
-classic = pytest.mark.parametrize("desk", ["librdkafka"], indirect=True)
-broker_side = pytest.mark.parametrize("desk", ["broker"], indirect=True)
+classic = pytest.mark.parametrize("kind", ["librdkafka"])
+broker_side = pytest.mark.parametrize("kind", ["broker"])
 
 
 def soon() -> float:
     return time.monotonic() + 30.0
-
-
-def settled(*seats: AnySeat) -> None:
-    until(lambda: everything(*seats), "the group does not settle")
 
 
 def transactor(desk: Desk, instance: str = "tester") -> Transactor:
@@ -171,7 +164,7 @@ def test_an_older_epoch_is_good_for_what_was_never_given_up_only(desk: Desk) -> 
     """KIP-1251 (Kafka 4.3); older brokers refuse both."""
     first = desk.seat("a")
     first.owning(PARTITIONS)
-    commits, old = transactor(desk), first.membership.snapshot.metadata
+    commits, old = transactor(desk), first.metadata
     second = desk.seat("b")
     gone = min(second.owning(PARTITIONS // 2).owned)
     settled(first, second)
@@ -208,7 +201,7 @@ def test_nobody_is_fenced_by_a_list_that_does_not_have_ourselves(desk: Desk) -> 
     seat = desk.seat("a")
     seat.owning(PARTITIONS)
     theirs = transactor(desk, "b")
-    theirs.open(seat.membership.snapshot.metadata)
+    theirs.open(seat.metadata)
     seat.take_over.member_id = lambda: "somebody who was evicted"
     with pytest.raises(BrokerUnavailable, match="no member is fenced"):
         seat.take_over.fence_departed((), soon())
@@ -248,7 +241,7 @@ def test_evicted_within_a_barrier_and_back_with_nothing_of_before(desk: Desk) ->
     settled(evicted, other)
     again = evicted.assigned()[-1]
     assert again.incarnation == 1
-    until(lambda: commits.commit(evicted.membership.snapshot.metadata, min(again.owned)) == "ok", "it cannot work")
+    until(lambda: commits.commit(evicted.metadata, min(again.owned)) == "ok", "it cannot work")
     assert commits.commit(old.metadata, min(again.owned)) != "ok"
 
 
@@ -302,7 +295,7 @@ def test_a_running_group_migrates_between_librdkafka_and_the_broker(desk: Desk, 
     settled(first, second)
     commits = transactor(desk)
     for seat in (first, second):
-        until(lambda seat=seat: commits.commit(seat.membership.snapshot.metadata) == "ok", "refused")  # type: ignore[misc]
+        until(lambda seat=seat: commits.commit(seat.metadata) == "ok", "refused")  # type: ignore[misc]
     assert not first.heard_of(Lost)
     since = len(second.events)
     first.membership.close(3.0)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,41 +12,21 @@ import pytest
 from streams.clients import group_wire
 from streams.errors import ConfigError, MembershipFatal
 from streams.group import Assigned, Lost, Revoked
-from tests.broker.contract_kit import KINDS, SESSION_MS, STEADY_MS, AnySeat, Desk, laid_desk
 from tests.broker.gate import gate, nightly
-from tests.broker.membership_kit import PARTITIONS, Transactor, everything, until
+from tests.broker.membership_kit import KINDS, PARTITIONS, SESSION_MS, Desk, Seat, Transactor, settled, until
 from tests.unit.waiting import stays
 
 pytestmark = pytest.mark.broker
 
 
-@pytest.fixture
-def session_ms() -> int:
-    """Of all members of a test; where sessions have to end, the test has a value of its own."""
-    return STEADY_MS
-
-
 @pytest.fixture(params=gate(KINDS, "streams"))
-def desk(
-    request: pytest.FixtureRequest, kafka_broker: Any, topic_prefix: str, tmp_path: Path, session_ms: int
-) -> Iterator[Desk]:
-    with laid_desk(request.param, kafka_broker.bootstrap_servers, topic_prefix, tmp_path, session_ms) as desk:
-        yield desk
+def kind(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
 @pytest.fixture
 def transactor(desk: Desk) -> Transactor:
     return Transactor(desk.servers, f"{desk.group}.tester.0", desk.topic)
-
-
-def metadata(seat: AnySeat) -> bytes:
-    published = seat.membership.snapshot.metadata
-    assert isinstance(published, bytes)
-    return published
-
-
-def settled(*seats: AnySeat) -> None:
-    until(lambda: everything(*seats), "the group does not settle")
 
 
 def test_alone_with_everything_and_only_the_published_metadata_is_taken(desk: Desk, transactor: Transactor) -> None:
@@ -63,17 +41,17 @@ def test_alone_with_everything_and_only_the_published_metadata_is_taken(desk: De
         snapshot = seat.membership.snapshot
         return group_wire.group_metadata(desk.group, snapshot.generation + by, member_id or snapshot.member_id, None)
 
-    assert forged() == metadata(seat)
+    assert forged() == seat.metadata
     assert transactor.commit(forged(+1)) == transactor.commit(forged(-1)) == "ILLEGAL_GENERATION"
     assert transactor.commit(forged(member_id="somebody")) == "UNKNOWN_MEMBER_ID"
-    assert transactor.commit(metadata(seat)) == "ok"
+    assert transactor.commit(seat.metadata) == "ok"
 
 
-@pytest.mark.parametrize("desk", KINDS, indirect=True)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_second_member_gets_half_and_the_first_keeps_the_rest(desk: Desk, transactor: Transactor) -> None:
     first = desk.seat("a")
     first.owning(PARTITIONS)
-    old = metadata(first)
+    old = first.metadata
     second = desk.seat("b")
     gained = second.owning(PARTITIONS // 2)
     settled(first, second)
@@ -86,8 +64,8 @@ def test_a_second_member_gets_half_and_the_first_keeps_the_rest(desk: Desk, tran
     assert transactor.commit(old, given_up) == "ILLEGAL_GENERATION"
     if desk.kind != "broker":  # which takes an older epoch for what the member has had ever since (Kafka 4.3, KIP-1251)
         assert transactor.commit(old, min(first.assigned()[-1].owned)) == "ILLEGAL_GENERATION"
-    assert transactor.commit(metadata(first)) == "ok"
-    assert transactor.commit(metadata(second), given_up) == "ok"
+    assert transactor.commit(first.metadata) == "ok"
+    assert transactor.commit(second.metadata, given_up) == "ok"
 
 
 @pytest.mark.parametrize("session_ms", [5000])
@@ -99,7 +77,7 @@ def test_what_is_revoked_is_assigned_only_after_its_release(desk: Desk, transact
     revoked = first.first(Revoked)
     stays(
         lambda: (
-            transactor.commit(metadata(first), partition=min(revoked.partitions)) == "ok"
+            transactor.commit(first.metadata, partition=min(revoked.partitions)) == "ok"
             and not any(event.owned for event in second.assigned())
         ),
         6.0,
@@ -113,13 +91,13 @@ def test_what_is_revoked_is_assigned_only_after_its_release(desk: Desk, transact
     assert not first.heard_of(Lost)
 
 
-@pytest.mark.parametrize("desk", KINDS, indirect=True)
+@pytest.mark.parametrize("kind", KINDS)
 def test_leaving_is_a_barrier_and_then_nothing(desk: Desk, transactor: Transactor) -> None:
     other = desk.seat("a")
     other.owning(PARTITIONS)
     leaves = desk.seat("b", release=False)
     settled(other, leaves)
-    old, since, before = metadata(leaves), len(leaves.events), len(other.events)
+    old, since, before = leaves.metadata, len(leaves.events), len(other.events)
     leaves.membership.leave()
     revoked = leaves.first(Revoked, since)
     stays(lambda: not any(event.added for event in other.events[before:] if isinstance(event, Assigned)), 1.0, "early")
@@ -140,7 +118,7 @@ def test_closing_without_leaving_is_known_to_the_others_at_once_and_nothing_is_l
     threads = set(threading.enumerate())
     goes = desk.seat("b")
     settled(other, goes)
-    old, began, since = metadata(goes), time.monotonic(), len(other.events)
+    old, began, since = goes.metadata, time.monotonic(), len(other.events)
     goes.membership.close(5.0)
     goes.membership.close(5.0)
     other.owning(PARTITIONS, since)
@@ -194,12 +172,12 @@ def test_a_barrier_that_never_ends_costs_the_membership(desk: Desk, transactor: 
     seat.owning(PARTITIONS)
     other = desk.seat("b", rebalance_timeout_ms=3000)
     seat.wait(lambda event: isinstance(event, Revoked))
-    old = metadata(seat)
+    old = seat.metadata
     assert seat.lost().incarnation == 1
     assert seat.heard[-1][1].metadata is None or seat.heard[-1][1].incarnation == 1
     until(lambda: any(event.owned for event in other.assigned()), "the other one gets nothing")
     until(lambda: transactor.commit(old) != "ok", "what was valid before is taken")
-    until(lambda: transactor.commit(metadata(other)) == "ok", "the other one cannot work")
+    until(lambda: transactor.commit(other.metadata) == "ok", "the other one cannot work")
 
 
 @pytest.mark.parametrize("session_ms", [5000])
@@ -259,7 +237,7 @@ def test_a_static_name_that_is_taken(desk: Desk) -> None:
     assert not winner.heard_of(Lost)
 
 
-@pytest.mark.parametrize("desk", ["streams", nightly("librdkafka")], indirect=True)
+@pytest.mark.parametrize("kind", ["streams", nightly("librdkafka")])
 def test_a_session_timeout_that_the_broker_refuses(desk: Desk) -> None:
     error = desk.seat("a", session_timeout_ms=100, heartbeat_interval_ms=30).fatal()
     assert isinstance(error, ConfigError)
@@ -267,13 +245,12 @@ def test_a_session_timeout_that_the_broker_refuses(desk: Desk) -> None:
         assert setting in str(error)
 
 
-@pytest.mark.parametrize("kind", gate(KINDS, "streams"))
 def test_no_broker_is_waited_for_and_said_once(kind: str, topic_prefix: str, caplog: pytest.LogCaptureFixture) -> None:
     """A machine that stands still may have it said once more, and closing take longer: but not each time."""
 
     def said_once_and_closed_in_time(name: str) -> bool:
         caplog.clear()
-        seat = AnySeat(kind, "127.0.0.1:1", f"{topic_prefix}group", "t", name)
+        seat = Seat(kind, "127.0.0.1:1", f"{topic_prefix}group", "t", name)
         try:
             until(lambda: bool(caplog.records), "nothing is said")
             end = time.monotonic() + 1.0
@@ -298,7 +275,7 @@ def test_members_come_and_go_and_no_partition_ever_has_two_owners(desk: Desk, se
     wrong: list[Any] = []
     lock, stop = threading.Lock(), threading.Event()
 
-    class Watched(AnySeat):
+    class Watched(Seat):
         def _hear(self, event: Any) -> None:
             with lock:
                 gone = event.partitions if isinstance(event, Revoked) else ()
