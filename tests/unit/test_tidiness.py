@@ -34,7 +34,6 @@ SLEEP_ALLOWED: dict[str, str] = {
     "tests/broker/battery_kit.py": "a load with a rate",
     "tests/broker/http_service.py": "a service that is slow on purpose",
     "tests/unit/test_examples_driven.py": "a service that takes some of the virtual time",
-    "tests/broker/test_membership_chaos.py": "moments drawn from a seed",
 }
 
 # Written in pieces, so that this file does not find itself.
