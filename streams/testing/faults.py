@@ -14,33 +14,17 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from asyncio import AbstractEventLoop
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final
 
 import msgspec
 
-from streams.clients.consumer import LogConsumer
 from streams.config import EventSourceConfig
 from streams.errors import ConfigError
 from streams.event_source import EventSource
-from streams.group import Copies, GroupEvent, Membership, Order, Snapshot, TakeOver
-from streams.records import IncomingRecord, Output, Progress
-from streams.runtime.connections import ROOM_POLLS, KafkaConnections
-from streams.runtime.ports import (
-    Blocking,
-    Connections,
-    PlainProducer,
-    Producer,
-    Reader,
-    Refusal,
-    SourceLog,
-    StatusBoard,
-    Tail,
-    Topics,
-    TransactionSlot,
-)
-from streams.runtime.reading.poller import Poller
+from streams.group import Snapshot, TakeOver
+from streams.records import IncomingRecord, Output
+from streams.runtime.connections import KafkaConnections
 from streams.testing.proxy import KafkaProxy as KafkaProxy
 from streams.testing.proxy_rules import ArmedRule as ArmedRule
 from streams.testing.proxy_rules import Rule as Rule
@@ -78,8 +62,6 @@ MOVE_POINTS: Final = (
 )
 """Points of a planned move: only groups that move partitions warm, or keep standbys, pass these."""
 
-T = TypeVar("T")
-
 
 class FaultPlan:
     """Strikes at the ``count``-th time that ``point`` is passed. Threads: any."""
@@ -114,168 +96,83 @@ class FaultPlan:
 
 async def consume_with_faults(source: EventSource[Any], plan: FaultPlan) -> None:
     """``source.consume_events()`` over connections that pass the points of the plan."""
-    await source._consume(lambda config: FaultyConnections(KafkaConnections(config), config, plan))
+    await source._consume(lambda config: FaultyConnections(config, plan))
 
 
-class _RealConnections(Connections, Protocol):
-    """The part of ``KafkaConnections`` that is used here."""
+class FaultyConnections(KafkaConnections):
+    """The real connections, with points around the calls of some of their clients."""
 
-    @property
-    def message_limit(self) -> int: ...
-    def consumer(self) -> LogConsumer: ...
+    def __init__(self, config: EventSourceConfig, plan: FaultPlan) -> None:
+        super().__init__(config)
+        self.plan = plan
 
-
-class FaultyConnections:
-    """``ports.Connections`` around the real ones."""
-
-    def __init__(self, real: _RealConnections, config: EventSourceConfig, plan: FaultPlan) -> None:
-        self._real, self._config, self._plan = real, config, plan
-        self.message_limit = real.message_limit
-
-    def plain_producer(
-        self,
-        bootstrap_servers: str,
-        client_settings: Mapping[str, object],
-        delivery_timeout_seconds: float,
-        *,
-        one_by_one: bool = False,
-    ) -> PlainProducer:
-        """Pass through."""
-        return self._real.plain_producer(
-            bootstrap_servers, client_settings, delivery_timeout_seconds, one_by_one=one_by_one
-        )
-
-    def wait_for(
-        self, loop: AbstractEventLoop, start: Callable[[], Coroutine[Any, Any, T]], timeout_seconds: float | None
-    ) -> T:
-        """Pass through."""
-        return self._real.wait_for(loop, start, timeout_seconds)
-
-    def worker(self, name: str) -> Blocking:
-        """Pass through."""
-        return self._real.worker(name)
-
-    async def in_process(self, function: Callable[..., T], *args: Any) -> T:
-        """Pass through."""
-        return await self._real.in_process(function, *args)
-
-    def producer(self, transactional_id: str, *, one_by_one: bool = False) -> Producer:
+    def producer(self, transactional_id: str, *, one_by_one: bool = False) -> Any:
         """Add points around every call of a transaction."""
-        return _FaultyProducer(self._real.producer(transactional_id, one_by_one=one_by_one), self._plan)
+        return FaultyProducer(super().producer(transactional_id, one_by_one=one_by_one), self.plan)
 
-    def slot(self, transactional_id: str) -> TransactionSlot | None:
+    def slot(self, transactional_id: str) -> Any:
         """Add points around every step of a transaction."""
-        slot = self._real.slot(transactional_id)
-        return None if slot is None else cast(TransactionSlot, _FaultySlot(slot, self._plan))
+        slot = super().slot(transactional_id)
+        return None if slot is None else FaultySlot(slot, self.plan)
 
-    def input(self) -> Poller:
+    def consumer(self) -> Any:
         """Add points around the poll."""
-        return Poller(
-            lambda: _FaultyConsumer(self._real.consumer(), self._plan),
-            max_poll_records=self._config.queues.max_poll_records,
-            room=ROOM_POLLS * self._config.queues.max_poll_records,
-            room_bytes=min(self._config.queues.max_queued_bytes, (self._config.queues.max_queued_bytes_total + 1) // 2),
-        )
+        return _FaultyConsumer(super().consumer(), self.plan)
 
-    def reader(self) -> Reader:
-        """Pass through: it only looks up."""
-        return self._real.reader()
-
-    def tail(self) -> Tail:
+    def tail(self) -> Any:
         """Add a point before records are handed over."""
-        return _FaultyTail(self._real.tail(), self._plan)
+        return _FaultyTail(super().tail(), self.plan)
 
-    def topics(self) -> Topics:
-        """Pass through."""
-        return self._real.topics()
-
-    def status_board(self) -> StatusBoard:
-        """Pass through."""
-        return self._real.status_board()
-
-    def source_topics(self) -> Topics:
-        """Pass through."""
-        return self._real.source_topics()
-
-    def source_log(self) -> SourceLog:
-        """Pass through."""
-        return self._real.source_log()
-
-    def group(self, alive: Callable[[], bool]) -> tuple[Membership, TakeOver]:
-        """Add points around the answer to a revocation."""
-        membership, takeover = self._real.group(alive)
-        return _FaultyMembership(membership, self._plan), takeover  # a TakeOver only asks: no point in it
+    def group(self, alive: Callable[[], bool]) -> tuple[Any, TakeOver]:
+        """Add points around the reports of the member."""
+        membership, takeover = super().group(alive)
+        return _FaultyMembership(membership, self.plan), takeover  # a TakeOver only asks: no point in it
 
 
-class _FaultyProducer:
-    def __init__(self, real: Producer, plan: FaultPlan) -> None:
+class _Faulty:
+    """Delegates to a client, and passes ``x.before`` and ``x.after`` around the calls that ``around`` names."""
+
+    around: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, real: Any, plan: FaultPlan) -> None:
         self._real, self._hit = real, plan.hit
-
-    @property
-    def refused(self) -> Sequence[Refusal]:
-        return self._real.refused
-
-    def init(self, timeout_seconds: float) -> None:
-        self._real.init(timeout_seconds)
-
-    def warm_up(self, topics: Collection[str], timeout_seconds: float) -> None:
-        self._real.warm_up(topics, timeout_seconds)
-
-    def begin(self) -> None:
-        self._real.begin()
-
-    def produce_many(self, outputs: Sequence[Output], start: int) -> int:
-        return start  # one at a time, each with its points
-
-    def produce(self, output: Output) -> bool:
-        self._hit("produce.before")
-        queued = self._real.produce(output)
-        self._hit("produce.after")
-        return queued
-
-    def poll(self) -> None:
-        self._real.poll()
-
-    def flush(self, timeout_seconds: float) -> None:
-        self._hit("flush.before")
-        self._real.flush(timeout_seconds)
-        self._hit("flush.after")
-
-    def send_offsets(self, topic: str, offsets: Mapping[int, int], metadata: bytes, timeout_seconds: float) -> None:
-        self._hit("send_offsets.before")
-        self._real.send_offsets(topic, offsets, metadata, timeout_seconds)
-        self._hit("send_offsets.after")
-
-    def commit(self, timeout_seconds: float) -> None:
-        self._hit("commit.before")
-        self._real.commit(timeout_seconds)
-        self._hit("commit.after")
-
-    def abort(self, timeout_seconds: float) -> None:
-        self._real.abort(timeout_seconds)
-
-    def close(self) -> None:
-        self._real.close()
-
-
-class _FaultySlot:
-    def __init__(self, real: TransactionSlot, plan: FaultPlan) -> None:
-        self._real, self._hit = real, plan.hit
-        self.transactional_id = real.transactional_id
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
+        call = getattr(self._real, name)
+        point = self.around.get(name)
+        if point is None:
+            return call
+
+        def struck(*args: Any) -> Any:
+            self._hit(f"{point}.before")
+            answer = call(*args)
+            self._hit(f"{point}.after")
+            return answer
+
+        return struck
+
+
+class FaultyProducer(_Faulty):
+    """A producer, with points around every call of a transaction."""
+
+    around: ClassVar = {name: name for name in ("produce", "flush", "send_offsets", "commit")}
 
     def produce_many(self, outputs: Sequence[Output], start: int) -> int:
-        return start  # one at a time, each with its points
+        """Leave the records to ``produce``: one at a time, each with its points."""
+        return start
 
-    def produce(self, output: Output) -> bool:
-        self._hit("produce.before")
-        taken = self._real.produce(output)
-        self._hit("produce.after")
-        return taken
+
+class FaultySlot(_Faulty):
+    """A slot, with points around every step of a transaction."""
+
+    around: ClassVar = {"produce": "produce"}
+
+    def produce_many(self, outputs: Sequence[Output], start: int) -> int:
+        """Leave the records to ``produce``: one at a time, each with its points."""
+        return start
 
     async def flush(self) -> None:
+        """Pass the points around it."""
         self._hit("flush.before")
         await self._real.flush()
         self._hit("flush.after")
@@ -283,6 +180,8 @@ class _FaultySlot:
     async def commit(
         self, topic: str, offsets: Mapping[int, int], fence: Callable[[], Snapshot], requested: Callable[[], None]
     ) -> None:
+        """Pass the points around the offsets and the commit."""
+
         def before_commit() -> None:
             self._hit("send_offsets.after")
             requested()
@@ -293,41 +192,16 @@ class _FaultySlot:
         self._hit("commit.after")
 
 
-class _FaultyConsumer:
-    def __init__(self, real: Any, plan: FaultPlan) -> None:
-        self._real, self._hit = real, plan.hit
-
-    def add(self, partition: int, offset: int) -> None:
-        self._real.add(partition, offset)
-
-    def remove(self, partitions: Collection[int]) -> None:
-        self._real.remove(partitions)
-
-    def pause(self, partitions: Collection[int]) -> None:
-        self._real.pause(partitions)
-
-    def resume(self, partitions: Collection[int]) -> None:
-        self._real.resume(partitions)
-
-    def poll_batch(self, timeout_seconds: float, limit: int) -> dict[int, Progress]:
+class _FaultyConsumer(_Faulty):
+    def poll_batch(self, timeout_seconds: float, limit: int) -> Any:
         self._hit("poll.before")
-        news: dict[int, Progress] = self._real.poll_batch(timeout_seconds, limit)
+        news = self._real.poll_batch(timeout_seconds, limit)
         if news:
             self._hit("poll.after")
         return news
 
-    def take_failures(self) -> Mapping[int, Exception]:
-        failures: Mapping[int, Exception] = self._real.take_failures()
-        return failures
 
-    def close(self) -> None:
-        self._real.close()
-
-
-class _FaultyTail:
-    def __init__(self, real: Tail, plan: FaultPlan) -> None:
-        self._real, self._hit = real, plan.hit
-
+class _FaultyTail(_Faulty):
     def start(
         self,
         receive: Callable[[int, int, list[IncomingRecord], int, int], None],
@@ -344,50 +218,9 @@ class _FaultyTail:
 
         self._real.start(received, fail)
 
-    def add(self, partition: int, offset: int, epoch: int) -> None:
-        self._real.add(partition, offset, epoch)
 
-    def remove(self, partitions: Collection[int]) -> None:
-        self._real.remove(partitions)
-
-    def close(self) -> None:
-        self._real.close()
-
-
-class _FaultyMembership:
-    def __init__(self, real: Membership, plan: FaultPlan) -> None:
-        self._real, self._hit = real, plan.hit
-
-    @property
-    def snapshot(self) -> Snapshot:
-        return self._real.snapshot
-
-    def start(self, deliver: Callable[[GroupEvent], None]) -> None:
-        self._real.start(deliver)
-
-    def released(self, partitions: Collection[int], incarnation: int, generation: int) -> None:
-        self._hit("revoke.before")
-        self._real.released(partitions, incarnation, generation)
-        self._hit("revoke.after")
-
-    def handed_over(self, partition: int, order: Order) -> None:
-        self._hit("handed_over.before")
-        self._real.handed_over(partition, order)
-        self._hit("handed_over.after")
-
-    def took(self, partition: int, incarnation: int) -> None:
-        self._hit("took.before")
-        self._real.took(partition, incarnation)
-        self._hit("took.after")
-
-    def report(self, copies: Copies, *, announce: bool) -> None:
-        self._real.report(copies, announce=announce)
-
-    def leave(self) -> None:
-        self._real.leave()
-
-    def close(self, timeout_seconds: float) -> None:
-        self._real.close(timeout_seconds)
+class _FaultyMembership(_Faulty):
+    around: ClassVar = {"released": "revoke", "handed_over": "handed_over", "took": "took"}
 
 
 def settled_hook(plan: FaultPlan) -> Callable[[msgspec.Struct], None]:

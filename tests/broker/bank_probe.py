@@ -25,8 +25,8 @@ from streams.runtime.connections import KafkaConnections
 from streams.testing.faults import (
     FaultPlan,
     FaultyConnections,
-    _FaultyProducer,
-    _FaultySlot,
+    FaultyProducer,
+    FaultySlot,
     consume_with_faults,
     settled_hook,
 )
@@ -139,19 +139,19 @@ class _Watched:
 
 class _MarkerFaults(FaultyConnections):
     def producer(self, transactional_id: str, *, one_by_one: bool = False) -> Any:
-        gate = _InMarkers(self._plan)
-        real = self._real.producer(transactional_id, one_by_one=one_by_one)
-        return _Watched(_FaultyProducer(real, gate), gate)
+        gate = _InMarkers(self.plan)
+        real = KafkaConnections.producer(self, transactional_id, one_by_one=one_by_one)
+        return _Watched(FaultyProducer(real, gate), gate)
 
     def slot(self, transactional_id: str) -> Any:
-        gate = _InMarkers(self._plan)
-        real = self._real.slot(transactional_id)
-        return None if real is None else _Watched(_FaultySlot(real, gate), gate)
+        gate = _InMarkers(self.plan)
+        real = KafkaConnections.slot(self, transactional_id)
+        return None if real is None else _Watched(FaultySlot(real, gate), gate)
 
 
 async def consume(source: EventSource[Any], plan: FaultPlan) -> None:
     """``consume_events`` with the faults that the environment names."""
     if os.environ.get("BANK_FAULT_IN") == "marker":
-        await source._consume(lambda config: _MarkerFaults(KafkaConnections(config), config, plan))
+        await source._consume(lambda config: _MarkerFaults(config, plan))
     else:
         await consume_with_faults(source, plan)
