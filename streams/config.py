@@ -33,8 +33,9 @@ transaction up, so that the reason is known."""
 STRATEGIES = ("incremental", "cooperative-sticky", "range", "roundrobin")
 """Strategies that share partitions among the members (``core/strategies.py``)."""
 MEMBERSHIPS = ("streams", "librdkafka", "broker")
-PRODUCERS = ("librdkafka", "wire")
 """Implementations of the group protocol for a member."""
+PRODUCERS = ("librdkafka", "wire")
+"""Implementations of the transactional producer."""
 
 A_DAY = 86_400
 """In seconds."""
@@ -79,7 +80,7 @@ def _duration(setting: str, value: float) -> None:
 
 
 def host_name() -> str:
-    """This machine's name, as a part of instance names: dots and the like become dashes."""
+    """Return this machine's name, as a part of instance names: dots and the like become dashes."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64]
 
 
@@ -103,10 +104,9 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     batch_delay_seconds: float = 0.01
 
     def __post_init__(self) -> None:
-        _count("PoolConfig.pool_size", self.pool_size, 1)
-        _count("PoolConfig.max_batch_size", self.max_batch_size, 1)
-        _count("PoolConfig.pending_transactions", self.pending_transactions, 1)
-        _count("PoolConfig.target_batch_size", self.target_batch_size, 1)
+        for name in ("pool_size", "pending_transactions", "target_batch_size", "max_batch_size", "max_batch_bytes"):
+            _count(f"PoolConfig.{name}", getattr(self, name), 1)
+        _at_least("PoolConfig.batch_delay_seconds", self.batch_delay_seconds, 0)
         if self.pool_size < self.pending_transactions + 2:
             raise ConfigError(
                 f"PoolConfig.pool_size is {self.pool_size}; it must be at least pending_transactions + 2 "
@@ -117,8 +117,6 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"PoolConfig.max_batch_size is {self.max_batch_size}; it must be at least target_batch_size "
                 f"({self.target_batch_size})"
             )
-        _count("PoolConfig.max_batch_bytes", self.max_batch_bytes, 1)
-        _at_least("PoolConfig.batch_delay_seconds", self.batch_delay_seconds, 0)
 
 
 class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,9 +146,8 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
     publish_status: bool = True
 
     def __post_init__(self) -> None:
-        _count("GroupConfig.num_standbys", self.num_standbys, 0)
-        _count("GroupConfig.max_moves", self.max_moves, 1)
-        _count("GroupConfig.max_move_bytes", self.max_move_bytes, 1)
+        for name, least in (("num_standbys", 0), ("max_moves", 1), ("max_move_bytes", 1)):
+            _count(f"GroupConfig.{name}", getattr(self, name), least)
         _duration("GroupConfig.preparation_timeout_seconds", self.preparation_timeout_seconds)
         _number("GroupConfig.leave_timeout_seconds", self.leave_timeout_seconds)
         if not 0 <= self.leave_timeout_seconds < A_DAY:
@@ -176,7 +173,7 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """The strategies of ``strategy``, the wanted one first."""
+        """Return the strategies of ``strategy``, the wanted one first."""
         return (self.strategy,) if isinstance(self.strategy, str) else self.strategy
 
 
@@ -364,8 +361,9 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Ta
     max_poll_records: int = _flat("queues")
 
     def __post_init__(self) -> None:
-        _check_name("group_id", self.group_id, _NAME)
-        _check_name("topic", self.topic, _NAME)
+        for name in ("group_id", "topic", "changelog_topic", "dead_letter_topic", "instance_id"):
+            if getattr(self, name) or name in ("group_id", "topic"):
+                _check_name(name, getattr(self, name), _INSTANCE if name == "instance_id" else _NAME)
         _count("num_partitions", self.num_partitions, 1)
         _count("replication_factor", self.replication_factor, 1)
         if not 1 <= self.min_insync_replicas <= self.replication_factor:
@@ -377,11 +375,6 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Ta
             raise ConfigError(f"producer is {self.producer!r}; use one of {', '.join(PRODUCERS)}")
         if self.auto_offset_reset not in ("earliest", "latest", "error"):
             raise ConfigError(f"auto_offset_reset is {self.auto_offset_reset!r}; use 'earliest', 'latest' or 'error'")
-        for name in ("changelog_topic", "dead_letter_topic"):
-            if getattr(self, name):
-                _check_name(name, getattr(self, name), _NAME)
-        if self.instance_id:
-            _check_name("instance_id", self.instance_id, _INSTANCE)
         for name in ("client_settings", "source_client_settings"):
             _made_of((Mapping,), name, getattr(self, name), "a dictionary")
         for name, kind in GROUPS.items():
@@ -399,7 +392,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Ta
                 )
 
     def __repr__(self) -> str:
-        """Values of the clients' settings may be secrets: their names must do."""
+        """Show the names only of the clients' settings: their values may be secrets."""
         fields = msgspec.structs.asdict(self)
         for name in ("client_settings", "source_client_settings"):
             fields[name] = sorted(fields[name])
@@ -407,32 +400,32 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Ta
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """``group.strategies``, under its flat name."""
+        """Return ``group.strategies``, under its flat name."""
         return self.group.strategies
 
     @property
     def source_is_elsewhere(self) -> bool:
-        """Whether the source topic lives on another cluster."""
+        """Check that the source topic lives on another cluster."""
         return bool(self.source_bootstrap_servers)
 
     @property
     def offsets_topic(self) -> str:
-        """Under which topic's name the group's offsets are committed: the source's, or its stand-in's."""
+        """Return the topic under whose name the group's offsets are committed: the source, or its stand-in."""
         return commit_log_name(self.group_id, self.topic) if self.source_is_elsewhere else self.topic
 
     @property
     def changelog(self) -> str:
-        """Name of the changelog topic."""
+        """Return the name of the changelog topic."""
         return self.changelog_topic or changelog_name(self.group_id, self.topic)
 
     @property
     def dead_letters(self) -> str:
-        """Name of the dead-letter topic."""
+        """Return the name of the dead-letter topic."""
         return self.dead_letter_topic or dead_letter_name(self.group_id, self.topic)
 
     def resolved(self, environment: Mapping[str, str] | None = None) -> EventSourceConfig:
-        """The same settings with ``bootstrap_servers`` and ``instance_id`` filled in. Raises ``ConfigError`` if it
-        cannot."""
+        """Return the same settings with ``bootstrap_servers`` and ``instance_id`` filled in. Raises ``ConfigError``
+        without an address."""
         environment = os.environ if environment is None else environment
         servers = self.bootstrap_servers or environment.get(BOOTSTRAP_VARIABLE, "")
         if not servers:

@@ -162,7 +162,7 @@ class EventSource(Handlers[StoreT]):
 
     @property
     def state(self) -> SourceState:
-        """State of the event source in its life cycle."""
+        """Return the state of the event source in its life cycle."""
         return self._state
 
     def statistics(self) -> SourceStatistics:
@@ -201,7 +201,7 @@ class EventSource(Handlers[StoreT]):
 
     @property
     def member_id(self) -> str:
-        """Member id in the group, also while the member is joining; empty while it has none. Any thread."""
+        """Return the member id in the group, also while the member is joining; empty while it has none. Any thread."""
         engine = self._engine
         if engine is None:
             return ""
@@ -350,8 +350,8 @@ class EventSource(Handlers[StoreT]):
     # -- topics --------------------------------------------------------------------------------------------------------
 
     def specs(self) -> list[TopicSpec]:
-        """The topics that this source needs, as they must be: source, changelog, dead letters (and the stand-in for a
-        source on another cluster, ``config.offsets_topic``)."""
+        """Return the topics that this source needs, as they must be: source, changelog, dead letters (and the stand-in
+        for a source on another cluster, ``config.offsets_topic``)."""
         return source_topics.specs(self.config)
 
     async def create_source(self) -> list[str]:

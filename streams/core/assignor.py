@@ -13,7 +13,7 @@ So no partition ever has two owners, a join or a leave settles in two rounds at 
 Ties are broken by instance name, so every leader decides the same.
 
 ``quit`` is set for all members when all are leaving, and for a member that has to go because of its name: it receives
-``quit`` without having asked to leave.
+``quit`` without a request to leave.
 """
 
 from __future__ import annotations

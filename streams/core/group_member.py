@@ -47,7 +47,7 @@ class Holdings:
 
     @property
     def here(self) -> frozenset[int]:
-        """The partitions that this member works on, or may begin to work on at any moment."""
+        """Return the partitions that this member works on, or may begin to work on at any moment."""
         return self.owned.union(self.incoming)  # likewise not "|"
 
     def report(self) -> MemberReport:
@@ -135,7 +135,7 @@ class Holdings:
 
 
 class GracePeriod:
-    """The time for which a member puts up with trouble that may pass by itself."""
+    """The time for which a member tolerates trouble that may pass by itself."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -149,7 +149,7 @@ class GracePeriod:
         return True
 
     def is_over(self, now: float) -> bool:
-        """Whether the trouble lasts too long."""
+        """Check that the trouble lasts too long."""
         return self._until is not None and now > self._until
 
     def passed(self) -> None:
@@ -164,35 +164,36 @@ class GroupMember:
         self.snapshot = Snapshot(incarnation=0, generation=-1, member_id="", metadata=None)
         self.holdings = Holdings(instance, sequence)
         self.has_news = False
-        """Whether the engine did or asked for something that the last report does not contain."""
+        """Whether the last report lacks a step or a request of the engine."""
         self._barrier: tuple[int, int] | None = None  # incarnation and generation that it began under
         self._unreleased: frozenset[int] = frozenset()
         # A killed predecessor is in the way until its session has expired, and may hold up a rebalance.
         self.rival = GracePeriod(session_seconds + rebalance_seconds)
-        """An older member has our instance name."""
+        """For an older member that has our instance name."""
         self.undecodable = GracePeriod(session_seconds + rebalance_seconds)
-        """The leader's assignments cannot be decoded."""
+        """For assignments of the leader that cannot be decoded."""
         self.no_common_strategy = GracePeriod(session_seconds + 1.0)
 
     # -- calls of the engine -------------------------------------------------------------------------------------------
 
     def released(self, partitions: Collection[int], incarnation: int, generation: int) -> None:
-        """The last transaction on these revoked partitions is settled. Others than the revoked ones are ignored."""
+        """Note that the last transaction on these revoked partitions is settled. Others than the revoked ones are
+        ignored."""
         if self._is_answer(incarnation, generation):
             given_up = self._unreleased & frozenset(partitions)
             self.holdings.released(given_up)
             self._unreleased -= given_up
 
     def handed_over(self, partition: int, order: Order) -> bool:
-        """The release marker of this order is committed. Returns whether the order still stands; if it does not, the
-        call has no effect."""
+        """Note that the release marker of this order is committed. Returns whether the order still stands; if it does
+        not, the call has no effect."""
         stands = self.holdings.releasing.get(partition) == order
         self.holdings.handed_over(partition, order)
         return stands
 
     def took(self, partition: int, incarnation: int) -> bool:
-        """The engine has taken over an incoming partition. Returns whether the incarnation is the present one; if not,
-        the call has no effect."""
+        """Note that the engine has taken over an incoming partition. Returns whether the incarnation is the present
+        one; if not, the call has no effect."""
         if incarnation != self.snapshot.incarnation:
             return False
         self.holdings.took(partition)
@@ -225,24 +226,25 @@ class GroupMember:
         self.snapshot = Snapshot(self.snapshot.incarnation, generation, member_id, metadata)
 
     def is_answer_to_report(self, assignment: Assignment) -> bool:
-        """Whether the assignment was made from the last report. Another one was made for a predecessor of our name."""
+        """Check that the assignment was made from the last report. Another one was made for a predecessor of our
+        name."""
         return assignment.sequence == self.holdings.reported.sequence
 
     def is_refused_for_rival(self, assignment: Assignment) -> bool:
-        """Whether the group gives this member nothing because an older one has its name. With partitions in hand it has
-        to give them up first."""
+        """Check whether the group gives this member nothing because an older one has its name. With partitions in hand
+        it has to give them up first."""
         rival = assignment.quit and not assignment.own and not self.holdings.leaving
         if not rival:
             self.rival.passed()
         return rival and not self.holdings.owned
 
     def has_to_join_again(self, assignment: Assignment) -> bool:
-        """Whether the group counts on another round after this assignment, for partitions that it takes away. To
-        be asked before the barrier."""
+        """Check whether the group counts on another round after this assignment, for partitions that it takes away.
+        Call it before the barrier."""
         return bool(self.holdings.revoked_by(assignment)) or self.holdings.has_to_join_again(assignment)
 
     def is_dismissed(self, assignment: Assignment) -> bool:
-        """Whether the group has let this member go, so that no other round has to follow."""
+        """Check that the group has let this member go, so that no other round has to follow."""
         return assignment.quit and self.holdings.leaving
 
     def begin_barrier(self, revoked: frozenset[int]) -> Revoked:
@@ -253,11 +255,11 @@ class GroupMember:
 
     @property
     def is_barrier_open(self) -> bool:
-        """Whether all partitions of the barrier were released, or handed over meanwhile."""
+        """Check that all partitions of the barrier were released, or handed over meanwhile."""
         return not self._unreleased & self.holdings.here
 
     def end_barrier(self) -> None:
-        """A late answer is no answer to another barrier."""
+        """End the barrier: a late answer is no answer to another one."""
         self._barrier, self._unreleased = None, frozenset()
 
     def assign(self, generation: int, assignment: Assignment) -> Assigned:
@@ -278,7 +280,7 @@ class GroupMember:
         return was_member
 
     def lost(self, reason: str) -> Lost | None:
-        """``void``, with the event for the engine; ``None`` if there was no membership."""
+        """Make everything void; return the event for the engine, ``None`` if there was no membership."""
         return Lost(self.snapshot.incarnation, reason) if self.void() else None
 
     # -- parts ---------------------------------------------------------------------------------------------------------
@@ -287,6 +289,6 @@ class GroupMember:
         return (incarnation, generation) == self._barrier
 
     def _is_reported(self) -> bool:
-        now, told = self.holdings, self.holdings.reported
+        now, reported = self.holdings, self.holdings.reported
         claims = (now.copies, now.owned, dict(now.releasing), frozenset(now.incoming))
-        return claims == (told.copies, told.owned, told.releasing, told.incoming)
+        return claims == (reported.copies, reported.owned, reported.releasing, reported.incoming)

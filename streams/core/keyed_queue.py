@@ -123,22 +123,22 @@ class KeyedQueue(Generic[ItemT]):
 
     @property
     def waiting(self) -> int:
-        """Items that wait."""
+        """Return the number of items that wait."""
         return sum(partition.waiting for partition in self._partitions.values())
 
     @property
     def running(self) -> int:
-        """Items in running batches."""
+        """Return the number of items in running batches."""
         return sum(partition.items - partition.waiting for partition in self._partitions.values())
 
     @property
     def keys(self) -> int:
-        """Keys that have items or are held, over all partitions."""
+        """Return the number of keys that have items or are held, over all partitions."""
         return sum(len(partition.keys) for partition in self._partitions.values())
 
     @property
     def has_full_batch(self) -> bool:
-        """Whether a batch can begin now without waiting for more items."""
+        """Check that a batch can begin now without waiting for more items."""
         return self.batches < self._permits and self._ready >= self._batch_size
 
     def has_room(self, partition: Hashable, key: Hashable, count: int = 1) -> bool:

@@ -26,7 +26,7 @@ class PartitionState(enum.Enum):
 
     @property
     def admits(self) -> bool:
-        """Whether a completed event of the partition may enter a transaction."""
+        """Check that a completed event of the partition may enter a transaction."""
         return self in (PartitionState.ACTIVE, PartitionState.RELEASING, PartitionState.DRAINING)
 
     def to(self, new: PartitionState) -> PartitionState:

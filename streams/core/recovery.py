@@ -1,7 +1,7 @@
 """Decide the next step for a failed transaction: the failure table of the protocol as one pure function.
 
 The order of the questions is the point. First whether the work is still ours: if not, nothing else matters. Then the
-time: the same transaction is not tried for ever, and stopping is always safe, because the next start looks into the
+time: the tries of a transaction are bounded, and stopping is always safe, because the next start looks into the
 changelog. Then whether the commit may have happened: only a requested commit can have happened, and then the changelog
 decides, never a guess. Any other transaction is known to be aborted and is sent again.
 """

@@ -143,7 +143,7 @@ class Router:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether the source was started."""
+        """Check that the source was started."""
         return self._frozen
 
     def _refuse_if_frozen(self, what: str) -> None:

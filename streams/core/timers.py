@@ -32,12 +32,12 @@ class Timer(msgspec.Struct, frozen=True):
 
     @property
     def due(self) -> datetime:
-        """The due time, in UTC."""
+        """Return the due time, in UTC."""
         return datetime.fromtimestamp(self.due_ms / 1000, UTC)
 
     @property
     def origin(self) -> Origin:
-        """The origin of the effects of the timer's event."""
+        """Return the origin of the effects of the timer's event."""
         return timer_origin(self.due_ms, self.name)
 
 

@@ -133,7 +133,7 @@ def _resolve(future: asyncio.Future[T], result: T) -> None:
 
 
 def for_future(error: BaseException) -> BaseException:
-    """Wrap an error that a future refuses (``StopIteration``): its waiter would wait for ever."""
+    """Wrap an error that a future refuses (``StopIteration``): its waiter would never end."""
     if not isinstance(error, StopIteration):
         return error
     raised = RuntimeError("the function raised StopIteration")

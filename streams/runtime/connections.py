@@ -35,7 +35,8 @@ ROOM_POLLS = 8
 
 
 class KafkaConnections:
-    """The clients of one event source. Building a client does no I/O but may take milliseconds."""
+    """The clients of one event source (``ports.Connections`` documents the methods). Building a client does no I/O but
+    may take milliseconds."""
 
     def __init__(self, config: EventSourceConfig) -> None:
         self._config = config
@@ -62,22 +63,18 @@ class KafkaConnections:
         return int(self._config.client_settings.get("message.max.bytes", DEFAULT_MESSAGE_LIMIT))
 
     def worker(self, name: str) -> Worker:
-        """Start a thread for blocking calls."""
         return Worker(name)
 
     async def in_process(self, function: Callable[..., T], *args: Any) -> T:
-        """Run a function in a process of its own: work that keeps a processor busy."""
         return await in_process(function, *args)
 
     def producer(self, transactional_id: str, *, one_by_one: bool = False) -> TransactionalProducer:
-        """Build a producer that is not initialised yet; ``one_by_one`` sends each record in a batch of its own."""
         timeout_ms = int(self._config.timeouts.transaction_timeout_seconds * 1000)
         return TransactionalProducer(
             self._settings, transactional_id, transaction_timeout_ms=timeout_ms, one_by_one=one_by_one
         )
 
     def slot(self, transactional_id: str) -> WireSlot | None:
-        """Build the slot of a producer that speaks Kafka's protocol on the loop, if the settings want one."""
         config = self._config
         if config.producer != "wire":
             return None
@@ -101,7 +98,6 @@ class KafkaConnections:
         *,
         one_by_one: bool = False,
     ) -> PlainProducer:
-        """Build a producer without transactions, on this cluster or another one."""
         config = self._config
         settings = ClientSettings(
             bootstrap_servers or config.bootstrap_servers,
@@ -114,15 +110,13 @@ class KafkaConnections:
     def wait_for(
         self, loop: AbstractEventLoop, start: Callable[[], Coroutine[Any, Any, T]], timeout_seconds: float | None
     ) -> T:
-        """Run a coroutine on the loop, from another thread."""
         return wait_for(loop, start, timeout_seconds)
 
     def consumer(self) -> LogConsumer:
-        """The consumer of the source topic."""
+        """Build the consumer of the source topic."""
         return LogConsumer(self._source_settings, self._config.topic, INPUT)
 
     def input(self) -> Poller:
-        """Build the poll thread and its consumer."""
         config = self._config
         return Poller(
             self.consumer,
@@ -132,23 +126,19 @@ class KafkaConnections:
         )
 
     def reader(self) -> PartitionReader:
-        """Build a reader for look-ups."""
         return PartitionReader(self._settings)
 
     def tail(self) -> Tail:
-        """The tail thread and its consumer, for warm copies and restores from the changelog."""
+        """Build the tail thread and its consumer, for warm copies and restores from the changelog."""
         return Tail(lambda: LogConsumer(self._settings, self._config.changelog, TAIL))
 
     def topics(self) -> TopicAdmin:
-        """Build the client that creates and checks topics."""
         return TopicAdmin(self._settings)
 
     def source_topics(self) -> TopicAdmin:
-        """Build the client for topics on the cluster of the source."""
         return TopicAdmin(self._source_settings)
 
     def source_log(self) -> SourceLog:
-        """Build the client for requests about the source topic on its own cluster."""
         security = kafka_python_settings.security_only(self._config.source_client_settings)
         return SourceLog(
             self._config.source_bootstrap_servers,
@@ -157,7 +147,6 @@ class KafkaConnections:
         )
 
     def status_board(self) -> StatusBoard:
-        """Build the board for this member's status notes."""
         config = self._config
         return StatusBoard(config.bootstrap_servers, config.instance_id, self._security, config.group_id)
 

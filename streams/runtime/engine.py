@@ -351,15 +351,12 @@ class Engine:
                 _log.exception("the metrics handler failed")
 
     def looked(self, partition: Partition, waiter: Waiter) -> None:
-        """Answer an interjection that changed nothing, once its read is proven current."""
         self.looks.answer(partition, waiter)
 
     async def in_process(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run a job in a process of its own."""
         return await self.connections.in_process(function, *args)
 
     def wall_ms(self) -> int:
-        """Return milliseconds since the epoch."""
         return int(self.environment.wall_seconds() * 1000)
 
     def _settled(self, txn: Transaction, committed: bool) -> None:

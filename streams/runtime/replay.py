@@ -135,7 +135,6 @@ class PartitionReplay:
             yield Change(key, value, None, self._types.get(key, ""))
 
     def looked(self, partition: Partition, waiter: Waiter) -> None:
-        """Call the waiter at once: no other member can have changed the state."""
         waiter(None)
 
     def close(self) -> None:
@@ -217,7 +216,7 @@ class PartitionReplay:
             if change.type:
                 self._types[change.key] = change.type
 
-    # -- the worker's host ---------------------------------------------------------------------------------------------
+    # -- the worker's host (``partition.host.Host``) -------------------------------------------------------------------
 
     def admit(self, outputs: list[Output], changes: list[Change]) -> None:
         """Keep the effects of completed events."""
@@ -245,7 +244,6 @@ class PartitionReplay:
                 self._completed.dead.add(measurement.offset)
 
     async def in_process(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run a function in a process of its own."""
         return await in_process(function, *args)
 
     def exit_now(self, text: str) -> NoReturn:
@@ -253,11 +251,9 @@ class PartitionReplay:
         raise EventFailure(text)
 
     def wall_ms(self) -> int:
-        """Return the time for dead letters."""
         return self._wall_ms
 
     def revoke_store(self, store: Any, partition: int) -> None:
-        """Let a store go."""
         store.revoked()
 
 

@@ -154,7 +154,9 @@ async def test_it_goes_on_after_a_restart_and_stops_quickly_beside_a_frozen_brok
     broker.freeze()
     try:
         waiting = asyncio.create_task(log.wait_caught_up(None))
-        await until(lambda: log._reader._questions is not None and log._reader._questions._asking, "it asks")
+        await until(
+            lambda: log._reader._followed_topic is not None and log._reader._followed_topic._requests, "it asks"
+        )
         await asyncio.wait_for(log.stop(), log_reader.STOP_SECONDS / 2)
         with contextlib.suppress(Exception):
             await waiting

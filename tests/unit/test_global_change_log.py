@@ -177,7 +177,7 @@ async def test_holes_empty_partitions_and_aborted_ends(topic: MemoryTopic) -> No
 async def test_a_cluster_that_does_not_answer_is_asked_until_the_deadline(
     topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followed_topic, "QUESTION_SECONDS", 0.01)
+    monkeypatch.setattr(followed_topic, "REQUEST_SECONDS", 0.01)
     async with log_over(topic, Heard()) as log:
         topic.answers = False
         with pytest.raises(BrokerUnavailable):
@@ -216,7 +216,7 @@ async def test_who_waits_for_an_answer_hears_of_the_end_at_once(topic: MemoryTop
     await log.start()
     topic.may_answer.clear()
     waiting = asyncio.create_task(log.wait_caught_up(PATIENCE))
-    await until(lambda: log._reader._questions and log._reader._questions._asking)
+    await until(lambda: log._reader._followed_topic and log._reader._followed_topic._requests)
     if ends_by is RecordError:
         topic.put(b"bad", b"")
     else:

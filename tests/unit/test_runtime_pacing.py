@@ -16,7 +16,7 @@ from streams.records import IncomingRecord, Progress
 from streams.runtime.ownership.takeover import TakeOvers
 from streams.runtime.reading import thread
 from streams.runtime.reading.poller import Poller
-from streams.runtime.reading.thread import CALM_POLL_SECONDS, POLL_SECONDS
+from streams.runtime.reading.thread import LONG_POLL_SECONDS, POLL_SECONDS
 from tests.unit.runtime_kit import Bench, Named
 from tests.unit.waiting import PATIENCE
 
@@ -56,7 +56,7 @@ def consumer() -> Iterator[Turnstile]:
 
 @pytest.fixture
 def poller(consumer: Turnstile, monkeypatch: pytest.MonkeyPatch) -> Iterator[Poller]:
-    monkeypatch.setattr(thread, "CALM_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(thread, "LONG_AFTER_SECONDS", 0.0)
     made = Poller(lambda: consumer, max_poll_records=10, room=100, room_bytes=1 << 20)
     loop = asyncio.new_event_loop()
 
@@ -76,24 +76,24 @@ def record() -> dict[int, Progress]:
 
 
 SCRIPTS: dict[str, list[tuple[Callable[[Poller], object] | None, dict[int, Progress], float]]] = {
-    "nothing happens": [(None, {}, CALM_POLL_SECONDS)],
+    "nothing happens": [(None, {}, LONG_POLL_SECONDS)],
     "something is queued": [
         (None, record(), POLL_SECONDS),
         (None, {}, POLL_SECONDS),
-        (lambda poller: poller.handled(1, 2), {}, CALM_POLL_SECONDS),
+        (lambda poller: poller.handled(1, 2), {}, LONG_POLL_SECONDS),
     ],
     "a partition is paused": [
         (lambda poller: (poller.add(2, 0, 1), poller.pause(0)), {}, POLL_SECONDS),
-        (lambda poller: poller.resume(0), {}, CALM_POLL_SECONDS),
+        (lambda poller: poller.resume(0), {}, LONG_POLL_SECONDS),
         (lambda poller: poller.pause(0), {}, POLL_SECONDS),
-        (lambda poller: poller.remove([0, 1]), {}, CALM_POLL_SECONDS),
+        (lambda poller: poller.remove([0, 1]), {}, LONG_POLL_SECONDS),
     ],
     "some are expected": [
         (lambda poller: poller.expect([1, 2]), {}, POLL_SECONDS),
         (lambda poller: poller.add(1, 0, 1), {}, POLL_SECONDS),
-        (lambda poller: poller.add(2, 0, 1), {}, CALM_POLL_SECONDS),
+        (lambda poller: poller.add(2, 0, 1), {}, LONG_POLL_SECONDS),
         (lambda poller: poller.expect([3]), {}, POLL_SECONDS),
-        (lambda poller: poller.expect([]), {}, CALM_POLL_SECONDS),
+        (lambda poller: poller.expect([]), {}, LONG_POLL_SECONDS),
     ],
 }
 
@@ -111,9 +111,9 @@ def test_polls_are_long_only_when_nothing_is_to_be_done(consumer: Turnstile, pol
 def test_it_is_not_calm_right_after_something_happened(
     consumer: Turnstile, poller: Poller, monkeypatch: pytest.MonkeyPatch, what: dict[int, Progress]
 ) -> None:
-    monkeypatch.setattr(thread, "CALM_AFTER_SECONDS", 1e9)
-    poller._calm_at = 0.0
-    assert consumer.next({}) == CALM_POLL_SECONDS
+    monkeypatch.setattr(thread, "LONG_AFTER_SECONDS", 1e9)
+    poller._long_polls_at = 0.0
+    assert consumer.next({}) == LONG_POLL_SECONDS
     if not what:
         poller.remove([7])
     assert consumer.next(what) == POLL_SECONDS

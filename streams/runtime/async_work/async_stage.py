@@ -161,7 +161,7 @@ class AsyncStage(ABC, Generic[PlanT, WorkT]):
 
 
 def _nothing(_: EventContext[Any]) -> None:
-    """Nothing to do."""
+    """Complete an event without work."""
 
 
 class Item(Protocol):
@@ -197,7 +197,7 @@ class ItemsWork(StageWork, Generic[ItemT]):
 
     @property
     def error(self) -> BaseException | None:
-        """The fatal error, or that of the first item that failed."""
+        """Return the fatal error, or that of the first item that failed."""
         return self.fatal or next((item.error for item in self.items if item.error is not None), None)
 
     def finish(self, ctx: EventContext[Any]) -> Any:
@@ -260,14 +260,14 @@ class Stages:
         self._open: dict[int, tuple[StageDefinition, Stage]] = {}
 
     def get(self, definition: StageDefinition) -> Stage:
-        """The running stage of this definition."""
+        """Return the running stage of this definition."""
         known = self._open.get(id(definition))
         if known is None:
             known = self._open[id(definition)] = (definition, definition.open(self._host))
         return known[1]
 
     def statistics(self) -> tuple[StageStatistics, ...]:
-        """One value per stage that is open."""
+        """Return one value per open stage."""
         return tuple(stage.statistics() for _, stage in self._open.values())
 
     def close(self) -> list[asyncio.Task[Any]]:
@@ -278,7 +278,7 @@ class Stages:
 
 
 def described(*functions: Callable[..., Any] | None) -> tuple[str, ...]:
-    """The names of a stage's functions, for ``StageDefinition.described``."""
+    """Return the names of a stage's functions, for ``StageDefinition.described``."""
     return tuple(
         ""
         if function is None

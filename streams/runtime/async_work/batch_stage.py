@@ -60,7 +60,6 @@ class BatchDefinition:
         return self.kind, *described(self.execute, self.finalizer, self.on_failure)
 
     def open(self, host: Host) -> BatchStage:
-        """Open the stage for one run."""
         return BatchStage(self, host)
 
 
@@ -148,7 +147,6 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
         self.start(entry, [BatchItem(key, item)])
 
     def statistics(self) -> StageStatistics:
-        """Return the statistics of the work under way."""
         batches, mean = self._batches, self._called / self._calls_made if self._calls_made else 0.0
         return StageStatistics(
             self.definition.name, batches.running, batches.waiting, batches.keys, self._calls_made, mean

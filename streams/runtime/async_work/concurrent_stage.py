@@ -101,7 +101,6 @@ class ConcurrentStageDefinition:
         return ("handler", *described(self.handler))
 
     def open(self, host: Host) -> ConcurrentStage:
-        """Open the stage for one run."""
         return ConcurrentStage(self, host)
 
 
@@ -134,7 +133,6 @@ class ConcurrentStage:
         return found
 
     def statistics(self) -> StageStatistics:
-        """Return the statistics of the work under way."""
         return self.runner.statistics()
 
     def close(self) -> list[asyncio.Task[None]]:

@@ -131,7 +131,7 @@ class JobRunner:
                 self._look_again(job.lane)
 
     def _look_again(self, lane: Hashable) -> None:
-        """There may be room in this lane."""
+        """Wake the entry that was refused in this lane, if there is room for it now."""
         refused = self._refused.get(lane)
         if refused is not None and self._jobs.has_room(lane, refused[1]):
             del self._refused[lane]

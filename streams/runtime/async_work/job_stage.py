@@ -39,7 +39,6 @@ class JobDefinition:
         return (self.kind, *functions, *(() if self.then is None else self.then.described))
 
     def open(self, host: Host) -> JobStage:
-        """Open the stage for one run."""
         return JobStage(self, host)
 
 
@@ -75,7 +74,6 @@ class JobStage(AsyncStage[Plan, "_EventJob"]):
         self.start(entry, (key, item))
 
     def statistics(self) -> StageStatistics:
-        """Return the statistics of the jobs under way."""
         return self.runner.statistics()
 
     def close(self) -> list[asyncio.Task[None]]:

@@ -53,12 +53,12 @@ class Outlet:
 
     @property
     def waiting(self) -> int:
-        """Deliveries that the producer has not taken yet."""
+        """Return the number of deliveries that the producer has not taken yet."""
         return len(self._queue)
 
     @property
     def running(self) -> int:
-        """Deliveries that are not reported yet."""
+        """Return the number of deliveries that are not reported yet."""
         return len(self._unreported)
 
     def send(self, delivery: Delivery) -> None:
@@ -158,7 +158,6 @@ class ProducerDefinition:
         return described(self.finalizer, self.on_failure)
 
     def open(self, host: Host) -> ProducerStage:
-        """Open the stage for one run."""
         return ProducerStage(self, host)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -201,7 +200,6 @@ class ProducerStage(ItemsStage[list[Record], ItemsWork[Delivery]]):
         return work
 
     def statistics(self) -> StageStatistics:
-        """Return the statistics of the records under way."""
         running = sum(outlet.running for outlet in self._outlets.values())
         waiting = sum(outlet.waiting for outlet in self._outlets.values())
         return StageStatistics(self._definition.name, running, waiting, 0)

@@ -276,7 +276,7 @@ class Handover:
             )
 
     def statistics(self) -> tuple[MoveStatistics, ...]:
-        """Moves under way here, ordered by partition."""
+        """Return the moves under way here, ordered by partition."""
         now = self._member.now()
         going = [
             MoveStatistics(number, "out", order.to, order.generation, None)

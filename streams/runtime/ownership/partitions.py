@@ -91,7 +91,7 @@ class Partitions:
         self.changed.notify()
 
     def deliver(self, batch: Batch) -> None:
-        """Records from the input."""
+        """Queue the records of a batch with their partitions' workers."""
         for partition, records in batch.records.items():
             worker = self.workers.get(partition)
             if worker is None or worker.state is not _S.ACTIVE or batch.epochs.get(partition) != worker.epoch:
@@ -101,7 +101,7 @@ class Partitions:
         self._bound_memory()
 
     def make_room(self) -> None:
-        """The poll thread has no room although no queue is full: pause the partition that has most of it."""
+        """Pause the partition that has most records: the poll thread has no room, although no queue is full."""
         inboxes = (worker.inbox for worker in self.workers.values())
         most = max(inboxes, key=lambda inbox: inbox.counted_size or inbox.counted, default=None)
         if most is not None and (most.counted or most.counted_size):  # an empty queue would never be resumed
@@ -300,5 +300,5 @@ class Partitions:
 
 
 def _is_releasing(worker: PartitionWorker) -> bool:
-    """Whether it is still being handed over: anything may have happened during an await."""
+    """Check that it is still being handed over: anything may have happened during an await."""
     return worker.state is _S.RELEASING

@@ -77,7 +77,7 @@ class Replica(FollowedPartition):
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is warm."""
+        """Check that it is warm."""
         return self.caught_up and self.failure is None and self.behind <= READY_WITHIN
 
     def receive(self, records: list[IncomingRecord]) -> None:
@@ -105,7 +105,7 @@ class Replica(FollowedPartition):
         self.size += size
 
     def advance(self, position: int, end: int, *, more: bool) -> bool:
-        """As of every partition; returns whether that is news for a take-over or a move."""
+        """See ``FollowedPartition.advance``; returns whether that is news for a take-over or a move."""
         before = self.position
         first = super().advance(position, end, more=more)
         reached = self.goal is not None and before < self.goal <= self.position
@@ -335,7 +335,7 @@ class Replicas:
         return copy.busy
 
     def _received(self, partition: int, epoch: int, records: list[IncomingRecord], position: int, end: int) -> None:
-        """On the tail's thread."""
+        """See ``ports.Tail.start``. On the tail's thread."""
         with self._lock:
             copy = self._copies.get(partition)
             if copy is None or copy.epoch != epoch or copy.failure is not None:
@@ -363,7 +363,7 @@ class Replicas:
             raise failure
 
     def _failed(self, partition: int, epoch: int, error: Exception) -> None:
-        """On the tail's thread."""
+        """See ``ports.Tail.start``. On the tail's thread."""
         with self._lock:
             copy = self._copies.get(partition)
             if copy is None or copy.epoch != epoch:

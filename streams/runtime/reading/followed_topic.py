@@ -1,4 +1,4 @@
-"""Questions of a global change log about its topic: whether it is there, still the same one, and where its logs end."""
+"""Requests of a global change log about its topic: whether it exists, is still the same one, and where its logs end."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from streams.runtime.reading.log_follower import Tail
 
 _log = logging.getLogger(__name__)
 
-QUESTION_SECONDS = 5.0
-"""How long one question may take before it is asked again."""
+REQUEST_SECONDS = 5.0
+"""The time of one request before it is repeated."""
 _PAUSE_SECONDS = 0.25
 
 T = TypeVar("T")
 
 
 class Topics(Protocol):
-    """Who answers (``clients.admin.TopicAdmin``). Blocks."""
+    """Requests about topics (``clients.admin.TopicAdmin``). They block."""
 
     def identity(self, name: str, timeout_seconds: float) -> tuple[str, int] | None: ...
     def watermarks(self, topic: str, partitions: None, timeout_seconds: float) -> Mapping[int, Watermarks]: ...
@@ -35,14 +35,15 @@ class Topics(Protocol):
 
 
 class LogTail(ports.Tail, Protocol):
-    """Who reads (``runtime.tail.Tail``)."""
+    """The thread that reads (``log_follower.Tail``)."""
 
     @property
     def ended(self) -> bool: ...
 
 
 class Connections:
-    """What a global change log connects to. Making a client may take milliseconds, and does no I/O."""
+    """Builds the clients of a global change log: a thread for requests, the requests, and the reading thread. That may
+    take milliseconds, and does no I/O."""
 
     def __init__(self, settings: ClientSettings, topic: str) -> None:
         self.addresses = settings.bootstrap_servers
@@ -50,20 +51,17 @@ class Connections:
         self._topic = topic
 
     def worker(self) -> ports.Blocking:
-        """A thread for questions."""
         return Worker("kes-topic-questions")
 
     def topics(self) -> Topics:
-        """Who answers them."""
         return TopicAdmin(self._settings)
 
     def tail(self) -> LogTail:
-        """The thread that reads, and its consumer."""
         return Tail(lambda: LogConsumer(self._settings, self._topic, TAIL))
 
 
 class FollowedTopic:
-    """One topic, as it was when it was found. On the loop; questions run on a thread of its own, and raise ``Stopped``
+    """One topic, as it was when it was found. On the loop; requests run on a thread of its own, and raise ``Stopped``
     after ``close``."""
 
     def __init__(self, topic: str, connections: Connections) -> None:
@@ -73,12 +71,13 @@ class FollowedTopic:
         self._connections = connections
         self._worker = connections.worker()
         self._clients: list[Topics] = []
-        self._asking: set[anyio.CancelScope] = set()
+        self._requests: set[anyio.CancelScope] = set()
         self._closed = False
 
     async def find(self, seconds: float) -> None:
-        """Wait until the topic is there. ``TopicError`` if it never is, ``BrokerUnavailable`` if nobody answers."""
-        self._clients.append(await self._ask(self._connections.topics))
+        """Wait until the topic exists. Raises ``TopicError`` if it never does, ``BrokerUnavailable`` without an
+        answer."""
+        self._clients.append(await self._request(self._connections.topics))
         deadline = time.monotonic() + seconds
         while (found := await self._identity(deadline)) is None:
             if time.monotonic() >= deadline:
@@ -90,10 +89,10 @@ class FollowedTopic:
         self._id, self.partitions = found
 
     async def loss(self, deadline: float) -> StreamsError | None:
-        """Whether the topic is not the one any more that was found: the error that says so. Otherwise ``partitions`` is
-        what it has now. Raises what asking meets."""
+        """Return an error if the topic is not the one any more that was found. Otherwise set ``partitions`` to its
+        number now. Raises the error of the request."""
         found = await self._identity(deadline)
-        if found is None:  # asked twice: a broker that has just started may not know everything
+        if found is None:  # requested twice: a broker that has just started may not know everything
             await anyio.sleep(_PAUSE_SECONDS)
             found = await self._identity(deadline)
         if found is None:
@@ -101,8 +100,8 @@ class FollowedTopic:
         identity, partitions = found
         if identity != self._id:
             return OffsetError(
-                f"topic {self.topic} was deleted and made again (its id was {self._id}, and is {identity}): what was "
-                "received came from the old one. Start a new global change log"
+                f"topic {self.topic} was deleted and created again (its id was {self._id}, and is {identity}): all "
+                "that was received came from the old one. Start a new global change log"
             )
         if partitions > self.partitions:
             _log.warning(
@@ -116,13 +115,15 @@ class FollowedTopic:
         return None
 
     async def ends(self, deadline: float) -> Mapping[int, Watermarks]:
-        """Start, last stable offset and high watermark of all partitions."""
-        return await self._asked_until(deadline, lambda seconds: self._clients[0].watermarks(self.topic, None, seconds))
+        """Return start, last stable offset and high watermark of all partitions."""
+        return await self._repeat_until(
+            deadline, lambda seconds: self._clients[0].watermarks(self.topic, None, seconds)
+        )
 
     async def warn_if_not_compacted(self) -> None:
-        """A topic whose records are deleted by age or size is not what it seems to be a view of."""
+        """Warn of a topic whose records are deleted by age or size: it has more than a view of it will have later."""
         try:
-            found = await self._ask(lambda: self._clients[0].describe([self.topic], QUESTION_SECONDS))
+            found = await self._request(lambda: self._clients[0].describe([self.topic], REQUEST_SECONDS))
         except Stopped:
             raise
         except StreamsError as error:  # a reader needs no right to see settings
@@ -139,35 +140,35 @@ class FollowedTopic:
             )
 
     def close(self) -> None:
-        """End the thread as soon as it has its answer; who waits for one gets ``Stopped``."""
+        """End the thread as soon as it has its answer; tasks that wait for one get ``Stopped``."""
         if not self._closed:
             self._closed = True
             self._worker.post(self._clients.clear)  # there, since the end of a client takes a moment
             self._worker.abandon()
-            for scope in self._asking:
+            for scope in self._requests:
                 scope.cancel()
 
     async def _identity(self, deadline: float) -> tuple[str, int] | None:
-        return await self._asked_until(deadline, lambda seconds: self._clients[0].identity(self.topic, seconds))
+        return await self._repeat_until(deadline, lambda seconds: self._clients[0].identity(self.topic, seconds))
 
-    async def _asked_until(self, deadline: float, question: Callable[[float], T]) -> T:
-        """Ask again while nobody answers, until the deadline."""
+    async def _repeat_until(self, deadline: float, request: Callable[[float], T]) -> T:
+        """Repeat a request without an answer, until the deadline."""
         while True:
             left = deadline - time.monotonic()
             try:
-                return await self._ask(question, min(max(left, 0.1), QUESTION_SECONDS))
+                return await self._request(request, min(max(left, 0.1), REQUEST_SECONDS))
             except BrokerUnavailable:
-                if left <= QUESTION_SECONDS:
+                if left <= REQUEST_SECONDS:
                     raise
             await anyio.sleep(_PAUSE_SECONDS)
 
-    async def _ask(self, question: Callable[..., T], *args: Any) -> T:
+    async def _request(self, request: Callable[..., T], *args: Any) -> T:
         if self._closed:
             raise Stopped(f"the global change log of {self.topic} is stopped")
         with anyio.CancelScope() as scope:
-            self._asking.add(scope)
+            self._requests.add(scope)
             try:
-                return await self._worker.call(question, *args)
+                return await self._worker.call(request, *args)
             finally:
-                self._asking.discard(scope)
+                self._requests.discard(scope)
         raise Stopped(f"the global change log of {self.topic} is stopped")

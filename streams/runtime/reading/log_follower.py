@@ -42,7 +42,7 @@ class FollowedPartition:
 
     @property
     def behind(self) -> int:
-        """Offsets that are left, as far as is known (holes and markers count)."""
+        """Return the offsets that are left, as far as is known (holes and markers count)."""
         return max(0, self.end - max(self.position, 0))
 
     def begin_at(self, offset: int) -> None:
@@ -50,8 +50,8 @@ class FollowedPartition:
         self.start = self.position = offset
 
     def advance(self, position: int, end: int, *, more: bool) -> bool:
-        """Take in that everything below ``position`` was read, of a log that ends at ``end`` as far as is known;
-        ``more`` records came. Returns whether it has met the end, for the first time."""
+        """Note that everything below ``position`` was read, of a log that ends at ``end`` as far as is known; ``more``
+        records came. Returns whether it has met the end, for the first time."""
         self.position = max(self.position, position)
         self.end = max(self.end, end, self.position)
         first = not self.caught_up and (not more or position >= end >= 0)

@@ -1,7 +1,7 @@
 """The life of a global change log on its event loop: start, watch, catch up, fail, stop.
 
-The reading itself is on the tail's thread (``following.py``), questions about the topic are on another
-(``followed_topic.py``). What they meet comes back here, and is decided here.
+The tail's thread reads (``view_follower.py``), another one carries requests about the topic (``followed_topic.py``).
+Their news and errors come back to the loop, and are decided here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from streams.errors import (
     TopicError,
 )
 from streams.runtime.bridge import Inlet
-from streams.runtime.reading.followed_topic import QUESTION_SECONDS, Connections, FollowedTopic, LogTail
+from streams.runtime.reading.followed_topic import REQUEST_SECONDS, Connections, FollowedTopic, LogTail
 from streams.runtime.reading.view_follower import Following, LogPartitionStatistics, OnError, Receiver
 from streams.runtime.signal import Broadcast
 from streams.statistics import SourceState
@@ -33,11 +33,11 @@ from streams.statistics import SourceState
 _log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 5.0
-"""How often progress is logged while catching up, and the topic's id and number of partitions are looked at."""
+"""Between two logs of the progress while catching up, and two looks at the topic's id and number of partitions."""
 STOP_SECONDS = 10.0
-"""How long ``stop`` waits for a receiver that does not come back."""
+"""For ``stop``, with a receiver that does not come back."""
 RETRY_SECONDS = 0.5
-"""A partition that can not be read although its topic is there is tried again after this."""
+"""Until the next try of a partition that cannot be read although its topic exists."""
 _POLL_SECONDS = 0.005
 
 Missing = list[tuple[int, int, int, bool]]
@@ -64,13 +64,13 @@ class LogReader:
         self._topic_timeout = topic_timeout_seconds
         self._changed: Broadcast  # made on the loop
         self._cancel: Callable[[], None] = lambda: None
-        self._questions: FollowedTopic | None = None
+        self._followed_topic: FollowedTopic | None = None
         self._tail: LogTail | None = None
         self._following: Following | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiters = 0
         self._began = 0.0
-        self._told = False  # that it has caught up
+        self._is_logged = False  # that it has caught up
         self._failing: dict[int, tuple[float, float]] = {}
         """Partitions that could not be read: when that began, and when it was seen last."""
 
@@ -80,22 +80,20 @@ class LogReader:
         if self.state is not SourceState.CREATED:
             raise RegistrationError(f"the global change log of {self.topic} was started before; make another one")
         if not self.receivers:
-            raise RegistrationError(
-                f"nobody receives the changes of {self.topic}: call table() or add_receiver() first"
-            )
+            raise RegistrationError(f"{self.topic} has no receiver: call table() or add_receiver() first")
         self.state = SourceState.STARTING
         self._changed = Broadcast()
-        questions = self._questions = FollowedTopic(self.topic, self._connections)
+        followed = self._followed_topic = FollowedTopic(self.topic, self._connections)
         try:
-            await questions.find(self._topic_timeout)
+            await followed.find(self._topic_timeout)
         except BaseException:
-            questions.close()
+            followed.close()
             stopping = self.state is SourceState.STOPPING
-            self._questions, self.state = None, SourceState.STOPPED if stopping else SourceState.CREATED
+            self._followed_topic, self.state = None, SourceState.STOPPED if stopping else SourceState.CREATED
             self._changed.notify()
             raise
-        news: Inlet[None] = Inlet(lambda _: self._heard())
-        failed: Inlet[tuple[int, Exception]] = Inlet(lambda told: self._heard_failure(*told))
+        news: Inlet[None] = Inlet(lambda _: self._progressed())
+        failed: Inlet[tuple[int, Exception]] = Inlet(lambda failure: self._partition_failed(*failure))
         self._tail = self._connections.tail()
         self._following = Following(
             self.topic,
@@ -107,11 +105,11 @@ class LogReader:
         )
         self._began = time.monotonic()
         self.state = SourceState.RUNNING
-        self._following.grow(questions.partitions)
-        self._task(self._watch, self._following, questions)
+        self._following.grow(followed.partitions)
+        self._task(self._watch, self._following, followed)
 
     def on_failure(self, cancel: Callable[[], None]) -> None:
-        """Call this when it fails, or now if it has."""
+        """Have ``cancel`` called when the reading fails, or now if it has."""
         self._cancel = cancel
         if self.failure is not None:
             cancel()
@@ -143,7 +141,7 @@ class LogReader:
             raise self.failure
 
     def running(self) -> Following:
-        """Who reads. Raises what it failed with, or ``Stopped``."""
+        """Return the running reading. Raises the error that it failed with, or ``Stopped``."""
         if self.failure is not None:
             raise self.failure
         if self.state is not SourceState.RUNNING or self._following is None:
@@ -153,12 +151,12 @@ class LogReader:
     # -- how far it is -------------------------------------------------------------------------------------------------
 
     async def wait_caught_up(self, timeout_seconds: float | None, settle_seconds: float) -> bool:
-        following, questions = self.running(), self._questions
-        assert questions is not None  # it is running
+        following, followed = self.running(), self._followed_topic
+        assert followed is not None  # it is running
         deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
         try:
-            await self._look(following, questions, deadline)
-            marks = await questions.ends(deadline)
+            await self._look(following, followed, deadline)
+            marks = await followed.ends(deadline)
         except Stopped:
             self.running()  # raises what it failed with meanwhile, if that is why
             raise
@@ -176,12 +174,12 @@ class LogReader:
         return not missing
 
     def statistics(self) -> tuple[bool, tuple[LogPartitionStatistics, ...]]:
-        """Whether it has caught up once, and how far each partition is."""
+        """Return whether it has caught up once, and the progress of each partition."""
         following = self._following
         return (False, ()) if following is None else (following.caught_up, following.statistics())
 
     async def _reach(self, goals: Mapping[int, int], until: float) -> Missing:
-        """Wait until the goals are reached, or until it is too late: what is missing then."""
+        """Wait until the goals are reached, or until it is too late; return the partitions that lack records then."""
         self._waiters += 1
         try:
             while True:
@@ -196,27 +194,28 @@ class LogReader:
             if self._following is not None:
                 self._following.awaited = self._waiters > 0
 
-    # -- what it hears -------------------------------------------------------------------------------------------------
+    # -- news of the thread --------------------------------------------------------------------------------------------
 
-    def _heard(self) -> None:
+    def _progressed(self) -> None:
         following = self._following
-        if not self._told and following is not None and following.caught_up:
-            self._told = True
+        if not self._is_logged and following is not None and following.caught_up:
+            self._is_logged = True
             _, _, records = following.progress()
             seconds, partitions = time.monotonic() - self._began, following.partitions
             _log.info("%s: caught up: %d records, %d partitions, %.1f s", self.topic, records, partitions, seconds)
         self._changed.notify()
 
-    def _heard_failure(self, partition: int, error: Exception) -> None:
+    def _partition_failed(self, partition: int, error: Exception) -> None:
         if isinstance(error, TopicError | OffsetError) and self.state is SourceState.RUNNING:
             self._task(self._examine, partition, error)
         else:
             self._fail(error)
 
     async def _examine(self, partition: int, error: TopicError | OffsetError) -> None:
-        """A partition can not be read: is its place in the log gone, or the topic, or does a broker not know it yet?"""
-        following, questions = self.running(), self._questions
-        assert questions is not None  # it is running
+        """Find out why a partition cannot be read: its place in the log is gone, or the topic, or a broker does not
+        know it yet."""
+        following, followed = self.running(), self._followed_topic
+        assert followed is not None  # it is running
         now = time.monotonic()
         began, last = self._failing.get(partition, (now, now))
         if now - last > 10 * RETRY_SECONDS:
@@ -224,7 +223,7 @@ class LogReader:
         self._failing[partition] = began, now
         while True:
             try:
-                await self._look(following, questions, time.monotonic() + QUESTION_SECONDS)
+                await self._look(following, followed, time.monotonic() + REQUEST_SECONDS)
                 break
             except BrokerUnavailable as unavailable:
                 _log.debug("%s: %s", self.topic, unavailable)
@@ -235,30 +234,30 @@ class LogReader:
         await anyio.sleep(RETRY_SECONDS)
         following.go_on(partition)
 
-    async def _watch(self, following: Following, questions: FollowedTopic) -> None:
-        """Says how far it is while it catches up, and looks after the topic."""
-        await questions.warn_if_not_compacted()
+    async def _watch(self, following: Following, followed: FollowedTopic) -> None:
+        """Log the progress until it has caught up, and check the topic again and again."""
+        await followed.warn_if_not_compacted()
         passed, at = 0, self._began
         while True:
             await anyio.sleep(WATCH_SECONDS)
-            if not self._told:
+            if not self._is_logged:
                 before, since, at = passed, at, time.monotonic()
                 passed, left, records = following.progress()
                 rate = (passed - before) / (at - since)
                 time_left = f"{left / rate:.0f} s left" if rate > 0 else "standing still"
                 _log.info("%s: %d records, %d offsets to go, %.0f/s, %s", self.topic, records, left, rate, time_left)
             try:
-                await self._look(following, questions, time.monotonic() + QUESTION_SECONDS)
+                await self._look(following, followed, time.monotonic() + REQUEST_SECONDS)
             except BrokerUnavailable as error:
                 _log.debug("%s: %s", self.topic, error)
 
-    async def _look(self, following: Following, questions: FollowedTopic, deadline: float) -> None:
-        """Whether the topic is still the same; it may have grown. Fails, and raises, if it is not."""
-        loss = await questions.loss(deadline)
+    async def _look(self, following: Following, followed: FollowedTopic, deadline: float) -> None:
+        """Check that the topic is still the same; it may have grown. Fails, and raises, if it is not."""
+        loss = await followed.loss(deadline)
         if loss is not None:
             self._fail(loss)
             raise loss
-        following.grow(questions.partitions)
+        following.grow(followed.partitions)
 
     def _task(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
         async def run() -> None:
@@ -292,15 +291,15 @@ class LogReader:
     def _end_reading(self) -> None:
         if self._following is not None:
             self._following.end()
-        if self._questions is not None:
-            self._questions.close()
+        if self._followed_topic is not None:
+            self._followed_topic.close()
         for task in self._tasks - {asyncio.current_task()}:
             task.cancel()
         self._changed.notify()
 
     def _is_over(self) -> bool:
-        """Whether no start is under way, and no thread is left that could call a receiver."""
-        starting = self._questions is not None and self._following is None
+        """Check that no start is under way, and no thread is left that could call a receiver."""
+        starting = self._followed_topic is not None and self._following is None
         return not starting and (self._tail is None or self._tail.ended)
 
     def _end_receivers(self) -> None:

@@ -2,7 +2,7 @@
 
 Two bounds keep memory flat. The thread stops polling while ``room`` records (or bytes) are on their way to handlers;
 and a partition whose own queue is full is paused, and no longer counts. When there is no room for a while although
-no queue is full, the engine is asked to pause the partition that has most: so a slow partition holds up only itself.
+no queue is full, the engine has to pause the partition that has most: so a slow partition holds up only itself.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from streams.runtime.ports import Batch, LogConsumer
 from streams.runtime.reading.thread import POLL_SECONDS, ReadingThread
 
 STARVED_POLLS = 5
-"""After so many polls without room the engine is asked to make some: a slow partition's queue is holding it."""
+"""After so many polls without room the engine has to make some: a slow partition's queue is holding it."""
 
 
 def size_of(records: list[IncomingRecord]) -> int:
-    """Bytes of keys, values and headers. Those that follow each other mostly have the same headers: priced once."""
+    """Return the bytes of keys, values and headers. Records in a row mostly have the same headers: priced once."""
     size = price = 0
     headers: ReceivedHeaders | None = None
     for record in records:
@@ -33,7 +33,7 @@ def size_of(records: list[IncomingRecord]) -> int:
 
 
 class Poller(ReadingThread):
-    """``ports.Input`` over a consumer of its own."""
+    """``ports.Input`` (which documents the methods) over a consumer of its own."""
 
     def __init__(
         self, connect: Callable[[], LogConsumer], *, max_poll_records: int, room: int, room_bytes: int
@@ -51,17 +51,15 @@ class Poller(ReadingThread):
         # Under the lock:
         self._outstanding = 0
         self._outstanding_bytes = 0
-        self._is_asked = False
+        self._is_starving = False
         self._has_room = threading.Event()
         self._has_room.set()
 
     def start(
         self, deliver: Callable[[Batch], None], make_room: Callable[[], None], fail: Callable[[Exception], None]
     ) -> None:
-        """Connect, and start the thread. The three run on the loop that calls this."""
-
         def starving(_: None) -> None:
-            self._is_asked = False  # on the loop: a loop that stands still has one such question waiting, not many
+            self._is_starving = False  # on the loop: a loop that stands still has one such call waiting, not many
             make_room()
 
         self._batches, self._starving, self._failures = Inlet(deliver), Inlet(starving), Inlet(fail)
@@ -69,19 +67,15 @@ class Poller(ReadingThread):
         self._launch()
 
     def expect(self, partitions: Collection[int]) -> None:
-        """These may be added soon: until they are, or others are expected, polls stay short."""
         self._commands.put(partial(setattr, self, "_awaited", frozenset(partitions)))
 
     def pause(self, partition: int) -> None:
-        """Read nothing more of it for now."""
         self._commands.put(partial(self._pause, partition))
 
     def resume(self, partition: int) -> None:
-        """Go on reading it."""
         self._commands.put(partial(self._resume, partition))
 
     def handled(self, records: int, size: int) -> None:
-        """So many records, of so many bytes, do not count any more."""
         with self._lock:
             self._outstanding -= records
             self._outstanding_bytes -= size
@@ -89,7 +83,6 @@ class Poller(ReadingThread):
                 self._has_room.set()
 
     def close(self) -> None:
-        """End the thread and close the consumer, soon."""
         super().close()
         self._has_room.set()
 
@@ -101,13 +94,13 @@ class Poller(ReadingThread):
             super()._poll()
             return
         self._starved_polls += 1
-        if self._starved_polls >= STARVED_POLLS and not self._is_asked:
-            self._is_asked = True
+        if self._starved_polls >= STARVED_POLLS and not self._is_starving:
+            self._is_starving = True
             self._starving.put(None)
 
     def _poll_seconds(self) -> float:
-        """Short while a command is sure to come: an ``add`` of an expected partition, a ``resume`` of a paused one, or
-        because an event fails that is still queued."""
+        """Keep polls short while a command is sure to come: an ``add`` of an expected partition, a ``resume`` of a
+        paused one, or because an event fails that is still queued."""
         if self._awaited or self._paused or self._outstanding:
             return POLL_SECONDS
         return super()._poll_seconds()
@@ -127,7 +120,7 @@ class Poller(ReadingThread):
         self.close()  # no record of a topic that may be another one by now
 
     def _connect_early(self) -> None:
-        """Before the first partition comes, which would have to wait for it."""
+        """Connect before the first partition comes, which would have to wait for it."""
         try:
             self._connected()
         except Exception as error:

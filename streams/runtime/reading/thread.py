@@ -16,13 +16,13 @@ from streams.records import Progress
 from streams.runtime.ports import LogConsumer
 
 POLL_SECONDS = 0.02
-"""How long a poll waits for a first record: the longest that a command has to wait for its turn."""
+"""The wait of a poll for a first record: the longest that a command has to wait for its turn."""
 
-CALM_POLL_SECONDS = 0.1
-"""The same when it is calm. A record ends either poll at once."""
+LONG_POLL_SECONDS = 0.1
+"""The same after a time without news and commands. A record ends either poll at once."""
 
-CALM_AFTER_SECONDS = 1.0
-"""It is calm when nothing came, and no command, for so long."""
+LONG_AFTER_SECONDS = 1.0
+"""The time without a record and without a command after which polls are long."""
 
 
 class ReadingThread:
@@ -45,14 +45,13 @@ class ReadingThread:
         self._closed = False
         self._thread: threading.Thread | None = None
         # Of the thread only:
-        self._calm_at = 0.0
+        self._long_polls_at = 0.0
         self._consumer: LogConsumer | None = None
         self._epochs: dict[int, int] = {}
         """Partition -> epoch, as the consumer reads it. Never changed in place."""
 
     def add(self, partition: int, offset: int, epoch: int) -> None:
-        """Read a partition from this offset on (-1: from the start of its log), under this epoch, which replaces an
-        earlier one. Does nothing after ``close``."""
+        """See ``ports.Reading``. The new epoch replaces an earlier one. Does nothing after ``close``."""
         with self._lock:
             if self._closed:
                 return
@@ -61,7 +60,6 @@ class ReadingThread:
             self._commands.put(partial(self._add, partition, offset, epoch))
 
     def remove(self, partitions: Collection[int]) -> None:
-        """Stop reading these. What is on its way may still come."""
         gone = frozenset(partitions)
         with self._lock:
             for partition in gone:
@@ -69,7 +67,6 @@ class ReadingThread:
             self._commands.put(partial(self._remove, gone))
 
     def close(self) -> None:
-        """End the thread and close the consumer, soon."""
         with self._lock:
             self._closed = True
             self._wanted.clear()
@@ -77,7 +74,7 @@ class ReadingThread:
 
     @property
     def ended(self) -> bool:
-        """Whether its thread does not run: not yet, or not any more."""
+        """Check that its thread does not run: not yet, or not any more."""
         return self._thread is None or not self._thread.is_alive()
 
     # -- for subclasses ------------------------------------------------------------------------------------------------
@@ -91,8 +88,8 @@ class ReadingThread:
         raise NotImplementedError
 
     def _poll_seconds(self) -> float:
-        """How long the next poll may wait."""
-        return POLL_SECONDS if time.monotonic() < self._calm_at else CALM_POLL_SECONDS
+        """Return the longest wait of the next poll."""
+        return POLL_SECONDS if time.monotonic() < self._long_polls_at else LONG_POLL_SECONDS
 
     # -- the thread ----------------------------------------------------------------------------------------------------
 
@@ -103,7 +100,7 @@ class ReadingThread:
 
     def _run(self) -> None:
         try:
-            while self._obey():
+            while self._carry_out_commands():
                 try:
                     self._poll()
                 except Exception as error:
@@ -111,7 +108,7 @@ class ReadingThread:
         finally:
             self._drop_consumer()
 
-    def _obey(self) -> bool:
+    def _carry_out_commands(self) -> bool:
         """Carry out the commands; wait for one while nothing is read. ``False``: close."""
         while True:
             try:
@@ -127,7 +124,7 @@ class ReadingThread:
                 command()
             except Exception as error:
                 self._start_anew(error)
-            self._disturbed()
+            self._note_activity()
 
     def _next_command(self) -> Callable[[], None] | None:
         if self._epochs:
@@ -139,14 +136,14 @@ class ReadingThread:
         assert consumer is not None  # something is read
         news = consumer.poll_batch(self._poll_seconds(), self._limit)
         if news:
-            self._disturbed()
+            self._note_activity()
             self._received(news)
         for partition, error in consumer.take_failures().items():
             self._give_up(partition, error)
 
-    def _disturbed(self) -> None:
+    def _note_activity(self) -> None:
         """Note that something came, or a command: more of it is likely."""
-        self._calm_at = time.monotonic() + CALM_AFTER_SECONDS
+        self._long_polls_at = time.monotonic() + LONG_AFTER_SECONDS
 
     def _connected(self) -> LogConsumer:
         if self._consumer is None:

@@ -1,7 +1,7 @@
-"""What a global change log does on the tail's thread: hand each record to the receivers, and keep count of how far.
+"""Hand the records of a global change log to its receivers, and count the progress, on the tail's thread.
 
-One object per log. Receivers only ever run on the tail's thread, one at a time. What other threads ask for (pause,
-resume, the end) takes effect between two records: the epoch of a partition says whose turn it is.
+One object per log. Receivers only ever run on the tail's thread, one at a time. Requests of other threads (pause,
+resume, the end) take effect between two records: each gives the partition a new epoch, and older records are dropped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OnError = ErrorPolicy | Callable[[IncomingRecord, RecordError], ErrorResponse]
 
 
 class Receiver(NamedTuple):
-    """Somebody who gets the records; ``name`` is for messages, ``end`` is called once after the last record."""
+    """A receiver of the records; ``name`` is for messages, ``end`` is called once after the last record."""
 
     name: str
     receive: Callable[[IncomingRecord], object]
@@ -36,7 +36,7 @@ class Receiver(NamedTuple):
 
 
 def to_changes(receive_change: Callable[[Change], object]) -> Callable[[IncomingRecord], object]:
-    """A store's ``receive_change`` as the receiver of records."""
+    """Make a receiver of records from a store's ``receive_change``."""
 
     def receive(record: IncomingRecord) -> None:
         assert record.key is not None  # such records do not come here
@@ -107,7 +107,7 @@ class Following:
         self._epoch = 0
         tail.start(self._receive, self._fail)
 
-    # -- what others ask for -------------------------------------------------------------------------------------------
+    # -- requests of all threads ---------------------------------------------------------------------------------------
 
     def grow(self, partitions: int) -> None:
         """Follow those of the first ``partitions`` that are not followed yet, from the start of their logs."""
@@ -126,8 +126,8 @@ class Following:
                 self._follow(partition, followed.next)
 
     def pause(self, partitions: Collection[int] | None) -> None:
-        """Hand over nothing of these (``None``: of all that there are); what a receiver has at this moment is the last
-        of it. ``ConfigError`` for a number that there is not."""
+        """Hand over nothing of these partitions (``None``: of all); the record that a receiver has at this moment is
+        the last one. Raises ``ConfigError`` for an unknown number."""
         with self._lock:
             for number in self._checked(partitions):
                 followed = self._followed[number]
@@ -156,10 +156,10 @@ class Following:
         self._ended.set()
         self._tail.close()
 
-    # -- what is known -------------------------------------------------------------------------------------------------
+    # -- progress ------------------------------------------------------------------------------------------------------
 
     def missing(self, goals: Mapping[int, int]) -> list[tuple[int, int, int, bool]]:
-        """(Partition, position, goal, whether it is paused) of those that have not reached their goal."""
+        """Return (partition, position, goal, whether it is paused) of those that have not reached their goal."""
         with self._lock:
             return [
                 (number, followed.position, goal, followed.paused)
@@ -169,24 +169,24 @@ class Following:
 
     @property
     def partitions(self) -> int:
-        """How many are followed."""
+        """Return the number of followed partitions."""
         return len(self._followed)
 
     @property
     def caught_up(self) -> bool:
-        """Whether each partition has met the end of its log once."""
+        """Check that each partition has met the end of its log once."""
         with self._lock:
             return all(followed.caught_up for followed in self._followed.values())
 
     def progress(self) -> tuple[int, int, int]:
-        """Over all partitions: offsets that were passed, offsets that are left as far as is known, records received."""
+        """Return, over all partitions: offsets that were passed, offsets that are left as far as is known, records
+        received."""
         with self._lock:
             known = [followed for followed in self._followed.values() if followed.position >= 0]
             passed = sum(followed.position - followed.start for followed in known)
             return passed, sum(followed.behind for followed in known), sum(followed.records for followed in known)
 
     def statistics(self) -> tuple[LogPartitionStatistics, ...]:
-        """One entry for each partition."""
         with self._lock:
             return tuple(
                 LogPartitionStatistics(
@@ -236,7 +236,7 @@ class Following:
                 followed.next = record.offset + 1
             try:
                 skipped = self._hand_over(record)
-            except RecordError as error:  # told here: the tail says nothing of a partition that was paused meanwhile
+            except RecordError as error:  # reported here: the tail reports no partition that was paused meanwhile
                 self._ended.set()
                 self._failed(partition, error)
                 return
@@ -257,7 +257,8 @@ class Following:
             self._news()
 
     def _hand_over(self, record: IncomingRecord) -> bool:
-        """To every receiver; whether one of them was passed over. Raises ``RecordError`` if the policy says stop."""
+        """Hand a record to every receiver; return whether one of them was passed over. Raises ``RecordError`` if the
+        policy says stop."""
         if record.key is None:
             self._refused(
                 record, "a change", DecodeError("the record has no key; records of a compacted topic have"), 0
@@ -280,7 +281,8 @@ class Following:
         return passed_over
 
     def _refused(self, record: IncomingRecord, who: str, error: BaseException, attempt: int) -> bool:
-        """What is done about it: another try (``True``), or go on without. Raises ``RecordError``: stop."""
+        """Decide about a record that a receiver refused: ``True``, another try; ``False``, go on without it. Raises
+        ``RecordError``: stop."""
         kind = DecodeError if isinstance(error, DecodeError) else RecordError
         text = reason(error) if isinstance(error, Exception) else type(error).__name__
         failure = kind(f"{record.where} can not be received by {who}: {text}")
@@ -294,13 +296,13 @@ class Following:
                 return True
             skip = decision is Decision.SKIP
         else:
-            skip = self._asked(policy, record, failure) is ErrorResponse.CONTINUE
+            skip = self._answer(policy, record, failure) is ErrorResponse.CONTINUE
         if not skip:
             raise failure
         _log.warning("%s; skipped", failure)
         return False
 
-    def _asked(self, callback: Callable[..., object], record: IncomingRecord, failure: RecordError) -> object:
+    def _answer(self, callback: Callable[..., object], record: IncomingRecord, failure: RecordError) -> object:
         try:
             return callback(record, failure)
         except Exception as error:
