@@ -6,17 +6,14 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from streams.core.policy import Answered
 from streams.records import IncomingRecord
+from streams.runtime.partition.event_context import EventContext
+from streams.runtime.partition.host import Host
 from streams.runtime.partition.reorder_buffer import Entry, Finish, ReorderBuffer
 from streams.statistics import StageStatistics
-
-if TYPE_CHECKING:
-    from streams.runtime.partition.event_context import EventContext
-    from streams.runtime.partition.host import Host
-
 
 PlanT = TypeVar("PlanT")
 WorkT = TypeVar("WorkT", bound="StageWork")

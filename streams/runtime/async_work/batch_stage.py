@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from streams.core.keyed_queue import KeyedItem, KeyedQueue, PartitionLimits
 from streams.errors import BatchError
@@ -15,11 +15,9 @@ from streams.runtime.async_work.async_stage import Blocked, ItemsStage, ItemsWor
 from streams.runtime.async_work.invoke import Calls
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.failures import cancelled_inside
+from streams.runtime.partition.host import Host
 from streams.runtime.partition.reorder_buffer import Entry
 from streams.statistics import StageStatistics
-
-if TYPE_CHECKING:
-    from streams.runtime.partition.host import Host
 
 ValueT = TypeVar("ValueT")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -18,11 +18,9 @@ from streams.runtime.async_work.async_stage import described
 from streams.runtime.async_work.job_runner import Job, JobRunner
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.failures import backoff, cancelled_inside
+from streams.runtime.partition.host import Host
 from streams.runtime.partition.reorder_buffer import Entry, WaitingContext
 from streams.statistics import StageStatistics
-
-if TYPE_CHECKING:
-    from streams.runtime.partition.host import Host
 
 
 class ConcurrentContext(WaitingContext):

@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import stamina
 
@@ -15,9 +15,7 @@ from streams.core.router import check_callable
 from streams.errors import RegistrationError
 from streams.job_settings import JobRetry
 from streams.runtime.partition.failures import cancelled_inside
-
-if TYPE_CHECKING:
-    from streams.runtime.partition.host import Host
+from streams.runtime.partition.host import Host
 
 KINDS = ("async", "thread", "process")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from streams.job_settings import SchedulerConfig
 from streams.metrics import JobEnded
@@ -13,11 +13,9 @@ from streams.runtime.async_work.async_stage import AsyncStage, Follower, StageDe
 from streams.runtime.async_work.invoke import Calls, Outcome
 from streams.runtime.async_work.job_runner import Job, JobRunner
 from streams.runtime.partition.event_context import EventContext
+from streams.runtime.partition.host import Host
 from streams.runtime.partition.reorder_buffer import Entry
 from streams.statistics import StageStatistics
-
-if TYPE_CHECKING:
-    from streams.runtime.partition.host import Host
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

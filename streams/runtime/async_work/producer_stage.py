@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from streams.core.policy import Answered
 from streams.errors import BrokerUnavailable, RecordRefused, Stopped
@@ -14,6 +14,7 @@ from streams.outcomes import ExecutionState
 from streams.records import Acknowledgement, Delivery, Record
 from streams.runtime.async_work.async_stage import Blocked, ItemsStage, ItemsWork, TurnEntry, described
 from streams.runtime.partition.event_context import EventContext
+from streams.runtime.partition.host import Host
 from streams.runtime.partition.reorder_buffer import Entry
 from streams.runtime.ports import Blocking, PlainProducer
 from streams.runtime.signal import Signal
@@ -135,10 +136,6 @@ class Outlet:
         self._worker.abandon()
         if not task.cancelled() and task.exception() is not None:
             raise task.exception()  # type: ignore[misc]
-
-
-if TYPE_CHECKING:
-    from streams.runtime.partition.host import Host
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
