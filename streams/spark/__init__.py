@@ -15,12 +15,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from streams.spark.commit import WriteResult
-from streams.spark.frames import encode, write
+from streams.spark.frames import encode, ordered, write
 from streams.spark.lanes import LanesResult, write_lanes
-from streams.spark.ordering import ordered
-from streams.spark.schemas import schema_of
 from streams.spark.session import local_session, register
+from streams.spark.shapes import schema_of
+from streams.spark.sink import WriteResult
 from streams.spark.source import GrtDataSource
 from streams.spark.tables import as_of, sequence, table
 from streams.spark.topic_logs import end_offsets
@@ -28,9 +27,8 @@ from streams.spark.typed import dead_letters, events, read_events, split
 
 if TYPE_CHECKING:
     from streams.spark.bootstrapping import Bootstrapped, bootstrap
-    from streams.spark.changelogs import changelog_state
     from streams.spark.comparison import Comparison, compare
-    from streams.spark.replays import Replay, State, replay
+    from streams.spark.replays import Replay, State, changelog_state, replay
 
 __all__ = [
     "Bootstrapped",
@@ -67,7 +65,7 @@ _ENGINE = {
     "Replay": "replays",
     "State": "replays",
     "bootstrap": "bootstrapping",
-    "changelog_state": "changelogs",
+    "changelog_state": "replays",
     "compare": "comparison",
     "replay": "replays",
 }

@@ -21,8 +21,7 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
 from streams.spark.problems import element, first, inside
-from streams.spark.schemas import DECIMAL, column_type, wire_type
-from streams.spark.shapes import Field, Mapping, Scalar, Sequence, Shape, Structure
+from streams.spark.shapes import DECIMAL, Field, Mapping, Scalar, Sequence, Shape, Structure, column_type, wire_type
 
 CORRUPT: Final = "__corrupt__"
 """Where ``from_json`` puts the text of what it cannot read. Never seen by users."""

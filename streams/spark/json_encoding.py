@@ -16,8 +16,7 @@ from pyspark.sql import types as t
 
 from streams.errors import ConfigError
 from streams.spark.problems import first, inside
-from streams.spark.schemas import column_type
-from streams.spark.shapes import Mapping, Scalar, Sequence, Shape, Structure
+from streams.spark.shapes import Mapping, Scalar, Sequence, Shape, Structure, column_type
 
 _WRITE: Final = {
     "ignoreNullFields": "false",

@@ -13,19 +13,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from streams.clients.translate import BAD_OFFSET, NO_SUCH_TOPIC, READING_ENDS
 from streams.errors import BrokerUnavailable, OffsetError, StreamsError
 from streams.spark.kafka import client, translated
+from streams.spark.planning import Advance, split
 from streams.spark.read_options import ReadOptions
 from streams.spark.record_batches import batch_of, collector_off
-from streams.spark.topic_logs import LogView
+from streams.spark.topic_logs import LogView, require
 
 _CHUNK: Final = 5000
 _POLL_SECONDS: Final = 0.5
@@ -41,15 +43,48 @@ _log = logging.getLogger(__name__)
 _kept: list[tuple[ReadOptions, LogView]] = []  # the last one: a worker's next range asks over the same connection
 
 
+@dataclass(frozen=True)
 class Range(InputPartition):
     """Records of one partition from offset ``start`` up to, without, ``end``, of the topic with the id ``topic_id``."""
 
-    def __init__(self, topic: str, partition: int, start: int, end: int, topic_id: str) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.start = start
-        self.end = end
-        self.topic_id = topic_id
+    topic: str
+    partition: int
+    start: int
+    end: int
+    topic_id: str
+
+
+def ranges(planned: Advance, ids: Mapping[str, str], options: ReadOptions) -> list[Range]:
+    """What is planned, without the empty ranges, cut as the options say. ``ids`` are those of the topics."""
+    return [
+        Range(place.topic, place.partition, begin, stop, ids[place.topic])
+        for place, begin, stop in split(
+            {place: (begin, planned.end[place]) for place, begin in planned.begin.items()},
+            min_partitions=options.min_partitions,
+            max_records=options.max_records_per_partition,
+        )
+    ]
+
+
+class BatchReader(DataSourceReader):
+    """``spark.read.format("grt")``: a bounded read, whose ranges are fixed once, when Spark plans the query."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Ask the cluster. Raises ``TopicError``, ``BrokerUnavailable``, and ``OffsetError`` when the log does not hold
+        the offsets asked for (any more)."""
+        view = LogView(self._options)
+        logs = view.logs()
+        require(logs, self._options)
+        start, end = (view.resolve(edge, logs) for edge in (self._options.starting, self._options.ending))
+        return ranges(Advance(dict(sorted(start.at.items())), dict(end.at)), start.ids, self._options)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        if not isinstance(partition, Range):  # Spark's way of saying that there is nothing to read
+            return iter(())
+        return batches(partition, self._options)
 
 
 def batches(span: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:

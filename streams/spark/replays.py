@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from types import TracebackType
+from typing import Any, Final, Literal, Self
 
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
@@ -22,15 +23,16 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import ConfigError, EventFailure, StreamsError
 from streams.event_source import EventSource
 from streams.protocols import Codec
+from streams.runtime.changelog import OFFSET_KEY
 from streams.runtime.replay import Program
 from streams.spark.columns import HEADERS_TYPE
-from streams.spark.kept import Kept
 from streams.spark.replay_source import travelling
 from streams.spark.replay_task import END, POSITION, RECORD, RESULT, STATE, replayer
-from streams.spark.value_columns import ValueColumns
+from streams.spark.tables import ERROR, ValueColumns, decoded
 
 _AFTER_ALL: Final = 2**31 - 1  # sorts behind every partition
 
@@ -41,21 +43,39 @@ _INPUT: Final[Mapping[str, t.DataType]] = {
     "headers": HEADERS_TYPE,
     "timestamp": t.TimestampType(),
 }
-_TASK_SCHEMA: Final = t.StructType(
-    [
-        t.StructField("task", t.IntegerType()),
-        t.StructField("partition", t.IntegerType()),
-        t.StructField("kind", t.IntegerType()),
-        t.StructField("offset", t.LongType()),
-        t.StructField("key", t.BinaryType()),
-        t.StructField("value", t.BinaryType()),
-        t.StructField("type", t.StringType()),
-        t.StructField("version", t.IntegerType()),
-        t.StructField("headers", HEADERS_TYPE),
-        t.StructField("timestamp_ms", t.LongType()),
-    ]
-)
+_TASK_COLUMNS: Final[Mapping[str, t.DataType]] = {
+    "task": t.IntegerType(),
+    "partition": t.IntegerType(),
+    "kind": t.IntegerType(),
+    "offset": t.LongType(),
+    "key": t.BinaryType(),
+    "value": t.BinaryType(),
+    "type": t.StringType(),
+    "version": t.IntegerType(),
+    "headers": HEADERS_TYPE,
+    "timestamp_ms": t.LongType(),
+}
+_CHANGELOG: Final = ("partition", "offset", "key", "value")
 _RESULT_SCHEMA: Final = from_arrow_schema(RESULT)
+
+
+class Kept:
+    """Something with a persisted DataFrame, ``_kept``, that is freed by ``unpersist`` or the end of a ``with``."""
+
+    _kept: DataFrame | None
+
+    def unpersist(self) -> None:
+        """Free what is kept: from now on the DataFrames compute everything anew."""
+        if self._kept is not None:
+            self._kept.unpersist()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.unpersist()
 
 
 class State(Kept):
@@ -74,18 +94,32 @@ class State(Kept):
         """The stores, read: columns ``partition``, ``key``, ``value``, ``_error``. Types and codecs are those that the
         store was made with, as for ``streams.spark.table``; where bytes cannot be read ``_error`` says why."""
         keys, values = ValueColumns(key, key_codec, "key"), ValueColumns(value, value_codec, "value")
-        rows = self.stores.select("*", *keys.converted(), *values.converted())
-        rows = rows.select("*", *keys.parsed(), *values.parsed())
-        wrong = [
-            f.when(part.problem().isNotNull(), f.concat(f.lit(f"{name}: "), part.problem()))
-            for name, part in (("key", keys), ("value", values))
-        ]
-        return rows.select(
-            "partition",
-            f.when(keys.problem().isNull(), keys.value()).alias("key"),
-            f.when(values.problem().isNull(), values.value()).alias("value"),
-            f.coalesce(*wrong).alias("_error"),
-        )
+        return decoded(self.stores, keys, values).select("partition", "key", "value", ERROR)
+
+
+def changelog_state(df: DataFrame) -> State:
+    """The state in a changelog topic: ``stores`` with the last value of each key of each partition (deleted keys are
+    not in it), ``positions`` with the input offset that each partition goes on at.
+
+    ``df`` is what ``format("grt")`` reads of the changelog, committed records only, from its start. Read once, when it
+    is first used, and kept until ``unpersist``, so that state and position are of one moment, also while the source is
+    running: each of its transactions ends with an offset record. Raises ``ConfigError`` for missing columns.
+    """
+    if missing := [name for name in _CHANGELOG if name not in df.columns]:
+        raise ConfigError(f"changelog_state needs the columns {', '.join(missing)} as format('grt') reads them")
+    kind = f.col("type") if "type" in df.columns else f.lit(None).cast("string")
+    last = (
+        df.where(f.col("key").isNotNull())
+        .groupBy("partition", "key")
+        .agg(f.max_by(f.struct(f.col("value"), kind.alias("type")), "offset").alias("last"))
+        .select("partition", "key", "last.*")
+        .where(f.col("value").isNotNull())
+        .persist()
+    )
+    ours = f.substring("key", 1, len(RESERVED_KEY_PREFIX)) == f.lit(RESERVED_KEY_PREFIX)
+    offset = f.get_json_object(f.col("value").cast("string"), "$.offset").cast("long")
+    positions = last.where(f.col("key") == f.lit(OFFSET_KEY)).select("partition", offset.alias("offset"))
+    return State(last.where(~ours), positions, last)
 
 
 class Replay(State):
@@ -197,9 +231,7 @@ def replay(
 
 def _task_rows(df: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
     nothing = f.lit(None)
-    return df.select(
-        *(columns.get(field.name, nothing).cast(field.dataType).alias(field.name) for field in _TASK_SCHEMA)
-    )
+    return df.select(*(columns.get(name, nothing).cast(kind).alias(name) for name, kind in _TASK_COLUMNS.items()))
 
 
 def _records(df: DataFrame, program: Program) -> DataFrame:

@@ -1,5 +1,5 @@
 """What an event class looks like on the wire, as a small tree: the one description that schemas, encoding and
-decoding share.
+decoding share. And its Spark types: the columns a user sees, and the slightly different ones that JSON is parsed into.
 
 Nodes follow the JSON that ``streams.events`` writes: names as encoded (aliases, ``rename=``), bytes in base64, decimals
 and UUIDs as text, times in ISO 8601. What JSON and Spark cannot both express exactly is refused here, by name of the
@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import inspect
+from pyspark.sql import types as t
 
 from streams.codecs import is_pydantic
 from streams.errors import ConfigError
@@ -34,6 +35,21 @@ _SCALARS: Final[dict[type[inspect.Type], ScalarKind]] = {
     inspect.DateType: "date",
     inspect.DecimalType: "decimal",
     inspect.UUIDType: "uuid",
+}
+DECIMAL: Final = t.DecimalType(38, 9)
+"""29 digits before the point and 9 after it. A decimal that does not fit is an error, never rounded."""
+
+_COLUMN: Final[dict[ScalarKind, t.DataType]] = {
+    "str": t.StringType(),
+    "int": t.LongType(),
+    "float": t.DoubleType(),
+    "bool": t.BooleanType(),
+    "bytes": t.BinaryType(),
+    "datetime": t.TimestampType(),
+    "local_datetime": t.TimestampNTZType(),
+    "date": t.DateType(),
+    "decimal": DECIMAL,
+    "uuid": t.StringType(),
 }
 _TICK_NS: Final = 2_000
 """Longer than a clock of Python's ``datetime`` stands still."""
@@ -256,3 +272,55 @@ def _choice(values: list[Any], path: str, nullable: bool) -> Scalar:
     if values and all(type(value) is int or isinstance(value, enum.IntEnum) for value in values):
         return Scalar(kind="int", nullable=nullable, allowed=tuple(int(value) for value in values))
     raise ConfigError(f"{path}: the values of an enum or Literal must be all text or all integers")
+
+
+def schema_of(cls: type) -> t.StructType:
+    """The schema of an event class: one column a field, under its Python name.
+
+    ``str`` string, ``int`` bigint, ``float`` double, ``bool`` boolean, ``bytes`` binary, ``datetime`` timestamp
+    (``timestamp_ntz`` when annotated ``Meta(tz=False)``), ``date`` date, ``Decimal`` decimal(38, 9), UUIDs and enums
+    of text string, lists array, ``dict[str, ...]`` map, nested classes struct. Columns of ``Optional`` fields,
+    and of those that may be ``UNSET``, are nullable. Raises ``ConfigError`` (field named) for other types.
+    """
+    return _struct(shape_of(cls))
+
+
+def _struct(shape: Structure) -> t.StructType:
+    return t.StructType(
+        [t.StructField(f.name, column_type(f.shape), f.shape.nullable or f.default == "null") for f in shape.fields]
+    )
+
+
+def column_type(shape: Shape) -> t.DataType:
+    """The Spark type of a shape, as users see it."""
+    match shape:
+        case Scalar():
+            return _COLUMN[shape.kind]
+        case Sequence():
+            return t.ArrayType(column_type(shape.item), shape.item.nullable)
+        case Mapping():
+            return t.MapType(t.StringType(), column_type(shape.value), shape.value.nullable)
+        case Structure():
+            return _struct(shape)
+
+
+def wire_type(shape: Shape) -> t.DataType:
+    """The Spark type that JSON of a shape is parsed into: names of the wire, all nullable.
+
+    Times, bytes and decimals are still text: the JVM's parser takes more than ISO 8601 and base64 have, and cannot say
+    what it rounded.
+    """
+    match shape:
+        case Scalar():
+            as_text = shape.kind in ("decimal", "datetime", "local_datetime", "date", "bytes")
+            return t.StringType() if as_text else _COLUMN[shape.kind]
+        case Sequence():
+            return t.ArrayType(wire_type(shape.item), True)
+        case Mapping():
+            return t.MapType(t.StringType(), wire_type(shape.value), True)
+        case Structure():
+            fields = [t.StructField(f.wire, wire_type(f.shape), True) for f in shape.fields]
+            if shape.tag is not None:
+                kind = t.StringType() if isinstance(shape.tag[1], str) else t.LongType()
+                fields.append(t.StructField(shape.tag[0], kind))
+            return t.StructType(fields)

@@ -1,4 +1,4 @@
-"""``df.write.format("grt")``: one exactly-once write of a DataFrame.
+"""``df.write`` and ``df.writeStream`` of ``format("grt")``: a DataFrame, or each micro-batch of a stream, exactly once.
 
 When something upstream fails, when a query is stopped or a task is killed, the iterator that Spark hands to a Python
 sink ends cleanly, with part of the rows. So ``write`` cannot know whether it has seen all of them, and nothing may be
@@ -10,23 +10,60 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from confluent_kafka.admin import AdminClient
+from pyspark import TaskContext
 from pyspark.sql import types as t
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from streams.errors import StreamsError
+from streams.errors import ConfigError, StreamsError
 from streams.spark.columns import check_columns
-from streams.spark.commit import commit_once, find_write, lane_of
 from streams.spark.kafka import client, partitions_of
-from streams.spark.lane import look
-from streams.spark.staging import Staged, remove, stage, staged_batches, staging_folder
-from streams.spark.write_options import WriteOptions
+from streams.spark.lane import Lane, look, settle, write_lane
+from streams.spark.marker_log import MarkerLog
+from streams.spark.markers import BatchRequest, WriteRequest, written_by
+from streams.spark.staging import Staged, remove, remove_files, stage, staged_batches, staging_folder
+from streams.spark.write_options import StreamWriteOptions, WriteOptions
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteResult:
+    """How a write ended: ``written`` by this run, or (``False``) by an earlier one with the same id; ``rows`` of the
+    one that did."""
+
+    write_id: str
+    rows: int
+    written: bool
+    committed_at_ms: int
+
+
+def lane_of(options: WriteOptions | StreamWriteOptions) -> Lane:
+    """Transactional id and marker group of a write, or of a sink. The topic is in it: one name over two topics is two
+    writes, or sinks, which leave each other alone."""
+    # A topic's name has no "/", and the forms without a topic go on with a ".": no two of them have one identity.
+    if isinstance(options, WriteOptions):
+        return Lane.of(f"kes.spark.write.{options.topic or '*'}/{options.write_id}", options)
+    identity = f"kes.spark.stream/{options.marker_topic}/{options.sink}"
+    return Lane.of(identity, options, former=f"kes.spark.stream.{options.sink}")
+
+
+def find_write(options: WriteOptions) -> WriteResult | None:
+    """The committed write of this id, or ``None``. Only a look: a run that is about to commit may not show yet."""
+    lane, doing = lane_of(options), f"write {options.write_id!r}"
+    stored = look(lane, doing)
+    if stored is None and lane.marker_log is not None:
+        stored = MarkerLog(lane.marker_log, lane.identity, lane.kafka, doing).read()
+    found = written_by(stored)
+    if found is None:
+        return None
+    written = found.run == options.run_id
+    return WriteResult(write_id=options.write_id, rows=found.rows, written=written, committed_at_ms=found.at_ms)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -51,7 +88,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All rows and the marker in one transaction. Called once, in the driver, when every task has succeeded."""
-        staged = all_staged(messages)
+        staged = _all_staged(messages)
         if self._done:  # so nothing is staged, and nothing may be written
             if (done := find_write(self._options)) is None:
                 raise StreamsError(
@@ -61,19 +98,17 @@ class BatchWriter(DataSourceArrowWriter):
             _log.warning("write %r was done before (%d rows): nothing was written", done.write_id, done.rows)
             return
         try:
-            result = commit_once(
-                self._options,
-                self._run,
-                rows=sum(message.rows for message in staged),
-                size=sum(message.size for message in staged),
-                batches=lambda: staged_batches(staged),
-            )
+            lane, rows = lane_of(self._options), sum(message.rows for message in staged)
+            request = WriteRequest(write_id=self._options.write_id, run=self._run, rows=rows)
+            found, written = write_lane(lane, request, lambda: staged_batches(staged), size=_size(staged))
+            if written:  # so that readers of committed records see the rows in every partition
+                settle(lane, request)
         except BaseException:
             self._clean(only_this_run=True)
             raise
         self._clean(only_this_run=False)  # also what killed runs have left, and what others can only throw away now
-        if not result.written:
-            _log.warning("write %r was done before (%d rows): nothing was written", result.write_id, result.rows)
+        if found.run != self._run:
+            _log.warning("write %r was done before (%d rows): nothing was written", request.write_id, found.rows)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing of the write is anywhere but in staged files. May be called while tasks are still writing."""
@@ -82,15 +117,76 @@ class BatchWriter(DataSourceArrowWriter):
     def _clean(self, *, only_this_run: bool) -> None:
         if self._folder is not None:
             folder = self._folder / self._run if only_this_run else self._folder
-            remove(folder, up_to=root_of(self._folder))
+            remove(folder, up_to=_root_of(self._folder))
 
 
-def root_of(folder: Path) -> Path:
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Every micro-batch once, all of its rows at one instant: one lane write for each, in the order of the tasks.
+
+    The lane belongs to the *sink's name*, not to the query: a writer under the name finds the marker of the one before
+    it into the same topic, and fences that one. Built anew for every batch, in the driver, and copied to the tasks; and
+    once more where the batch is committed. So making one asks no broker anything.
+    """
+
+    def __init__(self, options: StreamWriteOptions, schema: t.StructType, *, one_machine: bool) -> None:
+        check_columns(schema, topic_given=options.topic is not None)
+        self._options = options
+        identity = f"stream\0{options.marker_topic}\0{options.sink}"
+        self._folder = staging_folder(options.staging_dir, identity, one_machine=one_machine)
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """Stage the rows of one task. Talks to no broker."""
+        query, batch = _task_of_query()
+        folder = None if self._folder is None else self._folder / query / str(batch)
+        staged = stage(iterator, threshold=self._options.staging_threshold, folder=folder)
+        staged.query, staged.batch = query, batch
+        return staged
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """All rows and the marker in one transaction. Called in the driver, when every task has succeeded."""
+        staged = _all_staged(messages)
+        query = _query_of(staged, batchId)
+        lane = lane_of(self._options)
+        request = BatchRequest(
+            sink=self._options.sink,
+            lane=lane.identity,
+            query=query,
+            batch=batchId,
+            rows=sum(message.rows for message in staged),
+            replaces=self._options.replace_query,
+            last_written=self._options.last_written_batch,
+        )
+        if batchId == 0:  # so that a query that is refused does not fence the rightful one
+            request.written(look(lane, request))
+        found, written = write_lane(lane, request, lambda: staged_batches(staged), size=_size(staged))
+        if not written:
+            _log.info("%s: was written before the restart (%d rows)", request, found.rows)
+            if found.rows != request.rows:
+                _log.warning(
+                    "%s: has %d rows now, and had %s when it was written: what was written stays, as the option "
+                    "lastWrittenBatch says",
+                    request, request.rows, found.rows,
+                )  # fmt: skip
+        self._clean(query, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Nothing of the batch is anywhere but in staged files. May be called while tasks are still writing."""
+        remove_files(message for message in messages if isinstance(message, Staged))
+
+    def _clean(self, query: str, batch: int) -> None:
+        """Remove the files of this batch, and what killed attempts of earlier ones have left."""
+        if self._folder is None:
+            return
+        for folder in _batches_in(self._folder / query, up_to=batch):
+            remove(folder, up_to=_root_of(self._folder))
+
+
+def _root_of(folder: Path) -> Path:
     """The folder that was there before anything was staged."""
     return folder.parent.parent
 
 
-def all_staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
+def _all_staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
     """The messages of a commit, in the order of the tasks; raises ``StreamsError`` when one is missing."""
     staged = [message for message in messages if isinstance(message, Staged)]
     if len(staged) != len(messages):
@@ -99,3 +195,40 @@ def all_staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
             "trigger(continuous=...), which never calls a Python sink with rows: use trigger(processingTime=...)"
         )
     return staged
+
+
+def _size(staged: Iterable[Staged]) -> int:
+    return sum(message.size for message in staged)
+
+
+def _task_of_query() -> tuple[str, int]:
+    """Query id and batch of the task this is called in. Raises ``ConfigError`` where batches may change."""
+    context = TaskContext.get()
+    query = context.getLocalProperty("sql.streaming.queryId") if context else None
+    batch = context.getLocalProperty("streaming.sql.batchId") if context else None
+    if query is None or batch is None:
+        raise StreamsError("a streaming write outside of a streaming query's task")
+    if context and context.getLocalProperty("__is_continuous_processing") == "true":
+        raise ConfigError(
+            "trigger(continuous=...) cannot be exactly once: rows are sent before Spark has noted what an epoch reads; "
+            "use trigger(processingTime=...) or trigger(availableNow=True)"
+        )
+    return query, int(batch)
+
+
+def _query_of(staged: list[Staged], batch: int) -> str:
+    # Spark gives an empty DataFrame one task, so there is always one to ask.
+    found = {(message.query, message.batch) for message in staged}
+    if len(found) != 1:
+        raise StreamsError(f"batch {batch}: its tasks do not agree which query and batch they are of: {sorted(found)}")
+    query, of_tasks = found.pop()
+    if query is None or of_tasks != batch:
+        raise StreamsError(f"batch {batch}: its tasks are of batch {of_tasks} of query {query}")
+    return query
+
+
+def _batches_in(folder: Path, *, up_to: int) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if path.name.isdecimal() and int(path.name) <= up_to]
+    except OSError:
+        return []

@@ -18,12 +18,11 @@ from pyspark.sql.datasource import (
 )
 
 from streams.errors import ConfigError
-from streams.spark.batch_source import BatchReader
 from streams.spark.options import flag
 from streams.spark.read_options import read_options
+from streams.spark.reader import BatchReader
 from streams.spark.record_batches import check_schema, read_schema
-from streams.spark.sink import BatchWriter
-from streams.spark.stream_sink import StreamWriter
+from streams.spark.sink import BatchWriter, StreamWriter
 from streams.spark.stream_source import stream_reader
 from streams.spark.write_options import stream_write_options, write_options
 

@@ -25,15 +25,15 @@ from pyspark.sql.streaming.datasource import (
 
 from streams.errors import ConfigError, OffsetError
 from streams.records import TopicPartition
-from streams.spark.planning import Advance, Logs, Positions, advance, between, share, split, still_there
+from streams.spark.planning import Advance, Logs, Positions, advance, between, share, still_there
 from streams.spark.read_options import ReadOptions, read_options
-from streams.spark.reader import Range, batches
+from streams.spark.reader import Range, batches, ranges
 from streams.spark.record_batches import check_schema
-from streams.spark.stream_offsets import from_json, to_json
 from streams.spark.topic_logs import LogView, require
 
 _BELIEVE_SECONDS: Final = 3.0
 _AGAIN_SECONDS: Final = 0.3
+_VERSION: Final = 1
 
 _log = logging.getLogger(__name__)
 
@@ -117,14 +117,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             logs, spans = self._look(lambda logs: still_there(planned, ended.ids, logs))
             self._check(spans)
             ids = {topic: log.id for topic, log in logs.items()}  # the connector's checkpoints have none
-        return [
-            Range(place.topic, place.partition, begin, stop, ids[place.topic])
-            for place, begin, stop in split(
-                {place: (begin, spans.end[place]) for place, begin in spans.begin.items()},
-                min_partitions=self._options.min_partitions,
-                max_records=self._options.max_records_per_partition,
-            )
-        ]
+        return ranges(spans, ids, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, Range)
@@ -185,17 +178,10 @@ class RefusedStream(DataSourceStreamReader):
     def __init__(self, error: ConfigError) -> None:
         self._error = error
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+    def _refuse(self, *_: Any, **__: Any) -> Any:
         raise self._error
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        raise self._error
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        raise self._error
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        raise self._error
+    initialOffset = partitions = latestOffset = read = _refuse  # noqa: N815
 
 
 def stream_reader(options: Mapping[str, str], schema: t.StructType) -> DataSourceStreamReader:
@@ -229,3 +215,46 @@ def _up_to(found: Advance, ids: dict[str, str], pinned: Logs, begun: Positions) 
         elif place in begun.at:
             kept.begin[place] = kept.end[place] = begin
     return kept
+
+
+def to_json(positions: Positions) -> dict[str, Any]:
+    """The positions as Spark writes them into its checkpoint, and shows them in a query's progress.
+
+        {"version": 1, "topics": {"flights": {"id": "q8L...", "offsets": {"0": 1201, "1": 1187}}}}
+
+    An offset is the next one to read. ``id`` is the topic's own, given by the broker when it was created. Topics and
+    partitions are sorted, so that equal positions are equal texts, which is how Spark compares them.
+    """
+    topics: dict[str, Any] = {
+        topic: {"id": positions.ids.get(topic, ""), "offsets": {}}
+        for topic in sorted({place.topic for place in positions.at} | set(positions.ids))
+    }
+    for place, offset in sorted(positions.at.items()):
+        topics[place.topic]["offsets"][str(place.partition)] = offset
+    return {"version": _VERSION, "topics": topics}
+
+
+def from_json(raw: Any) -> Positions:
+    """What ``to_json`` has written, or what Spark's own Kafka connector has: ``{"flights": {"0": 1201}}``.
+
+    Raises ``OffsetError`` for anything else.
+    """
+    ids: dict[str, str] = {}
+    at: dict[TopicPartition, int] = {}
+    try:
+        if isinstance(raw.get("version"), int):
+            if raw["version"] != _VERSION:
+                raise OffsetError(
+                    f"the checkpoint holds positions of version {raw['version']}, this package reads {_VERSION}: "
+                    "use the package that wrote it, or a newer one"
+                )
+            offsets = {topic: entry["offsets"] for topic, entry in raw["topics"].items()}
+            ids = {topic: str(entry["id"]) for topic, entry in raw["topics"].items() if entry["id"]}
+        else:
+            offsets = raw
+        for topic, partitions in offsets.items():
+            for partition, offset in partitions.items():
+                at[TopicPartition(str(topic), int(partition))] = int(offset)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise OffsetError(f"the checkpoint's positions are not those of a Kafka source: {str(raw)[:200]}") from None
+    return Positions(ids, at)

@@ -15,16 +15,27 @@ from typing import Any, Final, Literal
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
-from streams.codecs import RESERVED_KEY_PREFIX
+from streams.codecs import (
+    RESERVED_KEY_PREFIX,
+    BytesCodec,
+    FixedIntCodec,
+    IntCodec,
+    JsonCodec,
+    PydanticCodec,
+    StrCodec,
+    codec_for,
+)
 from streams.errors import ConfigError
 from streams.protocols import Codec
-from streams.spark import records
-from streams.spark.value_columns import ValueColumns
+from streams.spark import json_decoding, python_codec
+from streams.spark.columns import check_records
+from streams.spark.shapes import value_shape
 
 ERROR, META = "_error", "_meta"
 MovedKeys = Literal["fail", "newest"]
 
 _META_COLUMNS: Final = ("topic", "partition", "offset", "timestamp")
+_SIGN: Final = -(2**63)
 
 _log = logging.getLogger(__name__)
 
@@ -51,24 +62,12 @@ def table(
     shuffle; no row passes through Python, except for tuple keys and codecs that the JVM does not know. Raises
     ``ConfigError``.
     """
-    records.check(df)
+    check_records(df)
     _check(df, moved_keys)
     keys = ValueColumns(key, key_codec, "key")
     values = ValueColumns(value, value_codec, "value")
     latest = _latest(df, moved_keys).where(f.col("value").isNotNull())
-    rows = latest.select("*", *keys.converted(), *values.converted())
-    rows = rows.select("*", *keys.parsed(), *values.parsed())
-    wrong = [
-        f.when(part.problem().isNotNull(), f.concat(f.lit(f"{name}: "), part.problem()))
-        for name, part in (("key", keys), ("value", values))
-    ]
-    checked = rows.select(
-        f.when(keys.problem().isNull(), keys.value()).alias("key"),
-        f.when(values.problem().isNull(), values.value()).alias("value"),
-        f.coalesce(*wrong).alias(ERROR),
-        META,
-    )
-    return checked
+    return decoded(latest, keys, values).select("key", "value", ERROR, META)
 
 
 def as_of(
@@ -84,7 +83,7 @@ def as_of(
     what was replaced. ``timestamp`` needs a zone. Offsets are exact; record times are those of the writers' clocks.
     Works on streams too. Raises ``ConfigError``.
     """
-    records.check(df)
+    check_records(df)
     if (timestamp is None) == (offsets is None):
         raise ConfigError("as_of needs one of timestamp and offsets")
     if timestamp is not None:
@@ -110,7 +109,7 @@ def sequence(df: DataFrame, *, moved_keys: MovedKeys = "fail") -> DataFrame:
     """
     prefix = "" if "offset" in df.columns else f"{META}."
     if not prefix:
-        records.check(df)
+        check_records(df)
     elif META not in df.columns:
         raise ConfigError(f"the rows have neither records' columns nor {META}: give records, or what events() gives")
     if "sequence" in df.columns:
@@ -171,3 +170,86 @@ def _check(df: DataFrame, moved_keys: str) -> None:
         raise ConfigError(f"moved_keys must be fail or newest, not {moved_keys!r}")
     if moved_keys == "newest":
         _log.warning("keys in two partitions are put in order by record time, which clocks may have wrong")
+
+
+class ValueColumns:
+    """Expressions for one column of bytes, called ``name``. Each of ``converted``, ``parsed`` and then ``problem`` and
+    ``value`` uses the columns of the step before it.
+
+    Without a codec, ``codec_for`` chooses, as the stores do. Raises ``ConfigError`` for a type without a column type,
+    and for a class that workers would have to import and cannot.
+    """
+
+    def __init__(self, type_: Any, codec: Codec[Any] | None, name: str) -> None:
+        self._codec: Codec[Any] = codec_for(type_) if codec is None else codec
+        self._bytes = f.col(name)
+        self._is_json = isinstance(self._codec, JsonCodec | PydanticCodec)
+        self._plain = isinstance(self._codec, BytesCodec | StrCodec | IntCodec | FixedIntCodec)
+        self.shape = value_shape(type_)
+        self._text, self._parsed = f"__{name}_text__", f"__{name}_parsed__"
+        self._converted = f"__{name}_converted__"
+        self._size = 8 if isinstance(self._codec, IntCodec) else getattr(self._codec, "_bits", 0) // 8
+
+    def converted(self) -> list[Column]:
+        """What Python is needed for: tuples, and codecs that the JVM does not know."""
+        if self._is_json or self._plain:
+            return []
+        return [python_codec.decode_value(self._codec, self.shape, self._bytes).alias(self._converted)]
+
+    def parsed(self) -> list[Column]:
+        """The JSON, parsed; numbers, read."""
+        if self._is_json:
+            text = self._bytes.cast("string")
+            return [text.alias(self._text), json_decoding.from_json(text, self.shape).alias(self._parsed)]
+        if isinstance(self._codec, IntCodec):
+            return [_big_endian(self._bytes, self._size).bitwiseXOR(f.lit(_SIGN)).alias(self._parsed)]
+        if isinstance(self._codec, FixedIntCodec):
+            return [_big_endian(self._bytes, self._size).alias(self._parsed)]
+        return []
+
+    def problem(self) -> Column:
+        """Why these bytes are no such value, or null."""
+        match self._codec:
+            case BytesCodec():
+                return f.lit(None).cast("string")
+            case StrCodec():
+                return f.when(~f.is_valid_utf8(self._bytes.cast("string")), f.lit("not UTF-8"))
+            case IntCodec() | FixedIntCodec():
+                found = f.octet_length(self._bytes)
+                return f.when(found != self._size, f.concat(f.lit(f"{self._size} bytes expected, got "), found))
+            case JsonCodec() | PydanticCodec():
+                return json_decoding.unreadable(f.col(self._parsed), f.col(self._text), self.shape)
+            case _:
+                return f.col(f"{self._converted}.error")
+
+    def value(self) -> Column:
+        """The value; of no use where it has a problem."""
+        match self._codec:
+            case BytesCodec():
+                return self._bytes
+            case StrCodec():
+                return self._bytes.cast("string")
+            case IntCodec() | FixedIntCodec():
+                return f.col(self._parsed)
+            case JsonCodec() | PydanticCodec():
+                return json_decoding.decoded(f.col(self._parsed), f.col(self._text), self.shape)
+            case _:
+                return f.col(f"{self._converted}.value")
+
+
+def decoded(rows: DataFrame, keys: ValueColumns, values: ValueColumns) -> DataFrame:
+    """``rows`` with ``key`` and ``value`` read, null where their bytes cannot be, and ``_error``, which says why."""
+    pair = (("key", keys), ("value", values))
+    rows = rows.select("*", *keys.converted(), *values.converted())
+    rows = rows.select("*", *keys.parsed(), *values.parsed())
+    wrong = [f.when(part.problem().isNotNull(), f.concat(f.lit(f"{name}: "), part.problem())) for name, part in pair]
+    read = {name: f.when(part.problem().isNull(), part.value()) for name, part in pair}
+    return rows.withColumns(read | {ERROR: f.coalesce(*wrong)})
+
+
+def _big_endian(data: Column, size: int) -> Column:
+    """The signed integer in ``size`` bytes; null for another length."""
+    number = f.conv(f.hex(data), 16, -10).cast("bigint")  # of 8 bytes it is signed, of fewer it is not yet
+    if size < 8:
+        number = number - f.when(number >= 1 << (8 * size - 1), f.lit(1 << (8 * size))).otherwise(f.lit(0))
+    return f.when(f.octet_length(data) == size, number)

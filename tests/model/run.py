@@ -22,7 +22,7 @@ if __package__ in (None, ""):
 from tests.model import rules, spark_rules
 from tests.model.actions import Protocol
 from tests.model.search import Verdict, search
-from tests.model.spark_actions import Sink
+from tests.model.spark_driver import Sink
 from tests.model.spark_lanes import Lanes
 
 MODELS: dict[type, Any] = {rules.Config: Protocol, spark_rules.Config: Sink, spark_rules.LaneConfig: Lanes}

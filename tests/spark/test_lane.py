@@ -18,7 +18,7 @@ from streams.sak.murmur2 import partition_of
 from streams.spark import lane as lane_module
 from streams.spark.lane import Lane, look, settle, write_lane
 from streams.spark.markers import BatchRequest
-from streams.spark.stream_sink import lane_of
+from streams.spark.sink import lane_of
 from streams.spark.write_options import stream_write_options
 from tests.spark.conftest import MakeTopic
 from tests.spark.log_kit import Log

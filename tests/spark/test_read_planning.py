@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from streams.errors import OffsetError
 from streams.records import TopicPartition
 from streams.spark.planning import Bounds, Positions, TopicLog, advance, share, split
-from streams.spark.stream_offsets import from_json, to_json
+from streams.spark.stream_source import from_json, to_json
 
 pytestmark = pytest.mark.spark
 

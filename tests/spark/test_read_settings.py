@@ -27,13 +27,12 @@ from streams.errors import (
 from streams.events import event_type
 from streams.records import TopicPartition
 from streams.spark import kafka, lane, lanes, reader, topic_logs
-from streams.spark.commit import lane_of
 from streams.spark.kafka import client, translated
 from streams.spark.markers import WriteRequest
 from streams.spark.planning import Bounds, TopicLog
 from streams.spark.read_options import ReadOptions, read_options
 from streams.spark.reader import Range
-from streams.spark.stream_sink import StreamWriter
+from streams.spark.sink import StreamWriter, lane_of
 from streams.spark.topic_logs import LogView
 from streams.spark.typed import _types_option
 from streams.spark.write_options import stream_write_options, write_options

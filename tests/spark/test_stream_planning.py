@@ -18,8 +18,7 @@ from streams.spark.planning import Bounds, Logs, Positions, TopicLog
 from streams.spark.read_options import Edge, read_options
 from streams.spark.reader import Range
 from streams.spark.record_batches import READ_SCHEMA
-from streams.spark.stream_offsets import to_json
-from streams.spark.stream_source import StreamReader, stream_reader
+from streams.spark.stream_source import StreamReader, stream_reader, to_json
 
 pytestmark = pytest.mark.spark
 

@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 from streams.spark import source
 from streams.spark.lane import look, settle
 from streams.spark.markers import BatchRequest
-from streams.spark.stream_sink import StreamWriter, lane_of
+from streams.spark.sink import StreamWriter, lane_of
 from streams.spark.write_options import stream_write_options
 from tests.spark.conftest import MakeTopic, Read
 from tests.spark.log_kit import Log, until
