@@ -2,7 +2,7 @@
 
 ``docs/diagrams/*.svg``, and the tables in ``docs/ARCHITECTURE.md`` between the marks ``<!-- moves: NAME -->`` and
 ``<!-- end -->``. A test compares them with the tables. Where a state stands in the picture, and what each move means,
-is told here; a state or a move that is missing here, or too many, is an error.
+is listed here; a state or a move that is missing here, or too many, is an error.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def outputs() -> dict[Path, str]:
 
 
 def check(machine: Machine) -> None:
-    """States and moves told here are those of the code. Raises ``ValueError``."""
+    """Check that the states and moves here are those of the code. Raises ``ValueError``."""
     states = {state.value for state in machine.table}
     moves = {(state.value, new.value) for state, following in machine.table.items() for new in following}
     for what, told, real in (("states", set(machine.places), states), ("moves", set(machine.moves), moves)):

@@ -120,7 +120,7 @@ class BatchError(StreamsError):
 
 
 class WouldDeadlock(StreamsError, RuntimeError):
-    """A handler asked for an interjection of its own partition and was about to wait for it: neither would ever end."""
+    """A handler requested an interjection of its own partition and was about to wait for it: neither would ever end."""
 
 
 class NotCaughtUp(StreamsError, TimeoutError):

@@ -47,7 +47,7 @@ Status = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class RestartPolicy:
-    """Restarts of dead workers: after a pause that grows, and not for ever."""
+    """Restarts of dead workers: after a pause that grows, a limited number of times."""
 
     first_delay_seconds: float = 0.5
     max_delay_seconds: float = 30.0

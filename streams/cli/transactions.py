@@ -58,7 +58,7 @@ def hanging(
     timeout: _Timeout = 15.0,
     json: _Json = False,
 ) -> None:
-    """Show the open transactions that no coordinator knows of, and the command that ends each. Changes nothing.
+    """Show the open transactions that no coordinator lists, and the command that ends each. Changes nothing.
 
     Exit codes: 0 shown, also when there are none; 1 no answer, or no such topic; 2 wrong usage.
     """
@@ -84,7 +84,7 @@ def abort(
 ) -> None:
     """End a hanging transaction: its records in this partition are aborted, and readers go on behind them.
 
-    Refused if a coordinator knows of the transaction: that one ends it; and if its last record is younger than
+    Refused if a coordinator lists the transaction: that one ends it; and if its last record is younger than
     --min-age. Needs the rights ClusterAction, and Describe of all transactional ids: what this principal must not see
     looks as if no coordinator knew of it.
 

@@ -49,7 +49,7 @@ _STUCK: Final = frozenset(
         KafkaError._TIMED_OUT_QUEUE,
     }
 )
-"""An admin client that lived through a restart of the broker may get these for ever: it does not refresh its metadata
+"""An admin client that lived through a restart of the broker may get these every time: it does not refresh its metadata
 for the first two, and may go on waiting for connections that are no more. A new one does neither."""
 
 
@@ -223,7 +223,7 @@ class TopicAdmin:
             return {}
         wanted = [TopicPartition(topic, number) for number in numbers]
         connection = ConnectionLog(self._connection.addresses, "admin")
-        # Not by the admin client, whose look-up of a group coordinator that is loading or was restarted waits for ever,
+        # Not by the admin client, whose look-up of a group coordinator that is loading or was restarted never ends,
         # or crashes the process (an assertion about a reference count in librdkafka 2.16).
         config = {**self._settings.consumer(partition_eof=False, role="admin"), "group.id": group}
         consumer = build(Consumer, config, connection)

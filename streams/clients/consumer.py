@@ -76,7 +76,7 @@ is known one ``fetch_wait_ms`` after the last record. With 20 ms, an idle tail o
 
 
 class _Question(NamedTuple):
-    """For the end of a partition; ``in_outage``: it was asked while no broker answered."""
+    """For the end of a partition; ``in_outage``: requested while no broker answered."""
 
     partition: int
     in_outage: bool
@@ -312,7 +312,7 @@ class LogConsumer:
 
         Where ends are reported, a partition that is not known to be at its end is fetched anew (an open transaction
         keeps it from its end for a while); after an outage all are, as soon as the cluster answers. Elsewhere the
-        broker is asked for the end first, of one partition at a time.
+        broker gets a request for the end first, of one partition at a time.
         """
         now, profile = time.monotonic(), self._profile
         for partition, progress in news.items():
@@ -348,7 +348,7 @@ class LogConsumer:
 
     def _ask_end(self, partition: int) -> None:
         """By another client, which does not block: the consumer's own question would hold up all partitions for as long
-        as a frozen broker is silent, and asked from another thread it would wait until this one does not poll."""
+        as a frozen broker is silent, and a call from another thread would wait until this one does not poll."""
         if self._admin is None:
             quiet: Any = {"log_level": 0, "error_cb": lambda _: None}  # outages are reported by the consumer
             self._admin = AdminClient(self._settings.admin() | quiet)
@@ -368,8 +368,8 @@ class LogConsumer:
         try:
             end = question.answer.result().offset
         except KafkaException as exception:
-            logger.debug("%s[%d]: silent, and its end cannot be asked for: %s", self.topic, silent, exception)
-            self._admin = None  # after a broker's restart one gets FENCED_LEADER_EPOCH for ever; a new one does not
+            logger.debug("%s[%d]: silent, and its end cannot be requested: %s", self.topic, silent, exception)
+            self._admin = None  # after a broker's restart one gets FENCED_LEADER_EPOCH every time; a new one does not
             return
         self._answered = question.in_outage and self._connection.down
         if end > self._positions.get(silent, end):

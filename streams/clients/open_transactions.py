@@ -1,6 +1,6 @@
 """Transactions that are open in a partition, and whether a coordinator is going to end them.
 
-A *hanging* transaction is open in the log, and no coordinator knows of it: a produce request that came after the end of
+A *hanging* transaction is open in the log, and no coordinator lists it: a produce request that came after the end of
 its transaction began another one, which no producer and no coordinator commits, aborts or times out. Readers of
 committed records stop there.
 """
@@ -57,7 +57,7 @@ class OpenTransactions(Questions):
     ) -> OpenTransaction:
         """End the hanging transaction that began at this offset, by an abort marker in this partition; returns it.
 
-        ``OffsetError``: there is none, or a coordinator knows of it, so that it ends by itself, or its last record is
+        ``OffsetError``: there is none, or a coordinator lists it, so that it ends by itself, or its last record is
         younger than ``min_age_seconds``. Needs the right to act as the cluster (``ClusterAction``), and to describe all
         transactional ids: what the principal must not see looks as if no coordinator knew of it.
         """

@@ -1,8 +1,8 @@
-"""The questions to the broker that a take-over asks: ``streams.group.TakeOver`` over kafka-python.
+"""The broker requests of a take-over: ``streams.group.TakeOver`` over kafka-python.
 
 Why not librdkafka: its clients cannot list or fence transactions, wait for stable offsets in steps of 100 to 500 ms,
-and one that lived through a broker restart may answer FENCED_LEADER_EPOCH for ever. Here each question asks for the
-cluster's metadata first.
+and one that lived through a broker restart may answer FENCED_LEADER_EPOCH to every request. Here each request reads
+the cluster's metadata first.
 
 Threads: all methods block and may be called from any thread but the client's IO thread, several at once.
 """

@@ -50,9 +50,9 @@ class TransactionalProducer:
     overlap. ``close`` may be called by any thread, also while a call of the worker hangs.
 
     A call that fails raises ``TransactionFailed``, whose ``kind`` is the state that transaction and producer are left
-    in. The blocking calls honour their timeouts, with one exception that nothing here can cure: ``send_offsets`` hangs
-    for ever on a producer that sent offsets before the group's coordinator was restarted (every time, Kafka 4.1.1), and
-    when the group has no coordinator yet (a new cluster: join the group, or ask for its committed offsets, before). The
+    in. The blocking calls honour their timeouts, with one exception that nothing here can cure: ``send_offsets`` never
+    returns on a producer that sent offsets before the group's coordinator was restarted (every time, Kafka 4.1.1), and
+    when the group has no coordinator yet (a new cluster: join the group, or read its committed offsets, before). The
     caller needs a deadline of its own, and a new producer; one that has sent no offsets yet is fine.
     """
 

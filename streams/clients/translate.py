@@ -21,7 +21,7 @@ FENCED: Final = frozenset(
         KafkaError.INVALID_PRODUCER_EPOCH,
     }
 )
-"""Somebody initialised the same transactional id, or the coordinator timed the transaction out."""
+"""Another producer initialised the same transactional id, or the coordinator timed the transaction out."""
 
 GROUP_KINDS: Final = {
     KafkaError.ILLEGAL_GENERATION: "stale",
@@ -151,7 +151,7 @@ def error_of(exception: BaseException) -> KafkaError:
 
 
 def transaction_failed(call: str, exception: BaseException) -> TransactionFailed:
-    """What a failed transactional call says about the transaction (the kinds are told in ``TransactionFailed``)."""
+    """Return the kind of a failed transactional call (``TransactionFailed`` documents the kinds)."""
     error = error_of(exception)
     return TransactionFailed(call, error.name(), _kind(error), error.str())
 
@@ -166,7 +166,7 @@ def _kind(error: KafkaError) -> str:
         return GROUP_KINDS[code]
     if error.txn_requires_abort():
         return "blocked" if code in BLOCKED else "abortable"
-    return "unknown"  # timeouts, retriable ones whose time is over, and whatever nobody has seen yet
+    return "unknown"  # timeouts, retriable ones whose time is over, and codes that are new
 
 
 def nothing_listens(addresses: str) -> str:
@@ -178,7 +178,7 @@ def nothing_listens(addresses: str) -> str:
 
 
 def plain(reason: str, addresses: str) -> str:
-    """What was heard last of the connections, in plain words where nobody is there at all."""
+    """Return the last news of the connections, in plain words where no broker is there at all."""
     # Of several brokers another one may be there, and a broker may advertise an address that refuses.
     refused = "Connection refused" in reason and "," not in addresses and f"{addresses.strip()}/" in reason
     return nothing_listens(addresses) if refused else reason
@@ -187,7 +187,7 @@ def plain(reason: str, addresses: str) -> str:
 def broker_unavailable(
     step: str, addresses: str, error: KafkaError | None = None, reason: str = ""
 ) -> BrokerUnavailable:
-    """``step`` could not be done because nothing answered; ``reason`` is the last thing heard of the connections."""
+    """``step`` could not be done because nothing answered; ``reason`` is the last news of the connections."""
     if (words := plain(reason, addresses)) != reason:
         return BrokerUnavailable(f"{step}: {words}")
     causes = [f"{error.name()}: {error.str()}"] if error is not None else []
@@ -200,7 +200,7 @@ def broker_unavailable(
 def request_failed(
     step: str, addresses: str, error: KafkaError, reason: str = ""
 ) -> BrokerUnavailable | TopicError | ConfigError:
-    """An administrative request failed: for want of an answer, of permission, or because of what it asked for."""
+    """An administrative request failed: for want of an answer, of permission, or because of the request itself."""
     code = error.code()
     if code == KafkaError.UNSTABLE_OFFSET_COMMIT:
         return BrokerUnavailable(

@@ -64,5 +64,5 @@ def remedy(
 
 def rebuild_all(kind: str) -> bool:
     """Check whether the producers of the other slots are to be replaced, too: after anything like an outage, calls on
-    producers made before it may hang for ever (rule R7)."""
+    producers made before it may never return (rule R7)."""
     return kind == "unknown"

@@ -91,7 +91,8 @@ class Status:
         causes = [f"joined: {', '.join(came)}"] if came else []
         causes += [f"gone: {', '.join(went)}"] if went else []
         if not causes:
-            causes = ["partitions move"] if event.releasing or event.incoming or plan.preparing else ["a member asked"]
+            moves = event.releasing or event.incoming or plan.preparing
+            causes = ["partitions move" if moves else "a member requested it"]
         cause = "; ".join(causes)
         self.rebalances.append(RebalanceStatistics(event.generation, self._member.wall_ms(), cause))
         return cause

@@ -2,13 +2,13 @@
 
 State is the changelog, and the input offset lives in it beside the state. So that is what is written: the records that
 a running source would have written, an offset record behind those of each partition, and the group's offsets, which
-are what lag tools read. Then members restore from there as after any restart; nothing in the engine knows of it.
+are what lag tools read. Then members restore from there as after any restart; nothing in the engine depends on it.
 
 No member may work on the source meanwhile. Asking whether the group is empty is not enough: a member could start right
 after the answer. The order makes it sure:
 
     1. the rows and the offset records are sent, then the group's offsets, all in one open transaction;
-    2. only then the group is asked: no members, and what departed ones left open is ended; no offset is committed;
+    2. only then the group is described: no members, and what departed ones left open is ended; no offset is committed;
     3. commit.
 
 A member that joins after 2 asks for the group's offsets before it reads the changelog, and that answer waits for our

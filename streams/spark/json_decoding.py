@@ -121,7 +121,7 @@ def _explicit_null(value: Column, source: _Source | None) -> Column | None:
 
 
 def _not_text(value: Column, shape: Shape, path: str, source: _Source | None) -> Column | None:
-    """A sentence when text that was parsed is no text in the JSON (a number, say). Asked only where it looks so."""
+    """A sentence when text that was parsed is no text in the JSON (a number, say). Checked only where it looks so."""
     suspect = _looks_like_json(value, shape)
     if source is None or suspect is None:
         return None

@@ -54,7 +54,7 @@ def translated(error: KafkaException, doing: str, kafka: dict[str, str]) -> Stre
     if reason.code() == KafkaError._TIMED_OUT:
         return BrokerUnavailable(
             f"{doing}: not finished in time at {servers} ({reason.name()}: {reason.str()}): the broker is away or "
-            "busy, the line too slow for what was asked, or this process stood still; try again"
+            "busy, the line too slow for the request, or this process stood still; try again"
         )
     if reason.code() in NO_SUCH_TOPIC:
         return TopicError(f"{doing}: the topic or partition does not exist")
@@ -78,7 +78,7 @@ def answers(futures: Mapping[K, Future[Any]], seconds: float) -> dict[K, Any]:
 
 
 def partition_count(consumer: Consumer, topic: str, doing: str, kafka: dict[str, str]) -> int:
-    """The number of partitions, asked by a consumer, whose question creates no topic. Raises ``TopicError``."""
+    """The number of partitions, requested by a consumer, whose request creates no topic. Raises ``TopicError``."""
     try:
         found = consumer.list_topics(topic, TIMEOUT_SECONDS).topics[topic]
     except KafkaException as error:

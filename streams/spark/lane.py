@@ -1,4 +1,4 @@
-"""The lane write: rows and a marker in one Kafka transaction, exactly once for what is asked.
+"""The lane write: rows and a marker in one Kafka transaction, exactly once per request.
 
     1. a new producer, ``init_transactions``: the former holder of the transactional id is fenced from here on, and
        what it left open is decided and settled;

@@ -151,7 +151,7 @@ def _write_lane(options: StreamWriteOptions, plan: Plan, batches: Iterator[Any])
     rows = _Rows(request, batches)
     # How much comes is not known: as long as a broker allows. What a dead attempt leaves open, the next one ends.
     _, written = write_lane(lane_of(options, number), request, lambda: rows, size=1 << 40)
-    for _ in batches:  # what was not asked for, or Spark sees a broken pipe
+    for _ in batches:  # the rest of the input, or Spark sees a broken pipe
         pass
     return pa.record_batch(
         {

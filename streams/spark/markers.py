@@ -15,7 +15,7 @@ A writer asks first: is it written (``Written``)? may it be (``None``)? Anything
 
 ``lastWrittenBatch`` of this query, where there is no marker, stands for one: b means written, b-1 write; where batch b
 has another number of rows than the one that is written, b means that what is written is to stay. A query that
-was replaced is refused for ever: the markers after it remember it.
+was replaced is refused for good: the markers after it remember it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What is asked for is there: how many rows, when they were committed, and by which run, if that is known."""
+    """The requested write is there: how many rows, when they were committed, and by which run, if that is known."""
 
     rows: int
     at_ms: int
@@ -235,7 +235,7 @@ def _fields(stored: Stored) -> dict[str, Any]:
     try:
         return msgspec.json.decode(stored.metadata, type=dict[str, Any])
     except msgspec.MsgspecError:
-        return {}  # refused where it is asked what it says
+        return {}  # refused where its contents are read
 
 
 def read_metadata(stored: Stored, kind: type[_M]) -> _M:

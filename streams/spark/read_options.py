@@ -63,7 +63,7 @@ class ReadOptions:
 
     @property
     def starts_at_the_end(self) -> bool:
-        """Whether the start, asked for again later, is another one because records came meanwhile."""
+        """Whether the start, requested again later, is another one because records came meanwhile."""
         at = self.starting.at
         if self.starting.is_time:
             return self.latest_if_no_such_time
@@ -198,7 +198,7 @@ def _by_partition(option: str, text: str, topics: Topics, expected: str) -> ByPa
     except (ValueError, AttributeError, TypeError):
         raise ConfigError(f"option {option} must be {expected}") from None
     if topics.pattern is not None:
-        return found  # which topics there are is known when the cluster has been asked
+        return found  # the topics are known after a request to the cluster
     chosen = set(topics.names or topics.assigned or ())
     if set(found) != chosen:
         raise ConfigError(

@@ -74,7 +74,7 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Ask the cluster. Raises ``TopicError``, ``BrokerUnavailable``, and ``OffsetError`` when the log does not hold
-        the offsets asked for (any more)."""
+        the requested offsets (any more)."""
         view = LogView(self._options)
         logs = view.logs()
         require(logs, self._options)
@@ -102,7 +102,8 @@ def batches(span: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
                 batch = batch_of(messages, span.topic, span.partition, options) if messages else None
                 del messages
             # Always after records have come, never before: an id does not come back, so a topic that has it still was
-            # the same one all the time before. Asked before they are read, the topic could be made again in between.
+            # the same one all the time before. A check before they are read would be too early: the topic could be made
+            # again in between.
             asked = reader.ended or (batch is not None and not begun)
             if asked and not reader.is_planned_topic():
                 return
@@ -129,7 +130,7 @@ class _RangeReader:
             "fetch.queue.backoff.ms": 5,  # with the default, 1 s, reading halts each time that the queue was full
             "reconnect.backoff.max.ms": 1000,
             **options.kafka,
-            "group.id": "kes-spark",  # asked for by the client; nothing is ever committed under it
+            "group.id": "kes-spark",  # required by the client; nothing is ever committed under it
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
@@ -138,7 +139,7 @@ class _RangeReader:
         self._consumer: Consumer = client(Consumer, settings)
         self._begin_at(span.start)
         self._progress = time.monotonic()
-        self._looked = 0.0  # when it was last asked whether the topic is still there, while nothing came
+        self._looked = 0.0  # when the topic was last looked at, while nothing came
         self._gone = False  # the topic that was planned
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ class Sender:
 
     def partitions_of(self, topic: str) -> int:
         """The number of partitions. Raises ``TopicError``: a produce to a missing topic would wait for its whole
-        timeout. Asked for once, by a consumer, because its question does not create the topic."""
+        timeout. Requested once, by a consumer, because its request does not create the topic."""
         if (count := self._partitions.get(topic)) is not None:
             return count
         count = self._partitions[topic] = partition_count(self._metadata, topic, self._doing, self._kafka)

@@ -106,7 +106,7 @@ def activate(spark: SparkSession) -> None:
 
 @contextlib.contextmanager
 def _no_java_left_behind() -> Iterator[None]:
-    """When the block fails or is interrupted, the Java that it has started is killed: nothing else knows of it, and it
+    """Kill the Java that the block has started when it fails or is interrupted: no other process would end it, and it
     would stay as long as this process does."""
     started: list[subprocess.Popen[Any]] = []
     module: Any = java_gateway

@@ -1,7 +1,8 @@
 """``spark.readStream.format("grt")``: a stream's positions, batch after batch.
 
-One object plans: it lives in a Python process beside the driver as long as the query runs, and is asked where to begin,
-how far the next batch may go, and which ranges that makes. Copies of it, sent to the tasks by pickle, only read ranges.
+One object plans: it lives in a Python process beside the driver as long as the query runs. From it Spark learns where
+to begin, how far the next batch may go, and which ranges that makes. Copies of it, sent to the tasks by pickle, only
+read ranges.
 Positions are in Spark's checkpoint and nowhere else. When the planner fails the query fails: whatever passes by itself
 (a broker that restarts) is waited for here.
 """
@@ -170,7 +171,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class RefusedStream(DataSourceStreamReader):
-    """What Spark gets instead of a reader when its options are wrong: raises ``error`` when it is asked to begin.
+    """What Spark gets instead of a reader when its options are wrong: raises ``error`` when it has to begin.
 
     An error that is raised while a reader is made comes out of Spark behind one of Spark's own (4.3).
     """

@@ -41,7 +41,8 @@ T = TypeVar("T")
 
 
 class LogView:
-    """Asks the cluster on behalf of one read. What passes by itself is asked again for up to ``stallSeconds``."""
+    """Requests offsets of the cluster for one read. After a failure that may pass by itself a request is repeated, for
+    up to ``stallSeconds``."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -74,7 +75,7 @@ class LogView:
         return None if found is None else str(found.topic_id)
 
     def topic_id_patiently(self, topic: str) -> str | None:
-        """The same, asked again as ``logs`` does. Raises what ``logs`` raises."""
+        """The same, repeated as ``logs`` does. Raises what ``logs`` raises."""
         return self._patiently(lambda: self.topic_id(topic), f"asking for the id of topic {topic!r}")
 
     def resolve(self, edge: Edge, logs: Logs) -> Positions:
@@ -259,7 +260,7 @@ class LogView:
         return min(max(given, bounds.first), bounds.end)
 
     def _offsets(self, *asked: tuple[list[TopicPartition], Any, Any]) -> list[dict[TopicPartition, int]]:
-        """Offsets of partitions by what is asked about them (one thing, or one for each) and by isolation: all at
+        """Offsets of partitions by specification (one, or one for each) and by isolation: all at
         once."""
         requests = []
         for places, spec, level in asked:

@@ -78,8 +78,8 @@ def stream_write_options(options: Mapping[str, str]) -> StreamWriteOptions:
     sink = _name(
         "sink",
         plain,
-        "name this sink (for example 'flights-enricher'), the same name for ever: under it the topic's markers are "
-        "kept, by which a restarted query knows what it has written already",
+        "name this sink (for example 'flights-enricher'), the same name at every start: under it the topic's markers "
+        "are kept, by which a restarted query knows what it has written already",
     )
     return StreamWriteOptions(
         **_common(plain, "sink"),

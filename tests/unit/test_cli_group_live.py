@@ -113,7 +113,7 @@ def test_why_the_group_was_rebalanced(moving: GroupView) -> None:
         return RebalanceStatistics(generation, int(BEGAN * 1000), cause)
 
     live = {
-        **told("a", rebalances=(was(3, "a member asked"), was(4, "joined: b"), was(5, "a member asked"))),
+        **told("a", rebalances=(was(3, "a member requested it"), was(4, "joined: b"), was(5, "a member requested it"))),
         **told("b", rebalances=(was(4, "joined: a, c"), was(5, "partitions move"))),
     }
     text = text_of(Picture(view=moving, live=live))

@@ -217,7 +217,10 @@ def test_what_stops_the_source_is_raised_by_the_call(driver: Driver) -> None:
 
 @pytest.mark.parametrize(
     ("header", "problem"),
-    [(b"driven.Fatal", r"not a Fatal: .*"), (b"driven.Nobody", r"nobody handles the event type 'driven\.Nobody'; .*")],
+    [
+        (b"driven.Fatal", r"not a Fatal: .*"),
+        (b"driven.Nobody", r"no handler for the event type 'driven\.Nobody'; .*"),
+    ],
 )
 def test_a_record_that_cannot_be_read_is_named_once_with_the_ways_on(
     header: bytes, problem: str, caplog: pytest.LogCaptureFixture

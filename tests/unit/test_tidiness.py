@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
 import subprocess
+import tokenize
 import tomllib
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -61,6 +63,10 @@ NO_EXTRAS_OF_USERS = {"demo", "examples", "test", "dev"}
 
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+GONE = re.compile(r"\b(told|asked|heard|knows of|for ever|somebody|whoever|nobody)\b", re.IGNORECASE)
+"""Words of a private language. Brokers get requests and members have no ears; a subject has a name."""
+CODE = re.compile(r"```.*?```|``.*?``|`[^`\n]*`", re.DOTALL)
 
 
 def name_of(path: Path) -> str:
@@ -192,6 +198,28 @@ def tracked_files() -> list[Path]:
     if listed.returncode != 0:
         pytest.skip("not a git checkout")
     return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def prose_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Comments, docstrings and messages of a module, or the text of a page; without code."""
+    if path.suffix == ".md":
+        text = CODE.sub(lambda code: "\n" * code[0].count("\n"), path.read_text())
+        yield from enumerate(text.splitlines(), 1)
+        return
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+        if token.type in (tokenize.COMMENT, tokenize.STRING) and " " in token.string:
+            yield token.start[0], CODE.sub("", token.string)
+
+
+def test_prose_is_standard_english() -> None:
+    places = [*PAGES, ROOT / "CONTRIBUTING.md", *LIBRARY]
+    found = [
+        f"{name_of(path)}:{line}: {match[0]}"
+        for path in places
+        for line, text in prose_of(path)
+        for match in GONE.finditer(text)
+    ]
+    assert found == []
 
 
 def test_nothing_of_one_machine_is_in_the_files() -> None:

@@ -355,7 +355,7 @@ def test_nobody_handles_it_any_more() -> None:
         handled(driver, "a+5")
         driver.crash()
         driver.advance(10)
-        with pytest.raises(EventFailure, match=r"timer 'a' of in\[0\].*nobody handles the event type 'Ring'"):
+        with pytest.raises(EventFailure, match=r"timer 'a' of in\[0\].*no handler for the event type 'Ring'"):
             driver.restart()
         driver.restart()
         driver.advance(10)

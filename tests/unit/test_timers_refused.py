@@ -43,7 +43,7 @@ def at_work() -> Iterator[TestDriver[Any]]:
         (EncodeError, None, {"when": 5, "key": 7}),
         (RegistrationError, None, {"when": 5, "event": object()}),
         (RecordRefused, None, {"when": 5, "event": Ring("x" * 1_000_000)}),
-        (RegistrationError, "nobody handles", {"delay": 5, "event": Total("x", 1)}),
+        (RegistrationError, "has no handler", {"delay": 5, "event": Total("x", 1)}),
     ],
 )
 def test_what_is_refused(

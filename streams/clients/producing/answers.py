@@ -1,7 +1,7 @@
 """The meaning of each error that a broker answers to a request of a transaction, as data.
 
 Each row has its test: this answer, that meaning. A code that stands in no row means that the transaction must be
-aborted, or that its outcome is unknown where its end was asked for. Sources: Kafka's ``Errors.java``, KIP-98, KIP-360,
+aborted, or that its outcome is unknown where its end was requested. Sources: Kafka's ``Errors.java``, KIP-98, KIP-360,
 KIP-890, and what Kafka 4.1.1 answered in measurements.
 """
 

@@ -24,7 +24,7 @@ REFRESH_SECONDS: Final = 300.0
 UNKNOWN_SECONDS: Final = 2.0
 """How long a topic may be unknown before its records are blocked: a topic just made is not known everywhere."""
 ANSWER_SECONDS: Final = 2.0
-"""The time of a broker for one question, with the connection; then the next broker is asked."""
+"""The time of a broker for one request, with the connection; then the next broker gets it."""
 FIRST_BATCH_LIMIT: Final = 1_000_000 - BATCH_HEAD
 """Bytes of a batch: below the broker's default of 1,048,588 for a topic's ``max.message.bytes``."""
 _LEAST_BATCH_LIMIT: Final = 1_024
@@ -129,7 +129,7 @@ class Cluster:
                 try:
                     async with asyncio.timeout(ANSWER_SECONDS if left else None):  # the last one may take its time
                         if self._any is None:
-                            # Another one each time: the caller's time may end while a broker that is frozen is asked.
+                            # Another one each time: the caller's time may end while a frozen broker has the request.
                             self._turn += 1
                             self._any = await self._connect(*addresses[self._turn % len(addresses)])
                         return await self._any.ask(request, version)

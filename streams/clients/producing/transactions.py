@@ -3,7 +3,7 @@
 A transaction's records are encoded as they are handed over, and sent by ``flush``, one request per broker. Which
 protocol is spoken is decided when the slot opens: transactions v2 (KIP-890) where the cluster has finalized it, else
 v1. With v2 each transaction has an epoch of its own, so a request that comes late is refused, and an end without an
-answer is asked for again.
+answer is requested again.
 
 With more than one broker involved, and with v1, the slot enlists partitions and group with the coordinator before it
 sends. Under v2 the leaders would do it, but one at a time: the others are made to wait 20 to 100 ms (KIP-890's
@@ -341,7 +341,7 @@ class WireSlot:
                 await self._again_or_raise(call, code, answers.OFFSETS, pauses, "abortable", name)
 
     async def _end(self, *, commit: bool) -> None:
-        """End the transaction. Without an answer: under v2 the end is asked for again, because the coordinator knows
+        """End the transaction. Without an answer: under v2 the end is requested again, because the coordinator knows
         the epoch and says what became of it; under v1 a late first request could end the next transaction."""
         call = "commit_transaction" if commit else "abort_transaction"
         pauses = Pauses()
@@ -358,7 +358,7 @@ class WireSlot:
                         raise
                     _log.log(
                         logging.DEBUG if is_lost else logging.INFO,
-                        "%s: the end is asked for again: %s",
+                        "%s: the end is requested again: %s",
                         self.transactional_id,
                         lost,
                     )

@@ -66,7 +66,7 @@ class Replica(FollowedPartition):
         self.since = since
         self.goal: int | None = None  # a take-over waits until the position has reached it
         self.busy = False  # the tail's thread is in its store
-        self.awaited = False  # it was asked for while it was
+        self.awaited = False  # a look at it is to be repeated when it is not busy any more
         self.warm = False  # it was ready when a take-over began
         self.last = -1  # offset of the last record
         self.offset_record: OffsetRecord | None = None

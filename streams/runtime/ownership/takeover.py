@@ -71,7 +71,7 @@ class Stalls:
         place = f"--topic {txn.topic} --partition {txn.partition} --start-offset {txn.start_offset}"
         if txn.is_hanging:
             _log.error(
-                "%s cannot be restored: a hanging transaction (%s) holds it up, which no coordinator knows of, so that "
+                "%s cannot be restored: a hanging transaction (%s) holds it up, which no coordinator lists, so that "
                 "none ends it. %s: kes transactions abort MODULE:SOURCE %s; or by Kafka's own tool: "
                 "kafka-transactions.sh --bootstrap-server %s abort %s",
                 where,

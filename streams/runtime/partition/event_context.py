@@ -72,7 +72,7 @@ class EventContext(msgspec.Struct, Generic[StoreT], eq=False, weakref=True):
 
     @property
     def is_interjection(self) -> bool:
-        """Whether this is work without an input record: scheduled, asked for, or a timer's (``timer`` tells)."""
+        """Whether this is work without an input record: scheduled, requested, or a timer's (see ``timer``)."""
         return self.input is None
 
     @property
@@ -196,11 +196,11 @@ class EventContext(msgspec.Struct, Generic[StoreT], eq=False, weakref=True):
         type gets the event, once, in this partition's order, as an interjection with ``ctx.timer``. Returns its name.
 
         The timer is part of this event's transaction: it is set when the event completes, and not if it fails. It is
-        kept in the changelog, so it fires wherever the partition is then; never early, and if nobody works on the
-        partition at that time, as soon as somebody does. ``name`` is one of this partition's timers: one that is set is
+        kept in the changelog, so it fires wherever the partition is then; never early, and if no member works on the
+        partition at that time, as soon as one does. ``name`` is one of this partition's timers: one that is set is
         replaced; without it the timer gets a name of its own. ``key`` is ``ctx.timer.key`` then (default: the key of
         the record, or timer, that is being handled). Raises ``EncodeError``, ``RecordRefused`` (too large),
-        ``RegistrationError`` (no event class, or nobody handles it), ``StoreError`` (after the handler ended).
+        ``RegistrationError`` (no event class, or no handler for it), ``StoreError`` (after the handler ended).
         """
         if self._closed:
             raise _outlived("schedule_at", self)
@@ -208,7 +208,7 @@ class EventContext(msgspec.Struct, Generic[StoreT], eq=False, weakref=True):
         router = self._host.router if self._timers is None else self._timers.router
         if router.default is None and event_type.name.encode() not in router.routes:
             raise RegistrationError(
-                f"a timer was set with an event of type {event_type.name!r}, which nobody handles: register a handler "
+                f"a timer was set with an event of type {event_type.name!r}, which has no handler: register one "
                 "for it, or a default handler"
             )
         changes = self._timer_changes

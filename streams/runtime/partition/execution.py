@@ -210,7 +210,7 @@ class Execution:
         """Make the error for an interjection whose partition was given up."""
         return NotOwned(
             f"{self._partition.topic_partition} was given up before the interjection was committed; nothing of it is, "
-            "so the partition's next owner may be asked again"
+            "so the partition's next owner may see the event again"
         )
 
     def _unit(self, ctx: EventContext[Any]) -> Unit:

@@ -58,7 +58,7 @@ def describe_type(record: IncomingRecord) -> str:
     raw = record.header(TYPE_HEADER)
     if raw is None:
         return f"the record has no type header ({TYPE_HEADER})"
-    return f"nobody handles the event type {raw[:64].decode(errors='replace')!r}"
+    return f"no handler for the event type {raw[:64].decode(errors='replace')!r}"
 
 
 def change_too_large(change: Change, limit: int) -> RecordRefused:

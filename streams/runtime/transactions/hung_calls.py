@@ -1,6 +1,6 @@
 """Count the blocking calls that never came back, and bound them.
 
-librdkafka has calls that hang for ever around an outage (rule R7). A hung call keeps its thread, its producer, and the
+librdkafka has calls that never return around an outage (rule R7). A hung call keeps its thread, its producer, and the
 producer's threads and sockets. Nothing can end it from outside, so it is counted until it comes back, and at some
 number the process is better started anew.
 """

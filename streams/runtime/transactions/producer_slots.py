@@ -102,7 +102,7 @@ class Slots:
         self._tasks.start_soon(self._reopen, slot)
 
     def replace_idle(self) -> None:
-        """Replace all that are free: producers made before an outage may hang for ever (rule R7)."""
+        """Replace all that are free: producers made before an outage may never return (rule R7)."""
         while self._free:
             self.replace(self._free.popleft())
 

@@ -1,6 +1,6 @@
 """The process of one simulated member: the state its parts share, and its threads for blocking calls.
 
-Blocking calls run in fibers: they pause before and after their effect, may lose their answer, hang for ever, or have
+Blocking calls run in fibers: they pause before and after their effect, may lose their answer, never return, or have
 their effect long after the caller has stopped waiting for it.
 """
 
@@ -94,7 +94,7 @@ class Process:
         """Faults of the next calls, by kind."""
 
     def pause(self, seconds: float) -> None:
-        """Take time, in a fiber; longer while the process is frozen, for ever when it is dead."""
+        """Take time, in a fiber; longer while the process is frozen, without end when it is dead."""
         if self.dead:
             raise Killed
         self.fibers.pause(seconds)
