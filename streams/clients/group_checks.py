@@ -6,14 +6,13 @@ import contextlib
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from streams.clients import kafka_python_settings
 from streams.clients.admin import TopicAdmin
 from streams.clients.group_view import GroupQuestions
-from streams.clients.kafka_python import OffsetCommitRequest
 from streams.clients.kafka_python import errors as kafka_errors
-from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, raise_for
+from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, commit_request, entries_of
 from streams.clients.plain_producer import PlainProducer
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
@@ -36,7 +35,7 @@ class GroupChecks:
 
     def __init__(self, config: EventSourceConfig, *, seconds: float = _SECONDS) -> None:
         self._config, self._seconds = config, seconds
-        security = kafka_python_settings.translate(kafka_python_settings.security_only(config.client_settings))
+        security = kafka_python_settings.security_of(config.client_settings)
         self._settings = ClientSettings(config.bootstrap_servers, config.client_settings, client_id="kes-checks")
         self._client = KafkaPythonClient(config.bootstrap_servers, "kes-checks", security)
         self._client.start()
@@ -80,12 +79,9 @@ class GroupChecks:
 
     def create(self, specs: list[TopicSpec]) -> None:
         """Create topics that are missing; ``TopicError`` for those that are not as they must be."""
-        admin = TopicAdmin(self._settings)
-        try:
+        with contextlib.closing(TopicAdmin(self._settings)) as admin:
             admin.create(specs)
             differences = admin.differences(specs)
-        finally:
-            admin.close()
         if differences:
             raise TopicError("; ".join(differences))
 
@@ -128,37 +124,20 @@ class GroupChecks:
     def set_offsets(self, offsets: Mapping[int, int]) -> None:
         """Commit these offsets for the group. Raises ``OffsetError`` when a member has joined it meanwhile."""
         config, deadline = self._config, self._deadline()
-        topic_of = OffsetCommitRequest.OffsetCommitRequestTopic
-        entries = [
-            topic_of.OffsetCommitRequestPartition(
-                partition_index=number, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=""
-            )
-            for number, offset in offsets.items()
-        ]
-        request = OffsetCommitRequest(
-            group_id=config.group_id,
-            generation_id_or_member_epoch=-1,
-            member_id="",
-            topics=[topic_of(name=config.offsets_topic, partitions=entries)],
-            min_version=6,
-            max_version=8,
+        request = commit_request(
+            config.group_id, {(config.offsets_topic, number): (offset, "") for number, offset in offsets.items()}
         )
 
         async def attempt() -> None:
             node = await self._client.coordinator(GROUP, config.group_id, deadline)
             answer = await self._client.send(request, node, deadline)
-            for entry in (entry for topic in answer.topics for entry in topic.partitions):
-                try:
-                    raise_for(entry.error_code)
-                except kafka_errors.UnknownMemberIdError as error:  # commits from outside are for empty groups
-                    raise _is_alive(config, "a member has joined") from error
-
-        async def work() -> None:
-            await self._client.connected(deadline)
-            await self._client.until(deadline, f"setting the offsets of group {config.group_id}", attempt)
+            try:
+                list(entries_of(answer.topics))  # raises for one that was refused
+            except kafka_errors.UnknownMemberIdError as error:  # commits from outside are for empty groups
+                raise _is_alive(config, "a member has joined") from error
 
         if offsets:
-            self._client.call(work, deadline)
+            self._client.ask(f"setting the offsets of group {config.group_id}", deadline, attempt)
 
     def last_records(self, topic: str, partitions: list[int], key: bytes) -> dict[int, IncomingRecord]:
         """The last committed record with this key in each partition; those without one are left out. Reads backwards,
@@ -170,22 +149,20 @@ class GroupChecks:
         def receive(number: int, records: list[IncomingRecord]) -> None:
             found.update((number, record) for record in records if record.key == key)
 
-        reader = PartitionReader(self._settings)
-        try:
+        with contextlib.closing(PartitionReader(self._settings)) as reader:
             while left := {number: (low, high) for number, (low, high) in left.items() if low < high}:
                 spans = {number: (max(low, high - stretch), high) for number, (low, high) in left.items()}
                 reader.read(topic, spans, receive, stalled_after_seconds=self._seconds, cancelled=lambda: False)
                 left = {number: (left[number][0], start) for number, (start, _) in spans.items() if number not in found}
                 stretch *= 8
-        finally:
-            reader.close()
         return found
 
     def write(self, topic: str, key: bytes, values: Mapping[int, bytes]) -> None:
         """Write one record with this key into each of these partitions. On return all in-sync replicas have them.
         Raises what the first failed one met."""
-        producer = PlainProducer(self._settings, delivery_timeout_ms=int(self._seconds * 1000))
-        try:
+        with contextlib.closing(
+            PlainProducer(self._settings, delivery_timeout_ms=int(self._seconds * 1000))
+        ) as producer:
             for number, value in values.items():
                 producer.produce(Record(topic, value, key, partition=number), number)
             left = set(values)
@@ -194,26 +171,20 @@ class GroupChecks:
                     if report.error is not None:
                         raise report.error
                     left.discard(report.token)
-        finally:
-            producer.close()
 
     def refuse_unless_empty(self, topic: str) -> None:
         """Raises ``OffsetError`` when a changelog holds anything committed: state, or a position."""
         ranges = self._group_log.log_range(topic, range(self._config.num_partitions), self._deadline())
         ranges = {number: span for number, span in ranges.items() if span[0] < span[1]}
         found: list[IncomingRecord] = []
-        reader = PartitionReader(self._settings)
-        try:
-            with contextlib.suppress(Stopped):
-                reader.read(
-                    topic,
-                    ranges,
-                    lambda _, records: found.extend(record for record in records if record.value is not None),
-                    stalled_after_seconds=self._seconds,
-                    cancelled=lambda: bool(found),
-                )
-        finally:
-            reader.close()
+        with contextlib.closing(PartitionReader(self._settings)) as reader, contextlib.suppress(Stopped):
+            reader.read(
+                topic,
+                ranges,
+                lambda _, records: found.extend(record for record in records if record.value is not None),
+                stalled_after_seconds=self._seconds,
+                cancelled=lambda: bool(found),
+            )
         if found:
             raise OffsetError(
                 f"{found[0].where} holds state or a position already: delete the group's offsets and the changelog to "
@@ -224,8 +195,8 @@ class GroupChecks:
 def _elsewhere(config: EventSourceConfig) -> SourceLog | None:
     if not config.source_is_elsewhere:
         return None
-    security: Mapping[str, Any] = kafka_python_settings.security_only(config.source_client_settings)
-    return SourceLog(config.source_bootstrap_servers, "kes-checks", kafka_python_settings.translate(security))
+    security = kafka_python_settings.security_of(config.source_client_settings)
+    return SourceLog(config.source_bootstrap_servers, "kes-checks", security)
 
 
 def _is_alive(config: EventSourceConfig, names: str) -> OffsetError:

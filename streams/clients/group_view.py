@@ -16,15 +16,10 @@ from typing import Any, Final
 import msgspec
 
 from streams.clients import group_wire
-from streams.clients.kafka_python import (
-    ConsumerProtocolAssignment,
-    ConsumerProtocolSubscription,
-    DescribeGroupsRequest,
-    OffsetFetchRequest,
-)
+from streams.clients.kafka_python import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from streams.clients.kafka_python import errors as kafka_errors
-from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, raise_for
-from streams.clients.librdkafka_group import consumer_group_describe
+from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, offsets_request, raise_for
+from streams.clients.librdkafka_group import describe_group
 from streams.group import Assignment, MemberReport
 
 CLASSIC: Final = "classic"
@@ -95,13 +90,7 @@ class GroupQuestions:
     def look(self, group: str, timeout_seconds: float) -> GroupView:
         """The group as it is now. ``BrokerUnavailable``; ``ConfigError`` without the right to describe it."""
         deadline = time.monotonic() + timeout_seconds
-
-        async def work() -> GroupView:
-            await self._client.connected(deadline)
-            step = f"asking for group {group}"
-            return await self._client.until(deadline, step, lambda: self._look(group, deadline))
-
-        return self._client.call(work, deadline)
+        return self._client.ask(f"asking for group {group}", deadline, lambda: self._look(group, deadline))
 
     def close(self) -> None:
         """End the thread and the connections; blocks for a moment."""
@@ -111,28 +100,16 @@ class GroupQuestions:
 
     async def _look(self, group: str, deadline: float) -> GroupView:
         node = await self._client.coordinator(GROUP, group, deadline)
-        request = DescribeGroupsRequest(groups=[group], min_version=4, max_version=5)
-        found = (await self._client.send(request, node, deadline)).groups[0]
-        raise_for(found.error_code)
+        classic, broker_side = await describe_group(self._client, group, node, deadline)
         committed = await self._committed(group, node, deadline)
-        if found.group_state != "Dead":
-            return classic_view(group, found, committed)
-        try:
-            answer = await self._client.send(consumer_group_describe(group), node, deadline)
-        except kafka_errors.UnsupportedVersionError:  # a broker that has classic groups only
-            return GroupView(group=group, kind=NONE, committed=committed)
-        described = answer.groups[0]
-        if described.error_code == kafka_errors.GroupIdNotFoundError.errno:
-            return GroupView(group=group, kind=NONE, committed=committed)
-        raise_for(described.error_code)
-        return broker_view(group, described, committed)
+        if classic is not None:
+            return classic_view(group, classic, committed)
+        if broker_side is not None:
+            return broker_view(group, broker_side, committed)
+        return GroupView(group=group, kind=NONE, committed=committed)
 
     async def _committed(self, group: str, node: int, deadline: float) -> Offsets:
-        group_of = OffsetFetchRequest.OffsetFetchRequestGroup
-        request = OffsetFetchRequest(
-            groups=[group_of(group_id=group, topics=None)], require_stable=False, min_version=8, max_version=8
-        )
-        answer = (await self._client.send(request, node, deadline)).groups[0]
+        answer = (await self._client.send(offsets_request(group), node, deadline)).groups[0]
         if answer.error_code == kafka_errors.GroupIdNotFoundError.errno:
             return {}
         raise_for(answer.error_code)

@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, TypeVar
 
@@ -23,6 +23,8 @@ from streams.clients.kafka_python import (
     KafkaNetSocket,
     KafkaSSLTransport,
     NetworkSelector,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
     create_connection,
 )
 from streams.clients.kafka_python import errors as kafka_errors
@@ -30,6 +32,9 @@ from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicEr
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+Place = tuple[str, int]
+"""Topic and partition."""
 
 GROUP, TRANSACTION = 0, 1
 """Kinds of coordinators."""
@@ -171,6 +176,15 @@ class KafkaPythonClient:
             with self._lock:
                 if self._asking is not None:
                     self._asking.discard(answer)
+
+    def ask(self, step: str, deadline: float, attempt: Callable[[], Awaitable[T]], *, quiet: bool = False) -> T:
+        """Connect (``connected``), and ``attempt`` it ``until`` it works. Raises as ``call`` does."""
+
+        async def work() -> T:
+            await self.connected(deadline, quiet=quiet)
+            return await self.until(deadline, step, attempt)
+
+        return self.call(work, deadline)
 
     def post(self, work: Callable[[], Any]) -> bool:
         """Run ``work`` (a function or a coroutine function) on the IO thread. ``False``: that thread has ended."""
@@ -325,6 +339,39 @@ def raise_for(error_code: int) -> None:
     """Raise the kafka-python error for a code that is not 0."""
     if error_code:
         raise kafka_errors.for_code(error_code)()
+
+
+def entries_of(topics: Iterable[Any]) -> Iterator[Any]:
+    """The partitions of an answer that lists them by topic. Raises the kafka-python error of one that was refused."""
+    for topic in topics:
+        for entry in topic.partitions:
+            raise_for(entry.error_code)
+            yield entry
+
+
+def commit_request(group_id: str, offsets: Mapping[Place, tuple[int, str]]) -> Any:
+    """Commit (offset, metadata) by topic and partition from outside of the group: it must have no members."""
+    topic_of = OffsetCommitRequest.OffsetCommitRequestTopic
+    by_topic: dict[str, list[Any]] = {}
+    for (topic, partition), (offset, metadata) in offsets.items():
+        entry = topic_of.OffsetCommitRequestPartition(
+            partition_index=partition, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=metadata
+        )
+        by_topic.setdefault(topic, []).append(entry)
+    return OffsetCommitRequest(
+        group_id=group_id,
+        generation_id_or_member_epoch=-1,
+        member_id="",
+        topics=[topic_of(name=topic, partitions=entries) for topic, entries in by_topic.items()],
+        min_version=6,
+        max_version=8,
+    )
+
+
+def offsets_request(group_id: str, topics: list[Any] | None = None, *, stable: bool = False) -> Any:
+    """Fetch committed offsets: of all topics, or of these. ``stable``: refused while a commit is pending."""
+    query = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group_id, topics=topics)
+    return OffsetFetchRequest(groups=[query], require_stable=stable, min_version=8, max_version=8)
 
 
 def check_addresses(bootstrap_servers: str) -> None:

@@ -39,6 +39,11 @@ def security_only(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name.startswith(_PREFIXES)}
 
 
+def security_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """kafka-python's settings for the security of these librdkafka settings. Raises as ``translate``."""
+    return translate(security_only(settings))
+
+
 def translate(settings: Mapping[str, Any]) -> dict[str, Any]:
     """librdkafka's ``security.protocol``, ``sasl.*`` and ``ssl.*`` as kafka-python settings.
 

@@ -16,7 +16,7 @@ import msgspec
 from confluent_kafka import KafkaError
 
 from streams.clients.kafka_python import DescribeConfigsRequest, DescribeGroupsRequest, errors
-from streams.clients.kafka_python_client import GROUP, raise_for
+from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, raise_for
 from streams.clients.takeover import KafkaPythonTakeOver
 from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal, StreamsError
 
@@ -105,11 +105,7 @@ class RosterTakeOver(KafkaPythonTakeOver):
                 return {}
             return {entry.name: entry.value for entry in result.configs if entry.value is not None}
 
-        async def work() -> dict[str, str]:
-            await self._client.connected(deadline, quiet=True)
-            return await self._client.until(deadline, f"reading the settings of group {self._group_id}", attempt)
-
-        return self._client.call(work, deadline)
+        return self._client.ask(f"reading the settings of group {self._group_id}", deadline, attempt, quiet=True)
 
     # ------------------------------------------------------------------ IO thread
 
@@ -118,27 +114,34 @@ class RosterTakeOver(KafkaPythonTakeOver):
         return await self._until(deadline, step, self._roster_once)
 
     async def _roster_once(self, deadline: float) -> Roster:
-        """Describe the group as both kinds: it is of one kind at a time, and unknown as the other."""
         node = await self._client.coordinator(GROUP, self._group_id, deadline)
-        request = DescribeGroupsRequest(groups=[self._group_id], min_version=4, max_version=5)
-        group = (await self._client.send(request, node, deadline)).groups[0]
-        raise_for(group.error_code)
-        if group.members:
-            return Roster("classic", group.protocol_data, tuple(_member(m, m.group_instance_id) for m in group.members))
-        try:
-            answer = await self._client.send(consumer_group_describe(self._group_id), node, deadline)
-        except errors.UnsupportedVersionError:
-            return Roster()  # a broker without KIP-848
-        described = answer.groups[0]
-        if described.error_code == errors.GroupIdNotFoundError.errno:
-            return Roster()
-        raise_for(described.error_code)
-        members = tuple(_member(m, m.instance_id) for m in described.members)
-        return Roster("consumer", described.assignor_name, members) if members else Roster()
+        classic, broker_side = await describe_group(self._client, self._group_id, node, deadline)
+        if classic is not None and classic.members:
+            members = tuple(RosterMember(m.member_id, m.client_id, m.group_instance_id) for m in classic.members)
+            return Roster("classic", classic.protocol_data, members)
+        if broker_side is not None and broker_side.members:
+            members = tuple(RosterMember(m.member_id, m.client_id, m.instance_id) for m in broker_side.members)
+            return Roster("consumer", broker_side.assignor_name, members)
+        return Roster()
 
 
-def _member(described: Any, static_id: str | None) -> RosterMember:
-    return RosterMember(described.member_id, described.client_id, static_id)
+async def describe_group(client: KafkaPythonClient, group_id: str, node: int, deadline: float) -> tuple[Any, Any]:
+    """The group as a classic one, and as one of the broker's protocol: it is of one kind at a time, and ``None`` as the
+    other; twice ``None``: there is no such group."""
+    request = DescribeGroupsRequest(groups=[group_id], min_version=4, max_version=5)
+    classic = (await client.send(request, node, deadline)).groups[0]
+    raise_for(classic.error_code)
+    if classic.group_state != "Dead":
+        return classic, None
+    request = _ConsumerGroupDescribeRequest(group_ids=[group_id], include_authorized_operations=False)
+    try:
+        described = (await client.send(request, node, deadline)).groups[0]
+    except errors.UnsupportedVersionError:  # a broker that has classic groups only
+        return None, None
+    if described.error_code == errors.GroupIdNotFoundError.errno:
+        return None, None
+    raise_for(described.error_code)
+    return None, described
 
 
 _FATAL: Final = (
@@ -201,79 +204,56 @@ def explained(code: str, text: str, group_id: str, instance: str) -> StreamsErro
 
 # ---------------------------------------------------------------------- API 69, which kafka-python does not have yet
 
-_STRINGS: Final = {"type": "[]string", "versions": "0+"}
-_PLACES: Final[list[dict[str, Any]]] = [
-    {
-        "name": "TopicPartitions",
-        "type": "[]TopicPartitions",
-        "versions": "0+",
-        "fields": [
-            {"name": "TopicId", "type": "uuid", "versions": "0+"},
-            {"name": "TopicName", "type": "string", "versions": "0+"},
-            {"name": "Partitions", "type": "[]int32", "versions": "0+"},
-        ],
+
+def _field(name: str, kind: str, *fields: dict[str, Any], **more: str) -> dict[str, Any]:
+    return {"name": name, "type": kind, "versions": "0+", **({"fields": list(fields)} if fields else {}), **more}
+
+
+def _api(kind: str, *fields: dict[str, Any]) -> dict[str, Any]:
+    name = f"ConsumerGroupDescribe{kind.title()}"
+    return {
+        "apiKey": 69,
+        "type": kind,
+        "name": name,
+        "validVersions": "0",
+        "flexibleVersions": "0+",
+        "fields": list(fields),
     }
-]
 
 
-def _text(name: str, *, nullable: bool = False) -> dict[str, Any]:
-    field = {"name": name, "type": "string", "versions": "0+"}
-    return {**field, "nullableVersions": "0+", "default": "null"} if nullable else field
-
-
-_REQUEST: Final = {
-    "apiKey": 69,
-    "type": "request",
-    "name": "ConsumerGroupDescribeRequest",
-    "validVersions": "0",
-    "flexibleVersions": "0+",
-    "fields": [
-        {"name": "GroupIds", **_STRINGS},
-        {"name": "IncludeAuthorizedOperations", "type": "bool", "versions": "0+"},
-    ],
-}
-_RESPONSE: Final = {
-    "apiKey": 69,
-    "type": "response",
-    "name": "ConsumerGroupDescribeResponse",
-    "validVersions": "0",
-    "flexibleVersions": "0+",
-    "fields": [
-        {"name": "ThrottleTimeMs", "type": "int32", "versions": "0+"},
-        {
-            "name": "Groups",
-            "type": "[]DescribedGroup",
-            "versions": "0+",
-            "fields": [
-                {"name": "ErrorCode", "type": "int16", "versions": "0+"},
-                _text("ErrorMessage", nullable=True),
-                _text("GroupId"),
-                _text("GroupState"),
-                {"name": "GroupEpoch", "type": "int32", "versions": "0+"},
-                {"name": "AssignmentEpoch", "type": "int32", "versions": "0+"},
-                _text("AssignorName"),
-                {
-                    "name": "Members",
-                    "type": "[]Member",
-                    "versions": "0+",
-                    "fields": [
-                        _text("MemberId"),
-                        _text("InstanceId", nullable=True),
-                        _text("RackId", nullable=True),
-                        {"name": "MemberEpoch", "type": "int32", "versions": "0+"},
-                        _text("ClientId"),
-                        _text("ClientHost"),
-                        {"name": "SubscribedTopicNames", **_STRINGS},
-                        _text("SubscribedTopicRegex", nullable=True),
-                        {"name": "Assignment", "type": "Assignment", "versions": "0+", "fields": _PLACES},
-                        {"name": "TargetAssignment", "type": "Assignment", "versions": "0+", "fields": _PLACES},
-                    ],
-                },
-                {"name": "AuthorizedOperations", "type": "int32", "versions": "0+", "default": "-2147483648"},
-            ],
-        },
-    ],
-}
+_NULLABLE: Final = {"nullableVersions": "0+", "default": "null"}
+_PLACES: Final = _field(
+    "TopicPartitions",
+    "[]TopicPartitions",
+    _field("TopicId", "uuid"),
+    _field("TopicName", "string"),
+    _field("Partitions", "[]int32"),
+)
+_REQUEST: Final = _api("request", _field("GroupIds", "[]string"), _field("IncludeAuthorizedOperations", "bool"))
+_MEMBER: Final = (
+    _field("MemberId", "string"),
+    _field("InstanceId", "string", **_NULLABLE),
+    _field("RackId", "string", **_NULLABLE),
+    _field("MemberEpoch", "int32"),
+    _field("ClientId", "string"),
+    _field("ClientHost", "string"),
+    _field("SubscribedTopicNames", "[]string"),
+    _field("SubscribedTopicRegex", "string", **_NULLABLE),
+    _field("Assignment", "Assignment", _PLACES),
+    _field("TargetAssignment", "Assignment", _PLACES),
+)
+_GROUP: Final = (
+    _field("ErrorCode", "int16"),
+    _field("ErrorMessage", "string", **_NULLABLE),
+    _field("GroupId", "string"),
+    _field("GroupState", "string"),
+    _field("GroupEpoch", "int32"),
+    _field("AssignmentEpoch", "int32"),
+    _field("AssignorName", "string"),
+    _field("Members", "[]Member", *_MEMBER),
+    _field("AuthorizedOperations", "int32", default="-2147483648"),
+)
+_RESPONSE: Final = _api("response", _field("ThrottleTimeMs", "int32"), _field("Groups", "[]DescribedGroup", *_GROUP))
 
 
 def _message(base_name: str, schema: dict[str, Any]) -> Any:
@@ -290,8 +270,3 @@ def _message(base_name: str, schema: dict[str, Any]) -> Any:
 
 _ConsumerGroupDescribeRequest: Any = _message("DescribeGroupsRequest", _REQUEST)
 _ConsumerGroupDescribeResponse: Any = _message("DescribeGroupsResponse", _RESPONSE)
-
-
-def consumer_group_describe(group_id: str) -> Any:
-    """The question for a group of the broker-side protocol."""
-    return _ConsumerGroupDescribeRequest(group_ids=[group_id], include_authorized_operations=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Collection
+from typing import Any
 
 import msgspec
 
@@ -20,7 +21,7 @@ from streams.clients.kafka_python import (
     WriteTxnMarkersRequest,
 )
 from streams.clients.kafka_python import errors as kafka_errors
-from streams.clients.kafka_python_client import TRANSACTION, raise_for
+from streams.clients.kafka_python_client import TRANSACTION, KafkaPythonClient, entries_of, raise_for
 from streams.clients.questions import Questions
 from streams.errors import BrokerUnavailable, OffsetError
 from streams.group import HANGING_SECONDS, OpenTransaction
@@ -99,8 +100,7 @@ class OpenTransactions(Questions):
         for leader, numbers in by_leader.items():
             request = DescribeProducersRequest(topics=[topic_of(name=topic, partition_indexes=numbers)])
             answer = await self._client.send(request, leader, deadline)
-            for entry in (entry for each in answer.topics for entry in each.partitions):
-                raise_for(entry.error_code)
+            for entry in entries_of(answer.topics):
                 found += [
                     OpenTransaction(
                         topic=topic,
@@ -140,15 +140,10 @@ class OpenTransactions(Questions):
         return known
 
     async def _describe(self, name: str, deadline: float) -> dict[tuple[int, str, int], tuple[str, str]]:
-        node = await self._client.coordinator(TRANSACTION, name, deadline)
-        request = DescribeTransactionsRequest(transactional_ids=[name])
-        state = (await self._client.send(request, node, deadline)).transaction_states[0]
-        if state.error_code == kafka_errors.TransactionalIdNotFoundError.errno:
-            return {}
-        raise_for(state.error_code)
+        state = await describe_transaction(self._client, name, deadline)
         return {
             (state.producer_id, entry.topic, number): (name, state.transaction_state)
-            for entry in state.topics
+            for entry in (() if state is None else state.topics)
             for number in entry.partitions
         }
 
@@ -166,8 +161,19 @@ class OpenTransactions(Questions):
         if leader < 0:
             raise kafka_errors.LeaderNotAvailableError()
         answer = await self._client.send(WriteTxnMarkersRequest(markers=[marker]), leader, deadline)
-        for entry in (entry for each in answer.markers for topic in each.topics for entry in topic.partitions):
-            raise_for(entry.error_code)
+        for each in answer.markers:
+            list(entries_of(each.topics))  # raises for one that was refused
+
+
+async def describe_transaction(client: KafkaPythonClient, transactional_id: str, deadline: float) -> Any:
+    """The transaction as its coordinator describes it; ``None``: it knows of none."""
+    node = await client.coordinator(TRANSACTION, transactional_id, deadline)
+    request = DescribeTransactionsRequest(transactional_ids=[transactional_id])
+    state = (await client.send(request, node, deadline)).transaction_states[0]
+    if state.error_code == kafka_errors.TransactionalIdNotFoundError.errno:
+        return None
+    raise_for(state.error_code)
+    return state
 
 
 def _place(txn: OpenTransaction) -> tuple[int, int, int, int]:

@@ -24,6 +24,15 @@ class Questions:
         self._client = client
         self._lost = False  # the last question found no answer at the addresses that the cluster names
 
+    def _ask(self, step: str, deadline: float, attempt: Callable[[float], Awaitable[T]]) -> T:
+        """Connect, and ``attempt`` it until it works, on any thread but the client's."""
+
+        async def work() -> T:
+            await self._connected(deadline)
+            return await self._until(deadline, step, attempt)
+
+        return self._client.call(work, deadline)
+
     async def _connected(self, deadline: float) -> None:
         """Wait until a broker has answered, for the first time or after a question in vain. Otherwise the cluster's own
         list is used: the client's ``connected`` begins at one of the configured addresses again, by chance at the

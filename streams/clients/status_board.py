@@ -14,8 +14,16 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from streams.clients import group_wire
-from streams.clients.kafka_python import DeleteGroupsRequest, OffsetCommitRequest, OffsetFetchRequest
-from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, raise_for
+from streams.clients.kafka_python import DeleteGroupsRequest
+from streams.clients.kafka_python_client import (
+    GROUP,
+    KafkaPythonClient,
+    commit_request,
+    entries_of,
+    offsets_request,
+    raise_for,
+)
+from streams.clients.kafka_python_client import Place as Place
 
 _CLOSE_SECONDS = 1.0
 LONGEST = 4000
@@ -27,10 +35,6 @@ class Note(NamedTuple):
 
     offset: int
     text: str
-
-
-Place = tuple[str, int]
-"""Topic and partition that a note is about."""
 
 
 def status_group(group_id: str, instance: str) -> str:
@@ -54,36 +58,15 @@ class StatusBoard:
         """Write these notes; those about other partitions stay."""
         deadline = time.monotonic() + timeout_seconds
         group = status_group(self._group_id, instance)
-        by_topic: dict[str, list[Any]] = {}
-        topic_of = OffsetCommitRequest.OffsetCommitRequestTopic
-        for (topic, partition), (offset, text) in notes.items():
-            entry = topic_of.OffsetCommitRequestPartition(
-                partition_index=partition,
-                committed_offset=max(offset, 0),
-                committed_leader_epoch=-1,
-                committed_metadata=text[:LONGEST],
-            )
-            by_topic.setdefault(topic, []).append(entry)
-        request = OffsetCommitRequest(
-            group_id=group,
-            generation_id_or_member_epoch=-1,
-            member_id="",
-            topics=[topic_of(name=topic, partitions=entries) for topic, entries in by_topic.items()],
-            min_version=6,
-            max_version=8,
-        )
+        cut = {place: (max(offset, 0), text[:LONGEST]) for place, (offset, text) in notes.items()}
+        request = commit_request(group, cut)
 
         async def attempt() -> None:
             node = await self._client.coordinator(GROUP, group, deadline)
             answer = await self._client.send(request, node, deadline)
-            for entry in (entry for topic in answer.topics for entry in topic.partitions):
-                raise_for(entry.error_code)
+            list(entries_of(answer.topics))  # raises for one that was refused
 
-        async def work() -> None:
-            await self._client.connected(deadline)
-            await self._client.until(deadline, f"writing the status of {instance}", attempt)
-
-        self._client.call(work, deadline)
+        self._client.ask(f"writing the status of {instance}", deadline, attempt)
 
     def read(self, instances: Collection[str], timeout_seconds: float) -> dict[str, dict[Place, Note]]:
         """The notes by instance; nothing of those that never wrote any."""
@@ -92,9 +75,7 @@ class StatusBoard:
         async def one(instance: str) -> dict[Place, Note]:
             group = status_group(self._group_id, instance)
             node = await self._client.coordinator(GROUP, group, deadline)
-            group_query = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
-            request = OffsetFetchRequest(groups=[group_query], require_stable=False, min_version=8, max_version=8)
-            found = (await self._client.send(request, node, deadline)).groups[0]
+            found = (await self._client.send(offsets_request(group), node, deadline)).groups[0]
             raise_for(found.error_code)
             return {
                 (topic.name, entry.partition_index): Note(entry.committed_offset, entry.metadata or "")
@@ -124,11 +105,7 @@ class StatusBoard:
             node = await self._client.coordinator(GROUP, group, deadline)
             await self._client.send(DeleteGroupsRequest(groups_names=[group], max_version=2), node, deadline)
 
-        async def work() -> None:
-            await self._client.connected(deadline)
-            await self._client.until(deadline, f"removing the status of {instance}", attempt)
-
-        self._client.call(work, deadline)
+        self._client.ask(f"removing the status of {instance}", deadline, attempt)
 
     def close(self) -> None:
         """End the thread and the connection; blocks for a moment."""

@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Collection
 from streams.clients.group_coordinator import leave_group
 from streams.clients.kafka_python import (
     DescribeLogDirsRequest,
-    DescribeTransactionsRequest,
     HeartbeatRequest,
     InitProducerIdRequest,
     ListOffsetsRequest,
@@ -25,8 +24,15 @@ from streams.clients.kafka_python import (
     OffsetFetchRequest,
 )
 from streams.clients.kafka_python import errors as kafka_errors
-from streams.clients.kafka_python_client import GROUP, TRANSACTION, KafkaPythonClient, raise_for
-from streams.clients.open_transactions import OpenTransactions
+from streams.clients.kafka_python_client import (
+    GROUP,
+    TRANSACTION,
+    KafkaPythonClient,
+    entries_of,
+    offsets_request,
+    raise_for,
+)
+from streams.clients.open_transactions import OpenTransactions, describe_transaction
 from streams.clients.questions import Questions
 from streams.errors import BrokerUnavailable, StreamsError
 from streams.group import OpenTransaction, instance_of, instance_of_unmarked
@@ -91,13 +97,8 @@ class KafkaPythonTakeOver(Questions):
 
     def stable_offsets(self, partitions: Collection[int], deadline: float) -> dict[int, int | None]:
         """The group's committed offsets of the source topic, when no commit is pending any more. ``None``: none."""
-
-        async def work() -> dict[int, int | None]:
-            await self._connected(deadline)
-            step = f"reading the offsets of group {self._group_id}"
-            return await self._until(deadline, step, lambda limit: self._offsets(sorted(set(partitions)), limit))
-
-        return self._client.call(work, deadline)
+        numbers, step = sorted(set(partitions)), f"reading the offsets of group {self._group_id}"
+        return self._ask(step, deadline, lambda limit: self._offsets(numbers, limit))
 
     def is_member(self, member_id: str, generation: int, deadline: float) -> bool:
         """Whether the group has this member in this generation, and no newer one: by a heartbeat.
@@ -113,23 +114,12 @@ class KafkaPythonTakeOver(Questions):
             # A rebalance that is being prepared has taken nothing from a member yet.
             return error in (kafka_errors.NoError, kafka_errors.RebalanceInProgressError)
 
-        async def work() -> bool:
-            await self._connected(deadline)
-            return await self._until(deadline, f"asking group {self._group_id} for {member_id}", attempt)
-
-        return self._client.call(work, deadline)
+        return self._ask(f"asking group {self._group_id} for {member_id}", deadline, attempt)
 
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
         """(log start, high watermark) of each partition. ``TopicError`` when one does not exist."""
-
-        async def work() -> dict[int, tuple[int, int]]:
-            await self._connected(deadline)
-            numbers = sorted(set(partitions))
-            return await self._until(
-                deadline, f"reading the offsets of topic {topic}", lambda limit: self._range(topic, numbers, limit)
-            )
-
-        return self._client.call(work, deadline)
+        numbers, step = sorted(set(partitions)), f"reading the offsets of topic {topic}"
+        return self._ask(step, deadline, lambda limit: self._range(topic, numbers, limit))
 
     def identity(self, topic: str, deadline: float) -> TopicIdentity:
         """The topic's id and number of partitions. ``TopicError`` when it did not exist until ``deadline``."""
@@ -139,11 +129,7 @@ class KafkaPythonTakeOver(Questions):
             name = base64.urlsafe_b64encode(answer.topic_id.bytes).decode().rstrip("=")
             return TopicIdentity(name, len(answer.partitions))
 
-        async def work() -> TopicIdentity:
-            await self._connected(deadline)
-            return await self._until(deadline, f"asking for topic {topic}", attempt)
-
-        return self._client.call(work, deadline)
+        return self._ask(f"asking for topic {topic}", deadline, attempt)
 
     def remove_member(self, member_id: str, instance: str | None, deadline: float) -> bool:
         """Take a member out of the group, without waiting for its session: a dynamic one by its id, a static one by its
@@ -158,11 +144,7 @@ class KafkaPythonTakeOver(Questions):
             except (kafka_errors.FencedInstanceIdError, kafka_errors.UnknownMemberIdError):
                 return False
 
-        async def work() -> bool:
-            await self._connected(deadline)
-            return await self._until(deadline, f"removing {member_id} from group {self._group_id}", attempt)
-
-        return self._client.call(work, deadline)
+        return self._ask(f"removing {member_id} from group {self._group_id}", deadline, attempt)
 
     def open_transactions(self, topic: str, partitions: Collection[int], deadline: float) -> list[OpenTransaction]:
         """Find the open transactions in these partitions, and their coordinators; see ``OpenTransactions.find``."""
@@ -238,13 +220,8 @@ class KafkaPythonTakeOver(Questions):
 
     async def _topics_of(self, transactional_id: str, deadline: float) -> set[str]:
         """The topics of an open transaction; none: it is over."""
-        node = await self._client.coordinator(TRANSACTION, transactional_id, deadline)
-        request = DescribeTransactionsRequest(transactional_ids=[transactional_id])
-        state = (await self._client.send(request, node, deadline)).transaction_states[0]
-        if state.error_code == kafka_errors.TransactionalIdNotFoundError.errno:
-            return set()
-        raise_for(state.error_code)
-        return {entry.topic for entry in state.topics}
+        state = await describe_transaction(self._client, transactional_id, deadline)
+        return set() if state is None else {entry.topic for entry in state.topics}
 
     async def _fence_once(self, transactional_id: str, deadline: float) -> None:
         node = await self._client.coordinator(TRANSACTION, transactional_id, deadline)
@@ -261,19 +238,13 @@ class KafkaPythonTakeOver(Questions):
         if not partitions:
             return {}
         node = await self._client.coordinator(GROUP, self._group_id, deadline)
-        group_of = OffsetFetchRequest.OffsetFetchRequestGroup
-        topic = group_of.OffsetFetchRequestTopics(name=self._topic, partition_indexes=partitions)
-        request = OffsetFetchRequest(
-            groups=[group_of(group_id=self._group_id, topics=[topic])],
-            require_stable=True,
-            min_version=8,
-            max_version=8,
-        )
+        topic_of = OffsetFetchRequest.OffsetFetchRequestGroup.OffsetFetchRequestTopics
+        topics = [topic_of(name=self._topic, partition_indexes=partitions)]
+        request = offsets_request(self._group_id, topics, stable=True)
         group = (await self._client.send(request, node, deadline)).groups[0]
         raise_for(group.error_code)
         offsets: dict[int, int | None] = dict.fromkeys(partitions)
-        for entry in (entry for topic in group.topics for entry in topic.partitions):
-            raise_for(entry.error_code)
+        for entry in entries_of(group.topics):
             offsets[entry.partition_index] = entry.committed_offset if entry.committed_offset >= 0 else None
         return offsets
 
@@ -319,10 +290,5 @@ class KafkaPythonTakeOver(Questions):
         request = ListOffsetsRequest(
             replica_id=-1, isolation_level=0, max_version=5, topics=[topic_of(name=topic, partitions=queries)]
         )
-        offsets = {}
-        for entry in (
-            entry for found in (await self._client.send(request, leader, deadline)).topics for entry in found.partitions
-        ):
-            raise_for(entry.error_code)
-            offsets[entry.partition_index] = entry.offset
-        return offsets
+        answer = await self._client.send(request, leader, deadline)
+        return {entry.partition_index: entry.offset for entry in entries_of(answer.topics)}

@@ -55,7 +55,7 @@ class KafkaConnections:
                 group_id=config.group_id,
             )
         self._cluster: Cluster | None = None  # of the slots, which share it
-        self._security = kafka_python_settings.translate(kafka_python_settings.security_only(config.client_settings))
+        self._security = kafka_python_settings.security_of(config.client_settings)
 
     @property
     def message_limit(self) -> int:
@@ -139,12 +139,9 @@ class KafkaConnections:
         return TopicAdmin(self._source_settings)
 
     def source_log(self) -> SourceLog:
-        security = kafka_python_settings.security_only(self._config.source_client_settings)
-        return SourceLog(
-            self._config.source_bootstrap_servers,
-            self._config.instance_id,
-            kafka_python_settings.translate(security),
-        )
+        config = self._config
+        security = kafka_python_settings.security_of(config.source_client_settings)
+        return SourceLog(config.source_bootstrap_servers, config.instance_id, security)
 
     def status_board(self) -> StatusBoard:
         config = self._config

@@ -53,7 +53,7 @@ class ProducerSettings(NamedTuple):
         return cls(
             bootstrap_servers,
             client_id,
-            kafka_python_settings.translate(kafka_python_settings.security_only(client_settings)),
+            kafka_python_settings.security_of(client_settings),
             int(str(client_settings.get("message.max.bytes", DEFAULT_MESSAGE_LIMIT))),
             compression_of(client_settings),
         )
