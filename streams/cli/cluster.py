@@ -1,13 +1,16 @@
-"""Shared parts of commands about a cluster: the named event source, the addresses of the brokers, a client."""
+"""Shared parts of commands about a cluster: their options, the named event source, the addresses of the brokers, a
+client, and the loop of those that go on until Ctrl-C."""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from typing import Annotated, Final, TypeVar
+
+import typer
 
 from streams.cli.console import complain
 from streams.cli.source_name import checked_name
@@ -18,6 +21,15 @@ from streams.config import BOOTSTRAP_VARIABLE, EventSourceConfig
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError
 from streams.event_source import EventSource
 from streams.loading import described, load
+
+T = TypeVar("T")
+
+SourceName = Annotated[str, typer.Argument(metavar="MODULE:SOURCE", help="An EventSource, or a function making one.")]
+Servers = Annotated[str, typer.Option(help="The brokers. Default: those of the source, else KES_BOOTSTRAP_SERVERS.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=0.1, max=86_400, help="Seconds to wait for the brokers.")]
+Interval = Annotated[float, typer.Option(min=0.2, max=86_400, help="Seconds between two looks.")]
+Json = Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="A line of JSON (each time) instead of tables.")]
 
 _CONNECT_SECONDS: Final = 2.0
 _PAUSE_SECONDS: Final = 0.2
@@ -70,40 +82,64 @@ def _all_refuse(servers: str) -> bool:
             socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
         except ConnectionRefusedError:
             continue
-        except (
-            OSError,
-            ValueError,
-            OverflowError,
-        ):  # unknown name, firewall, no port: the client's message is better
+        except (OSError, ValueError, OverflowError):  # unknown name, firewall, no port: the client's message is better
             return False
         return False
     return True
 
 
-@contextmanager
-def admin_of(servers: str, config: EventSourceConfig | None, timeout_seconds: float) -> Iterator[TopicAdmin]:
+def admin_of(
+    servers: str, config: EventSourceConfig | None, timeout_seconds: float
+) -> AbstractContextManager[TopicAdmin]:
     """A client for questions about topics and offsets, with the security settings of the source, if one is named, when
     something listens. Raises ``BrokerUnavailable``."""
-    await_listener(servers, timeout_seconds)
-    admin = TopicAdmin(ClientSettings(servers, config.client_settings if config else None, client_id="kes-cli"))
-    try:
-        yield admin
-    finally:
-        admin.close()
+    return _admin(servers, config.client_settings if config else None, timeout_seconds)
+
+
+def source_admin_of(
+    config: EventSourceConfig | None, admin: TopicAdmin, timeout_seconds: float
+) -> AbstractContextManager[TopicAdmin]:
+    """A client for questions about the source topic: ``admin`` itself, unless the source is on another cluster."""
+    if config is None or not config.source_is_elsewhere:
+        return nullcontext(admin)
+    return _admin(config.source_bootstrap_servers, config.source_client_settings, timeout_seconds)
 
 
 @contextmanager
-def source_admin_of(
-    config: EventSourceConfig | None, admin: TopicAdmin, timeout_seconds: float
-) -> Iterator[TopicAdmin]:
-    """A client for questions about the source topic: ``admin`` itself, unless the source is on another cluster."""
-    if config is None or not config.source_is_elsewhere:
+def _admin(servers: str, client_settings: Mapping[str, object] | None, timeout_seconds: float) -> Iterator[TopicAdmin]:
+    await_listener(servers, timeout_seconds)
+    with closing(TopicAdmin(ClientSettings(servers, client_settings, client_id="kes-cli"))) as admin:
         yield admin
-        return
-    await_listener(config.source_bootstrap_servers, timeout_seconds)
-    settings = ClientSettings(config.source_bootstrap_servers, config.source_client_settings, client_id="kes-cli")
-    elsewhere = TopicAdmin(settings)
+
+
+def topic_option(text: str) -> tuple[str, int]:
+    """Name and partitions of an ``--output``. Raises ``ConfigError``."""
+    name, _, partitions = text.rpartition(":")
+    if not name or not partitions.isdecimal() or int(partitions) < 1:
+        raise ConfigError(f"--output wants NAME:PARTITIONS, as in balances:10, not {text!r}")
+    return name, int(partitions)
+
+
+def watch(
+    look: Callable[[], T],
+    show: Callable[[T, str], None],
+    interval: float,
+    now: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> None:
+    """Look again and again until Ctrl-C, and show the last answer with the problem there is now, if any. A broker that
+    goes away later is reported and waited for."""
+    seen: list[T] = []
     try:
-        yield elsewhere
-    finally:
-        elsewhere.close()
+        while True:
+            problem, began = "", now()
+            try:
+                seen = [look()]
+            except BrokerUnavailable as error:
+                if not seen:
+                    raise
+                problem = str(error)
+            show(seen[0], problem)
+            sleep(max(interval - (now() - began), 0.05))
+    except KeyboardInterrupt:
+        return  # how a watch ends

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Annotated, Any, Final
 
 import typer
 from rich.live import Live as LiveDisplay
 from rich.text import Text
 
-from streams.cli.cluster import admin_of, brokers, named_source
+from streams.cli import cluster
+from streams.cli.cluster import Interval, JsonLines, Servers, Timeout, admin_of, brokers, named_source
 from streams.cli.console import answers, complain, emit
 from streams.cli.group_live import Live, live_status
 from streams.cli.group_tables import Lags, Picture, facts, remembered, shown
@@ -30,8 +31,6 @@ LAG_SECONDS: Final = 3.0
 SETTLE_SECONDS: Final = 3.0
 """Time for a rebalance to end, before the members are shown without what they have."""
 
-Look = Callable[[], Picture]
-
 
 @app.command()
 def group(
@@ -39,13 +38,11 @@ def group(
     source: Annotated[
         str, typer.Option("--source", "-s", metavar="MODULE:SOURCE", help="An EventSource: its group and settings.")
     ] = "",
-    bootstrap_servers: Annotated[
-        str, typer.Option(help="The brokers. Default: those of the source, else KES_BOOTSTRAP_SERVERS.")
-    ] = "",
+    bootstrap_servers: Servers = "",
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until Ctrl-C.")] = False,
-    interval: Annotated[float, typer.Option(min=0.2, max=86_400, help="Seconds between two looks.")] = 1.0,
-    timeout: Annotated[float, typer.Option(min=0.1, max=86_400, help="Seconds to wait for the brokers.")] = 10.0,
-    json: Annotated[bool, typer.Option("--json", help="A line of JSON (each time) instead of tables.")] = False,
+    interval: Interval = 1.0,
+    timeout: Timeout = 10.0,
+    json: JsonLines = False,
 ) -> None:
     """The members of a group, the partitions of each, standbys, moves that are under way, and lag.
 
@@ -57,20 +54,22 @@ def group(
         raise typer.BadParameter("name either a group or --source MODULE:SOURCE", param_hint="GROUP")
     config = named_source(source).config if source else None
     servers = brokers(bootstrap_servers, config)
+    group_id = config.group_id if config else name
+    security = kafka_python_settings.security_of(config.client_settings if config else {})
     with (
-        _questions(servers, config) as questions,
+        closing(GroupQuestions(servers, security)) as questions,
         admin_of(servers, config, timeout) as admin,
         _lags_of(config, admin) as lags,
-        _board(servers, config, name) as board,
+        closing(StatusBoard(servers, "kes-cli", security, group_id)) as board,
     ):
 
         def live(view: GroupView, seconds: float) -> tuple[Live, tuple[str, ...]]:
             return live_status(board, view, seconds, time.time())
 
-        look = GroupReader(questions, lags, live, config.group_id if config else name, timeout)
+        look = GroupReader(questions, lags, live, group_id, timeout)
         if watch:
             with _shown(json) as show:
-                _watch(look, show, interval, time.monotonic, time.sleep)
+                cluster.watch(look, show, interval, time.monotonic, time.sleep)
         else:
             picture = look.settled(time.monotonic, time.sleep)
             if picture.view.kind == NONE and not picture.view.committed:
@@ -116,30 +115,6 @@ class GroupReader:
             sleep(0.1)
 
 
-def _security(config: EventSourceConfig | None) -> dict[str, Any]:
-    return kafka_python_settings.translate(
-        kafka_python_settings.security_only(config.client_settings if config else {})
-    )
-
-
-@contextmanager
-def _board(servers: str, config: EventSourceConfig | None, name: str) -> Iterator[StatusBoard]:
-    board = StatusBoard(servers, "kes-cli", _security(config), config.group_id if config else name)
-    try:
-        yield board
-    finally:
-        board.close()
-
-
-@contextmanager
-def _questions(servers: str, config: EventSourceConfig | None) -> Iterator[GroupQuestions]:
-    questions = GroupQuestions(servers, _security(config))
-    try:
-        yield questions
-    finally:
-        questions.close()
-
-
 @contextmanager
 def _lags_of(config: EventSourceConfig | None, admin: TopicAdmin) -> Iterator[LagsOf]:
     """Provide a group's lag in its topics. A source on another cluster has its ends there, and its offsets here."""
@@ -147,11 +122,8 @@ def _lags_of(config: EventSourceConfig | None, admin: TopicAdmin) -> Iterator[La
         yield lambda view, seconds: lags_in(admin, view, {}, seconds)
         return
     settings = ClientSettings(config.source_bootstrap_servers, config.source_client_settings, client_id="kes-cli")
-    elsewhere = TopicAdmin(settings)
-    try:
+    with closing(TopicAdmin(settings)) as elsewhere:
         yield lambda view, seconds: lags_in(elsewhere, view, {config.offsets_topic: config.topic}, seconds)
-    finally:
-        elsewhere.close()
 
 
 def lags_in(
@@ -174,30 +146,8 @@ def lags_in(
     return lags, tuple(notes)
 
 
-Show = Callable[[Picture, str], None]
-
-
-def _watch(look: Look, show: Show, interval: float, now: Callable[[], float], sleep: Callable[[float], None]) -> None:
-    """Look again and again until Ctrl-C. A broker that goes away later is reported and waited for."""
-    picture: Picture | None = None
-    try:
-        while True:
-            problem = ""
-            began = now()
-            try:
-                picture = look()
-            except BrokerUnavailable as error:
-                if picture is None:
-                    raise
-                problem = str(error)
-            show(picture, problem)
-            sleep(max(interval - (now() - began), 0.05))
-    except KeyboardInterrupt:
-        return  # how a watch ends
-
-
 @contextmanager
-def _shown(json: bool) -> Iterator[Show]:
+def _shown(json: bool) -> Iterator[Callable[[Picture, str], None]]:
     """Live tables on a terminal; elsewhere a block for each change, or as JSON a line each time."""
     console = answers()
     if json:
@@ -240,8 +190,8 @@ def _shape(picture: Picture) -> dict[str, Any]:
     found["lag"] = None
     for row in found["partitions"]:
         row.update(committed=None, end=None, lag=None)
-        for copies in (row["restoring"], row["standbys"], row["preparing"]):
-            copies[:] = [(copy["member"], copy["state"]) for copy in copies]
+        for kind in ("restoring", "standbys", "preparing"):
+            row[kind] = [(copy["member"], copy["state"]) for copy in row[kind]]
     for member in found["members"]:
         member["live"] = None
     return found

@@ -234,18 +234,8 @@ def _owned_places(member: MemberView, live: Live) -> dict[str, list[int]]:
 
 def _partition_facts(row: PartitionRow) -> dict[str, Any]:
     lag = row.lag
-    return {
-        "topic": row.topic,
-        "partition": row.partition,
-        "owners": list(row.owners),
-        "restoring": [msgspec.structs.asdict(entry) for entry in row.restoring],
-        "standbys": [msgspec.structs.asdict(entry) for entry in row.standbys],
-        "preparing": [msgspec.structs.asdict(entry) for entry in row.preparing],
-        "move": list(row.move) if row.move else None,
-        "committed": lag.committed if lag else None,
-        "end": lag.end if lag else None,
-        "lag": lag.lag if lag else None,
-    }
+    figures = {name: getattr(lag, name) if lag else None for name in ("committed", "end", "lag")}
+    return {**msgspec.to_builtins(row), **figures}
 
 
 # -------------------------------------------------------------------------------------------------------- for people

@@ -16,18 +16,26 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from streams.cli.cluster import admin_of, brokers, named_source, source_admin_of
+from streams.cli import cluster
+from streams.cli.cluster import (
+    Interval,
+    JsonLines,
+    Servers,
+    Timeout,
+    admin_of,
+    brokers,
+    named_source,
+    source_admin_of,
+)
 from streams.cli.console import answers, complain, duration, emit
 from streams.clients.admin import PartitionLag, standing
-from streams.errors import BrokerUnavailable, TopicError
+from streams.errors import TopicError
 from streams.topics import unread
 
 app = typer.Typer()
 
 WINDOW_SECONDS: Final = 15.0
 """Rates are those of the last so many seconds: long enough to even out transactions, short enough to see a change."""
-
-Ask = Callable[[], list[PartitionLag]]
 
 
 class Speed(NamedTuple):
@@ -72,6 +80,62 @@ class Pace:
         return Speed(rate, arriving / (now - then), left)
 
 
+class Look(NamedTuple):
+    """The lag of a group at one moment. ``known``: the number of partitions in the settings of the event source, if one
+    is named; no member reads others."""
+
+    group: str
+    topic: str
+    known: int | None
+    partitions: list[PartitionLag]
+    speed: Speed | None = None
+
+    def is_unread(self, entry: PartitionLag) -> bool:
+        """Whether no member reads this partition."""
+        return self.known is not None and entry.partition >= self.known
+
+    def facts(self) -> dict[str, Any]:
+        """The answer as data; ``committed`` is ``None`` where the group has no offset."""
+        found = {
+            "group": self.group,
+            "topic": self.topic,
+            "lag": sum(entry.lag for entry in self.partitions),
+            "partitions": [msgspec.structs.asdict(entry) for entry in self.partitions],
+            "unread_partitions": [entry.partition for entry in self.partitions if self.is_unread(entry)],
+        }
+        if self.speed is not None:
+            found["committed_per_second"], found["arriving_per_second"], found["seconds_left"] = self.speed
+        return found
+
+    def summary(self) -> str:
+        """``12,000 behind, 3,000/s committed, 1,000/s arriving, 6 s left``; what is not known is left out."""
+        words = [f"{sum(entry.lag for entry in self.partitions):,} behind"]
+        if all(entry.committed is None for entry in self.partitions):
+            return f"{words[0]}, nothing committed yet"
+        if self.speed is not None and self.speed.committed is not None and self.speed.arriving is not None:
+            words += [f"{self.speed.committed:,.0f}/s committed", f"{self.speed.arriving:,.0f}/s arriving"]
+            if self.speed.seconds_left is None:
+                words.append("not getting nearer")
+            elif self.speed.seconds_left > 0:
+                words.append(f"{duration(self.speed.seconds_left)} left")
+        return ", ".join(words)
+
+    def table(self) -> Table:
+        """The answer for people: a row per partition, and the sum."""
+        title = f"{self.group} in {self.topic}"
+        grid = Table(title=title, title_justify="left", show_footer=True, min_width=len(title))
+        grid.add_column("partition", footer="all", overflow="fold")
+        for name in ("committed", "stable", "end", "lag"):
+            total = sum(getattr(entry, name) or 0 for entry in self.partitions)
+            grid.add_column(name, footer=f"{total:,}", justify="right", overflow="fold")
+        for entry in self.partitions:
+            committed = "-" if entry.committed is None else f"{entry.committed:,}"
+            style = "red" if self.is_unread(entry) else "" if entry.committed is not None else "yellow"
+            name = f"{entry.partition} (no member reads it)" if self.is_unread(entry) else str(entry.partition)
+            grid.add_row(name, committed, f"{entry.stable:,}", f"{entry.end:,}", f"{entry.lag:,}", style=style)
+        return grid
+
+
 @app.command()
 def lag(
     source: Annotated[
@@ -79,13 +143,11 @@ def lag(
     ] = "",
     group: Annotated[str, typer.Option("--group", "-g", help="The group, if no source is named.")] = "",
     topic: Annotated[str, typer.Option("--topic", "-t", help="The topic, if no source is named.")] = "",
-    bootstrap_servers: Annotated[
-        str, typer.Option(help="The brokers. Default: those of the source, else KES_BOOTSTRAP_SERVERS.")
-    ] = "",
+    bootstrap_servers: Servers = "",
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until Ctrl-C, with rates and time left.")] = False,
-    interval: Annotated[float, typer.Option(min=0.2, max=86_400, help="Seconds between two looks.")] = 2.0,
-    timeout: Annotated[float, typer.Option(min=0.1, max=86_400, help="Seconds to wait for the brokers.")] = 10.0,
-    json: Annotated[bool, typer.Option("--json", help="A line of JSON (each time) instead of a table.")] = False,
+    interval: Interval = 2.0,
+    timeout: Timeout = 10.0,
+    json: JsonLines = False,
 ) -> None:
     """Committed offset, end and distance of every partition.
 
@@ -104,67 +166,45 @@ def lag(
         admin_of(brokers(bootstrap_servers, config), config, timeout) as admin,
         source_admin_of(config, admin, timeout) as source_admin,
     ):
-        offsets_topic = config.offsets_topic if config else topic
 
-        def ask() -> list[PartitionLag]:
+        def ask() -> Look:
             if source_admin is admin:
-                return admin.lag(group, topic, timeout)
-            committed = admin.committed(group, offsets_topic, timeout)
-            return standing(committed, source_admin.watermarks(topic, None, timeout))
+                return Look(group, topic, known, admin.lag(group, topic, timeout))
+            committed = admin.committed(group, config.offsets_topic if config else topic, timeout)
+            return Look(group, topic, known, standing(committed, source_admin.watermarks(topic, None, timeout)))
 
         if watch:
-            with _shown(group, topic, known, json) as show:
-                _watch(ask, show, interval, time.monotonic, time.sleep)
-        else:
-            partitions = ask()
-            if config is None and all(entry.committed is None for entry in partitions):  # a typo, most of the time
-                raise TopicError(
-                    f"the group {group!r} has no committed offset in topic {topic}: there is no such group, it has not "
-                    "committed yet, or its offsets have expired (kes lag --watch waits for it)"
-                )
-            emit(facts(group, topic, known, partitions), json, lambda: table(group, topic, known, partitions))
-            if known is not None and len(partitions) > known:
-                complain(unread(topic, known, len(partitions)))
+            pace = Pace()
 
+            def ask_again() -> Look:
+                look = ask()
+                return look._replace(speed=pace.add(time.monotonic(), look.partitions))
 
-Show = Callable[[list[PartitionLag], Speed, str], None]
-
-
-def _watch(ask: Ask, show: Show, interval: float, now: Callable[[], float], sleep: Callable[[float], None]) -> None:
-    """Look again and again until Ctrl-C. A broker that goes away later is reported and waited for."""
-    pace = Pace()
-    partitions: list[PartitionLag] = []
-    speed = Speed(None, None, None)
-    try:
-        while True:
-            problem = ""
-            began = now()
-            try:
-                partitions = ask()
-            except BrokerUnavailable as error:
-                if not partitions:
-                    raise
-                problem = str(error)
-            else:
-                speed = pace.add(now(), partitions)
-            show(partitions, speed, problem)
-            sleep(max(interval - (now() - began), 0.05))
-    except KeyboardInterrupt:
-        return  # how a watch ends
+            with _shown(group, json) as show:
+                cluster.watch(ask_again, show, interval, time.monotonic, time.sleep)
+            return
+        look = ask()
+        if config is None and all(entry.committed is None for entry in look.partitions):  # a typo, most of the time
+            raise TopicError(
+                f"the group {group!r} has no committed offset in topic {topic}: there is no such group, it has not "
+                "committed yet, or its offsets have expired (kes lag --watch waits for it)"
+            )
+        emit(look.facts(), json, look.table)
+        if known is not None and len(look.partitions) > known:
+            complain(unread(topic, known, len(look.partitions)))
 
 
 @contextmanager
-def _shown(group: str, topic: str, known: int | None, json: bool) -> Iterator[Show]:
-    """Show a live table on a terminal; elsewhere, or as JSON, a line each time. ``known``: the number of partitions in
-    the settings of the event source, if one is named."""
+def _shown(group: str, json: bool) -> Iterator[Callable[[Look, str], None]]:
+    """Show a live table on a terminal; elsewhere, or as JSON, a line each time."""
     console = answers()
     if json or not console.is_terminal or console.is_dumb_terminal:
-        yield lambda partitions, speed, problem: _line(group, topic, known, partitions, speed, problem, json)
+        yield lambda look, problem: _line(look, problem, json)
         return
     with Live(Text(f"asking for group {group} ..."), console=console, auto_refresh=False) as live:
 
-        def show(partitions: list[PartitionLag], speed: Speed, problem: str) -> None:
-            parts: list[RenderableType] = [table(group, topic, known, partitions), Text(summary(partitions, speed))]
+        def show(look: Look, problem: str) -> None:
+            parts: list[RenderableType] = [look.table(), Text(look.summary())]
             if problem:
                 parts.append(Text(problem, style="bold red"))
             live.update(Group(*parts), refresh=True)
@@ -172,84 +212,11 @@ def _shown(group: str, topic: str, known: int | None, json: bool) -> Iterator[Sh
         yield show
 
 
-def _line(
-    group: str,
-    topic: str,
-    known: int | None,
-    partitions: list[PartitionLag],
-    speed: Speed,
-    problem: str,
-    json: bool,
-) -> None:
+def _line(look: Look, problem: str, json: bool) -> None:
     if problem:
         complain(problem)
     elif json:
-        emit({**facts(group, topic, known, partitions), **_per_second(speed)}, True, Text)
+        emit(look.facts(), True, Text)
     else:
-        sys.stdout.write(f"{time.strftime('%H:%M:%S')} {group} in {topic}: {summary(partitions, speed)}\n")
+        sys.stdout.write(f"{time.strftime('%H:%M:%S')} {look.group} in {look.topic}: {look.summary()}\n")
         sys.stdout.flush()
-
-
-def facts(group: str, topic: str, known: int | None, partitions: list[PartitionLag]) -> dict[str, Any]:
-    """The answer as data; ``committed`` is ``None`` where the group has no offset. ``unread_partitions``: the settings
-    do not know them, so no member reads them."""
-    return {
-        "group": group,
-        "topic": topic,
-        "lag": sum(entry.lag for entry in partitions),
-        "partitions": [msgspec.structs.asdict(entry) for entry in partitions],
-        "unread_partitions": [entry.partition for entry in partitions if _is_unread(entry, known)],
-    }
-
-
-def _is_unread(entry: PartitionLag, known: int | None) -> bool:
-    return known is not None and entry.partition >= known
-
-
-def _per_second(speed: Speed) -> dict[str, Any]:
-    return {
-        "committed_per_second": speed.committed,
-        "arriving_per_second": speed.arriving,
-        "seconds_left": speed.seconds_left,
-    }
-
-
-def summary(partitions: list[PartitionLag], speed: Speed) -> str:
-    """``12,000 behind, 3,000/s committed, 1,000/s arriving, 6 s left``; what is not known is left out."""
-    words = [f"{sum(entry.lag for entry in partitions):,} behind"]
-    if all(entry.committed is None for entry in partitions):
-        return f"{words[0]}, nothing committed yet"
-    if speed.committed is not None and speed.arriving is not None:
-        words += [f"{speed.committed:,.0f}/s committed", f"{speed.arriving:,.0f}/s arriving"]
-        if speed.seconds_left is None:
-            words.append("not getting nearer")
-        elif speed.seconds_left > 0:
-            words.append(f"{duration(speed.seconds_left)} left")
-    return ", ".join(words)
-
-
-def table(group: str, topic: str, known: int | None, partitions: list[PartitionLag]) -> Table:
-    """The answer for people: a row per partition, and the sum."""
-    title = f"{group} in {topic}"
-    grid = Table(title=title, title_justify="left", show_footer=True, min_width=len(title))
-    grid.add_column("partition", overflow="fold")
-    for name in ("committed", "stable", "end", "lag"):
-        grid.add_column(name, justify="right", overflow="fold")
-    for entry in partitions:
-        committed = "-" if entry.committed is None else f"{entry.committed:,}"
-        is_unread = _is_unread(entry, known)
-        style = "red" if is_unread else "" if entry.committed is not None else "yellow"
-        name = f"{entry.partition} (no member reads it)" if is_unread else str(entry.partition)
-        grid.add_row(name, committed, f"{entry.stable:,}", f"{entry.end:,}", f"{entry.lag:,}", style=style)
-    grid.columns[0].footer = "all"
-    for number, total in enumerate(
-        (
-            sum(entry.committed or 0 for entry in partitions),
-            sum(entry.stable for entry in partitions),
-            sum(entry.end for entry in partitions),
-            sum(entry.lag for entry in partitions),
-        ),
-        1,
-    ):
-        grid.columns[number].footer = f"{total:,}"
-    return grid

@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from streams.cli.cluster import await_listener, brokers, named_source
+from streams.cli.cluster import Json, Servers, SourceName, Timeout, await_listener, brokers, named_source
 from streams.cli.console import complain, emit, notices
 from streams.clients.group_checks import GroupChecks
 from streams.config import EventSourceConfig
@@ -60,19 +60,17 @@ def offsets() -> None:
 
 @app.command()
 def accept(
-    source: Annotated[str, typer.Argument(metavar="MODULE:SOURCE", help="An EventSource, or a function making one.")],
+    source: SourceName,
     partition: Annotated[
         list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this one. May be repeated.")
     ] = None,
-    bootstrap_servers: Annotated[
-        str, typer.Option(help="The brokers. Default: those of the source, else KES_BOOTSTRAP_SERVERS.")
-    ] = "",
-    timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for the brokers.")] = 30.0,
+    bootstrap_servers: Servers = "",
+    timeout: Timeout = 30.0,
     restored: Annotated[
         bool, typer.Option("--restored", help="Source or changelog was restored, or copied, with the same offsets.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")] = False,
+    json: Json = False,
 ) -> None:
     """Set offsets of the group that are ahead of the changelog back to it, so that the source starts again.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import closing
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
@@ -10,13 +12,25 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from streams.cli.cluster import admin_of, brokers, named_source, source_admin_of
+from streams.cli.cluster import (
+    Json,
+    Servers,
+    SourceName,
+    Timeout,
+    admin_of,
+    brokers,
+    named_source,
+    source_admin_of,
+    topic_option,
+)
 from streams.cli.console import complain, emit, notices
-from streams.cli.growing import KEYS_MOVE, growth_table, planned, refuse_members
+from streams.clients import kafka_python_settings
 from streams.clients.admin import TopicAdmin, differences
-from streams.errors import ConfigError
+from streams.clients.group_view import GroupQuestions
+from streams.config import EventSourceConfig
+from streams.errors import ConfigError, TopicError
 from streams.event_source import EventSource
-from streams.topics import TopicSpec
+from streams.topics import TopicSpec, missing
 
 app = typer.Typer(no_args_is_help=True, help="Topics as the settings want them: plan, apply, grow.")
 
@@ -27,14 +41,16 @@ CREATED: Final = "created"
 DIFFERS: Final = "differs"
 _STYLES: Final = {AS_WANTED: "", MISSING: "yellow", CREATED: "green", DIFFERS: "bold red"}
 
-_Source = Annotated[str, typer.Argument(metavar="MODULE:SOURCE", help="An EventSource, or a function making one.")]
 _Output = Annotated[
     list[str] | None,
     typer.Option("--output", metavar="NAME:PARTITIONS", help="A topic that handlers forward to. May be repeated."),
 ]
-_Servers = Annotated[str, typer.Option(help="The brokers. Default: those of the source, else KES_BOOTSTRAP_SERVERS.")]
-_Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for the brokers.")]
-_Json = Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")]
+
+
+KEYS_MOVE: Final = (
+    "Partitions can never be taken away again. Keys move: from now on most keys belong to other partitions than those "
+    "that hold their state, and begin there without any."
+)
 
 
 class Wanted(NamedTuple):
@@ -54,11 +70,11 @@ class TopicCheck(NamedTuple):
 
 @app.command()
 def plan(
-    source: _Source,
+    source: SourceName,
     output: _Output = None,
-    bootstrap_servers: _Servers = "",
-    timeout: _Timeout = 10.0,
-    json: _Json = False,
+    bootstrap_servers: Servers = "",
+    timeout: Timeout = 10.0,
+    json: Json = False,
 ) -> None:
     """Show what `apply` would create, and what differs. Changes nothing.
 
@@ -70,11 +86,11 @@ def plan(
 
 @app.command()
 def apply(
-    source: _Source,
+    source: SourceName,
     output: _Output = None,
-    bootstrap_servers: _Servers = "",
-    timeout: _Timeout = 30.0,
-    json: _Json = False,
+    bootstrap_servers: Servers = "",
+    timeout: Timeout = 30.0,
+    json: Json = False,
 ) -> None:
     """Create the topics that are missing. Those that exist are left as they are, also when they differ.
 
@@ -85,15 +101,15 @@ def apply(
 
 @app.command()
 def grow(
-    source: _Source,
+    source: SourceName,
     partitions: Annotated[
         int | None,
         typer.Option(min=1, help="How many all of them shall have. Default: as many as the source topic has."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    bootstrap_servers: _Servers = "",
-    timeout: _Timeout = 30.0,
-    json: _Json = False,
+    bootstrap_servers: Servers = "",
+    timeout: Timeout = 30.0,
+    json: Json = False,
 ) -> None:
     """Add partitions to the topics of an event source that is stopped, until all have equally many.
 
@@ -108,18 +124,66 @@ def grow(
     config = found.config
     addresses = brokers(bootstrap_servers, config)
     with admin_of(addresses, config, timeout) as admin, source_admin_of(config, admin, timeout) as source_admin:
-        refuse_members(addresses, config, timeout)
+        _refuse_members(addresses, config, timeout)
         by_topic = {spec.name: source_admin if spec.name == config.topic else admin for spec in found.specs()}
-        growth = planned(by_topic, config, partitions or 0, timeout)
+        growth = _planned(by_topic, config, partitions or 0, timeout)
         if growth.steps and not yes:
-            notices().print(growth_table(growth), Text(KEYS_MOVE))
+            notices().print(_growth_table(growth), Text(KEYS_MOVE))
             typer.confirm("Add the partitions?", abort=True, err=True)
-            refuse_members(addresses, config, timeout)  # one may have started while the question stood
+            _refuse_members(addresses, config, timeout)  # one may have started while the question stood
         for name, before in growth.steps.items():
             by_topic[name].grow(name, growth.partitions, timeout)
             notices().print(Text(f"{name}: {before} -> {growth.partitions} partitions"), soft_wrap=True)
     next_step = f"set num_partitions={growth.partitions} in the settings of {source} before it is started again"
     emit({**msgspec.structs.asdict(growth), "next": next_step}, json, lambda: Text(next_step))
+
+
+class Growth(msgspec.Struct, frozen=True):
+    """Plan of the growth: ``steps`` are the topics that have fewer than ``partitions``, with how many they have, in the
+    order in which they grow. The source is the last: what follows from a half-way stop is refused at the start."""
+
+    partitions: int
+    steps: dict[str, int]
+
+
+def _refuse_members(servers: str, config: EventSourceConfig, timeout_seconds: float) -> None:
+    """Raise ``TopicError`` if the group has members: members share out the partitions that they started with."""
+    security = kafka_python_settings.security_of(config.client_settings)
+    with closing(GroupQuestions(servers, security)) as questions:
+        members = questions.look(config.group_id, timeout_seconds).members
+    if members:
+        named = ", ".join(sorted(member.instance for member in members))
+        raise TopicError(
+            f"the group {config.group_id} has members ({named}): stop all of them first, or wait until the sessions of "
+            f"those that died have expired (kes group {config.group_id})"
+        )
+
+
+def _planned(
+    by_topic: Mapping[str, TopicAdmin], config: EventSourceConfig, partitions: int, timeout_seconds: float
+) -> Growth:
+    """Plan the partitions to add; ``by_topic``: the source's topics, and the client that changes each. ``partitions``:
+    0 for as many as the source topic has. Raises ``TopicError`` for a topic that is missing, or has more."""
+    found: dict[str, int] = {}
+    for name, admin in by_topic.items():
+        identity = admin.identity(name, timeout_seconds)
+        if identity is None:
+            raise TopicError(f"{missing(name)}: kes topics apply creates it, with num_partitions of the settings")
+        found[name] = identity[1]
+    wanted = partitions or found[config.topic]
+    for name, count in found.items():
+        if count > wanted:
+            raise TopicError(f"topic {name} has {count} partitions, more than {wanted}; none can be taken away")
+    last = sorted(found, key=lambda name: name == config.topic)
+    return Growth(wanted, {name: found[name] for name in last if found[name] < wanted})
+
+
+def _growth_table(growth: Growth) -> Table:
+    """Format the plan as a table."""
+    table = Table("topic", "partitions", "then", box=SIMPLE_HEAD, pad_edge=False)
+    for name, count in growth.steps.items():
+        table.add_row(name, str(count), str(growth.partitions))
+    return table
 
 
 def wanted_topics(source: EventSource[Any], outputs: list[str]) -> list[Wanted]:
@@ -130,12 +194,10 @@ def wanted_topics(source: EventSource[Any], outputs: list[str]) -> list[Wanted]:
     wanted = [Wanted(purposes[spec.name], spec) for spec in source.specs()]
     plain = next(entry.spec for entry in wanted if entry.purpose == SOURCE)
     for text in outputs:
-        name, _, partitions = text.rpartition(":")
-        if not name or not partitions.isdecimal() or int(partitions) < 1:
-            raise ConfigError(f"--output wants NAME:PARTITIONS, as in balances:10, not {text!r}")
+        name, partitions = topic_option(text)
         if any(entry.spec.name == name for entry in wanted):
             raise ConfigError(f"--output {text!r}: the topic is named twice, or is the source's own")
-        wanted.append(Wanted("output", msgspec.structs.replace(plain, name=name, partitions=int(partitions))))
+        wanted.append(Wanted("output", msgspec.structs.replace(plain, name=name, partitions=partitions)))
     return wanted
 
 

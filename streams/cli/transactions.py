@@ -12,7 +12,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from streams.cli.cluster import admin_of, await_listener, brokers, named_source
+from streams.cli.cluster import Json, Servers, SourceName, Timeout, admin_of, await_listener, brokers, named_source
 from streams.cli.console import emit, notices
 from streams.clients import kafka_python_settings
 from streams.clients.kafka_python_client import KafkaPythonClient
@@ -25,23 +25,19 @@ app = typer.Typer(no_args_is_help=True, help="Transactions that are open in topi
 
 _CLOSE_SECONDS: Final = 2.0
 
-_Source = Annotated[str, typer.Argument(metavar="MODULE:SOURCE", help="An EventSource, or a function making one.")]
 _Topics = Annotated[
     list[str] | None,
     typer.Option("--topic", help="A topic to look into, instead of the changelog and the dead letters. Repeatable."),
 ]
-_Servers = Annotated[str, typer.Option(help="The brokers. Default: those of the source, else KES_BOOTSTRAP_SERVERS.")]
-_Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for the brokers.")]
-_Json = Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")]
 
 
 @app.command("list")
 def list_open(
-    source: _Source,
+    source: SourceName,
     topic: _Topics = None,
-    bootstrap_servers: _Servers = "",
-    timeout: _Timeout = 15.0,
-    json: _Json = False,
+    bootstrap_servers: Servers = "",
+    timeout: Timeout = 15.0,
+    json: Json = False,
 ) -> None:
     """Show all open transactions, and which transactional id has them. Changes nothing.
 
@@ -52,11 +48,11 @@ def list_open(
 
 @app.command()
 def hanging(
-    source: _Source,
+    source: SourceName,
     topic: _Topics = None,
-    bootstrap_servers: _Servers = "",
-    timeout: _Timeout = 15.0,
-    json: _Json = False,
+    bootstrap_servers: Servers = "",
+    timeout: Timeout = 15.0,
+    json: Json = False,
 ) -> None:
     """Show the open transactions that no coordinator lists, and the command that ends each. Changes nothing.
 
@@ -67,7 +63,7 @@ def hanging(
 
 @app.command()
 def abort(
-    source: _Source,
+    source: SourceName,
     topic: Annotated[str, typer.Option(help="The topic.")],
     partition: Annotated[int, typer.Option(min=0, help="The partition.")],
     start_offset: Annotated[int, typer.Option(min=0, help="Where the transaction begins, as `hanging` shows it.")],
@@ -78,9 +74,9 @@ def abort(
         ),
     ] = HANGING_SECONDS,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    bootstrap_servers: _Servers = "",
-    timeout: _Timeout = 15.0,
-    json: _Json = False,
+    bootstrap_servers: Servers = "",
+    timeout: Timeout = 15.0,
+    json: Json = False,
 ) -> None:
     """End a hanging transaction: its records in this partition are aborted, and readers go on behind them.
 
@@ -129,8 +125,7 @@ def _show(name: str, topics: list[str] | None, option: str, timeout: float, *, j
 
 @contextmanager
 def _questions(servers: str, config: EventSourceConfig) -> Iterator[OpenTransactions]:
-    security = kafka_python_settings.translate(kafka_python_settings.security_only(config.client_settings))
-    client = KafkaPythonClient(servers, "kes-cli", security)
+    client = KafkaPythonClient(servers, "kes-cli", kafka_python_settings.security_of(config.client_settings))
     client.start()
     try:
         yield OpenTransactions(client)

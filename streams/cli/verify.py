@@ -6,8 +6,9 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from importlib import import_module
-from itertools import islice
+from itertools import chain, islice
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
@@ -15,7 +16,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from streams.cli.cluster import brokers, named_source
+from streams.cli.cluster import brokers, named_source, topic_option
 from streams.cli.console import emit, notices, progress
 from streams.clients.admin import TopicAdmin
 from streams.clients.reader import PartitionReader
@@ -24,7 +25,7 @@ from streams.config import EventSourceConfig
 from streams.errors import ConfigError
 from streams.events import event_type_of
 from streams.loading import described
-from streams.records import IncomingRecord, Record
+from streams.records import Record
 from streams.sak.murmur2 import partition_of
 from streams.testing.verification import Attack, Trial, Verdict
 
@@ -76,7 +77,9 @@ def verify(
     notices().print(Text(f"{len(records):,} records, {kills} kills, {freezes} freezes, seed {drawn}"), soft_wrap=True)
     signal.signal(signal.SIGTERM, _terminated)  # what was started is ended, and what was written removed
     with progress() as report:
-        trial = Trial(source, config, records, outputs=_outputs(output or []), any_order=any_order, say=report)
+        trial = Trial(
+            source, config, records, outputs=dict(map(topic_option, output or ())), any_order=any_order, say=report
+        )
         verdict = trial.run(attack)
     emit(msgspec.to_builtins(verdict), json, lambda: _text(verdict))
     if verdict.differences:
@@ -85,16 +88,6 @@ def verify(
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:
     sys.exit(128 + number)
-
-
-def _outputs(texts: Iterable[str]) -> dict[str, int]:
-    found = {}
-    for text in texts:
-        name, _, partitions = text.rpartition(":")
-        if not name or not partitions.isdecimal() or int(partitions) < 1:
-            raise ConfigError(f"--output wants NAME:PARTITIONS, as in balances:10, not {text!r}")
-        found[name] = int(partitions)
-    return found
 
 
 def _made(function: str, limit: int, partitions: int) -> list[Record]:
@@ -135,24 +128,15 @@ def _copied(config: EventSourceConfig, servers: str, limit: int) -> list[Record]
     settings = ClientSettings(
         addresses, config.source_client_settings if elsewhere else config.client_settings, client_id="kes-verify"
     )
-    admin, reader = TopicAdmin(settings), PartitionReader(settings)
-    found: list[IncomingRecord] = []
-    try:
-        share = -(-limit // config.num_partitions)
+    share = -(-limit // config.num_partitions)
+    with closing(TopicAdmin(settings)) as admin, closing(PartitionReader(settings)) as reader:
         marks = admin.watermarks(config.topic)
-        ranges = {n: (m.start, min(m.stable, m.start + share)) for n, m in marks.items() if m.start < m.stable}
-        if ranges:
-            reader.read(
-                config.topic,
-                ranges,
-                lambda _, batch: found.extend(batch),
-                stalled_after_seconds=30.0,
-                cancelled=lambda: False,
-            )
-    finally:
-        reader.close()
-        admin.close()
-    found.sort(key=lambda record: (record.timestamp_ms, record.partition, record.offset))
+        ranges = {n: (m.start, min(m.stable, m.start + share)) for n, m in marks.items()}
+        by_partition = reader.read_all(config.topic, ranges, stalled_after_seconds=30.0)
+    found = sorted(
+        chain.from_iterable(by_partition.values()),
+        key=lambda record: (record.timestamp_ms, record.partition, record.offset),
+    )
     return [Record("", record.value, record.key, record.headers, record.partition) for record in found]
 
 

@@ -80,6 +80,20 @@ class PartitionReader:
             except KafkaException:  # the client is broken; what ended the reading is the error
                 self._consumers.pop(topic).close()
 
+    def read_all(
+        self, topic: str, ranges: Mapping[int, tuple[int, int]], *, stalled_after_seconds: float
+    ) -> dict[int, list[IncomingRecord]]:
+        """Read the ranges, and return the records of each partition. Raises as ``read``."""
+        found: dict[int, list[IncomingRecord]] = {number: [] for number in ranges}
+        self.read(
+            topic,
+            ranges,
+            lambda number, batch: found[number].extend(batch),
+            stalled_after_seconds=stalled_after_seconds,
+            cancelled=lambda: False,
+        )
+        return found
+
     def close(self) -> None:
         """Free everything. Does not raise; repeating is harmless."""
         for consumer in self._consumers.values():

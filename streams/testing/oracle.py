@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import msgspec
@@ -82,8 +83,7 @@ class ReplayOracle:
 
     def check(self) -> Report:
         """Read everything and compare. Raises ``BrokerUnavailable`` if reading does not come to its end in time."""
-        admin, reader = TopicAdmin(self._settings), PartitionReader(self._settings)
-        try:
+        with closing(TopicAdmin(self._settings)) as admin, closing(PartitionReader(self._settings)) as reader:
             differences: list[str] = []
             marks = {name: admin.watermarks(name) for name in (self._topic, self._changelog, *self._outputs)}
             for name, partitions in marks.items():
@@ -101,24 +101,12 @@ class ReplayOracle:
             for key in expected.keys() | seen.keys():
                 differences += self._compare_outputs(key, expected.get(key, []), seen.get(key, []))
             return Report(inputs, count, sum(map(len, states.values())), tuple(_shortened(differences)))
-        finally:
-            reader.close()
-            admin.close()
 
     def _read(
         self, reader: PartitionReader, name: str, marks: Mapping[int, Watermarks]
     ) -> dict[int, list[IncomingRecord]]:
-        records: dict[int, list[IncomingRecord]] = {number: [] for number in marks}
-        ranges = {number: (mark.start, mark.end) for number, mark in marks.items() if mark.start < mark.end}
-        if ranges:
-            reader.read(
-                name,
-                ranges,
-                lambda number, batch: records[number].extend(batch),
-                stalled_after_seconds=self._patience,
-                cancelled=lambda: False,
-            )
-        return records
+        ranges = {number: (mark.start, mark.end) for number, mark in marks.items()}
+        return reader.read_all(name, ranges, stalled_after_seconds=self._patience)
 
     def _changelog_state(
         self, reader: PartitionReader, marks: Mapping[int, Watermarks]

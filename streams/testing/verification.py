@@ -20,6 +20,8 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -320,9 +322,8 @@ class Site:
     def create(self, outputs: Mapping[str, int]) -> None:
         """The source topic and the outputs that were named."""
         wanted = {self._config.topic: self._config.num_partitions, **outputs}
-        admin = TopicAdmin(self._settings)
-        admin.create([TopicSpec(name=name, partitions=n, replication_factor=1) for name, n in wanted.items()])
-        admin.close()
+        with closing(TopicAdmin(self._settings)) as admin:
+            admin.create([TopicSpec(name=name, partitions=n, replication_factor=1) for name, n in wanted.items()])
 
     def produce(self, records: Sequence[Record], per_second: float) -> None:
         """Write the input, at a rate (0: as fast as it goes)."""
@@ -347,13 +348,11 @@ class Site:
 
     def handled(self) -> int:
         """Input records below the committed offsets, -1 while the broker does not answer."""
-        admin = TopicAdmin(self._settings)
-        try:
-            return sum(admin.committed(self._config.group_id, self._config.topic, 5.0).values())
-        except BrokerUnavailable:
-            return -1
-        finally:
-            admin.close()
+        with closing(TopicAdmin(self._settings)) as admin:
+            try:
+                return sum(admin.committed(self._config.group_id, self._config.topic, 5.0).values())
+            except BrokerUnavailable:
+                return -1
 
     def left(self) -> Left:
         """Read everything that was written. Raises ``TrialFailed`` when a transaction is left hanging."""
@@ -375,26 +374,13 @@ class Site:
         return Left(dict(outputs), dict(letters), state, timers)
 
     def _read(self, topic: str) -> list[IncomingRecord]:
-        admin, reader = TopicAdmin(self._settings), PartitionReader(self._settings)
-        found: dict[int, list[IncomingRecord]] = defaultdict(list)
-        try:
+        with closing(TopicAdmin(self._settings)) as admin, closing(PartitionReader(self._settings)) as reader:
             marks = admin.watermarks(topic)
             hanging = [number for number, mark in marks.items() if mark.stable != mark.end]
             if hanging:
                 raise TrialFailed(f"{topic}{hanging}: a transaction was left hanging, readers stop there")
-            ranges = {number: (mark.start, mark.end) for number, mark in marks.items() if mark.start < mark.end}
-            if ranges:
-                reader.read(
-                    topic,
-                    ranges,
-                    lambda number, batch: found[number].extend(batch),
-                    stalled_after_seconds=30.0,
-                    cancelled=lambda: False,
-                )
-        finally:
-            reader.close()
-            admin.close()
-        return [record for number in sorted(found) for record in found[number]]
+            ranges = {number: (mark.start, mark.end) for number, mark in sorted(marks.items())}
+            return list(chain.from_iterable(reader.read_all(topic, ranges, stalled_after_seconds=30.0).values()))
 
 
 def differences(expected: Left, seen: Left, *, any_order: bool = False) -> list[str]:

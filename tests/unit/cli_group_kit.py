@@ -117,6 +117,8 @@ class Cluster:
         self.live: dict[str, LiveMember] = {}
         self.notes: dict[str, dict[tuple[str, int], Note]] = {}
 
+    def close(self) -> None: ...
+
     def read(self, instances: Collection[str], timeout: float) -> dict[str, dict[tuple[str, int], Note]]:
         return self.notes
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import pytest
 
 from streams import EventSource, EventSourceConfig
-from streams.cli import cluster, growing, main
+from streams.cli import cluster, main, topics
 from streams.clients.admin import PartitionLag, TopicDescription
 from streams.clients.group_view import GroupView, MemberView
 from streams.topics import TopicSpec
@@ -138,6 +138,6 @@ def admin(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     monkeypatch.setitem(sys.modules, "fleet", module)
     monkeypatch.setattr(cluster, "TopicAdmin", connect)
     monkeypatch.setattr(cluster, "await_listener", lambda servers, seconds: None)
-    monkeypatch.setattr(growing, "GroupQuestions", lambda servers, security: fake)
+    monkeypatch.setattr(topics, "GroupQuestions", lambda servers, security: fake)
     monkeypatch.setenv("COLUMNS", "120")
     return fake

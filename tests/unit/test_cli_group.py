@@ -15,7 +15,7 @@ from unittest.mock import ANY
 import pytest
 from rich.console import Console
 
-from streams.cli import group, group_tables
+from streams.cli import cluster, group, group_tables
 from streams.cli.group_tables import Picture, partition_rows
 from streams.clients import group_wire
 from streams.clients.group_view import GroupView, MemberView, broker_view, classic_view
@@ -196,18 +196,18 @@ def test_what_a_rebalance_hides_is_remembered(moving: GroupView) -> None:
 
 def test_a_rebalance_is_waited_for_but_not_for_long(moving: GroupView) -> None:
     clock = iter(range(100))
-    cluster = Cluster(rebalancing(moving, "a"), rebalancing(moving, "a"), moving)
-    assert cluster.looks().settled(lambda: 0.0, lambda _: None).view == moving
-    assert len(cluster.asked) == 3
-    cluster = Cluster(rebalancing(moving, "a"))
-    assert not cluster.looks().settled(lambda: float(next(clock)), lambda _: None).view.settled
+    there = Cluster(rebalancing(moving, "a"), rebalancing(moving, "a"), moving)
+    assert there.looks().settled(lambda: 0.0, lambda _: None).view == moving
+    assert len(there.asked) == 3
+    there = Cluster(rebalancing(moving, "a"))
+    assert not there.looks().settled(lambda: float(next(clock)), lambda _: None).view.settled
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailable("no answer in time"), TopicError("no such topic")])
 def test_members_are_shown_without_their_lag(moving: GroupView, error: Exception) -> None:
-    cluster = Cluster(moving)
-    look = cluster.looks()
-    cluster.marks["orders"] = error
+    there = Cluster(moving)
+    look = there.looks()
+    there.marks["orders"] = error
     picture = look()
     assert picture.notes == (f"lag in orders: {error}",)
     assert str(error) in text_of(picture)
@@ -251,10 +251,10 @@ def test_a_watch_survives_its_broker_but_not_a_broker_that_never_was(moving: Gro
         shown.append((len(picture.view.members), problem))
 
     away = BrokerUnavailable("no broker answers")
-    group._watch(Cluster(moving, away, moving).looks(), show, 1.0, time.monotonic, sleep)
+    cluster.watch(Cluster(moving, away, moving).looks(), show, 1.0, time.monotonic, sleep)
     assert shown == [(3, ""), (3, "no broker answers"), (3, "")]
     with pytest.raises(BrokerUnavailable):
-        group._watch(Cluster(away).looks(), show, 1.0, time.monotonic, sleep)
+        cluster.watch(Cluster(away).looks(), show, 1.0, time.monotonic, sleep)
 
 
 # ------------------------------------------------------------------------------------------------------ the command
@@ -264,15 +264,14 @@ def test_a_watch_survives_its_broker_but_not_a_broker_that_never_was(moving: Gro
 def on(monkeypatch: pytest.MonkeyPatch) -> Callable[[Cluster], Cluster]:
     """Let the command meet this cluster."""
 
-    def meet(cluster: Cluster) -> Cluster:
-        cluster.close = lambda: None  # type: ignore[attr-defined]
-        monkeypatch.setattr(group, "GroupQuestions", lambda servers, security: cluster)
-        monkeypatch.setattr(group, "StatusBoard", lambda servers, client_id, security, name: cluster)
-        monkeypatch.setattr("streams.cli.cluster.TopicAdmin", lambda settings: cluster)
-        monkeypatch.setattr("streams.cli.cluster.await_listener", lambda servers, seconds: None)
+    def meet(there: Cluster) -> Cluster:
+        monkeypatch.setattr(group, "GroupQuestions", lambda servers, security: there)
+        monkeypatch.setattr(group, "StatusBoard", lambda servers, client_id, security, name: there)
+        monkeypatch.setattr(cluster, "TopicAdmin", lambda settings: there)
+        monkeypatch.setattr(cluster, "await_listener", lambda servers, seconds: None)
         monkeypatch.setenv("KES_BOOTSTRAP_SERVERS", "127.0.0.1:1")
         monkeypatch.setenv("COLUMNS", "160")
-        return cluster
+        return there
 
     return meet
 
@@ -280,11 +279,11 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Callable[[Cluster], Cluster]:
 def test_the_command_shows_a_group(
     kes: Kes, moving: GroupView, on: Callable[[Cluster], Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = on(Cluster(moving))
+    there = on(Cluster(moving))
     monkeypatch.setenv("COLUMNS", "40")  # names are whole all the same
     assert row_of(kes("group", "shop").out, "a")[:6] == ["a", "5f4fb1a9", "10.0.0.7", ANY, "0, 2-3", "-"]
     assert kes("group", "shop", "--json").data["members"][0]["instance"] == "a"
-    assert cluster.asked == ["shop", "shop"]
+    assert there.asked == ["shop", "shop"]
 
 
 @pytest.mark.parametrize(
