@@ -166,7 +166,7 @@ class OpenTransactions(Questions):
 
 
 async def describe_transaction(client: KafkaPythonClient, transactional_id: str, deadline: float) -> Any:
-    """The transaction as its coordinator describes it; ``None``: it knows of none."""
+    """The transaction as its coordinator describes it; ``None``: there is none."""
     node = await client.coordinator(TRANSACTION, transactional_id, deadline)
     request = DescribeTransactionsRequest(transactional_ids=[transactional_id])
     state = (await client.send(request, node, deadline)).transaction_states[0]
