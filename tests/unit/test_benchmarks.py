@@ -22,9 +22,8 @@ from benchmarks.reader import Gap, percentiles
 from benchmarks.spark.run import HEADERS, judged
 from benchmarks.stalls.group import Silence, Stall, Window, silences
 from benchmarks.stalls.measure import Stalls
-from benchmarks.stalls.member import Status, fresh, is_settled, statuses
 from benchmarks.steady import SteadyResult, behind_of
-from benchmarks.systems import Failed, System, running
+from benchmarks.systems import Failed, running
 from benchmarks.tables import ratios
 from benchmarks.workload import (
     KEYS,
@@ -180,13 +179,6 @@ def test_a_run_with_a_fault_has_no_rate() -> None:
     assert (rows["b"][0], rows["b"][-1]) == ("-", "no: 1 of 1 runs")
 
 
-def test_systems_are_named_on_the_command_line() -> None:
-    system = System.parse("engine@../other:pool.batch_delay_seconds=0.005,switch=0.001")
-    assert (system.launch().command[1:], system.launch().folder) == (("-m", "benchmarks.engine"), Path("../other"))
-    assert system.options == {"pool.batch_delay_seconds": "0.005", "switch": "0.001"}
-    assert System.parse("engine_batch").launch().command[1:] == ("-m", "benchmarks.engine", "batch")
-
-
 def test_a_child_that_fails_is_shown_with_its_output(tmp_path: Path) -> None:
     package = tmp_path / "broken.py"
     package.write_text("import sys\nprint('the reason', file=sys.stderr)\nsys.exit(4)\n")
@@ -223,39 +215,6 @@ def test_a_silence_counts_as_far_as_it_was_watched_and_moves_are_changes_of_the_
     assert found(1.0, 2.5) == {0: (800.0, 2, 400.0), 3: (200.0, 0, 0.0)}, "as far as it was watched"
     assert found(2.5, 3.5) == {0: (1300.0, 0, 0.0)}, "from before the window"
     assert found(5.0, 6.0) == {}
-
-
-def status(
-    active: range = range(0), ready: range = range(0), moving: int = 0, state: str = "running", at: float = 0.0
-) -> Status:
-    return Status(at, 7, list(active), list(ready), moving, state)
-
-
-LOW, HIGH = range(5), range(5, 10)
-SETTLED: list[Any] = [
-    ("shared", [status(LOW), status(HIGH)], 2, 0, True),
-    ("warm", [status(LOW, HIGH), status(HIGH, LOW)], 2, 1, True),
-    ("one replica too many", [status(LOW, range(4, 10)), status(HIGH, LOW)], 2, 1, True),
-    ("there is no member for replicas", [status(range(10))], 1, 1, True),
-    ("no replicas", [status(LOW), status(HIGH)], 2, 1, False),
-    ("one is missing", [status(LOW), status(HIGH)], 3, 0, False),
-    ("uneven", [status(range(3)), status(range(3, 10))], 2, 0, False),
-    ("the same ones twice", [status(LOW), status(LOW)], 2, 0, False),
-    ("on the move", [status(LOW), status(HIGH, moving=1)], 2, 0, False),
-    ("stopping", [status(LOW), status(HIGH, state="stopping")], 2, 0, False),
-]
-
-
-def test_a_group_has_settled_when_all_is_shared_and_warm() -> None:
-    found = [(name, is_settled(group, members, replicas)) for name, group, members, replicas, _ in SETTLED]
-    assert found == [(name, expected) for name, *_, expected in SETTLED]
-
-
-def test_old_statuses_and_those_of_the_dead_do_not_count(tmp_path: Path) -> None:
-    for name, at in (("a.1", time.time()), ("b.2", time.time()), ("c.3", 1.0)):
-        (tmp_path / f"{name}.json").write_bytes(msgspec.json.encode(status(at=at)))
-    assert set(statuses(tmp_path)) == {"a.1", "b.2", "c.3"}
-    assert set(fresh(statuses(tmp_path), {"b.2"})) == {"a.1"}
 
 
 def test_stalls_are_summed_up_over_rounds() -> None:

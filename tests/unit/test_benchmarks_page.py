@@ -123,14 +123,6 @@ def test_the_page_tells_what_was_found(tmp_path: Path) -> None:
     assert (tmp_path / "results.md").read_text() == text
 
 
-def test_parts_are_put_together_and_their_rounds_are_not_paired() -> None:
-    first = run_of(drain=[drained(REFERENCE, 1, 100), drained("engine", 1, 200)])
-    second = run_of(drain=[drained("engine", 1, 900), drained(REFERENCE, 1, 300)], latency=[late("engine", 1, 5, 1.0)])
-    drain = next(measure for measure in measures() if measure.name == "drain")
-    found = page.together(drain, [first, second])
-    assert [(one.round, one.per_second) for one in found] == [(1, 100), (1, 200), (1_001, 900), (1_001, 300)]
-
-
 def test_files_that_do_not_belong_together_make_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for fact in ("cpu", "code"):
         other = whole()

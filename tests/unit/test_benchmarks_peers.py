@@ -17,7 +17,7 @@ from benchmarks.measures import measures
 from benchmarks.peers import gkes, kafka_streams, quix
 from benchmarks.peers.gkes import CommitLog, required
 from benchmarks.peers.kafka_streams import COORDINATES, javac
-from benchmarks.peers.programs import SOURCES, built, checked, output_of
+from benchmarks.peers.programs import SOURCES, checked
 from benchmarks.systems import KINDS, System, Unavailable
 from streams.broker.jars import pinned
 from streams.sak.java import Java
@@ -100,58 +100,6 @@ def test_what_peers_are_made_of_is_pinned(tmp_path: Path, monkeypatch: pytest.Mo
     sums = (SOURCES / "gkes" / "go.sum").read_text()
     assert f"github.com/aws/go-kafka-event-source/streams v{found['gkes']} h1:" in sums
     assert f"github.com/twmb/franz-go v{found['franz-go']} h1:" in sums
-
-
-def test_quixstreams_is_installed_once_and_never_here(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[list[str]] = []
-    answers: list[str | Exception] = ["", Unavailable("no network"), "", "", '{"quixstreams":"1"}']
-
-    def run(command: list[str], seconds: float) -> str:
-        ran.append(command)
-        if "venv" in command:
-            python = Path(command[-1], "bin", "python")
-            python.parent.mkdir(parents=True, exist_ok=True)
-            python.touch()
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(quix, "output_of", run)
-    with pytest.raises(Unavailable, match="no network"):
-        peer("quixstreams").launch()
-    launch = peer("quixstreams").launch()
-    assert Path(launch.command[0]).is_relative_to(cache)
-    assert launch.versions == {"quixstreams": "1"}
-    assert ran[-2][0] == launch.command[0], "its own pip"
-    assert peer("quixstreams").launch() == launch
-    assert answers == []
-
-
-def test_a_program_is_built_once_for_its_sources_and_its_tool(tmp_path: Path, cache: Path) -> None:
-    source = tmp_path / "main.go"
-
-    def build(folder: Path) -> None:
-        (folder / "program").write_text(source.read_text())
-        if "broken" in source.read_text():
-            raise Unavailable("no")
-
-    found = []
-    for text, tool in (("one", "go1.21"), ("one", "go1.21"), ("one", "go1.22"), ("two", "go1.21")):
-        source.write_text(text)
-        found.append(built("it", [source], tool, build))
-    assert [(folder / "program").read_text() for folder in found] == ["one", "one", "one", "two"]
-    assert len(set(found)) == 3
-    assert found[0] == found[1]
-    before = sorted((cache / "peers").iterdir())
-    source.write_text("broken")
-    with pytest.raises(Unavailable):
-        built("it", [source], "go1.21", build)
-    assert sorted((cache / "peers").iterdir()) == before
-    fails = "import sys; print('more\\nthe reason', file=sys.stderr); sys.exit(3)"
-    for command, said in (([sys.executable, "-c", fails], "code 3; it said: the reason"), (["no-such"], "no-such")):
-        with pytest.raises(Unavailable, match=said):
-            output_of(command, 20)
 
 
 def test_how_far_the_ancestor_is_comes_from_its_commit_log() -> None:

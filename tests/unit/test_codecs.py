@@ -113,14 +113,6 @@ def test_cycles_and_depth_are_encode_errors() -> None:
             codec.encode(cycle)
 
 
-def test_what_looks_lost_is_not() -> None:
-    codec = JsonCodec(Point)
-    for point in (Point(1.0), Point(1.0, "null")):
-        assert codec.decode(codec.encode(point)) == point
-    packed = MsgpackCodec(Point)
-    assert str(packed.decode(packed.encode(Point(float("nan")))).x) == "nan"
-
-
 class Strict(msgspec.Struct):
     n: int
 
@@ -147,16 +139,6 @@ class Strict(msgspec.Struct):
 def test_bad_bytes_are_decode_errors(codec: Codec[Any], data: bytes) -> None:
     with pytest.raises(DecodeError):
         codec.decode(data)
-
-
-def test_errors_stay_short() -> None:
-    with pytest.raises(DecodeError) as caught:
-        JsonCodec(Closed).decode(b'{"' + b"x" * 100_000 + b'":1}')
-    assert len(str(caught.value)) < 400
-
-
-class Closed(msgspec.Struct, forbid_unknown_fields=True):
-    pass
 
 
 def test_codec_for() -> None:
@@ -189,8 +171,6 @@ def test_codec_for_refuses_what_cannot_come_back() -> None:
     for make in (TupleCodec, lambda: TupleCodec(float), lambda: FixedIntCodec(16)):
         with pytest.raises(ConfigError):
             make()
-    for codec in (StrCodec(), int_codec, TupleCodec(str), JsonCodec(Point), MsgpackCodec(Point), PydanticCodec(Model)):
-        assert isinstance(codec, Codec)
 
 
 def test_what_a_subclass_adds_is_not_passed_over_on_hot_paths() -> None:

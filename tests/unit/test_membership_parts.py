@@ -20,7 +20,6 @@ from streams.group import (
     GroupEvent,
     Lost,
     MemberReport,
-    Order,
     Revoked,
 )
 
@@ -124,34 +123,6 @@ def test_an_assignment_that_comes_after_the_loss_is_not_applied(member: Member) 
     run(member.membership.joined(-1, data))
     assert [type(event) for event in member.heard] == [Lost]
     assert member.owned == frozenset()
-
-
-@pytest.mark.parametrize("how", ["handed over", "released"])
-def test_a_barrier_ends_when_what_was_revoked_is_gone(member: Member, how: str) -> None:
-    """The receiver says that it has the partition; our own engine has not said so yet."""
-    own = Assignment(own=frozenset({1, 2}))
-    run(member.plan(own))
-    own = msgspec.structs.replace(own, sequence=member.reported.sequence)
-    assert member.heard == [Assigned(0, 1, frozenset({1, 2}), frozenset({1, 2}), own)]
-    run(member.plan(Assignment(own=frozenset({1}), release={2: "other"})))
-    last = member.heard[-1]
-    assert isinstance(last, Assigned)
-    assert (last.owned, last.releasing) == (frozenset({1, 2}), {2: Order("other", 2)})
-    barrier = member.plan(Assignment(own=frozenset({1})))
-    wait(barrier)
-    assert member.heard[-1] == Revoked(0, 3, frozenset({2}))
-    if how == "released":
-        member.release(2, 1)
-        wait(barrier)  # that was another incarnation's
-        member.release(2, 0)
-    else:
-        for to in ("another", "other"):
-            assert member.owned == frozenset({1, 2}), "another order does not count"
-            member.membership.handed_over(2, Order(to, 2))
-            member.drain()
-    run(barrier)
-    assert isinstance(member.heard[-1], Assigned)
-    assert member.owned == frozenset({1})
 
 
 def test_what_is_awaited_and_not_ours_any_more_is_revoked_too(member: Member) -> None:
