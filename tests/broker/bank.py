@@ -2,8 +2,8 @@
 
 python bank.py BOOTSTRAP GROUP INSTANCE        (environment: KES_FAULT, BANK_SLOW_MS, BANK_SLOW_KEY (one account, or *),
                                                 BANK_HANDLER, BANK_MEMBERSHIP, BANK_STRATEGY, BANK_STANDBYS,
-                                                BANK_LEAVE_SECONDS, BANK_QUEUE, BANK_PRODUCER; those of bank_ahead and
-                                                bank_probe.py)
+                                                BANK_LEAVE_SECONDS, BANK_QUEUE, BANK_PRODUCER, BANK_PARTITIONS,
+                                                BANK_COPIES (of topics); those of bank_ahead and bank_probe.py)
 """
 
 from __future__ import annotations
@@ -90,6 +90,10 @@ def build(
     settings.setdefault("num_standbys", int(os.environ.get("BANK_STANDBYS") or 0))
     settings.setdefault("leave_timeout_seconds", float(os.environ.get("BANK_LEAVE_SECONDS") or 10))
     settings.setdefault("max_queued_records", int(os.environ.get("BANK_QUEUE") or 5_000))
+    copies = int(os.environ.get("BANK_COPIES") or 1)
+    if copies > 1:
+        settings |= {"replication_factor": copies, "min_insync_replicas": copies - 1}
+    settings.setdefault("num_partitions", int(os.environ.get("BANK_PARTITIONS") or PARTITIONS))
     store = Table.factory(key=str, value=Account)
     source = EventSource(
         EventSourceConfig(
@@ -101,7 +105,7 @@ def build(
             session_timeout_seconds=session,
             transaction_timeout_seconds=session * 0.8,
             producer=os.environ.get("BANK_PRODUCER", "librdkafka"),
-            **{"num_partitions": PARTITIONS, **settings},
+            **settings,
         ),
         store=bank_probe.gated(store) if os.environ.get("BANK_GATE") else store,
     )

@@ -33,7 +33,7 @@ PATIENCE = 90.0
 BROKER_ENDS_SECONDS = 60.0
 JOINED = r"(?:engine|lifecycle) generation (\d+)"
 """Lifecycle is the name of the engine's logger in the releases that a rolling upgrade begins with."""
-ENDLESS = 1_000_000
+ENDLESS = 1_000_000_000
 """More deposits than any test waits for: such a load goes on until it is stopped. One that ends may end before what it
 was for has begun, on a machine that stands still for seconds, and then there is no work left that could go on."""
 
@@ -149,12 +149,19 @@ class Load:
 
 class Bank:
     """A group under attack, on one broker. ``membership``: who speaks the group protocol for its members (by default
-    as ``BANK_MEMBERSHIP`` says)."""
+    as ``BANK_MEMBERSHIP`` says). ``copies``: of its topics."""
 
-    partitions = bank.PARTITIONS
-
-    def __init__(self, bootstrap: str, group: str, folder: Path, membership: str = "") -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        group: str,
+        folder: Path,
+        membership: str = "",
+        partitions: int = bank.PARTITIONS,
+        copies: int = 1,
+    ) -> None:
         self.bootstrap, self.group, self.folder = bootstrap, group, folder
+        self.partitions, self._copies = partitions, copies
         self.membership = membership or os.environ.get("BANK_MEMBERSHIP") or "streams"
         self.of_members = bootstrap
         """What members are told to connect to: it may be a proxy."""
@@ -163,7 +170,7 @@ class Bank:
         self._settings = ClientSettings(bootstrap, {}, client_id="battery")
         admin = TopicAdmin(self._settings)
         specs = [
-            TopicSpec(name=name, partitions=self.partitions, replication_factor=1)
+            TopicSpec(name=name, partitions=partitions, replication_factor=copies)
             for name in (bank.topic_of(group), bank.output_of(group))
         ]
         admin.create(specs, 30.0)
@@ -228,7 +235,12 @@ class Bank:
         return Load(self, count, keys, seed, per_second)
 
     def start(self, instance: str, **environment: str) -> Worker:
-        environment = {"BANK_MEMBERSHIP": self.membership, **environment}
+        environment = {
+            "BANK_MEMBERSHIP": self.membership,
+            "BANK_PARTITIONS": str(self.partitions),
+            "BANK_COPIES": str(self._copies),
+            **environment,
+        }
         if self.membership == "broker":  # where the session is a setting of the broker
             session = float(environment.get("BANK_SESSION_SECONDS") or os.environ.get("BANK_SESSION_SECONDS") or "6")
             set_broker_session(self.bootstrap, self.group, int(session * 1000))

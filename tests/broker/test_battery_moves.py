@@ -1,5 +1,5 @@
 """The battery against moves and standbys (T2 numbers 1, 2 and 8): members killed and frozen at each point of a move,
-rolling restarts, receivers that never get ready, and a broker that dies meanwhile. Storms: ``tests/simulation``.
+and receivers that never get ready. Storms, with brokers that die meanwhile: ``tests/simulation``.
 
     pytest -m soak tests/broker/test_battery_moves.py      all of it at full length
     BATTERY_SEEDS=5 SEED=4711 ...                          more seeds per point, a run once more
@@ -16,7 +16,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streams.broker import KafkaBroker
 from tests.broker.battery_kit import ENDLESS, Bank, wait_until
 from tests.broker.gate import gate, nightly
 
@@ -79,28 +78,6 @@ def test_struck_in_a_move(bank_group: Bank, role: str, point: str, action: str, 
     bank_group.must_be_exact()
 
 
-@pytest.mark.nightly
-def test_rolling_restart_under_load(bank_group: Bank, seed: int) -> None:
-    """Each of four members is stopped and started again, with little more than a handful of generations each."""
-    settings = {**PATIENT, "BANK_STANDBYS": "1"}
-    names = [f"member-{number}" for number in range(4)]
-    members = {name: bank_group.start(name, **settings) for name in names}
-    bank_group.check_stores(1)
-    before = bank_group.generations()
-    load = bank_group.load(ENDLESS, KEYS, seed, 800)
-    for name in names:
-        assert members[name].stop() == 0, members[name].log.read_text()
-        members[name] = bank_group.start(name, **settings)
-        wait_until(lambda name=name: members[name].times(CAME) > 0, f"{name} works")  # type: ignore[misc]
-    load.stop()
-    bank_group.wait_handled()
-    bank_group.check_stores(1)
-    generations = bank_group.generations() - before
-    print(f"{generations} generations for a rolling restart of four")
-    bank_group.must_be_exact()
-    assert generations <= 4 * 6, f"{generations} generations"
-
-
 def test_a_receiver_that_never_gets_ready(bank_group: Bank, tmp_path: Path, seed: int) -> None:
     """Who leaves does not wait for it longer than its leave_timeout_seconds, and loses nothing."""
     gate = tmp_path / "gate"
@@ -120,45 +97,3 @@ def test_a_receiver_that_never_gets_ready(bank_group: Bank, tmp_path: Path, seed
     bank_group.wait_handled()
     bank_group.check_stores()
     bank_group.must_be_exact()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("moment", "standbys"),
-    [nightly("moving", 0), nightly("restoring", 1), pytest.param("preparing", 0, marks=pytest.mark.soak)],
-)
-def test_broker_dies_in_a_move(
-    broker: KafkaBroker, fragile_group: Bank, tmp_path: Path, moment: str, standbys: int, seed: int
-) -> None:
-    """While partitions are handed over, prepared for it, or restored as standbys, which are used afterwards."""
-    gate = tmp_path / "gate"
-    settings = {"BANK_STANDBYS": str(standbys)}
-    donor = fragile_group.start("donor", **settings)
-    wait_until(lambda: donor.said("engine generation"), "the donor is in the group")
-    fragile_group.deposit(8_000, 2_000, seed, per_second=8_000)
-    fragile_group.wait_handled()
-    load = fragile_group.load(ENDLESS, 2_000, seed + 1, 600)
-    if moment == "moving":
-        gate.touch()
-    receiver = fragile_group.start("receiver", **settings, BANK_GATE=str(gate), BANK_GATE_MS="1")
-    if moment == "moving":
-        wait_until(lambda: donor.said("handed over to"), "the first partition is handed over")
-    else:
-        wait_until(lambda: receiver.said("engine generation"), "the receiver prepares")
-    broker.kill()
-    broker.restart()
-    gate.touch()
-    fragile_group.wait_progress(500)
-    load.stop()
-    fragile_group.wait_handled()
-    assert donor.running, "no worker may die of an outage"
-    assert receiver.running, "no worker may die of an outage"
-    wait_until(lambda: receiver.times(CAME) > 0, "the receiver gets its share")
-    fragile_group.check_stores(standbys)
-    if standbys:
-        donor.kill()
-        fragile_group.deposit(1_000, 2_000, seed + 1)
-        fragile_group.wait_handled()
-        assert receiver.times(r"TakeOverDone\(.*warm=True\)") > 0, "the copies were there, and are used"
-        fragile_group.check_stores()
-    fragile_group.must_be_exact()

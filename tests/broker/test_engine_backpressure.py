@@ -1,9 +1,6 @@
-"""Only the slow partition waits, queues stay bounded; transactions are cut until they fit their time. Bounds in bytes:
-``tests/unit/test_runtime_backpressure.py``; a producer that is ten times too fast: ``test_battery_members.py``."""
+"""Transactions are cut until they fit their time. Bounds of queues: ``tests/unit/test_runtime_backpressure.py``."""
 
 from __future__ import annotations
-
-import asyncio
 
 import pytest
 
@@ -16,47 +13,6 @@ from tests.vocabulary import Added, Totals, added
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(90)]
 
 PARTITIONS = 2
-
-ROOM = 200
-"""Records that a partition may queue before it is paused."""
-POLL = 50
-MOST = ROOM + 9 * POLL
-"""On top of that comes what is on its way from the poll thread when the pause begins: eight polls and the last one."""
-
-
-async def test_a_slow_partition_holds_up_only_itself(lab: Lab) -> None:
-    await lab.create()
-    source = lab.source(max_queued_records=ROOM, max_poll_records=POLL)
-    gate = asyncio.Event()
-    fast = 0
-
-    async def handler(ctx: EventContext[Totals], event: Added) -> None:
-        nonlocal fast
-        if ctx.topic_partition.partition == 0:
-            await gate.wait()
-        else:
-            fast += 1
-        ctx.store.put(event.name, ctx.store.get(event.name, 0) + 1)
-
-    source.register_event_type(Added, handler)
-    for number in range(3_000):
-        await lab.send(added(f"n{number % 9}"), partition=0)
-        await lab.send(added(f"n{number % 9}"), partition=1)
-    await lab.flush()
-    async with Running(source) as run:
-        await run.until(lambda: fast == 3_000, "the other partition goes on")
-        await run.until(lambda: source.statistics().partitions[0].paused, "the slow one is paused")
-        slow, quick = source.statistics().partitions
-        assert ROOM <= slow.queued_records <= MOST
-        assert (quick.paused, quick.queued_records) == (False, 0)
-        await lab.add("later", partition=1)
-        await run.until(lambda: fast == 3_001, "also what comes after the pause")
-        gate.set()
-        await run.until_handled(3_000, 3_001)
-        assert not source.statistics().partitions[0].paused
-    assert await lab.counts(0) == {f"n{number}": 334 if number < 3 else 333 for number in range(9)}
-    await lab.check_settled()
-
 
 SLOW_LINE = {
     "transaction_timeout_seconds": 1.25,

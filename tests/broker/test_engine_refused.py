@@ -86,19 +86,6 @@ async def test_what_the_driver_does_not_refuse_in_the_same_words(lab: Lab) -> No
     await lab.check_settled()
 
 
-async def test_a_nearly_maximal_record_is_dead_lettered(lab: Lab) -> None:
-    """The largest that a producer with default settings sends: with the facts of its failure it is too large."""
-    await lab.create()
-    deed = "value of the wrong type"
-    await lab.send(added("x" * (999_800 - len(added("", 1, deed))), 1, deed))
-    await lab.add("after")
-    async with Running(source_of(lab)) as run:
-        await run.until_handled(2)
-    ((letter, facts),) = await lab.dead_letters()
-    assert (letter.value, facts["offset"], facts["left_out_value"]) == (None, "0", "999800")
-    assert await lab.totals() == [("after", 1)]
-
-
 @pytest.mark.parametrize("whole", [True, False])
 async def test_large_records(lab: Lab, whole: bool) -> None:
     """8 MiB are read whatever the fetch size is: text is handled, rubbish is a dead letter byte for byte, or goes by

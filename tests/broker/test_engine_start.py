@@ -1,27 +1,21 @@
-"""Starting and stopping: offsets that do not fit, one name for two sources, no broker, Ctrl-C. Where a partition
-starts: ``tests/unit/test_start_offset.py``; what topics must be like: ``tests/unit/test_client_admin.py``."""
+"""Starting and stopping: one name for two sources, no broker. Where a partition starts: ``test_engine_topics.py`` and
+``tests/unit/test_start_offset.py``; what topics must be like: ``tests/unit/test_client_admin.py``; signals:
+``test_battery_members.py``."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import psutil
 import pytest
 
 from streams import SourceState
-from streams.errors import OffsetError, RegistrationError
+from streams.errors import RegistrationError
 from streams.metrics import Measurement, TransactionSettled
-from tests.broker.engine_kit import PATIENCE, Lab, Running, handle, source_of, start_failure, until
-from tests.broker.gate import gate
+from tests.broker.engine_kit import PATIENCE, Lab, Running, handle, source_of, until
 from tests.vocabulary import Total
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(90)]
@@ -47,49 +41,6 @@ async def test_what_is_too_late_for_a_source_that_runs(lab: Lab) -> None:
         assert source.state is SourceState.RUNNING, "one object may run again"
     assert await source.delete_source() == created
     assert set(lab.admin.describe(created).values()) == {None}
-
-
-# -- offsets that do not fit -------------------------------------------------------------------------------------------
-
-
-async def make_again(lab: Lab) -> tuple[str, ...]:
-    await lab.delete(lab.topic)
-    await lab.create(lab.topic)
-    await lab.add("x", "y", "z")
-    [description] = lab.admin.describe([lab.topic]).values()
-    assert description is not None
-    return (description.topic_id.translate(str.maketrans("+/", "-_")),)  # the ids are named
-
-
-async def cut_the_log(lab: Lab) -> tuple[str, ...]:
-    """First up to the offset, which is fine, then beyond it."""
-    await lab.delete_records(lab.topic, {0: 2})
-    await handle(lab, "a", until_offset=3)
-    assert await lab.counts() == {"a": 2, "b": 1}
-    await lab.add("c", "d", "e")
-    await lab.delete_records(lab.topic, {0: 5})
-    return "3", "5"
-
-
-async def lose_the_changelog(lab: Lab) -> tuple[str, ...]:
-    """The group has an offset, the state is gone: starting from nothing would be silently wrong."""
-    await lab.delete(lab.changelog)
-    return (lab.changelog,)
-
-
-@pytest.mark.parametrize("happens", [make_again, cut_the_log, lose_the_changelog])
-async def test_an_offset_that_does_not_fit_is_refused_by_name(
-    lab: Lab, happens: Callable[[Lab], Awaitable[tuple[str, ...]]]
-) -> None:
-    await lab.create()
-    await handle(lab, "a", "b", until_offset=2)
-    named = await happens(lab)
-    before = None if happens is lose_the_changelog else await lab.records(lab.changelog)
-    error = await start_failure(source_of(lab))
-    assert isinstance(error, OffsetError), repr(error)
-    for text in (f"{lab.topic}[0]", *named):
-        assert text in str(error)
-    assert before is None or await lab.records(lab.changelog) == before, "nothing was touched"
 
 
 @pytest.mark.parametrize("membership", ["streams", "librdkafka"])
@@ -172,65 +123,3 @@ async def test_fifty_starts_and_stops_leave_nothing_behind(lab: Lab) -> None:
         gc.collect()
     await until(lambda: process.num_threads() <= threads + 10, "no threads are left")
     await until(lambda: process.num_fds() <= files + 10, "no files are left")
-
-
-PROGRAM = """
-import sys, time
-from streams import EventSource
-from tests.broker.engine_kit import Lab
-from tests.vocabulary import Added, TOTALS
-
-lab = Lab(sys.argv[1], sys.argv[2])
-
-def slow(partition):
-    table = TOTALS(partition)
-    receive = table.receive_change
-    def receive_slowly(change):
-        print("restoring", flush=True)
-        time.sleep(0.01)
-        receive(change)
-    table.receive_change = receive_slowly
-    return table
-
-source = EventSource(lab.config(instance_id="process"), slow if sys.argv[3] == "restore" else TOTALS)
-
-@source.register_event_type(Added)
-def handler(ctx, event):
-    if ctx.offset % 50 == 0:
-        print("handling", flush=True)
-    ctx.store.put(event.name, ctx.store.get(event.name, 0) + event.amount)
-
-source.run()
-"""
-
-
-@pytest.mark.parametrize("moment", gate(["restore", "commit"], "commit"))
-async def test_ctrl_c(lab: Lab, topic_prefix: str, moment: str) -> None:
-    """SIGINT while it restores, and while it commits: exit code 0 within seconds, nothing lost, nothing twice."""
-    await lab.create()
-    names = [f"n{number % 300}" for number in range(600)]
-    if moment == "restore":
-        await handle(lab, *names, until_offset=600)
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-c", PROGRAM, lab.bootstrap, topic_prefix, moment],
-        cwd=Path(__file__).parents[2],
-        env=os.environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        if moment == "commit":
-            await lab.add(*names)
-        await asyncio.to_thread(process.stdout.readline)
-        process.send_signal(signal.SIGINT)
-        began = time.monotonic()
-        _, errors = await asyncio.to_thread(process.communicate, timeout=30)
-    finally:
-        process.kill()
-    assert process.returncode == 0, errors.decode()
-    assert b"Traceback" not in errors
-    assert time.monotonic() - began < 10
-    await handle(lab, until_offset=600)
-    assert await lab.counts() == {f"n{number}": 2 for number in range(300)}
-    await lab.check_settled(lab.topic, lab.changelog)

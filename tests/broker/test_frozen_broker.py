@@ -9,8 +9,8 @@ import pytest
 
 from streams.broker import KafkaCluster
 from streams.group import transactional_id
-from tests.broker.battery_kit import wait_until
-from tests.soak.kit import Load, SoakBank, Watch
+from tests.broker.battery_kit import ENDLESS, wait_until
+from tests.soak.kit import Watch, bank_on
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -25,9 +25,9 @@ RECOVERY = 90.0
 def test_a_frozen_broker_does_not_hold_up_a_take_over(tmp_path: Path) -> None:
     """While it stands still, for longer than any time-out of a client, so that nothing here waits for its thaw."""
     with KafkaCluster(3, properties={"broker.session.timeout.ms": f"{BROKER_SESSION * 1000:.0f}"}) as cluster:
-        group = SoakBank(cluster, "frozen", tmp_path)
-        watch, load = Watch(group), Load(group, 1, 100, 100)
-        dead, survivor = group.start("dead"), group.start("survivor")
+        group = bank_on(cluster, "frozen", tmp_path)
+        watch, load = Watch(group), group.load(ENDLESS, 100, 1, 100)
+        dead, survivor = (group.start(name, BANK_STANDBYS="1") for name in ("dead", "survivor"))
         wait_until(lambda: group.generations() >= 2 and watch.all_since(0.0), "both work")
         coordinator = cluster.group_coordinator(group.group)
         slots = [cluster.transaction_coordinator(transactional_id(group.group, "dead", slot)) for slot in range(3)]

@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from streams import SKIP, EventContext, EventSource, GlobalChangeLog, IncomingRecord, SourceState
+from streams import SKIP, EventContext, EventSource, GlobalChangeLog, SourceState
 from streams.broker import KafkaBroker
 from streams.clients.admin import TopicAdmin
 from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable, DecodeError, OffsetError, StoreError, TopicError
 from streams.runtime.reading import log_reader
-from streams.testing.fixtures import BrokerAddress, OwnBroker
+from streams.testing.fixtures import BrokerAddress
 from tests.broker.client_kit import PATIENCE, Row, Writer, create, writing
 from tests.broker.engine_kit import Lab, Running, until
 from tests.unit.waiting import wait_until
@@ -79,52 +78,6 @@ async def test_whatever_was_committed_is_there(settings: ClientSettings, topic: 
             assert await log.wait_caught_up(PATIENCE)
             assert sorted(table.keys()) == ["first", "key-1"]
             assert [p.lag for p in log.statistics().partitions] == [0, 0, 0]
-
-
-async def test_an_open_transaction_holds_back_what_stands_behind_it(
-    settings: ClientSettings, topic: str, writer: Writer
-) -> None:
-    log = log_over(settings, topic)
-    table = log.table(key=str, value=str)
-    with writing(settings, topic, "other") as other:
-        await in_thread(writer.commit, (0, "a", "1"))
-        async with log:
-            await until(lambda: "a" in table, "it is there")  # a commit may be answered before its marker is written
-            await in_thread(other.begin, (0, "b", "open"))
-            await in_thread(writer.commit, (0, "c", "behind"), (1, "d", "elsewhere"))
-            assert not await log.wait_caught_up(PATIENCE, settle_seconds=0.2)
-            await until(lambda: "d" in table, "another partition goes on")
-            assert dict(table.items()) == {"a": "1", "d": "elsewhere"}
-            waiting = asyncio.create_task(log.wait_caught_up(PATIENCE, settle_seconds=PATIENCE))
-            await in_thread(other.commit)
-            assert await waiting
-            assert dict(table.items()) == {"a": "1", "b": "open", "c": "behind", "d": "elsewhere"}
-
-
-@pytest.mark.nightly
-async def test_a_compacted_log_has_its_last_values(own_broker: OwnBroker) -> None:
-    broker = own_broker(properties={"log.cleaner.backoff.ms": "100"}, start_timeout=150.0)
-    settings = ClientSettings(broker.bootstrap_servers)
-    policy = {"min_cleanable_dirty_ratio": "0.0", "segment_ms": "100", "delete_retention_ms": "0"}
-    create(TopicAdmin(settings), "log", 1, cleanup_policy="compact", **policy)
-    heard: list[IncomingRecord] = []
-    with writing(settings, "log") as writer:
-        for n in range(300):
-            writer.commit((0, f"k{n % 5}", str(n)), (0, "gone", str(n) if n < 200 else None))
-        deadline = time.monotonic() + PATIENCE
-        while not 0 < len(heard) < 300:  # until compaction is seen: it needs rolled segments, so something has to come
-            assert time.monotonic() < deadline, f"{len(heard)} records: it was never compacted"
-            await in_thread(writer.commit, (0, "tick", str(time.monotonic())))
-            log = log_over(settings, "log")
-            table = log.table(key=str, value=str)
-            heard.clear()
-            log.add_receiver(heard.append)
-            async with log:
-                assert await log.wait_caught_up(PATIENCE)
-                found = {key: value for key, value in table.items() if key != "tick"}
-                assert found == {f"k{n % 5}": str(n) for n in range(295, 300)}
-    offsets = [record.offset for record in heard]
-    assert offsets == sorted(set(offsets))
 
 
 @pytest.mark.slow
@@ -188,21 +141,6 @@ async def test_a_topic_that_is_deleted(
         await body()
     with pytest.raises(StoreError, match="not kept up to date"):
         table.get("a")
-
-
-async def test_new_partitions(settings: ClientSettings, admin: TopicAdmin, topic: str, writer: Writer) -> None:
-    log = log_over(settings, topic)
-    table = log.table(key=str, value=str)
-    await in_thread(writer.commit, (0, "a", "old"))
-    async with log:
-        assert await log.wait_caught_up(PATIENCE)
-        await in_thread(admin.grow, topic, PARTITIONS + 2)
-        await until(lambda: (admin.identity(topic) or ("", 0))[1] == PARTITIONS + 2, "the broker knows them")
-        await in_thread(write, settings, topic, (PARTITIONS + 1, "b", "new"), (PARTITIONS, "a", "moved"))
-        assert await log.wait_caught_up(PATIENCE)
-        assert table.get("b") == "new"
-        with pytest.raises(StoreError, match="'a' is in partitions 0, 3"):
-            table.get("a")
 
 
 async def test_it_is_a_live_view_of_an_event_sources_stores(kafka_broker: BrokerAddress, topic_prefix: str) -> None:

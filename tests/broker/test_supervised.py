@@ -8,7 +8,6 @@ sees; it is printed.
 from __future__ import annotations
 
 import contextlib
-import random
 import signal
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import pytest
 
 from streams.cli.group_tables import Picture, facts
 from streams.clients.group_view import GroupQuestions
-from tests.broker.battery_kit import ENDLESS, Bank, Load, let_pass, wait_until
+from tests.broker.battery_kit import ENDLESS, Bank, Load, wait_until
 from tests.broker.gate import gate
 from tests.broker.kes_kit import KesRun
 from tests.soak.kit import Watch
@@ -155,23 +154,6 @@ def test_a_killed_worker_is_not_waited_for(
         print("\n".join(map(str, supervised.said("removed"))))
         assert gap < SESSION_SECONDS, f"seed {seed}: it was waited for: {supervised.log.read_text()}"
         wait_until(lambda: len(supervised.said("joining")) >= workers + victims, "the killed are back")
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_workers_that_die_again_and_again(bank_group: Bank, watch: Watch, seed: int) -> None:
-    """Deaths at any moment of a start, a join, a take-over, a move: nothing is lost or doubled."""
-    rng = random.Random(seed)
-    with under_load(bank_group, watch, 3, seed, standbys=1) as supervised:
-        for number in range(10):
-            victim = rng.randrange(3)
-            wait_until(lambda: supervised.pid(f"w-{victim}") is not None, f"{victim} runs")  # noqa: B023
-            let_pass(rng.uniform(0.0, 1.5))
-            supervised.signal(victim)
-            wait_until(lambda: len(supervised.said("exited")) > number, "the supervisor sees the dead")  # noqa: B023
-    removed, deaths = supervised.said("removed"), [line for line in supervised.said("exited") if line["code"]]
-    gap = max(watch.largest_gaps(0.0, time.monotonic()).values())
-    print(f"{len(deaths)} deaths, {len(removed)} of members that were removed; {gap:.1f} s at most")
 
 
 @pytest.mark.nightly

@@ -3,7 +3,7 @@ input (see ``back_ends_kit``)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -21,9 +21,8 @@ from streams import (
     Record,
 )
 from streams.testing.fixtures import BrokerAddress
-from streams.testing.simulation.broker import Broker, Log
 from tests.broker.back_ends_kit import BackEnd, Make, Scenario, feed, making, scenario, telling, turn_of_others
-from tests.broker.two_back_ends import compare, must_be_equal
+from tests.broker.two_back_ends import must_be_equal
 from tests.unit.bad_input import GOOD_HEADERS, GOOD_VALUE, small_records
 from tests.unit.bad_input import counting as counting_samples
 from tests.vocabulary import ADDED, MISDEEDS, Added, Total, Totals, Words, added, tell_total, write
@@ -276,46 +275,3 @@ SCENARIOS = [
 @pytest.mark.parametrize("one", SCENARIOS, ids=str)
 def test_same_answers(kafka_broker: BrokerAddress, one: Scenario) -> None:
     must_be_equal(one, kafka_broker.bootstrap_servers)
-
-
-# -- a driver that is wrong --------------------------------------------------------------------------------------------
-
-
-def _aborted_is_visible(log: Log, start: int, end: int) -> Any:
-    for entry in log.entries[start:end]:
-        if entry.txn is not None and entry.txn.outcome is False:
-            entry.txn = None
-    return _COMMITTED(log, start, end)
-
-
-def _no_markers(broker: Broker, log: Log, txn: Any) -> None:
-    log.open.pop(txn, None)
-    broker._grown(log)
-
-
-def _other_partitions(broker: Broker, topic: str, key: bytes | None) -> int:
-    return len(key or b"") % broker.topics.get(topic, broker.partitions)
-
-
-def _no_headers(broker: Broker, log: Log, entry: Any) -> None:
-    entry.headers = entry.headers and entry.headers[:1]
-    _WRITE(broker, log, entry)
-
-
-_COMMITTED, _WRITE = Log.committed, Broker._write
-
-BROKEN: dict[str, tuple[type, str, Callable[..., Any]]] = {
-    "aborted records are visible": (Log, "committed", _aborted_is_visible),
-    "transactions leave no markers": (Broker, "_mark", _no_markers),
-    "keys go elsewhere": (Broker, "partition_of", _other_partitions),
-    "headers are lost": (Broker, "_write", _no_headers),
-}
-
-
-@pytest.mark.parametrize("wrong", BROKEN)
-def test_a_driver_that_is_wrong_is_found_out(
-    kafka_broker: BrokerAddress, monkeypatch: pytest.MonkeyPatch, wrong: str
-) -> None:
-    one = transactional_input if "transactions" in wrong or "aborted" in wrong else records
-    monkeypatch.setattr(*BROKEN[wrong])
-    assert compare(one, kafka_broker.bootstrap_servers)

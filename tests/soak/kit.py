@@ -1,9 +1,7 @@
-"""What the soak run needs: the group on a cluster, a steady load, and a reader that notes when it had to wait."""
+"""What runs on a cluster need: the bank on three brokers, and a reader that notes when it had to wait."""
 
 from __future__ import annotations
 
-import random
-import re
 import threading
 import time
 from collections import Counter, defaultdict
@@ -11,112 +9,28 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from streams.broker import KafkaCluster, questions
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
-from streams.topics import TopicSpec
 from tests.broker import bank
-from tests.broker.battery_kit import Bank, Worker, wait_until
-from tests.soak.member import PARTITIONS, build
+from tests.broker.battery_kit import Bank, wait_until
+
+PARTITIONS = 8
 
 
-class Member(Worker):
-    """One process of the group. It is started again under the same name by a new ``Member``."""
+def bank_on(cluster: KafkaCluster, group: str, folder: Path) -> Bank:
+    """The bank, with three copies of its topics."""
+    made = Bank(cluster.bootstrap_servers, group, folder, partitions=PARTITIONS, copies=len(cluster.nodes))
+    cluster.wait_in_sync()
+    topics = {bank.topic_of(group), bank.output_of(group)}
 
-    program = Path(__file__).with_name("member.py")
+    def known(port: int) -> bool:
+        return topics <= {name for name, _ in questions.partitions(port) or {}}
 
-
-class SoakBank(Bank):
-    """The bank's topics with three copies, made before anybody starts, and members with standbys."""
-
-    partitions = PARTITIONS
-
-    def __init__(self, cluster: KafkaCluster, group: str, folder: Path) -> None:
-        self.bootstrap, self.group, self.folder = cluster.bootstrap_servers, group, folder
-        self.workers: list[Worker] = []
-        self.produced = 0
-        self._settings = ClientSettings(self.bootstrap, {}, client_id="soak")
-        output = TopicSpec(name=bank.output_of(group), partitions=PARTITIONS, replication_factor=3)
-        specs = [*build(self.bootstrap, group, "maker").specs(), output]
-        admin = TopicAdmin(self._settings)
-        admin.create(specs, 60.0)
-        admin.close()
-        cluster.wait_in_sync()
-        for node in cluster.nodes.values():  # each answers for itself, and may be the first one that a member asks
-            port = int(node.bootstrap_servers.rpartition(":")[2])
-            wait_until(
-                partial(self._known, port, {spec.name for spec in specs}), f"node {node.number} knows the topics"
-            )
-
-    @staticmethod
-    def _known(port: int, names: set[str]) -> bool:
-        return names <= {name for name, _ in questions.partitions(port) or {}}
-
-    def start(self, instance: str, **environment: str) -> Worker:
-        member = Member(self.bootstrap, self.group, instance, self.folder)
-        self.workers.append(member)
-        return member
-
-    def generations(self) -> int:
-        """The highest generation that any member has told of."""
-        found = (re.findall(r": generation (\d+)", worker.log.read_text(errors="replace")) for worker in self.workers)
-        return max((int(number) for numbers in found for number in numbers), default=0)
-
-
-class Load:
-    """Deposits at a steady rate until ``stop``. ``sent``: account -> how many."""
-
-    def __init__(self, group: SoakBank, seed: int, keys: int, per_second: float) -> None:
-        self.sent: Counter[str] = Counter()
-        self.failed: list[str] = []
-        self._group, self._rate, self._keys = group, per_second, keys
-        self._events = random.Random(seed)
-        self._enough = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> int:
-        """End the load; returns how many deposits are in the topic."""
-        self._enough.set()
-        self._thread.join(200)
-        assert not self._thread.is_alive(), "the load could not be produced"
-        assert not self.failed, self.failed[:3]
-        self._group.produced = self.sent.total()
-        return self._group.produced
-
-    def _run(self) -> None:
-        producer = Producer(
-            {
-                "bootstrap.servers": self._group.bootstrap,
-                "client.id": "load",
-                "partitioner": "murmur2_random",
-                "enable.idempotence": True,
-                "linger.ms": 5,
-                "log_level": 0,
-                "message.timeout.ms": 180_000,
-                "reconnect.backoff.max.ms": 500,
-                "on_delivery": lambda error, _: self.failed.append(str(error)) if error is not None else None,
-            }
-        )
-        topic = bank.topic_of(self._group.group)
-        began = time.monotonic()
-        number = 0
-        while not self._enough.is_set():
-            event = bank.Deposited(f"account-{self._events.randrange(self._keys)}", self._events.randrange(1, 1000))
-            producer.produce(
-                topic, msgspec.json.encode(event), event.account.encode(), headers=[("__grt__", b"Deposited")]
-            )
-            self.sent[event.account] += 1
-            number += 1
-            if number % 10 == 0:
-                producer.poll(0)
-                ahead = number / self._rate - (time.monotonic() - began)
-                if ahead > 0:
-                    time.sleep(ahead)  # the rate, not luck
-        if producer.flush(180):
-            self.failed.append("some deposits were not delivered within 180 s")
+    for node in cluster.nodes.values():  # each answers for itself, and may be the first one that a member asks
+        port = int(node.bootstrap_servers.rpartition(":")[2])
+        wait_until(partial(known, port), f"node {node.number} knows the topics")
+    return made
 
 
 class Watch:

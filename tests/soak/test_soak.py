@@ -13,6 +13,7 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,9 +23,8 @@ from streams.broker import KafkaCluster
 from streams.group import transactional_id
 from streams.topics import changelog_name
 from tests.broker import bank
-from tests.broker.battery_kit import Worker, seed_of, wait_until
-from tests.soak.kit import Load, SoakBank, Watch
-from tests.soak.member import PARTITIONS
+from tests.broker.battery_kit import ENDLESS, Worker, seed_of, wait_until
+from tests.soak.kit import PARTITIONS, Watch, bank_on
 from tests.soak.report import Fault, SoakReport
 
 MINUTES = float(os.environ.get("SOAK_MINUTES", "10"))
@@ -43,12 +43,12 @@ class Soak:
     """One run: what is done, in which order, and what is noted."""
 
     def __init__(self, cluster: KafkaCluster, folder: Path, seed: int, report: SoakReport) -> None:
-        self.cluster, self.report = cluster, report
+        self.cluster, self.report, self.seed = cluster, report, seed
         self.rng = random.Random(seed)
-        self.group = SoakBank(cluster, f"soak-{seed}", folder)
+        self.group = bank_on(cluster, f"soak-{seed}", folder)
         self.began = time.monotonic()
         self.watch = Watch(self.group)
-        self.load = Load(self.group, seed, KEYS, RATE)
+        self.load = self.group.load(ENDLESS, KEYS, seed, RATE)
         self.members: dict[str, Worker] = {}
         self._roles = ["leader", "group coordinator", "transaction coordinator", "controller"]
 
@@ -73,7 +73,8 @@ class Soak:
     def finish(self) -> None:
         """Everybody stops, everything is compared."""
         report = self.report
-        report.inputs = self.load.stop()
+        self.load.stop()
+        report.inputs = self.group.produced
         self.group.wait_handled(seconds=180)
         for member in self.members.values():
             if member.stop(60) != 0:
@@ -83,7 +84,8 @@ class Soak:
         report.generations = self.group.generations()
         report.outputs = self.watch.records
         report.duplicated = self.watch.seen.total() - len(self.watch.seen)
-        expected = {(account, number) for account, count in self.load.sent.items() for number in range(1, count + 1)}
+        sent = Counter(event.account for event in bank.events(report.inputs, KEYS, self.seed))
+        expected = {(account, number) for account, count in sent.items() for number in range(1, count + 1)}
         report.lost = len(expected - self.watch.seen.keys())
         if self.watch.seen.keys() - expected:
             report.problems.append(f"{len(self.watch.seen.keys() - expected)} outputs that nobody asked for")
@@ -152,7 +154,7 @@ class Soak:
         self._recovered(fault)
 
     def _start(self, name: str) -> None:
-        member = self.members[name] = self.group.start(name)
+        member = self.members[name] = self.group.start(name, BANK_STANDBYS="1")
         wait_until(lambda: member.said("generation") or not member.running, f"{name} is in the group", RECOVERY_SECONDS)
 
     def _look_for_the_dead(self) -> None:
@@ -165,7 +167,7 @@ class Soak:
     # -- notes --------------------------------------------------------------------------------------------------------
 
     def _note(self, kind: str, target: str) -> Fault:
-        fault = Fault(at=time.monotonic() - self.began, kind=kind, target=target)
+        fault = Fault(time.monotonic() - self.began, kind)
         self.report.faults.append(fault)
         self.report.load.append(os.getloadavg()[0])
         print(f"{fault.at:7.1f} s  {kind}: {target}", flush=True)
@@ -207,7 +209,10 @@ def test_soak(tmp_path: Path) -> None:
     seed = seed_of()
     print(f"\nSEED={seed} SOAK_MINUTES={MINUTES:g}; logs in {tmp_path}")
     report = SoakReport(
-        seed=seed, minutes=MINUTES, members=MEMBERS, partitions=PARTITIONS, session_seconds=SESSION_SECONDS, rate=RATE
+        seed,
+        MINUTES,
+        f"{MEMBERS} members with one standby per partition on a cluster of three brokers, {PARTITIONS} partitions, "
+        f"{RATE:g} deposits/s, session timeout {SESSION_SECONDS:g} s",
     )
     with KafkaCluster(3) as cluster:
         soak = Soak(cluster, tmp_path, seed, report)
@@ -222,6 +227,6 @@ def test_soak(tmp_path: Path) -> None:
             if not report.seconds:
                 report.seconds = time.monotonic() - soak.began
             if REPORT:
-                report.write(Path(REPORT))
+                Path(REPORT).write_text(report.markdown())
             print(report.markdown())
     assert not report.problems, report.problems

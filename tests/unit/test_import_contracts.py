@@ -28,11 +28,6 @@ def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
     return run_python(script, folder, environment)
 
 
-def module_exists(name: str) -> bool:
-    place = (ROOT / "streams").joinpath(*name.split("."))
-    return place.is_dir() or place.with_suffix(".py").is_file()
-
-
 def run_python(script: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", script],
@@ -88,13 +83,9 @@ def test_the_contracts_hold() -> None:
     ],
 )
 def test_an_import_against_the_layers_is_found(tmp_path: Path, module: str, line: str, contract: str) -> None:
-    if not module_exists(module):
-        pytest.skip("not written yet")
     shutil.copytree(ROOT / "streams", tmp_path / "streams", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     folder = (tmp_path / "streams").joinpath(*module.split("."))
-    if (target := line.removeprefix("import streams.")) != line and not module_exists(target):
-        pytest.skip("not written yet")
     planted = folder / "planted.py" if folder.is_dir() else folder.with_suffix(".py")
     with planted.open("a") as file:
         file.write(f"\n{line}\n")

@@ -9,14 +9,12 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from streams.errors import ConfigError
 from streams.testing.clock import Clock
-from streams.testing.event_factory import EventFactory
 
-from .driver_kit import OUT, Added, Total, build
+from .driver_kit import build
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY_POINTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
@@ -84,12 +82,6 @@ def test_loading_it_costs_nothing() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_driver_fixture_closes_what_it_made(kes_driver: Callable[..., object]) -> None:
-    driver = kes_driver(build())
-    driver.send(Added("ann"))  # type: ignore[attr-defined]
-    assert driver.outputs(OUT, Total) == [Total("ann", 1)]  # type: ignore[attr-defined]
-
-
 def test_the_clock_follows_the_newest_driver(kes_driver: Callable[..., object], kes_clock: Clock) -> None:
     kes_clock.advance(5.0)
     assert kes_clock.monotonic() == 5.0
@@ -100,11 +92,3 @@ def test_the_clock_follows_the_newest_driver(kes_driver: Callable[..., object], 
     assert kes_clock.time() == driver.time()  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="cannot go back"):
         Clock().advance(-1.0)
-
-
-def test_the_event_factory_is_made_from_the_seed(kes_event: EventFactory, kes_seed: int) -> None:
-    class Named(msgspec.Struct):
-        name: str
-        amount: int
-
-    assert kes_event(Named) == EventFactory(kes_seed)(Named)

@@ -172,21 +172,6 @@ def test_markers_carry_the_ids() -> None:
         driver.check()
 
 
-@pytest.mark.parametrize("members", [1, 2])
-def test_a_group_offset_ahead_of_the_changelog_is_refused(members: int) -> None:
-    """Otherwise the outputs of the records between would be 1 2 3 4 5 4 5 6."""
-    with TestDriver(build(partitions=1), members=members) as driver:
-        for _ in range(5):
-            driver.send(Added("ann"))
-        driver.crash(driver.owner(0))
-        driver._world.broker.offsets[0] = 7
-        with pytest.raises(
-            OffsetError, match=r"committed offset 7, .* at offset 5: .*records 5 to 6 .*kes offsets accept"
-        ):
-            driver.send(Added("ann")) if members > 1 else driver.restart(0)
-        assert totals(driver) == [1, 2, 3, 4, 5]
-
-
 # -- answers that change, are missing, or come from elsewhere ----------------------------------------------------------
 
 
