@@ -102,7 +102,7 @@ class Latency(Measure[SteadyResult]):
 Events come at a fixed rate from a generator process. Milliseconds from its clock, right before it hands an event to
 its producer, to a `read_committed` reader in a third process; the first three seconds do not count. "Input" is how
 long the broker took to acknowledge the input itself (99 %). A system whose last tenth of outputs is more than a
-second late could not keep up: its latency would grow with the length of the run, so none is told."""
+second late could not keep up: its latency would grow with the length of the run, so none is reported."""
 
     sizes: ClassVar = {"rates": ([2_000], [2_000, 20_000], LADDER), "seconds": (5.0, 10.0, 20.0), "rounds": (1, 2, 3)}
 
