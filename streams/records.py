@@ -175,6 +175,12 @@ class Output(msgspec.Struct, gc=False):
     origin: int
 
 
+def changelog_record(topic: str, partition: int, change: Change) -> Output:
+    """Make the record of a change in the changelog."""
+    headers: Headers | None = [(TYPE_HEADER, change.type.encode())] if change.type else None
+    return Output(topic, change.value, change.key, headers, partition, 0, partition, change.origin)
+
+
 class Progress(NamedTuple):
     """News of one partition: ``records`` (committed ones, in order, maybe none); all below ``position`` was read;
     ``end`` is the high watermark as far as it is known (-1: not yet). ``at_end``: nothing that is committed is left to

@@ -13,12 +13,16 @@ import random
 import threading
 from collections.abc import Callable, Collection
 from itertools import islice
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 from confluent_kafka import Message
 
 from benchmarks.workload import Deposited
+from streams.clients.group_wire import group_metadata
+from streams.clients.producing import messages as wire
+from streams.clients.producing.broker_connection import BrokerConnection
 from streams.group import Assigned, Assignment, GroupEvent, Snapshot
 from streams.runtime.connections import KafkaConnections
 from streams.runtime.reading.poller import Poller
@@ -117,6 +121,53 @@ class ScriptedProducer:
         return 0
 
 
+class ScriptedConnection(BrokerConnection):
+    """A connection to the only broker, which takes everything: the real one, over a transport that answers."""
+
+    def __init__(self) -> None:
+        super().__init__("broker:1", "client")
+        self._transport = cast(asyncio.Transport, self)
+        self.versions = dict.fromkeys(wire.LEAST_VERSIONS, (0, 99))
+        self.features = {"transaction.version": 2}
+
+    async def ask(self, request: Any, most: int) -> Any:
+        known = {"node_id": 0, "host": "broker", "port": 1, "error_code": 0}
+        partitions = [SimpleNamespace(partition_index=number, leader_id=0) for number in range(PARTITIONS)]
+        topics = [SimpleNamespace(name=topic.name, error_code=0, partitions=partitions)
+                  for topic in getattr(request, "topics", None) or ()]  # fmt: skip
+        return SimpleNamespace(
+            error_code=0,
+            producer_id=7,
+            producer_epoch=0,
+            API_VERSION=most,
+            coordinators=[SimpleNamespace(**known)],
+            brokers=[SimpleNamespace(**known)],
+            topics=topics,
+        )
+
+    def writelines(self, parts: list[bytes]) -> None:
+        """Answer a request: its head begins with the key and has the correlation id from the fifth byte on."""
+        head = parts[1]
+        seconds, answer = _ANSWERS[int.from_bytes(head[:2], "big")]
+        frame = head[4:8] + b"\0" + answer
+        self._loop.call_later(seconds, self.data_received, len(frame).to_bytes(4, "big") + frame)
+
+    def abort(self) -> None: ...
+
+
+_ANSWERS = {
+    wire.PRODUCE: (FLUSH_SECONDS, b"\1"),
+    wire.COMMIT_OFFSETS: (COMMIT_SECONDS / 2, bytes(4) + b"\1"),
+    wire.END: (COMMIT_SECONDS / 2, bytes(6) + (7).to_bytes(8, "big") + bytes(2)),
+}
+"""By the request's key: virtual time, and an answer that names no failed partition."""
+
+
+async def connected(*_: object) -> ScriptedConnection:
+    """In the place of ``broker_connection.connect``."""
+    return ScriptedConnection()
+
+
 class Inline:
     """``ports.Blocking`` without a thread: the call takes its virtual time, and then happens."""
 
@@ -162,7 +213,7 @@ class Group(Nothing):
     """``group.Membership`` and ``group.TakeOver``: one member, which has everything from the start."""
 
     def __init__(self) -> None:
-        self.snapshot = Snapshot(0, 1, "m", b"metadata")
+        self.snapshot = Snapshot(0, 1, "m", group_metadata("g", 1, "m", None))
 
     def start(self, deliver: Callable[[GroupEvent], None]) -> None:
         everything = frozenset(range(PARTITIONS))

@@ -42,6 +42,7 @@ _FILES: Final = {
     "streams/runtime/transactions/producer_slot.py": "",
     "streams/runtime/transactions/producer_slots.py": "commit",
     "streams/clients/transactional.py": "",
+    "streams/clients/producing/": "",
     "streams/runtime/engine.py": "commit",
     "streams/core/keyed_": "ahead",
     "streams/async_jobs.py": "ahead",

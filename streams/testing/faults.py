@@ -23,7 +23,7 @@ from streams.config import EventSourceConfig
 from streams.errors import ConfigError
 from streams.event_source import EventSource
 from streams.group import Snapshot, TakeOver
-from streams.records import IncomingRecord, Output
+from streams.records import Change, IncomingRecord, Output
 from streams.runtime.connections import KafkaConnections
 from streams.testing.proxy import KafkaProxy as KafkaProxy
 from streams.testing.proxy_rules import ArmedRule as ArmedRule
@@ -161,6 +161,10 @@ class FaultyProducer(_Faulty):
         """Leave the records to ``produce``: one at a time, each with its points."""
         return start
 
+    def produce_changes(self, topic: str, partition: int, changes: Sequence[Change], start: int) -> int:
+        """Leave them to ``produce``, too."""
+        return start
+
 
 class FaultySlot(_Faulty):
     """A slot, with points around every step of a transaction."""
@@ -169,6 +173,10 @@ class FaultySlot(_Faulty):
 
     def produce_many(self, outputs: Sequence[Output], start: int) -> int:
         """Leave the records to ``produce``: one at a time, each with its points."""
+        return start
+
+    def produce_changes(self, topic: str, partition: int, changes: Sequence[Change], start: int) -> int:
+        """Leave them to ``produce``, too."""
         return start
 
     async def flush(self) -> None:

@@ -12,7 +12,7 @@ from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.clients.transactional import TransactionalProducer
 from streams.errors import RecordRefused, Stopped, TransactionFailed
-from streams.records import IncomingRecord, Output
+from streams.records import Change, IncomingRecord, Output
 from tests.broker.client_kit import create, group_metadata, output
 from tests.unit.waiting import wait_until
 
@@ -187,9 +187,11 @@ def test_what_the_client_refuses_is_not_part_of_the_transaction(
     assert "b'big'" in str(caught.value)
     many = [output(topic, b"v", b"k", 0), output(topic, b"x" * 2_000_000, b"big", 0), output(topic, b"w", b"k", 0)]
     assert [producer.produce_many(many, first) for first in range(3)] == [1, 1, 3]
+    changes = [Change(b"c", b"v"), Change(b"c", b"x" * 2_000_000), Change(b"c", None, type="A")]
+    assert [producer.produce_changes(topic, 0, changes, first) for first in range(3)] == [1, 1, 3]
     producer.flush(20)
     producer.commit(20)
-    assert committed(settings, admin, topic) == [(b"k", b"v"), (b"k", b"w")]
+    assert committed(settings, admin, topic) == [(b"k", b"v"), (b"k", b"w"), (b"c", b"v"), (b"c", None)]
 
 
 def test_a_full_queue_says_so_and_the_record_is_not_taken(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from streams.clients.producing import messages
 from streams.clients.producing.record_batch import EncodedRecords, Placement
 from streams.clients.producing.settings import Compression, compression_of
-from streams.records import Output
+from streams.records import Change, Output, changelog_record
 from streams.sak.murmur2 import partition_of
 
 with warnings.catch_warnings():
@@ -95,6 +95,34 @@ def test_what_is_encoded_is_read(sent: list[Output], limit: int, alone: bool, co
                 assert number in without_key
         assert encoded.output_at("t", number, len(records)) is None
     assert sum(map(len, found.values())) == len(sent)
+
+
+changes = st.builds(Change, key=st.binary(max_size=20), value=contents, type=st.sampled_from(["", "", "", "Account"]))
+
+
+@given(
+    st.lists(changes, min_size=1, max_size=40),
+    st.sampled_from([100, 400, 900_000]),
+    st.sampled_from([90, 9_000, 1_000_000]),
+    st.sampled_from([0, 9, -9, 9_000]),
+    st.booleans(),
+)
+@example([Change(b"k%d" % number, b"v") for number in range(9_000)], 900_000, 1_000_000, 0, False)
+@example([Change(b"k", b"v")] * 3 + [Change(b"k", 7)] * 2, 900_000, 1_000_000, 0, False)  # type: ignore[arg-type]
+def test_changes_are_encoded_as_their_records_are(
+    sent: list[Change], limit: int, message_limit: int, later_ms: int, alone: bool
+) -> None:
+    """Byte for byte, up to the first that is refused, and found again by their positions."""
+    placements = {"c": Placement("c", PARTITIONS, limit)}
+    one, other = (EncodedRecords(placements, message_limit, alone=alone) for _ in range(2))
+    records = [changelog_record("c", 1, change) for change in sent]
+    half = one.add(records[: len(records) // 2], 0, START)
+    assert other.add_changes("c", 1, sent[: len(sent) // 2], 0, START) == half
+    assert other.add_changes("c", 1, sent, half, START + later_ms) == one.add(records, half, START + later_ms)
+    assert list(other.parts()) == list(one.parts())
+    for index in {*range(min(len(sent), 40)), len(sent) - 1, len(sent)}:
+        assert other.output_at("c", 1, index) == one.output_at("c", 1, index)
+        assert other.output_at("c", 2, index) is None
 
 
 def test_requests_are_those_of_the_schema() -> None:

@@ -15,7 +15,7 @@ from streams import EventSource, EventSourceConfig, event_type
 from streams.events import event_type_of
 from streams.group import Assigned, Assignment, Copies, GroupEvent, Lost, Order, Snapshot
 from streams.handlers import Handler
-from streams.records import Headers, IncomingRecord, Output, Progress
+from streams.records import Change, Headers, IncomingRecord, Output, Progress, changelog_record
 from streams.runtime.bridge import Worker, in_process
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.engine import Engine
@@ -89,6 +89,9 @@ class Producer:
         for output in outputs[start:]:
             self.produce(output)
         return len(outputs)
+
+    def produce_changes(self, topic: str, partition: int, changes: Sequence[Change], start: int) -> int:
+        return self.produce_many([changelog_record(topic, partition, change) for change in changes], start)
 
     def produce(self, output: Output) -> bool:
         self._pending.append((output.topic, max(output.partition, 0), output.key, output.value, output.headers))

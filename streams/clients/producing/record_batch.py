@@ -17,7 +17,16 @@ import msgspec
 
 from streams.clients.producing.settings import Compression
 from streams.errors import RecordRefused
-from streams.records import HEADER_OVERHEAD, RECORD_OVERHEAD, Headers, Output, record_size, shown_key
+from streams.records import (
+    HEADER_OVERHEAD,
+    RECORD_OVERHEAD,
+    Change,
+    Headers,
+    Output,
+    changelog_record,
+    record_size,
+    shown_key,
+)
 from streams.sak.murmur2 import partition_of
 
 BATCH_HEAD: Final = 61
@@ -137,6 +146,14 @@ class _Rows:
         return [*self.full, Batch(self.rows, self.count, self.size, self.first_ms, self.last_ms)]
 
 
+class _Changes(NamedTuple):
+    """Changes whose changelog records were encoded."""
+
+    topic: str
+    partition: int
+    changes: Sequence[Change]
+
+
 class EncodedRecords:
     """The records of one transaction by topic and partition. ``placements`` may get more topics at any time.
 
@@ -152,7 +169,7 @@ class EncodedRecords:
         self._rows: dict[str, dict[int, _Rows]] = {}
         self._without_key: dict[str, int] = {}
         self._headers: dict[tuple[tuple[str, bytes | None], ...], bytes] = {}
-        self._taken: list[tuple[Sequence[Output], int, int]] = []
+        self._taken: list[tuple[Sequence[Output], int, int] | _Changes] = []
 
     def add(self, outputs: Sequence[Output], start: int, now_ms: int) -> int:
         """Encode those from position ``start`` on, up to the first that is not taken; return its position. ``refusal``
@@ -235,6 +252,51 @@ class EncodedRecords:
             self._taken.append((outputs, start, position))
         return position
 
+    def add_changes(self, topic: str, partition: int, changes: Sequence[Change], start: int, now_ms: int) -> int:
+        """Encode the changelog records of a partition's changes, as ``add`` does outputs. The hot path, too: all that
+        is the same for each record is looked up once, and what is unusual is done by ``add``."""
+        position = start
+        while position < len(changes):
+            stop = self._add_usual(topic, partition, changes, position, now_ms)
+            if stop > position:
+                self._taken.append(_Changes(topic, partition, changes[position:stop]))
+            if stop < len(changes):
+                if not self.add([changelog_record(topic, partition, changes[stop])], 0, now_ms):
+                    return stop
+                stop += 1
+            position = stop
+        return position
+
+    def _add_usual(self, topic: str, partition: int, changes: Sequence[Change], start: int, now_ms: int) -> int:
+        """Encode changes up to the first that is unusual, or that the batch has no room for; return its position."""
+        rows = self._rows.get(topic, {}).get(partition)
+        if rows is None or not rows.count or not 0 <= now_ms - rows.first_ms < len(_SMALL):
+            return start
+        if self._alone or self._message_limit - RECORD_OVERHEAD <= len(_SMALL):  # each may be too large
+            return start
+        small, join, extend = _SMALL, b"".join, rows.rows.extend
+        count, size, position = rows.count, rows.size, start
+        head = b"\0" + small[now_ms - rows.first_ms]
+        room = self._used[topic].limit - _LENGTHS
+        try:
+            for position in range(start, len(changes)):
+                change = changes[position]
+                key, value = change.key, change.value
+                record = join((head, small[count], small[len(key)], key, small[len(value)], value, b"\0"))  # type: ignore[arg-type]
+                length = small[len(record)]
+                if change.type or size + len(record) > room:
+                    break
+                extend((length, record))
+                count += 1
+                size += len(length) + len(record)
+            else:
+                position = len(changes)
+        except (IndexError, TypeError):  # a tombstone, or long
+            pass
+        if position > start:
+            rows.count, rows.size, rows.last_ms = count, size, max(rows.last_ms, now_ms)
+        return position
+
     def refusal(self, output: Output) -> RecordRefused | None:
         """Return why a record is not taken, and never would be; ``None``: it would, or its topic is not known yet."""
         topic, key, value = output.topic, output.key, output.value
@@ -303,7 +365,15 @@ class EncodedRecords:
     def output_at(self, topic: str, partition: int, index: int) -> Output | None:
         """Return the record that went to a partition as the one with this index. Walks all records: for refusals."""
         placement = self._used[topic]
-        for outputs, start, end in self._taken:
+        for taken in self._taken:
+            if isinstance(taken, _Changes):
+                if (topic, partition) != taken[:2]:
+                    continue
+                if index < len(taken.changes):
+                    return changelog_record(topic, partition, taken.changes[index])
+                index -= len(taken.changes)
+                continue
+            outputs, start, end = taken
             for output in outputs[start:end]:
                 if output.topic != topic:
                     continue

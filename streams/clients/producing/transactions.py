@@ -35,7 +35,7 @@ from streams.clients.translate import BLOCKED, NO_SUCH_TOPIC
 from streams.config import DELIVERY_SHARE
 from streams.errors import TransactionFailed
 from streams.group import Snapshot
-from streams.records import Output
+from streams.records import Change, Output
 
 _log = logging.getLogger(__name__)
 
@@ -148,6 +148,11 @@ class WireSlot:
         finds the reason."""
         self._check_open("produce")
         return self._records.add(outputs, start, int(time.time() * 1000))
+
+    def produce_changes(self, topic: str, partition: int, changes: Sequence[Change], start: int) -> int:
+        """Encode the changelog records of a partition's changes, as ``produce_many`` does outputs."""
+        self._check_open("produce")
+        return self._records.add_changes(topic, partition, changes, start, int(time.time() * 1000))
 
     def produce(self, output: Output) -> bool:
         """Encode one record; ``False``: its topic is not known yet. Raises ``RecordRefused``."""

@@ -26,7 +26,7 @@ from streams.core.transaction import Transaction, TransactionState, Waiter
 from streams.errors import RecordRefused, TransactionFailed
 from streams.group import Snapshot
 from streams.metrics import TransactionSettled
-from streams.records import TYPE_HEADER, Change, Headers, Output
+from streams.records import Change, Output, changelog_record
 from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY, OffsetRecord, ReleaseMarker, TopicIds
 from streams.runtime.ports import TransactionSlot
 from streams.runtime.signal import Broadcast, Signal
@@ -303,28 +303,26 @@ class TransactionPool:
         return self._slot_of[txn.serial]
 
     async def _produce_changelog(self, txn: Transaction) -> None:
-        slot, records, produced = self._slot(txn), self._changelog_of(txn), 0
-        while produced < len(records):
-            produced = slot.produce_many(records, produced)
-            if produced < len(records):
-                if _produce_one(slot, records[produced]):
-                    produced += 1
-                else:
-                    await anyio.sleep(0.001)
+        slot, topic = self._slot(txn), self._config.changelog
+        for partition, changes, own in self._changelog_of(txn):
+            produced = 0
+            while (produced := slot.produce_changes(topic, partition, changes, produced)) < len(changes):
+                await _produce_patiently(slot, changelog_record(topic, partition, changes[produced]))
+                produced += 1
+            for output in own:
+                await _produce_patiently(slot, output)
 
-    def _changelog_of(self, txn: Transaction) -> list[Output]:
+    def _changelog_of(self, txn: Transaction) -> list[tuple[int, list[Change], list[Output]]]:
+        """Return the changes of each partition, and the toolkit's own records behind them."""
         topic, generation = self._config.changelog, self.snapshot().generation
-        records: list[Output] = []
+        found = []
         for partition, cut in txn.cuts.items():
-            for change in cut.changes.values():
-                headers: Headers | None = [(TYPE_HEADER, change.type.encode())] if change.type else None
-                records.append(Output(topic, change.value, change.key, headers, partition, 0, partition, change.origin))
             record = OffsetRecord(cut.offset, self._writer, txn.serial, generation, *self._ids(partition))
-            value = msgspec.json.encode(record)
-            records.append(Output(topic, value, OFFSET_KEY, None, partition, 0, partition, -1))
+            own = [Output(topic, msgspec.json.encode(record), OFFSET_KEY, None, partition, 0, partition, -1)]
             if cut.release is not None:  # last of all: its reader has read everything
-                records.append(Output(topic, cut.release, RELEASE_KEY, None, partition, 0, partition, -1))
-        return records
+                own.append(Output(topic, cut.release, RELEASE_KEY, None, partition, 0, partition, -1))
+            found.append((partition, list(cut.changes.values()), own))
+        return found
 
     def _fence(self, txn: Transaction) -> Snapshot:
         """Return the newest snapshot, if the transaction is still ours under it. Runs on the slot's thread."""
@@ -419,6 +417,11 @@ def _produce_one(slot: TransactionSlot, output: Output) -> bool:
     if not taken:
         slot.poll()
     return taken
+
+
+async def _produce_patiently(slot: TransactionSlot, output: Output) -> None:
+    while not _produce_one(slot, output):
+        await anyio.sleep(0.001)
 
 
 def _requested(txn: Transaction) -> None:

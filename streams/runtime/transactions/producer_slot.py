@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from streams.errors import RecordRefused, TransactionFailed
 from streams.group import Snapshot
-from streams.records import Output
+from streams.records import Change, Output
 from streams.runtime.bridge import DeadlinePassed
 from streams.runtime.ports import Blocking, Connections, Producer, Refusal
 from streams.runtime.transactions.hung_calls import HungCalls
@@ -98,6 +98,10 @@ class Slot:
         """Hand records to the producer, from position ``start`` up to the first that it does not take: return its
         position. ``produce`` finds the reason. Raises ``TransactionFailed`` if there is no producer."""
         return self._alive("produce").produce_many(outputs, start)
+
+    def produce_changes(self, topic: str, partition: int, changes: Sequence[Change], start: int) -> int:
+        """Hand the changelog records of a partition's changes to the producer, as ``produce_many`` does outputs."""
+        return self._alive("produce").produce_changes(topic, partition, changes, start)
 
     def produce(self, output: Output) -> bool:
         """Hand one record to the producer; ``False``: its queue is full. Raises ``RecordRefused``, also where a part of

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from streams.errors import RecordRefused, TransactionFailed
-from streams.records import Output
+from streams.records import Change, Output, changelog_record
 from streams.runtime.changelog import RELEASE_KEY
 from streams.testing.simulation.broker import LogEntry, Refuses
 from streams.testing.simulation.faults import Strike
@@ -83,6 +83,9 @@ class SimProducer:
             while position < len(outputs) and self.produce(outputs[position]):
                 position += 1
         return position
+
+    def produce_changes(self, topic: str, partition: int, changes: Sequence[Change], start: int) -> int:
+        return self.produce_many([changelog_record(topic, partition, change) for change in changes], start)
 
     def produce(self, output: Output) -> bool:
         topic, partition = output.topic, output.partition
