@@ -324,7 +324,7 @@ class KafkaPythonClient:
                 f"{where}: not authorised ({type(error).__name__}); the principal needs the right in the cluster's ACLs"
             )
         if isinstance(error, kafka_errors.UnsupportedVersionError):
-            return ConfigError(f"{where}: the broker is too old, Kafka 2.8 or newer is needed ({error})")
+            return ConfigError(f"{where}: the broker is too old, Kafka 3.0 or newer is needed ({error})")
         if isinstance(error, kafka_errors.UnknownTopicOrPartitionError | kafka_errors.InvalidTopicError):
             return TopicError(f"{where}: topic or partition does not exist")
         return BrokerUnavailable(f"{where}: no answer in time, the last was {type(error).__name__}")

@@ -123,13 +123,15 @@ async def test_an_identity_whose_epochs_are_used_up(kafka_broker: BrokerAddress,
 def v1_broker() -> Iterator[KafkaBroker]:
     """A broker whose cluster is at transaction version 1, as one that was upgraded and not yet finalized."""
     with KafkaBroker() as broker:
-        asyncio.run(set_transaction_version(broker, 1))
+        asyncio.run(set_transaction_version(broker.bootstrap_servers, 1))
         yield broker
 
 
-async def set_transaction_version(broker: KafkaBroker, level: int) -> None:
+async def set_transaction_version(address: str, level: int) -> None:
     request: Any = import_module("kafka.protocol.admin").UpdateFeaturesRequest
-    connection = await connect(HOST, int(broker.bootstrap_servers.rpartition(":")[2]), "client", {})
+    connection = await connect(HOST, int(address.rpartition(":")[2]), "client", {})
+    if connection.features.get("transaction.version") == level:
+        return connection.close()
     update = request.FeatureUpdateKey(
         feature="transaction.version", max_version_level=level, upgrade_type=3 if level < 2 else 1
     )
@@ -147,7 +149,7 @@ async def test_transactions_of_version_1_on_the_same_code(v1_broker: KafkaBroker
             await transact(slot, topic, number * 20, commit=number % 3 != 1)
             if number % 3 == 1:
                 await slot.reopen([topic])
-        await set_transaction_version(v1_broker, 2)
+        await set_transaction_version(address, 2)
         await transact(slot, topic, 120)
         slot.abandon()  # a level is learnt when a connection is made
         await slot.reopen([topic])

@@ -136,7 +136,7 @@ async def test_brokers_that_take_older_versions_get_those() -> None:
 async def test_a_broker_that_is_too_old_is_refused(request_name: str, most: int) -> None:
     async with ScriptedBroker() as broker:
         broker.most[request_name] = most
-        with pytest.raises(TransactionFailed, match=rf"{request_name}.* version .*Kafka 2\.8 or newer") as failed:
+        with pytest.raises(TransactionFailed, match=rf"{request_name}.* version .*Kafka 3\.0 or newer") as failed:
             async with opened(broker):
                 pass
         assert failed.value.code == "UNSUPPORTED_VERSION"  # hopeless: it is not tried again

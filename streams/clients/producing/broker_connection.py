@@ -122,13 +122,13 @@ class BrokerConnection(asyncio.Protocol):
         )
         answer = await self._ask(request, _API_VERSIONS)
         if answer.error_code:
-            raise self._failure("the broker is too old: Kafka 2.8 or newer is needed", "UNSUPPORTED_VERSION")
+            raise self._failure("the broker is too old: Kafka 3.0 or newer is needed", "UNSUPPORTED_VERSION")
         self.versions = {entry.api_key: (entry.min_version, entry.max_version) for entry in answer.api_keys}
         self.features = {entry.name: entry.max_version_level for entry in answer.finalized_features or ()}
         for key, (name, least) in LEAST_VERSIONS.items():
             if self.versions.get(key, (0, -1))[1] < least:
                 raise self._failure(
-                    f"the broker does not take {name} in version {least}: Kafka 2.8 or newer is needed",
+                    f"the broker does not take {name} in version {least}: Kafka 3.0 or newer is needed",
                     "UNSUPPORTED_VERSION",
                 )
 

@@ -324,17 +324,17 @@ class EncodedRecords:
                 f"the client cannot send a record for topic {topic!r}: its headers must be pairs of a name and bytes "
                 "or None"
             )
+        where = topic if output.partition == -1 else f"{topic}[{output.partition}]"
         size = record_size(key, value, output.headers)
         if size > self._message_limit:
             return RecordRefused(
-                f"{topic}, key {shown_key(key)}: MSG_SIZE_TOO_LARGE: the record has {size} bytes, message.max.bytes is "
+                f"{where}, key {shown_key(key)}: MSG_SIZE_TOO_LARGE: the record has {size} bytes, message.max.bytes is "
                 f"{self._message_limit}"
             )
         placement = self._used.get(topic) or self._placements.get(topic)
         if placement is not None and not -1 <= output.partition < placement.count:
             return RecordRefused(
-                f"{topic}[{output.partition}], key {shown_key(key)}: _UNKNOWN_PARTITION: "
-                f"the topic has {placement.count} partitions"
+                f"{where}, key {shown_key(key)}: _UNKNOWN_PARTITION: the topic has {placement.count} partitions"
             )
         return None
 
