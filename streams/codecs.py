@@ -353,12 +353,12 @@ def _cause(error: Exception) -> Exception | None:
 
 
 def is_pydantic(type_: object) -> bool:
-    """Whether this is a pydantic model or dataclass; found without importing pydantic."""
+    """Check whether this is a pydantic model or dataclass; found without importing pydantic."""
     return isinstance(type_, type) and "__pydantic_validator__" in vars(type_)
 
 
 def is_plain_dataclass(type_: type) -> bool:
-    """Whether the class itself (not only a base of it) was made by ``@dataclass``."""
+    """Check whether the class itself (not only a base of it) was made by ``@dataclass``."""
     return dataclasses.is_dataclass(type_) and "__dataclass_params__" in vars(type_)
 
 
@@ -410,7 +410,7 @@ def _is_class_of_ours(type_: object) -> bool:
 
 
 def _examine(type_: Any) -> bool:
-    """Whether a float can be somewhere inside; refuses types that msgspec could write but not read."""
+    """Check whether a float can be somewhere inside; refuses types that msgspec could write but not read."""
     try:
         root = msgspec.inspect.type_info(type_)
     except Exception as error:

@@ -254,7 +254,7 @@ class GlobalChangeLog:
 
 
 def _is_plain(function: object) -> TypeGuard[Callable[..., object]]:
-    """Whether the function does its work when it is called, and not when its result is awaited."""
+    """Check whether the function does its work when it is called, and not when its result is awaited."""
     call = getattr(function, "__call__", None)  # noqa: B004  # of an object, it is what may be a coroutine
     return call is not None and not inspect.iscoroutinefunction(function) and not inspect.iscoroutinefunction(call)
 

@@ -247,7 +247,7 @@ class OpenTransaction(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_hanging(self) -> bool:
-        """Whether no coordinator is going to end it."""
+        """Check whether no coordinator is going to end it."""
         return not self.transactional_id
 
 

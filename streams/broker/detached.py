@@ -52,7 +52,7 @@ class DetachedBroker:
 
     @property
     def answers(self) -> bool:
-        """Whether the broker serves clients now. Sends it a request; waits for two seconds at most."""
+        """Check whether the broker serves clients now. Sends it a request; waits for two seconds at most."""
         return metadata(self.port) is not None
 
 

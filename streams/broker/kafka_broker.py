@@ -118,7 +118,7 @@ class KafkaBroker:
 
     @property
     def is_running(self) -> bool:
-        """Whether the Java process lives (a frozen one does)."""
+        """Check whether the Java process lives (a frozen one does)."""
         return self.pid is not None
 
     @property

@@ -79,7 +79,7 @@ def _parse(body: bytes) -> Answer:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on this machine's ``port`` now."""
+    """Check whether a server could listen on this machine's ``port`` now."""
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -91,7 +91,7 @@ class Look(NamedTuple):
     speed: Speed | None = None
 
     def is_unread(self, entry: PartitionLag) -> bool:
-        """Whether no member reads this partition."""
+        """Check whether no member reads this partition."""
         return self.known is not None and entry.partition >= self.known
 
     def facts(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def _without_path(module: str, name: str) -> str:
 
 
 def _is_plain_module(name: str) -> bool:
-    """Whether a module of this name is there that is no package. Runs none of the user's code."""
+    """Check whether a module of this name is there that is no package. Runs none of the user's code."""
     first, *rest = name.split(".")
     spec: ModuleSpec | None
     try:

@@ -378,7 +378,7 @@ class TopicAdmin:
 
 
 def all_led(topic: Any) -> bool:
-    """Whether every partition of a described topic has a leader."""
+    """Check whether every partition of a described topic has a leader."""
     return all(partition.leader is not None and partition.leader.id >= 0 for partition in topic.partitions)
 
 

@@ -76,7 +76,7 @@ is known one ``fetch_wait_ms`` after the last record. With 20 ms, an idle tail o
 
 
 class _Question(NamedTuple):
-    """For the end of a partition; ``in_outage``: requested while no broker answered."""
+    """A request for the end of a partition; ``in_outage``: requested while no broker answered."""
 
     partition: int
     in_outage: bool
@@ -347,8 +347,9 @@ class LogConsumer:
             self._silent[number] = (now + pause, pause)
 
     def _ask_end(self, partition: int) -> None:
-        """By another client, which does not block: the consumer's own question would hold up all partitions for as long
-        as a frozen broker is silent, and a call from another thread would wait until this one does not poll."""
+        """Request the end by another client, which does not block: the consumer's own question would hold up all
+        partitions for as long as a frozen broker is silent, and a call from another thread would wait until this one
+        does not poll."""
         if self._admin is None:
             quiet: Any = {"log_level": 0, "error_cb": lambda _: None}  # outages are reported by the consumer
             self._admin = AdminClient(self._settings.admin() | quiet)
@@ -399,7 +400,8 @@ class LogConsumer:
 def reading_failed(
     error: KafkaError, topic: str, partition: int, position: int, addresses: str
 ) -> OffsetError | TopicError | None:
-    """What an error means to a consumer at ``position`` of a partition (-1: of none); ``None``: it passes."""
+    """Return the meaning of an error for a consumer at ``position`` of a partition (-1: of none); ``None``: it
+    passes."""
     where = topic if partition < 0 else f"{topic}[{partition}]"
     code = error.code()
     if code in BAD_OFFSET and partition >= 0:

@@ -75,13 +75,13 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def settled(self) -> bool:
-        """Whether reports and assignments are shown: no rebalance is under way."""
+        """Check whether reports and assignments are shown: no rebalance is under way."""
         return self.kind == BROKER or self.state not in ("PreparingRebalance", "CompletingRebalance")
 
 
 class GroupQuestions:
-    """Asks one cluster about groups. ``security`` are kafka-python settings. Making one starts a thread, and does no
-    I/O. Raises ``ConfigError`` for addresses that are none."""
+    """Requests about the groups of one cluster. ``security`` are kafka-python settings. Making one starts a thread, and
+    does no I/O. Raises ``ConfigError`` for addresses that are none."""
 
     def __init__(self, bootstrap_servers: str, security: Mapping[str, Any]) -> None:
         self._client = KafkaPythonClient(bootstrap_servers, "kes-cli", security)

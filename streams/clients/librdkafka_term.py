@@ -21,7 +21,7 @@ class Metadata(msgspec.Struct, frozen=True):
 
     @property
     def is_member(self) -> bool:
-        """Whether the broker would fence these: generations and epochs of members begin at 1."""
+        """Check whether the broker would fence these: generations and epochs of members begin at 1."""
         return self.generation >= 1 and bool(self.member_id)
 
 
@@ -58,7 +58,7 @@ class Term:
 
     @property
     def is_stale(self) -> bool:
-        """Whether librdkafka still holds what the membership has lost."""
+        """Check whether librdkafka still holds what the membership has lost."""
         return self.stale_since is not None
 
     @property

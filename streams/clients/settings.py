@@ -213,7 +213,7 @@ def build(factory: Callable[..., C], config: dict[str, object], connection: Conn
 
 
 def is_secret(key: str) -> bool:
-    """Whether the value of a setting must not be shown."""
+    """Check whether the value of a setting must not be shown."""
     return any(part in key for part in _SECRET_PARTS)
 
 

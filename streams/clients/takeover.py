@@ -101,7 +101,7 @@ class KafkaPythonTakeOver(Questions):
         return self._ask(step, deadline, lambda limit: self._offsets(numbers, limit))
 
     def is_member(self, member_id: str, generation: int, deadline: float) -> bool:
-        """Whether the group has this member in this generation, and no newer one: by a heartbeat.
+        """Check whether the group has this member in this generation, and no newer one: by a heartbeat.
 
         ``False``: it has not, or its protocol has no such heartbeat (KIP-848). A static member needs no instance here:
         a successor in its place gets another id, and this one is unknown from then on.

@@ -170,7 +170,7 @@ def _kind(error: KafkaError) -> str:
 
 
 def nothing_listens(addresses: str) -> str:
-    """What is said of brokers that refuse every connection."""
+    """Return the message for brokers that refuse every connection."""
     hosts = [address.strip().rpartition(":")[0] for address in addresses.split(",")]
     here = any(host in ("localhost", "[::1]") or host.startswith("127.") for host in hosts)
     advice = "(kes broker start)" if here else "(check the address, too)"

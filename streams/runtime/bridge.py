@@ -100,7 +100,7 @@ class Inlet(Generic[T]):
 def wait_for(
     loop: asyncio.AbstractEventLoop, start: Callable[[], Coroutine[Any, Any, T]], timeout_seconds: float | None
 ) -> T:
-    """On any thread but the loop's: run a coroutine on the loop, and wait for its result.
+    """Run a coroutine on the loop, and wait for its result; on any thread but the loop's.
 
     Raises what it raises; ``TimeoutError`` (it is cancelled then); ``Stopped`` when the loop is closed, and
     ``RuntimeError`` on a thread that has a running loop: that one would never get on.

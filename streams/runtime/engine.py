@@ -134,12 +134,12 @@ class Engine:
 
     @property
     def is_current(self) -> bool:
-        """Whether the group's last event still holds, as far as the membership knows."""
+        """Check whether the group's last event still holds, as far as the membership knows."""
         return self.membership.snapshot.incarnation == self.incarnation
 
     @property
     def is_draining(self) -> bool:
-        """Whether it stops in good order, with time to commit and to hand over."""
+        """Check whether it stops in good order, with time to commit and to hand over."""
         return self._drain and self.failure is None
 
     # -- start and stop ------------------------------------------------------------------------------------------------

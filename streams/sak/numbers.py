@@ -6,10 +6,10 @@ from typing import TypeGuard
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether the value is an int or a float."""
+    """Check whether the value is an int or a float."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether the value is an int."""
+    """Check whether the value is an int."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -18,7 +18,7 @@ _encode_anything: Final = msgspec.json.Encoder().encode
 
 
 def is_plain_dict(type_: object) -> bool:
-    """Whether the values of this type are dicts of which nothing is known but that their keys are text."""
+    """Check whether the values of this type are dicts of which nothing is known but that their keys are text."""
     return type_ is dict or (get_origin(type_) is dict and get_args(type_) == (str, Any))
 
 

@@ -56,7 +56,7 @@ _SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bootstrapped:
-    """What an event source begins with: ``offsets`` by partition (the first one that it handles), ``keys`` in its
+    """The beginning of an event source: ``offsets`` by partition (the first one that it handles), ``keys`` in its
     stores; ``written`` by this call, or (``False``) by an earlier one with the same state."""
 
     offsets: Mapping[int, int]
@@ -125,7 +125,7 @@ def _bootstrap(
 
 
 def _offsets(config: EventSourceConfig, positions: DataFrame, ranges: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-    """Where each partition goes on. Raises ``OffsetError`` for one that is not in its log."""
+    """Return the offset where each partition goes on. Raises ``OffsetError`` for one that is not in its log."""
     found: dict[int, int] = {}
     for row in positions.collect():
         if row.partition not in ranges or row.partition in found:
@@ -145,7 +145,7 @@ def _offsets(config: EventSourceConfig, positions: DataFrame, ranges: Mapping[in
 
 
 def _summary(stores: DataFrame) -> tuple[int, str]:
-    """How many rows, and a number that is another one for other contents, whatever their order."""
+    """Return the number of rows, and a number that is another one for other contents, whatever their order."""
     row = stores.agg(
         f.count(f.lit(1)).alias("keys"),
         f.sum(f.xxhash64("partition", "key", "value", "type").cast("decimal(38,0)")).alias("digest"),

@@ -19,10 +19,10 @@ _ORDER: Final = ("cause.partition", "cause.offset", "cause.number"), ("partition
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Kept):
-    """How two sets of rows differ: how many are the ``same``, ``missing`` (expected, not there), ``extra`` and
-    ``different``. ``differences`` has a row for each of these three: ``difference``, the place (``topic`` and ``key``,
-    or ``partition`` and ``key``), ``number`` (which row of that key, from 0), and the two rows, ``expected`` and
-    ``actual``, as structs. Kept until ``unpersist``, or the end of a ``with``."""
+    """The differences of two sets of rows: the numbers of the ``same``, ``missing`` (expected, not there), ``extra``
+    and ``different``. ``differences`` has a row for each of these three: ``difference``, the place (``topic`` and
+    ``key``, or ``partition`` and ``key``), ``number`` (which row of that key, from 0), and the two rows, ``expected``
+    and ``actual``, as structs. Kept until ``unpersist``, or the end of a ``with``."""
 
     same: int
     missing: int
@@ -33,7 +33,7 @@ class Comparison(Kept):
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing differs."""
+        """Check whether nothing differs."""
         return not (self.missing or self.extra or self.different)
 
 

@@ -50,8 +50,8 @@ _LONE_SURROGATE = (
 
 
 def from_json(text: Column, shape: Shape) -> Column:
-    """What JSON text is parsed into, for ``unreadable`` and ``decoded``. Give it a column of its own in a ``select``:
-    they look at it many times.
+    """Parse JSON text, for ``unreadable`` and ``decoded``. Give it a column of its own in a ``select``: they look at it
+    many times.
 
     The text is wrapped into an array that goes on after it: only so does the parser see what follows the value.
     """
@@ -67,7 +67,7 @@ def decoded(parsed: Column, text: Column, shape: Shape) -> Column:
 
 
 def unreadable(parsed: Column, text: Column, shape: Shape) -> Column:
-    """What is wrong with the JSON text: a sentence, or null. ``text`` itself must not be null."""
+    """Return the fault of the JSON text: a sentence, or null. ``text`` itself must not be null."""
     root = f.get(parsed[_ROOT], 0)
     what = "a JSON object" if isinstance(shape, Structure) else "JSON of its type"
     broken = parsed.isNull() | parsed[CORRUPT].isNotNull() | (f.size(parsed[_ROOT]) != 2)
@@ -98,7 +98,7 @@ def in_parts(rare: Column) -> Column:
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a value stands in the JSON text: a variant path, for values that are not inside of a list or dict."""
+    """The place of a value in the JSON text: a variant path, for values that are not inside of a list or dict."""
 
     text: Column
     path: str
@@ -114,7 +114,7 @@ class _Source:
 
 
 def _explicit_null(value: Column, source: _Source | None) -> Column | None:
-    """Whether a value that ``from_json`` gave as null stands there as null."""
+    """Check whether a value that ``from_json`` gave as null stands there as null."""
     if source is None:
         return None
     return value.isNull() & source.text.contains("null") & f.coalesce(f.is_variant_null(source.variant), f.lit(False))
@@ -208,7 +208,7 @@ def _missing(parent: Column, field: Field, path: str, source: _Source | None) ->
 
 
 def _invalid(value: Column, shape: Shape, path: str, source: _Source | None = None) -> Column | None:
-    """What is wrong with a value that is there."""
+    """Return the fault of a value that is there."""
     found: list[Column | None] = []
     match shape:
         case Scalar(kind="decimal"):
@@ -253,7 +253,7 @@ def _invalid(value: Column, shape: Shape, path: str, source: _Source | None = No
 
 
 def _rounded(value: Column) -> Column:
-    """Whether the text of a decimal has more places than the column: 1.0000000001, or 1.5E-9."""
+    """Check whether the text of a decimal has more places than the column: 1.0000000001, or 1.5E-9."""
     places = f.length(f.regexp_extract(value, r"\.(\d*?)0*(?:[eE]|\s*$)", 1))
     written = f.regexp_extract(value, r"[eE]([+-]?\d+)", 1)
     exponent = f.when(written == "", f.lit(0).cast("bigint")).otherwise(
@@ -314,5 +314,5 @@ def _decoded(value: Column, shape: Shape, source: _Source | None) -> Column:
 
 
 def _plain(shape: Shape) -> bool:
-    """Whether a value is parsed into what it is."""
+    """Check whether a value is parsed into what it is."""
     return isinstance(shape, Scalar) and wire_type(shape) == column_type(shape) and shape.kind != "uuid"

@@ -1,5 +1,5 @@
-"""What both ends of ``format("grt")`` ask of a Kafka cluster before they move rows: topics, partitions, ends, and its
-errors."""
+"""The requests of both ends of ``format("grt")`` to a Kafka cluster before they move rows: topics, partitions, ends,
+and its errors."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Lane:
-    """Where to write: one transactional id and the marker of the same name (offset of partition 0 of
+    """The target of a write: one transactional id and the marker of the same name (offset of partition 0 of
     ``marker_topic``)."""
 
     identity: str
@@ -222,7 +222,7 @@ class Held:
         self._group = group
 
     def marker(self) -> Stored | None:
-        """What was committed before the fence, under the lane's former name if need be."""
+        """Return the marker that was committed before the fence, under the lane's former name if need be."""
         stored = _marker(self._group, self._lane, self._doing)
         if stored is None:
             self._former = _Former(self._stack, self._lane, self._doing)

@@ -1,4 +1,4 @@
-"""What the markers of several lanes say, and what follows from them. Pure, as ``markers.py``.
+"""The markers of several lanes, and their consequences. Pure, as ``markers.py``.
 
 Lanes are written one by one, so at any moment some may have a batch and others not. Two things could then put rows into
 two lanes: another number of lanes, and another run that is not finished. So before each batch the driver fences all
@@ -40,7 +40,7 @@ class LaneMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the driver of a batch wants: this batch of this query over so many lanes."""
+    """The plan of a batch's driver: this batch of this query over so many lanes."""
 
     sink: str
     query: str
@@ -54,7 +54,7 @@ class Plan:
         return f"lanes of {self.sink!r}, batch {self.batch}"
 
     def most(self, first: Stored | None) -> int:
-        """How many lanes have to be fenced, by what lane 0 says."""
+        """Return the number of lanes that have to be fenced, by what lane 0 says."""
         return max(self.lanes, 0 if first is None else read_metadata(first, LaneMetadata).most)
 
     def pins(self, stored: Sequence[Stored | None], at_ms: int) -> list[Stored]:

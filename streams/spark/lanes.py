@@ -142,8 +142,8 @@ def _routed(df: DataFrame, lanes: int, order: Sequence[str]) -> DataFrame:
 
 
 def _write_lane(options: StreamWriteOptions, plan: Plan, batches: Iterator[Any]) -> Any:
-    """In a task: one lane. The transaction is committed only after the end row, because an input that failed somewhere
-    before ends cleanly, too, with part of the rows."""
+    """Write one lane, in a task. The transaction is committed only after the end row, because an input that failed
+    somewhere before ends cleanly, too, with part of the rows."""
     context = TaskContext.get()
     assert context is not None
     number = context.partitionId()

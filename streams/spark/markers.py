@@ -1,4 +1,4 @@
-"""What the marker of a lane says, and what follows from it. Pure: no clock, no broker.
+"""The marker of a lane, and its consequences. Pure: no clock, no broker.
 
 A lane is one transactional id and one consumer group of the same name, without members. The group's
 committed offset is the *marker*: it is committed in the same transaction as the rows, so it says what has been written.
@@ -53,20 +53,20 @@ class Request(Protocol):
     """A request to write into a lane."""
 
     def written(self, stored: Stored | None) -> Written | None:
-        """What the marker says: it is written, or (``None``) go on. Raises ``StreamsError`` to refuse."""
+        """Read the marker: it is written, or (``None``) go on. Raises ``StreamsError`` to refuse."""
         ...
 
     def marker(self, stored: Stored | None, at_ms: int) -> Stored:
-        """What to commit together with the rows, in place of ``stored``."""
+        """Return the marker to commit together with the rows, in place of ``stored``."""
         ...
 
     @property
     def rows(self) -> int | None:
-        """How many rows there are to write; ``None``: as many as come."""
+        """Return the number of rows to write; ``None``: as many as come."""
         ...
 
     def __str__(self) -> str:
-        """What it is called in messages."""
+        """Return its name in messages."""
         ...
 
 
@@ -209,7 +209,7 @@ class BatchRequest:
 
 
 def left_behind(stored: Stored, successor: str) -> Stored:
-    """What to put in place of a marker whose lane goes on under the name ``successor``.
+    """Return the marker in place of one whose lane goes on under the name ``successor``.
 
     To versions that know only the lane's former name it says that another query has replaced the one that was there,
     and to a task that another run has taken over: nothing is written there again. ``inherited`` is the way back.

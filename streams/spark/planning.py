@@ -1,4 +1,4 @@
-"""What decides how much of which partition is read, and by how many tasks: plain functions over numbers.
+"""Plan the reads: how much of which partition, and by how many tasks. Plain functions over numbers.
 
 Positions are offsets between records: a range holds ``begin`` and everything up to, without, ``end``. Offsets without
 a record (transaction markers, aborted and compacted records) count like the others, as they do for Spark's own Kafka
@@ -42,7 +42,7 @@ Logs = Mapping[str, TopicLog]
 
 @dataclass(frozen=True)
 class Positions:
-    """Where a reader stands in each partition, and the ids of the topics that this was said about."""
+    """The positions of a reader by partition, and the ids of the topics that this was said about."""
 
     ids: Mapping[str, str]
     at: Mapping[TopicPartition, int]
@@ -50,7 +50,7 @@ class Positions:
 
 @dataclass
 class Advance:
-    """What a reader may read next: ``begin`` and ``end`` of each partition; ``losses``: what it should have, but
+    """The next ranges of a reader: ``begin`` and ``end`` of each partition; ``losses``: what it should have, but
     cannot."""
 
     begin: dict[TopicPartition, int] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Advance:
 
 
 def advance(start: Positions, logs: Logs) -> Advance:
-    """From ``start`` to what the logs hold now.
+    """Plan from ``start`` to the present ends of the logs.
 
     A partition or topic that ``start`` does not know is new: it is read from its beginning, which is offset 0. So one
     that ``start`` knows must not be forgotten when a broker does not know it yet: that is a loss, too. Where records
@@ -109,7 +109,7 @@ def between(start: Positions, end: Positions) -> Advance:
 
 
 def still_there(planned: Advance, ids: Mapping[str, str], logs: Logs) -> Advance:
-    """What is left of ranges that were planned some time ago, about the topics with these ``ids``."""
+    """Return the part that is left of ranges that were planned some time ago, about the topics with these ``ids``."""
     found = Advance()
     for place, begin in planned.begin.items():
         end = planned.end[place]

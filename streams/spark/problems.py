@@ -29,7 +29,7 @@ def first(problems: Iterable[Column | None]) -> Column | None:
 
 
 def inside(value: Column, shape: Shape, path: str, problem: Problem) -> Column | None:
-    """What is wrong inside of a value: its elements, its fields, or that it is none of the allowed ones."""
+    """Return the fault inside of a value: its elements, its fields, or that it is none of the allowed ones."""
     match shape:
         case Scalar(allowed=allowed) if allowed:
             return f.when(~value.isin(*allowed), f.lit(f"{path}: not one of {', '.join(map(str, allowed))}"))
@@ -48,7 +48,7 @@ def inside(value: Column, shape: Shape, path: str, problem: Problem) -> Column |
 
 
 def element(items: Column, shape: Shape, path: str, problem: Problem) -> Column | None:
-    """What is wrong with the first bad element of an array."""
+    """Return the fault of the first bad element of an array."""
     if problem(f.lit(None), shape, path) is None:
         return None
 

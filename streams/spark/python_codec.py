@@ -80,7 +80,7 @@ class EventReference(msgspec.Struct, frozen=True):
 
     @staticmethod
     def parse(text: str) -> EventReference:
-        """From ``str(reference)``."""
+        """Parse ``str(reference)``."""
         module, name, event_name, version = msgspec.json.decode(text, type=tuple[str, str, str, int])
         return EventReference(ImportPath(module, name), event_name, version)
 

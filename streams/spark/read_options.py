@@ -20,7 +20,7 @@ ByPartition = dict[str, dict[int, int]]
 
 @dataclass(frozen=True)
 class Topics:
-    """What to read: exactly one of names, a pattern for whole names, and partitions by topic."""
+    """The topics of a read: exactly one of names, a pattern for whole names, and partitions by topic."""
 
     names: tuple[str, ...] = ()
     pattern: str | None = None
@@ -29,7 +29,7 @@ class Topics:
 
 @dataclass(frozen=True)
 class Edge:
-    """Where a read begins or ends: offsets, or the first record at or after a time in milliseconds.
+    """The beginning or the end of a read: offsets, or the first record at or after a time in milliseconds.
 
     ``option`` is the one it was given by. ``at`` is a word, one time for all, or a number for each partition; as
     offsets, -2 means earliest and -1 latest.
@@ -42,7 +42,7 @@ class Edge:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """What to read. ``kafka`` may hold secrets and stays out of ``repr``. Sizes are in offsets."""
+    """The options of a read. ``kafka`` may hold secrets and stays out of ``repr``. Sizes are in offsets."""
 
     kafka: dict[str, str] = field(repr=False)
     topics: Topics
@@ -63,7 +63,7 @@ class ReadOptions:
 
     @property
     def starts_at_the_end(self) -> bool:
-        """Whether the start, requested again later, is another one because records came meanwhile."""
+        """Check whether the start, requested again later, is another one because records came meanwhile."""
         at = self.starting.at
         if self.starting.is_time:
             return self.latest_if_no_such_time
@@ -222,7 +222,7 @@ def _no_less(option: str, numbers: ByPartition, least: int, what: str) -> None:
 
 
 def _check_order(starting: Edge, ending: Edge) -> None:
-    """Nothing would be read, and nothing be said, of a range that ends before it begins."""
+    """Refuse a range that ends before it begins: it would be read as an empty one, silently."""
     if starting.is_time != ending.is_time:
         return
     if isinstance(starting.at, int) and isinstance(ending.at, int) and ending.at < starting.at:

@@ -55,7 +55,7 @@ class Range(InputPartition):
 
 
 def ranges(planned: Advance, ids: Mapping[str, str], options: ReadOptions) -> list[Range]:
-    """What is planned, without the empty ranges, cut as the options say. ``ids`` are those of the topics."""
+    """Return the planned ranges, without the empty ranges, cut as the options say. ``ids`` are those of the topics."""
     return [
         Range(place.topic, place.partition, begin, stop, ids[place.topic])
         for place, begin, stop in split(
@@ -240,7 +240,8 @@ class _RangeReader:
         self.ended = now != self._span.topic_id and not self.is_planned_topic()
 
     def is_planned_topic(self) -> bool:
-        """Whether the topic is still the one that was planned. Otherwise raises ``OffsetError``, or logs the loss."""
+        """Check whether the topic is still the one that was planned. Otherwise raises ``OffsetError``, or logs the
+        loss."""
         view, deadline = _view_for(self._options), time.monotonic() + _BELIEVE_SECONDS
         while not self._gone and (now := view.topic_id_patiently(self._span.topic)) != self._span.topic_id:
             if time.monotonic() > deadline:  # so it is not just a broker that does not know the topic yet
@@ -279,7 +280,7 @@ class _RangeReader:
 
 
 def _view_for(options: ReadOptions) -> LogView:
-    """Who asks for topic ids in this process."""
+    """Return the requests for topic ids in this process."""
     if not _kept or _kept[0][0] != options:
         _kept[:] = [(options, LogView(options))]
     return _kept[0][1]

@@ -1,4 +1,4 @@
-"""How an event source comes to the executors: by its name where it has one, else by pickle.
+"""The way of an event source to the executors: by its name where it has one, else by pickle.
 
 By name is better: each worker imports the module, and has event types, versions, upcasters and codecs as they are
 declared there. A copy by pickle carries functions along, but no class: classes are looked up by their names too, so
@@ -48,7 +48,8 @@ class Travelling(msgspec.Struct, frozen=True):
 
 
 def travelling(source: EventSource[Any] | str) -> tuple[Travelling, Program]:
-    """What the executors get, and the program as it is here. Raises ``ConfigError`` for what cannot travel."""
+    """Return the parts that the executors get, and the program as it is here. Raises ``ConfigError`` for what cannot
+    travel."""
     if isinstance(source, str):
         program = loaded(source).program()
         return Travelling(source, None, program.fingerprint), program

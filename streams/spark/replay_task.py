@@ -274,7 +274,7 @@ def _header_column(rows: Sequence[tuple[tuple[str, str | bytes | None], ...] | N
 
 
 def _bytes(value: object, output: Output) -> bytes | None:
-    """As a producer takes it: bytes, or text as UTF-8."""
+    """Convert to the form that a producer takes: bytes, or text as UTF-8."""
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, str):

@@ -123,7 +123,7 @@ def changelog_state(df: DataFrame) -> State:
 
 
 class Replay(State):
-    """What a replay led to. Its DataFrames are views of one result, which is kept until ``unpersist``.
+    """The results of a replay. Its DataFrames are views of one result, which is kept until ``unpersist``.
 
     ``outputs``, ``dead_letters``: rows as ``format("grt")`` writes them, and ``cause`` (partition, offset, number: the
     input record, and which of its outputs this is; drop it before writing), in order within a partition.
@@ -147,12 +147,12 @@ class Replay(State):
 
     @property
     def outputs(self) -> DataFrame:
-        """What the handlers sent, in order within an input partition."""
+        """Return the outputs of the handlers, in order within an input partition."""
         return _writable(self._rows.where("kind = 'output'"))
 
     @property
     def dead_letters(self) -> DataFrame:
-        """What the source would write to its dead-letter topic."""
+        """Return the records for the source's dead-letter topic."""
         return _writable(self._rows.where("kind = 'dead_letter'"))
 
     @property

@@ -164,7 +164,7 @@ def _pairs(column: Any) -> Iterable[tuple[tuple[str, bytes | None], ...]]:
 
 
 def _alike(column: Any) -> bool:
-    """Whether all rows of a list column without nulls are the same: as long, and each like the one before it."""
+    """Check whether all rows of a list column without nulls are the same: as long, and each like the one before it."""
     if len(pc.list_value_length(column).unique()) != 1:
         return False
     flat = column.flatten()

@@ -1,5 +1,5 @@
-"""What an event class looks like on the wire, as a small tree: the one description that schemas, encoding and
-decoding share. And its Spark types: the columns a user sees, and the slightly different ones that JSON is parsed into.
+"""The shape of an event class on the wire, as a small tree: the one description that schemas, encoding and decoding
+share. And its Spark types: the columns a user sees, and the slightly different ones that JSON is parsed into.
 
 Nodes follow the JSON that ``streams.events`` writes: names as encoded (aliases, ``rename=``), bytes in base64, decimals
 and UUIDs as text, times in ISO 8601. What JSON and Spark cannot both express exactly is refused here, by name of the
@@ -200,7 +200,7 @@ def _json(value: Any, path: str) -> str:
 
 
 def _fits(value: Any) -> bool:
-    """Whether the numbers in it are such as JSON and columns have."""
+    """Check whether the numbers in it are such as JSON and columns have."""
     match value:
         case float():
             return math.isfinite(value)
@@ -215,8 +215,8 @@ def _fits(value: Any) -> bool:
 
 
 def _made_by(factory: Callable[[], Any], path: str) -> str | None:
-    """What a factory makes; ``None`` when that is another value each time, as a UUID or the time of day: one of them in
-    all records would be wrong in all of them."""
+    """Return the value that a factory makes; ``None`` when that is another value each time, as a UUID or the time of
+    day: one of them in all records would be wrong in all of them."""
     made = _json(factory(), path)
     begun = time.time_ns()
     while time.time_ns() - begun < _TICK_NS:

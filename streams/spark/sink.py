@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteResult:
-    """How a write ended: ``written`` by this run, or (``False``) by an earlier one with the same id; ``rows`` of the
-    one that did."""
+    """The result of a write: ``written`` by this run, or (``False``) by an earlier one with the same id; ``rows`` of
+    the one that did."""
 
     write_id: str
     rows: int
@@ -111,7 +111,8 @@ class BatchWriter(DataSourceArrowWriter):
             _log.warning("write %r was done before (%d rows): nothing was written", request.write_id, found.rows)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing of the write is anywhere but in staged files. May be called while tasks are still writing."""
+        """Delete the staged files: nothing of the write is anywhere else. May be called while tasks are still
+        writing."""
         self._clean(only_this_run=True)
 
     def _clean(self, *, only_this_run: bool) -> None:
@@ -170,7 +171,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._clean(query, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing of the batch is anywhere but in staged files. May be called while tasks are still writing."""
+        """Delete the staged files: nothing of the batch is anywhere else. May be called while tasks are still
+        writing."""
         remove_files(message for message in messages if isinstance(message, Staged))
 
     def _clean(self, query: str, batch: int) -> None:

@@ -29,7 +29,7 @@ _FOLDER_ATTEMPTS: Final = 10
 
 
 class Staged(WriterCommitMessage):
-    """What one task leaves for the driver: Arrow IPC (lz4) in ``data``, or in the file ``path``.
+    """The result of one task for the driver: Arrow IPC (lz4) in ``data``, or in the file ``path``.
 
     ``query`` and ``batch`` are those that Spark gave the task, ``None`` outside of a streaming query.
     """
@@ -53,7 +53,8 @@ class Staged(WriterCommitMessage):
 
 
 def staging_folder(given: str | None, identity: str, *, one_machine: bool) -> Path | None:
-    """Where a write may keep files; ``None`` when there is no place that its tasks and the driver share."""
+    """Return the folder where a write may keep files; ``None`` when there is no place that its tasks and the driver
+    share."""
     root = given or (tempfile.gettempdir() if one_machine else None)
     if root is None:
         return None

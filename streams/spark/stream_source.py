@@ -76,7 +76,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Where the next batch ends: ``start`` itself when there is nothing to do, or not enough yet.
+        """Return the end of the next batch: ``start`` itself when there is nothing to do, or not enough yet.
 
         The first batch of a query that begins at the end is empty. Spark keeps where batches end, not where the first
         one began; if it had records and were done again by another run, the end would be another one by then.
@@ -135,7 +135,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._told = finished.at
 
     def _waits_for_more(self, waiting: int) -> bool:
-        """Whether a batch is put off because of minOffsetsPerTrigger. Never at the end of availableNow."""
+        """Check whether a batch is put off because of minOffsetsPerTrigger. Never at the end of availableNow."""
         least = self._options.min_offsets_per_trigger
         if least is None or waiting >= least or self._ends is not None:
             return False
@@ -144,7 +144,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return time.monotonic() - self._last_batch < self._options.max_trigger_delay_seconds
 
     def _look(self, judge: Callable[[Logs], Advance]) -> tuple[Logs, Advance]:
-        """What the logs hold now, and what that means.
+        """Look at the logs as they are now, and plan from there.
 
         A loss is only believed when it lasts: a broker that has just come up, or that does not know a new topic
         yet, may report one that is none.
@@ -171,7 +171,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class RefusedStream(DataSourceStreamReader):
-    """What Spark gets instead of a reader when its options are wrong: raises ``error`` when it has to begin.
+    """The stand-in for a reader whose options are wrong: raises ``error`` when it has to begin.
 
     An error that is raised while a reader is made comes out of Spark behind one of Spark's own (4.3).
     """
@@ -194,7 +194,7 @@ def stream_reader(options: Mapping[str, str], schema: t.StructType) -> DataSourc
 
 
 class _ReaderOfTasks(DataSourceStreamReader):
-    """What a task gets of the reader: enough to read a range."""
+    """The part of the reader that tasks get: enough to read a range."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -236,7 +236,7 @@ def to_json(positions: Positions) -> dict[str, Any]:
 
 
 def from_json(raw: Any) -> Positions:
-    """What ``to_json`` has written, or what Spark's own Kafka connector has: ``{"flights": {"0": 1201}}``.
+    """Read the output of ``to_json``, or the form of Spark's own Kafka connector: ``{"flights": {"0": 1201}}``.
 
     Raises ``OffsetError`` for anything else.
     """

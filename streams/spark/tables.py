@@ -148,7 +148,7 @@ def _latest(df: DataFrame, moved_keys: MovedKeys) -> DataFrame:
 
 
 def _is_ours(key: Column) -> Column:
-    """Whether a key is one of the toolkit's own in a changelog (offset records, release markers)."""
+    """Check whether a key is one of the toolkit's own in a changelog (offset records, release markers)."""
     prefix = f.lit(RESERVED_KEY_PREFIX)
     return f.substring(key, 1, len(RESERVED_KEY_PREFIX)) == prefix
 
@@ -191,7 +191,7 @@ class ValueColumns:
         self._size = 8 if isinstance(self._codec, IntCodec) else getattr(self._codec, "_bits", 0) // 8
 
     def converted(self) -> list[Column]:
-        """What Python is needed for: tuples, and codecs that the JVM does not know."""
+        """Return the columns that need Python: tuples, and codecs that the JVM does not know."""
         if self._is_json or self._plain:
             return []
         return [python_codec.decode_value(self._codec, self.shape, self._bytes).alias(self._converted)]

@@ -79,7 +79,7 @@ class LogView:
         return self._patiently(lambda: self.topic_id(topic), f"asking for the id of topic {topic!r}")
 
     def resolve(self, edge: Edge, logs: Logs) -> Positions:
-        """Where a read begins or ends, in numbers.
+        """Return the beginning or the end of a read, in numbers.
 
         Raises ``ConfigError`` when the option says nothing about a partition or too much, ``OffsetError`` when the log
         does not hold the offset (any more), or no record of the time.
@@ -305,7 +305,7 @@ def _for_each(option: str, given: ByPartition, bounds: Mapping[TopicPartition, B
 def end_offsets(
     topics: str | Iterable[str], *, servers: str | None = None, options: Mapping[str, str] | None = None
 ) -> str:
-    """Where topics end now, as JSON for the options ``startingOffsets`` and ``endingOffsets``.
+    """Return the present ends of topics, as JSON for the options ``startingOffsets`` and ``endingOffsets``.
 
     A batch read up to these ends and a stream from them on have every record once; several reads up to them agree.
     ``options`` are a read's (``isolation``, ``kafka.*``, ...); the end is that of committed records unless they say

@@ -132,7 +132,8 @@ def read_events(
 
 
 def _types_option(classes: type | Iterable[type]) -> str | None:
-    """What to skip where it is read; ``None`` for several classes, and a name that the option cannot say."""
+    """Return the types to skip where they are read; ``None`` for several classes, and a name that the option cannot
+    say."""
     name = event_type_of(classes).name if isinstance(classes, type) else ""
     return name if name and name == name.strip() and "," not in name else None
 
@@ -238,11 +239,11 @@ class EventColumns:
         self._converted = f"{column}converted"
 
     def is_mine(self) -> Column:
-        """Whether a record is of this type."""
+        """Check whether a record is of this type."""
         return f.col(f"{META}.type") == self.event.name
 
     def converted(self) -> list[Column]:
-        """What Python is needed for: nothing, as a rule."""
+        """Return the columns that need Python: nothing, as a rule."""
         value, version = f.when(self.is_mine(), f.col("value")), f.col(f"{META}.version")
         if self._in_python:
             made = python_codec.decode_event(self.event, self.shape, f.when(version.isNotNull(), value), version)

@@ -26,7 +26,7 @@ _OF_SPARK: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class SinkOptions:
-    """What every write needs. ``topic=None``: every row names its own. ``kafka`` may hold secrets and stays out of
+    """The options of every write. ``topic=None``: every row names its own. ``kafka`` may hold secrets and stays out of
     ``repr``."""
 
     kafka: dict[str, str] = field(repr=False)

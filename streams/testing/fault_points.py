@@ -121,11 +121,11 @@ class Trap:
 
     @property
     def is_armed(self) -> bool:
-        """Whether it still waits."""
+        """Check whether it still waits."""
         return self.sprung < self._times
 
     def meets(self, point: str, member: int, partition: int) -> bool:
-        """Whether it springs now."""
+        """Check whether it springs now."""
         if point != self.point or not self.is_armed:
             return False
         if self.member not in (None, member) or self.partition not in (None, partition):

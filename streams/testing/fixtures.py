@@ -101,7 +101,7 @@ def session_broker() -> Iterator[BrokerAddress]:
 
 
 def docker_answers() -> bool:
-    """Whether testcontainers is installed and a Docker engine answers within five seconds."""
+    """Check whether testcontainers is installed and a Docker engine answers within five seconds."""
     if any(importlib.util.find_spec(name) is None for name in ("docker", "testcontainers")):
         return False
     # A process of its own: an address that swallows packets, or one over ssh, knows no time limit.

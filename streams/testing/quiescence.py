@@ -11,7 +11,7 @@ from streams.testing.world import DrivenMember, DrivenWorld
 
 
 def nothing_can_happen(world: DrivenWorld) -> bool:
-    """Whether all members are down, or frozen until they are thawed."""
+    """Check whether all members are down, or frozen until they are thawed."""
     if world.awaited:
         return False
     return all(member.is_frozen and member.process.frozen_until == float("inf") for member in world.running())
@@ -103,7 +103,7 @@ def _out_of_place(world: DrivenWorld) -> Iterator[str]:
 
 
 def _unclear(world: DrivenWorld, member: DrivenMember, engine: Engine) -> Iterator[str]:
-    """Whether a member and the group agree on its partitions."""
+    """Check whether a member and the group agree on its partitions."""
     memberships = member.process.memberships
     if not memberships or memberships[-1].member not in world.group.members or not engine.is_current:
         yield f"member {member.number} is joining the group"

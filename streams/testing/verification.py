@@ -113,7 +113,7 @@ class WorkerProcess:
 
     @property
     def runs(self) -> bool:
-        """Whether the process is there, frozen or not."""
+        """Check whether the process is there, frozen or not."""
         return self.process.poll() is None
 
     def again(self) -> None:

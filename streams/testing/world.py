@@ -72,12 +72,12 @@ class DrivenMember:
 
     @property
     def is_down(self) -> bool:
-        """Whether it was killed, or has ended."""
+        """Check whether it was killed, or has ended."""
         return self.process.dead or self.task.done()
 
     @property
     def is_frozen(self) -> bool:
-        """Whether the member is frozen."""
+        """Check whether the member is frozen."""
         return self.process.frozen() > 0
 
     @property

@@ -66,6 +66,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 GONE = re.compile(r"\b(told|asked|heard|knows of|for ever|somebody|whoever|nobody)\b", re.IGNORECASE)
 """Words of a private language. Brokers get requests and members have no ears; a subject has a name."""
+QUESTION = re.compile(r"(What|Who|Whoever|Whether|How|Where|When|Which|Asks|Tells)\b")
 CODE = re.compile(r"```.*?```|``.*?``|`[^`\n]*`", re.DOTALL)
 
 
@@ -218,6 +219,18 @@ def test_prose_is_standard_english() -> None:
         for path in places
         for line, text in prose_of(path)
         for match in GONE.finditer(text)
+    ]
+    assert found == []
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    """And with no question, which a reader would have to turn around."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    found = [
+        f"{name_of(path)}: {text.splitlines()[0]}"
+        for path in LIBRARY
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, documented) and (text := ast.get_docstring(node)) and QUESTION.match(text)
     ]
     assert found == []
 

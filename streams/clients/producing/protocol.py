@@ -1,4 +1,4 @@
-"""Which transaction protocol is spoken, in which versions of its requests, and how requests are tried again."""
+"""The transaction protocol of a cluster: the versions of its requests, and their retries."""
 
 from __future__ import annotations
 

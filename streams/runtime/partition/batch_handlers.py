@@ -70,7 +70,7 @@ class BatchContext(EventContext[StoreT]):
 
     @property
     def is_interjection(self) -> bool:
-        """Whether the event is a timer's."""
+        """Check whether the event is a timer's."""
         return self.timer is not None
 
     def _own_name(self, number: int) -> str:

@@ -1,4 +1,4 @@
-"""What a handler holds while it works on one event."""
+"""The context of a handler while it works on one event."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class EventContext(msgspec.Struct, Generic[StoreT], eq=False, weakref=True):
 
     @property
     def is_interjection(self) -> bool:
-        """Whether this is work without an input record: scheduled, requested, or a timer's (see ``timer``)."""
+        """Check whether this is work without an input record: scheduled, requested, or a timer's (see ``timer``)."""
         return self.input is None
 
     @property

@@ -151,7 +151,7 @@ class SimInput:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing wakes it any more."""
+        """Check whether nothing wakes it any more."""
         return self._closed or self._process.dead
 
     def wake(self) -> None:

@@ -145,7 +145,7 @@ class SimMembership:
 
     @property
     def stopped(self) -> bool:
-        """Whether it was killed or closed."""
+        """Check whether it was killed or closed."""
         return self._stopped
 
     @property
@@ -210,7 +210,7 @@ class SimMembership:
                 self._wake.set()
 
     def _is_still(self, member: str, generation: int) -> bool:
-        """Whether nothing of that has changed during an await."""
+        """Check whether nothing of that has changed during an await."""
         return not self._joining and self._member == member and self.snapshot.generation == generation
 
     def _void(self, reason: str) -> None:

@@ -16,7 +16,7 @@ _NAME: Final = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
 
 
 def is_name(topic: str) -> bool:
-    """Whether a topic may be called so."""
+    """Check whether a topic may be called so."""
     return _NAME.fullmatch(topic) is not None
 
 
