@@ -11,12 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from streams.broker import diagnosis, questions
+from streams.broker import diagnosis, probe
 from streams.broker.jars import kafka_jars
 from streams.broker.kafka_broker import KafkaBroker
-from streams.broker.probe import free_port, metadata
+from streams.broker.probe import PartitionReplicas, free_port, metadata
 from streams.broker.progress import Progress, silent
-from streams.broker.questions import PartitionReplicas
 from streams.broker.settings import Seat, cluster_defaults
 from streams.errors import ConfigError, EmbeddedBrokerError
 
@@ -173,7 +172,7 @@ class KafkaCluster:
         ``seconds``."""
 
         def leader(port: int) -> int | None:
-            state = (questions.partitions(port) or {}).get((topic, partition))
+            state = (probe.partitions(port) or {}).get((topic, partition))
             return state.leader if state is not None else None
 
         return self._running(leader, f"who leads {topic}[{partition}]", seconds)
@@ -181,13 +180,13 @@ class KafkaCluster:
     def group_coordinator(self, group: str, seconds: float = 30.0) -> int:
         """The node that keeps this consumer group; waits as ``leader_of`` does."""
         return self._running(
-            lambda port: questions.coordinator(port, questions.GROUP, group), f"who keeps group {group}", seconds
+            lambda port: probe.coordinator(port, probe.GROUP, group), f"who keeps group {group}", seconds
         )
 
     def transaction_coordinator(self, transactional_id: str, seconds: float = 30.0) -> int:
         """The node that keeps the transactions of this id; waits as ``leader_of`` does."""
         return self._running(
-            lambda port: questions.coordinator(port, questions.TRANSACTION, transactional_id),
+            lambda port: probe.coordinator(port, probe.TRANSACTION, transactional_id),
             f"who keeps the transactions of {transactional_id}",
             seconds,
         )
@@ -195,11 +194,11 @@ class KafkaCluster:
     def controller(self, seconds: float = 60.0) -> int:
         """The node that leads the metadata quorum; waits as ``leader_of`` does, but longer: brokers hand the question
         on to the controller, and hang on a frozen one for 30 s (measured) although the others have elected another."""
-        return self._running(questions.controller, "who the controller is", seconds)
+        return self._running(probe.controller, "who the controller is", seconds)
 
     def partitions(self, seconds: float = 30.0) -> Mapping[tuple[str, int], PartitionReplicas]:
         """(topic, partition) -> leader, replicas and those in sync, of all topics, Kafka's own too."""
-        return self._answer(questions.partitions, "the partitions", seconds)
+        return self._answer(probe.partitions, "the partitions", seconds)
 
     def wait_in_sync(self, seconds: float = 60.0) -> None:
         """Wait until every partition has a leader and all its replicas are in sync: then any node may go. Raises

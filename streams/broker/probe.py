@@ -1,15 +1,23 @@
-"""Probe for a broker by a Metadata request on a plain socket; find ports that a broker can have for long."""
+"""Questions to the broker at a port of this machine, each on a plain socket, and ports that a broker can have for long.
+
+A question returns nothing if no broker answers there, or if it does not know.
+"""
 
 from __future__ import annotations
 
 import random
 import socket
-import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from streams.clients import kafka_python
 
 HOST = "127.0.0.1"
+GROUP, TRANSACTION = 0, 1
+"""Kinds of coordinators."""
 
-_METADATA, _VERSION, _CORRELATION = 3, 1, 7
+_CORRELATION = 7
 _LONGEST_ANSWER = 16 << 20
 
 # Below the ranges that Linux (32768) and macOS (49152) take the ports of outgoing connections from. A client that
@@ -26,33 +34,78 @@ class Answer:
     controller: int
 
 
+@dataclass(frozen=True, slots=True)
+class PartitionReplicas:
+    """Numbers of nodes; ``leader`` is -1 when there is none."""
+
+    leader: int
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+
+
 def metadata(port: int, timeout: float = 2.0) -> Answer | None:
-    """Return the metadata of the broker on this machine's ``port``; nothing if none answers as a broker does."""
-    try:
-        return _parse(ask(port, _METADATA, _VERSION, struct.pack(">i", 0), timeout))
-    except (OSError, struct.error):
+    """Return the metadata of the broker."""
+    answer = _metadata(port, [], timeout)
+    return answer and Answer(tuple(broker.node_id for broker in answer.brokers), answer.controller_id)
+
+
+def partitions(port: int, timeout: float = 2.0) -> Mapping[tuple[str, int], PartitionReplicas] | None:
+    """Return (topic, partition) -> its state, for all topics, Kafka's own too."""
+    answer = _metadata(port, None, timeout)
+    return answer and {
+        (topic.name, entry.partition_index): PartitionReplicas(
+            entry.leader_id, tuple(entry.replica_nodes), tuple(entry.isr_nodes)
+        )
+        for topic in answer.topics
+        for entry in topic.partitions
+    }
+
+
+def coordinator(port: int, kind: int, name: str, timeout: float = 2.0) -> int | None:
+    """Return the number of the node that coordinates this group or transactional id."""
+    request = kafka_python.FindCoordinatorRequest(version=1, key=name, key_type=kind)
+    answer = _asked(port, request, kafka_python.FindCoordinatorResponse, timeout)
+    return None if answer is None or answer.error_code or answer.node_id < 0 else int(answer.node_id)
+
+
+def controller(port: int, timeout: float = 2.0) -> int | None:
+    """Return the number of the node that leads the metadata quorum. (Metadata's "controller" is any node.)"""
+    topic_of = kafka_python.DescribeQuorumRequest.TopicData
+    topic = topic_of(
+        version=0,
+        topic_name="__cluster_metadata",
+        partitions=[topic_of.PartitionData(version=0, partition_index=0)],
+    )
+    request = kafka_python.DescribeQuorumRequest(version=0, topics=[topic])
+    answer = _asked(port, request, kafka_python.DescribeQuorumResponse, timeout)
+    if answer is None or answer.error_code or not answer.topics:
         return None
+    [entry] = answer.topics[0].partitions
+    return None if entry.error_code or entry.leader_id < 0 else int(entry.leader_id)
 
 
-def ask(port: int, api: int, version: int, body: bytes, timeout: float, *, flexible: bool = False) -> bytes:
-    """Send one request to the broker on this machine's ``port``; return the answer from its correlation number on.
+def _metadata(port: int, topics: list[Any] | None, timeout: float) -> Any:
+    """Ask for these topics; ``None``: for all."""
+    request = kafka_python.MetadataRequest(version=1, topics=topics)
+    return _asked(port, request, kafka_python.MetadataResponse, timeout)
 
-    ``flexible``: the request is of a version with tagged fields. Raises ``OSError`` without an answer, and
-    ``struct.error`` for one that is not a broker's.
-    """
-    client = b"probe"
-    header = struct.pack(f">hhih{len(client)}s", api, version, _CORRELATION, len(client), client)
-    request = header + (b"\0" if flexible else b"") + body
-    with socket.create_connection((HOST, port), timeout) as connection:
-        connection.settimeout(timeout)
-        connection.sendall(struct.pack(">i", len(request)) + request)
-        (size,) = struct.unpack(">i", _read(connection, 4))
-        if not 12 <= size <= _LONGEST_ANSWER:
-            raise struct.error(f"an answer of {size} bytes")
-        answer = _read(connection, size)
-    if struct.unpack_from(">i", answer) != (_CORRELATION,):
-        raise struct.error("not an answer to our request")
-    return answer
+
+def _asked(port: int, request: Any, layout: Any, timeout: float) -> Any:
+    """Send one request; ``None``: the answer does not come, or is not a broker's."""
+    request.with_header(correlation_id=_CORRELATION, client_id="probe")
+    try:
+        with socket.create_connection((HOST, port), timeout) as connection:
+            connection.settimeout(timeout)
+            connection.sendall(request.encode(header=True, framed=True))
+            size = int.from_bytes(_read(connection, 4), "big", signed=True)
+            if not 12 <= size <= _LONGEST_ANSWER:
+                return None
+            data = _read(connection, size)
+        answer = layout.decode(data, version=request.version, header=True)
+        # Read and written again it is the same: else bytes of another server would pass for an answer.
+        return answer if answer.header.correlation_id == _CORRELATION and answer.encode(header=True) == data else None
+    except (OSError, *kafka_python.MALFORMED):
+        return None
 
 
 def _read(connection: socket.socket, size: int) -> bytes:
@@ -63,19 +116,6 @@ def _read(connection: socket.socket, size: int) -> bytes:
             raise ConnectionError("closed half way")
         parts += part
     return parts
-
-
-def _parse(body: bytes) -> Answer:
-    (count,) = struct.unpack_from(">i", body, 4)
-    at, brokers = 8, []
-    for _ in range(count):
-        number, host = struct.unpack_from(">ih", body, at)
-        at += 6 + host + 4
-        (rack,) = struct.unpack_from(">h", body, at)
-        at += 2 + max(rack, 0)
-        brokers.append(number)
-    (controller,) = struct.unpack_from(">i", body, at)
-    return Answer(tuple(brokers), controller)
 
 
 def is_free(port: int) -> bool:

@@ -6,9 +6,10 @@ It ships no types, so all of it is ``Any`` here, and is given a type where it en
 
 from __future__ import annotations
 
+import struct
 import warnings
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 
 def _from(module: str, name: str) -> Any:
@@ -38,6 +39,8 @@ with warnings.catch_warnings():
     ConsumerProtocolAssignment: Any = _from("protocol.consumer.metadata", "ConsumerProtocolAssignment")
     ConsumerProtocolSubscription: Any = _from("protocol.consumer.metadata", "ConsumerProtocolSubscription")
     DescribeClusterResponse: Any = _from("protocol.admin", "DescribeClusterResponse")
+    DescribeQuorumRequest: Any = _from("protocol.admin", "DescribeQuorumRequest")
+    DescribeQuorumResponse: Any = _from("protocol.admin", "DescribeQuorumResponse")
     DescribeLogDirsRequest: Any = _from("protocol.admin.cluster", "DescribeLogDirsRequest")
     DescribeConfigsRequest: Any = _from("protocol.admin.configs", "DescribeConfigsRequest")
     DescribeProducersRequest: Any = _from("protocol.admin.transactions", "DescribeProducersRequest")
@@ -60,3 +63,6 @@ with warnings.catch_warnings():
     DeleteGroupsRequest: Any = _from("protocol.admin.groups", "DeleteGroupsRequest")
     OffsetCommitRequest: Any = _from("protocol.consumer", "OffsetCommitRequest")
     OffsetFetchRequest: Any = _from("protocol.consumer", "OffsetFetchRequest")
+
+MALFORMED: Final = (struct.error, IndexError, ValueError, TypeError, OverflowError)
+"""Raised by kafka-python for bytes that end too early, or that are of another layout."""

@@ -69,10 +69,6 @@ def reply_correlation(frame: bytes) -> int:
     return int.from_bytes(frame[:4], "big", signed=True)
 
 
-_MALFORMED: Final = (struct.error, IndexError, ValueError, TypeError, OverflowError)
-"""Raised by kafka-python for a reply that ends too early, or that is of another layout."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Naming:
     """A reply that may name brokers: from this version on, in these structures."""
@@ -107,7 +103,7 @@ def with_addresses(api: int, version: int, reply: bytes, rename: Rename) -> byte
             return reply
         if message.encode(header=True) != reply:
             raise ValueError("read and written again, it is another one")
-    except _MALFORMED as error:
+    except kafka_python.MALFORMED as error:
         raise MalformedFrame(f"{api_name(api)} v{version}: the reply is not of this layout: {error}") from error
     for each in named:
         each.host, each.port = rename(getattr(each, naming.node), (each.host, each.port))

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from streams.broker import questions
-from streams.broker.probe import Answer, free_port, is_free, metadata
-from streams.broker.questions import PartitionReplicas
+from streams.broker import probe
+from streams.broker.probe import Answer, PartitionReplicas, free_port, is_free, metadata
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # how kafka-python reads its own tables
+    from kafka.protocol.admin import DescribeQuorumResponse
     from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse, MetadataResponse
 
 Answering = Callable[..., int]
@@ -70,7 +70,7 @@ def test_partitions(answering: Answering) -> None:
     brokers = [broker(version=1, node_id=node, host="h", port=9, rack=rack) for node, rack in ((2, None), (3, "a"))]
     topics = [topic(version=1, name="t", is_internal=False, partitions=partitions)]
     answer = MetadataResponse(version=1, brokers=brokers, controller_id=2, topics=topics)
-    found = questions.partitions(answering(encoded(answer)))
+    found = probe.partitions(answering(encoded(answer)))
     assert found == {("t", number): PartitionReplicas(*at) for number, at in replicas.items()}
 
 
@@ -79,7 +79,7 @@ def test_coordinator(answering: Answering, error: int, node: int, found: int | N
     answer = FindCoordinatorResponse(
         version=1, error_code=error, error_message="why" if error else None, node_id=node, host="h", port=1
     )
-    assert questions.coordinator(answering(encoded(answer)), questions.TRANSACTION, "tx") == found
+    assert probe.coordinator(answering(encoded(answer)), probe.TRANSACTION, "tx") == found
     request = FindCoordinatorRequest.decode(asked[0][4:], version=1, header=True)
     assert (request.key, request.key_type) == ("tx", 1)
 
@@ -88,18 +88,21 @@ def test_coordinator(answering: Answering, error: int, node: int, found: int | N
     ("error", "partition_error", "leader", "found"), [(0, 0, 2, 2), (41, 0, 2, None), (0, 6, 2, None), (0, 0, -1, None)]
 )
 def test_controller(answering: Answering, error: int, partition_error: int, leader: int, found: int | None) -> None:
-    name = b"__cluster_metadata"
-    answer = struct.pack(">ibh", CORRELATION, 0, error) + b"\x02" + bytes([len(name) + 1]) + name + b"\x02"
-    answer += struct.pack(">ihi", 0, partition_error, leader) + bytes(20)
-    assert questions.controller(answering(answer)) == found
+    topic_of = DescribeQuorumResponse.TopicData
+    entry = topic_of.PartitionData(
+        version=0, error_code=partition_error, leader_id=leader, current_voters=[], observers=[]
+    )
+    topics = [topic_of(version=0, topic_name="__cluster_metadata", partitions=[entry])]
+    answer = encoded(DescribeQuorumResponse(version=0, error_code=error, topics=topics))
+    assert probe.controller(answering(answer)) == found
 
 
 @pytest.mark.parametrize("answer", [b"", b"\0\0\0\x07", bytes(40), struct.pack(">iiih", 7, 0, 0, 30_000)])
 def test_what_is_no_answer(answering: Answering, answer: bytes) -> None:
     port = answering(answer)
-    assert questions.controller(port) is None
-    assert questions.coordinator(port, questions.GROUP, "g") is None
-    assert not questions.partitions(port)
+    assert probe.controller(port) is None
+    assert probe.coordinator(port, probe.GROUP, "g") is None
+    assert not probe.partitions(port)
 
 
 def test_metadata_answer_is_read(answering: Answering) -> None:
@@ -128,7 +131,7 @@ def test_other_servers_are_not_taken_for_a_broker(answering: Answering, body: by
 def test_free_ports() -> None:
     port = free_port()
     assert is_free(port)
-    assert questions.controller(port) is None
+    assert probe.controller(port) is None
     with socket.create_server(("127.0.0.1", port)):
         assert not is_free(port)
         assert metadata(port, timeout=0.2) is None
