@@ -50,7 +50,8 @@ _LEAVE_PATIENCE: Final = 3.0
 
 
 class LibrdkafkaMembership:
-    """One member of ``group_id`` that shares the partitions of ``topic`` with the others.
+    """One member of ``group_id`` that shares the partitions of ``topic`` with the others. ``streams.group.Membership``
+    documents the methods; ``start`` is for once, ``close`` ends the shared client too, and may be repeated.
 
     ``consumer``: builds the Consumer. ``eager``: its assignors take everything at each rebalance. ``broker_side``:
     KIP-848. ``static``: ``instance`` is its group instance id; ``close`` leaves only after ``leave``. ``alive`` is
@@ -101,11 +102,9 @@ class LibrdkafkaMembership:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The newest snapshot. Read it once, right before offsets are sent."""
         return self._state.snapshot
 
     def start(self, deliver: Callable[[GroupEvent], None]) -> None:
-        """Join, and keep the membership. ``deliver`` is called on the membership's thread. Once only."""
         if self._deliver is not None:
             raise RuntimeError("a membership is started once")
         self._deliver = deliver
@@ -113,7 +112,6 @@ class LibrdkafkaMembership:
         self._thread.start()
 
     def released(self, partitions: Collection[int], incarnation: int, generation: int) -> None:
-        """The last transaction on these revoked partitions is settled. Others than the revoked ones are ignored."""
         with self._changed:
             self._state.released(partitions, incarnation, generation)
             self._changed.notify_all()
@@ -128,16 +126,11 @@ class LibrdkafkaMembership:
         """Do nothing: no leader would read it."""
 
     def leave(self) -> None:
-        """Give everything up: ``Revoked`` follows, then ``Assigned`` with nothing, outside of the group."""
         with self._changed:
             self._leave_asked = True
             self._changed.notify_all()
 
     def close(self, timeout_seconds: float) -> None:
-        """Leave the group (a static member: only after ``leave``), end the thread and the shared client.
-
-        Blocks up to the timeout. No event is delivered any more. Harmless to repeat; also before ``start``.
-        """
         deadline = time.monotonic() + timeout_seconds
         with self._changed:
             if self._closing:

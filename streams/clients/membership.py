@@ -61,7 +61,9 @@ def connect_group(
 
 
 class KafkaPythonMembership:
-    """One member of a group that shares the partitions of a topic with the others.
+    """One member of a group that shares the partitions of a topic with the others; ``streams.group.Membership`` and
+    ``group_coordinator.Hooks`` document the methods. ``start`` is for once; ``close`` ends the shared client too, and
+    may be repeated.
 
     Of several ``settings.assignors`` the broker chooses one that all members have, so a running group changes its
     strategy by two rolling restarts, the first one with both strategies. ``settings.static``: a restart within the
@@ -93,7 +95,6 @@ class KafkaPythonMembership:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The newest snapshot. Read it once, right before offsets are sent."""
         return self._state.snapshot
 
     @property
@@ -102,7 +103,6 @@ class KafkaPythonMembership:
         return "" if self._coordinator is None else self._coordinator.member_id
 
     def start(self, deliver: Callable[[GroupEvent], None]) -> None:
-        """Join, and keep the membership. ``deliver`` is called on the IO thread and must not block. Once only."""
         if self._deliver is not None:
             raise RuntimeError("a membership is started once")
         self._deliver = deliver
@@ -111,7 +111,6 @@ class KafkaPythonMembership:
         self._client.post(self._run)
 
     def released(self, partitions: Collection[int], incarnation: int, generation: int) -> None:
-        """The last transaction on these revoked partitions is settled. Others than the revoked ones are ignored."""
         given = frozenset(partitions)  # as they are now: the caller may change them
 
         def note() -> None:
@@ -121,8 +120,6 @@ class KafkaPythonMembership:
         self._client.post(note)
 
     def handed_over(self, partition: int, order: Order) -> None:
-        """The release marker of this order is committed. Without effect if the order was withdrawn meanwhile."""
-
         def note() -> None:
             self._state.handed_over(partition, order)
             self._released.notify()
@@ -130,28 +127,16 @@ class KafkaPythonMembership:
         self._client.post(note)
 
     def took(self, partition: int, incarnation: int) -> None:
-        """The marker of an incoming partition was there: it is ours now. Without effect if it is not expected."""
-
         self._note(lambda: self._state.took(partition, incarnation))
 
     def report(self, copies: Copies, *, announce: bool) -> None:
-        """Put ``copies`` into the next JoinGroup's report. ``announce``: join again to send it, once, unless the last
-        report had this and all else that we claim now; when a join is under way, after that one. Do not change
-        ``copies`` afterwards."""
-
+        # Joins once, unless the last report had this and all else that we claim now; after a join that is under way.
         self._note(lambda: self._state.copies_changed(copies, announce=announce))
 
     def leave(self) -> None:
-        """Ask the group to take everything away: by moves if it can, else ``Revoked`` follows, then ``Assigned`` with
-        nothing. Repeating it is harmless."""
-
         self._note(self._state.leave)
 
     def close(self, timeout_seconds: float) -> None:
-        """Leave the group (a static member: only after ``leave``), end the thread and the shared client.
-
-        Blocks up to the timeout. No event is delivered any more. Harmless to repeat; also before ``start``.
-        """
         if self._closed:
             return
         self._closed = True
@@ -248,15 +233,11 @@ class KafkaPythonMembership:
     # ------------------------------------------------------------------ IO thread: hooks of the coordinator
 
     def subscriptions(self) -> list[tuple[str, bytes]]:
-        """The report for the next JoinGroup, once for each protocol, the preferred one first.
-
-        Its counter makes the bytes differ: equal bytes of a follower would start no rebalance.
-        """
+        # The report's counter makes the bytes differ: equal bytes of a follower would start no rebalance.
         report = group_wire.encode_report(self._topic, self._state.report())
         return [(protocol, report) for protocol in self._assignors]
 
     def lead(self, protocol: str, members: dict[str, bytes]) -> dict[str, bytes]:
-        """Assign as leader: decide for all members, by the strategy that the broker chose."""
         reports = {}
         for member_id, data in members.items():
             report, wrong = group_wire.decode_report(self._topic, member_id, data)
@@ -269,7 +250,6 @@ class KafkaPythonMembership:
         }
 
     def published(self, generation: int, member_id: str) -> None:
-        """A new generation is valid."""
         before = self.snapshot
         if before.generation >= 0 and before.member_id != member_id:
             self.voided("the group gave this member another id")
@@ -277,7 +257,6 @@ class KafkaPythonMembership:
         self._state.joined(generation, member_id, metadata)
 
     async def joined(self, generation: int, data: bytes) -> None:
-        """Apply the assignment of a complete rebalance, or join again when it was not for us."""
         await self._apply(generation, data)
         self._join_for_news()  # it may have come during the join; kafka-python forgets requests of that time
 
@@ -350,7 +329,6 @@ class KafkaPythonMembership:
         return fine
 
     def voided(self, reason: str) -> None:
-        """Everything owned is void. Repeating is harmless."""
         lost = self._state.lost(reason)
         if lost is None:
             return
@@ -360,12 +338,10 @@ class KafkaPythonMembership:
             self._tell(lost)
 
     def woken(self) -> None:
-        """Wake the main coroutine: it has a reason to join again, or to look."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._wake.notify()
 
     def fatal(self, error: BaseException) -> None:
-        """End the membership: the group refuses this member. The error names reason and remedy."""
         strategies = tuple(self._settings.assignors)
         self._end(group_coordinator.explained(error, self._client, self._group_id, self._instance, strategies))
 

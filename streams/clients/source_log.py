@@ -23,11 +23,9 @@ class SourceLog:
         self._questions = KafkaPythonTakeOver(self._client, "", "")
 
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
-        """(log start, high watermark) of each partition; see ``TakeOver.log_range``."""
         return self._questions.log_range(topic, partitions, deadline)
 
     def identity(self, topic: str, deadline: float) -> TopicIdentity:
-        """The topic's id and number of partitions; see ``TakeOver.identity``."""
         return self._questions.identity(topic, deadline)
 
     def close(self) -> None:

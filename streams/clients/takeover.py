@@ -49,7 +49,8 @@ FENCE_SECONDS = 3.0
 
 
 class KafkaPythonTakeOver(Questions):
-    """Questions of one group about its source ``topic``, on a client that it shares and does not close."""
+    """Questions of one group about its source ``topic``, on a client that it shares and does not close.
+    ``streams.group.TakeOver`` documents the methods."""
 
     def __init__(
         self, client: KafkaPythonClient, group_id: str, topic: str, *, instance: str = "", changelog: str = ""
@@ -96,7 +97,6 @@ class KafkaPythonTakeOver(Questions):
         return frozenset(members)
 
     def stable_offsets(self, partitions: Collection[int], deadline: float) -> dict[int, int | None]:
-        """The group's committed offsets of the source topic, when no commit is pending any more. ``None``: none."""
         numbers, step = sorted(set(partitions)), f"reading the offsets of group {self._group_id}"
         return self._ask(step, deadline, lambda limit: self._offsets(numbers, limit))
 
@@ -117,12 +117,10 @@ class KafkaPythonTakeOver(Questions):
         return self._ask(f"asking group {self._group_id} for {member_id}", deadline, attempt)
 
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
-        """(log start, high watermark) of each partition. ``TopicError`` when one does not exist."""
         numbers, step = sorted(set(partitions)), f"reading the offsets of topic {topic}"
         return self._ask(step, deadline, lambda limit: self._range(topic, numbers, limit))
 
     def identity(self, topic: str, deadline: float) -> TopicIdentity:
-        """The topic's id and number of partitions. ``TopicError`` when it did not exist until ``deadline``."""
 
         async def attempt(limit: float) -> TopicIdentity:
             answer = await self._metadata(topic, limit)
@@ -132,10 +130,7 @@ class KafkaPythonTakeOver(Questions):
         return self._ask(f"asking for topic {topic}", deadline, attempt)
 
     def remove_member(self, member_id: str, instance: str | None, deadline: float) -> bool:
-        """Take a member out of the group, without waiting for its session: a dynamic one by its id, a static one by its
-        id and its instance. ``False``: that member was not in it (any more), also if another one has its instance
-        name now; nothing was changed then. ``ValueError`` without an id: it would hit any member with the name."""
-        if not member_id:
+        if not member_id:  # it would hit any member with the name
             raise ValueError("remove_member needs a member id")
 
         async def attempt(limit: float) -> bool:
@@ -147,12 +142,10 @@ class KafkaPythonTakeOver(Questions):
         return self._ask(f"removing {member_id} from group {self._group_id}", deadline, attempt)
 
     def open_transactions(self, topic: str, partitions: Collection[int], deadline: float) -> list[OpenTransaction]:
-        """Find the open transactions in these partitions, and their coordinators; see ``OpenTransactions.find``."""
         return OpenTransactions(self._client).find(topic, partitions, deadline)
 
     def log_sizes(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, int]:
-        """Bytes on disk of each partition, as its leader has it; partitions that no broker reports are not in it, up to
-        none at all: brokers may refuse the request (it takes the right to describe the cluster)."""
+        # Brokers may refuse all of it: the request takes the right to describe the cluster.
 
         async def work() -> dict[int, int]:
             await self._connected(deadline)
