@@ -16,8 +16,7 @@ from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, commit
 from streams.clients.plain_producer import PlainProducer
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
-from streams.clients.source_log import SourceLog
-from streams.clients.takeover import KafkaPythonTakeOver
+from streams.clients.takeover import KafkaPythonTakeOver, SourceLog
 from streams.config import EventSourceConfig
 from streams.errors import OffsetError, Stopped, TopicError
 from streams.records import IncomingRecord, Record
@@ -49,7 +48,7 @@ class GroupChecks:
         return time.monotonic() + self._seconds
 
     @property
-    def _source_log(self) -> KafkaPythonTakeOver | SourceLog:
+    def _source_log(self) -> KafkaPythonTakeOver:
         return self._elsewhere or self._group_log
 
     def __enter__(self) -> Self:

@@ -15,17 +15,17 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from streams.clients import group_coordinator, group_wire
 from streams.clients.group_coordinator import FATAL, GroupCoordinator, leave_group
-from streams.clients.group_settings import GroupSettings
 from streams.clients.kafka_python import WakeupNotifier
 from streams.clients.kafka_python import errors as kafka_errors
 from streams.clients.kafka_python_client import KafkaPythonClient
 from streams.clients.takeover import KafkaPythonTakeOver
 from streams.core.group_member import GroupMember
-from streams.errors import MembershipFatal, StreamsError
+from streams.errors import ConfigError, MembershipFatal, StreamsError
 from streams.group import Assignment, Assignor, Copies, Fatal, GroupEvent, Order, Snapshot
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,57 @@ log = logging.getLogger(__name__)
 _IDLE_LOOK = 0.5  # seconds between looks at `alive` when nothing happens
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds between tries after an error
 _LEAVE_PATIENCE = 3.0  # seconds for a LeaveGroup at the end
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSettings:
+    """Settings of one member. Raises ``ConfigError`` for what cannot work, by the setting's name.
+
+    ``instance`` is the member's stable name. ``assignors``: strategy name -> how it shares the ``partitions`` of
+    ``topic``, the preferred one first. ``static``: the instance is its group instance id too.
+    """
+
+    group_id: str
+    topic: str
+    partitions: int
+    instance: str
+    assignors: Mapping[str, Assignor]
+    session_timeout_ms: int = 6000
+    heartbeat_interval_ms: int = 300
+    rebalance_timeout_ms: int = 15000
+    static: bool = False
+
+    def __post_init__(self) -> None:
+        group_wire.checked_name("group.id", self.group_id)
+        group_wire.checked_name("instance", self.instance, dots=False)
+        if self.partitions < 1:
+            raise ConfigError(f"topic {self.topic!r} has {self.partitions} partitions, at least 1 is needed")
+        if not 0 < self.heartbeat_interval_ms < self.session_timeout_ms:
+            raise ConfigError(
+                f"heartbeat interval of {self.heartbeat_interval_ms} ms: it must be above 0 and below the session "
+                f"timeout of {self.session_timeout_ms} ms"
+            )
+        if self.rebalance_timeout_ms < 1:
+            raise ConfigError(f"rebalance timeout of {self.rebalance_timeout_ms} ms: it must be above 0")
+        if not self.assignors:
+            raise ConfigError("strategy: at least one is needed")
+        for strategy in self.assignors:
+            group_wire.protocol(strategy)
+
+    @property
+    def static_id(self) -> str | None:
+        """The group instance id, if it has one."""
+        return self.instance if self.static else None
+
+    def for_coordinator(self) -> dict[str, Any]:
+        """Settings of kafka-python's coordinator client."""
+        return {
+            "group_id": self.group_id,
+            "group_instance_id": self.static_id,
+            "session_timeout_ms": self.session_timeout_ms,
+            "heartbeat_interval_ms": self.heartbeat_interval_ms,
+            "max_poll_interval_ms": self.rebalance_timeout_ms,
+        }
 
 
 def connect_group(
@@ -83,8 +134,8 @@ class KafkaPythonMembership:
         self._wake, self._released = WakeupNotifier(client.net), WakeupNotifier(client.net)
         self._state = GroupMember(
             settings.instance,
-            session_seconds=settings.session_seconds,
-            rebalance_seconds=settings.rebalance_seconds,
+            session_seconds=settings.session_timeout_ms / 1000,
+            rebalance_seconds=settings.rebalance_timeout_ms / 1000,
             # Also a predecessor's counter must not fit: a restarted static member is given the assignment made for it.
             sequence=time.time_ns() // 1000,
         )

@@ -12,7 +12,8 @@ from __future__ import annotations
 import base64
 import logging
 import time
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Collection, Mapping
+from typing import Any
 
 from streams.clients.group_coordinator import leave_group
 from streams.clients.kafka_python import (
@@ -44,6 +45,7 @@ _OPEN = ["Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"]
 _EARLIEST, _LATEST = -2, -1
 _FENCE_TIMEOUT_MS = 5000  # of the throw-away producer, which never begins a transaction
 
+_CLOSE_SECONDS = 2.0
 FENCE_SECONDS = 3.0
 """Time for ending one open transaction: its coordinator may have to be found, and the markers to be written."""
 
@@ -285,3 +287,18 @@ class KafkaPythonTakeOver(Questions):
         )
         answer = await self._client.send(request, leader, deadline)
         return {entry.partition_index: entry.offset for entry in entries_of(answer.topics)}
+
+
+class SourceLog(KafkaPythonTakeOver):
+    """``runtime.ports.SourceLog``: questions about a source topic that lives on another cluster, on a connection of its
+    own. ``security`` are kafka-python settings. Making one starts a thread and does no I/O. Raises ``ConfigError`` for
+    addresses that are none."""
+
+    def __init__(self, bootstrap_servers: str, client_id: str, security: Mapping[str, Any]) -> None:
+        client = KafkaPythonClient(bootstrap_servers, client_id, security)
+        client.start()
+        super().__init__(client, "", "")
+
+    def close(self) -> None:
+        """End the thread and the connection; blocks for a moment."""
+        self._client.close(_CLOSE_SECONDS)

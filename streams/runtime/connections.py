@@ -17,8 +17,8 @@ from streams.clients.producing.settings import ProducerSettings
 from streams.clients.producing.transactions import WireSlot
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
-from streams.clients.source_log import SourceLog
 from streams.clients.status_board import StatusBoard
+from streams.clients.takeover import SourceLog
 from streams.clients.transactional import TransactionalProducer
 from streams.config import EventSourceConfig
 from streams.core.strategies import PlanSettings, assignor

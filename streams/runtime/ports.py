@@ -200,7 +200,7 @@ class Tail(Reading, Protocol):
 
 
 class SourceLog(Protocol):
-    """Requests about the source topic, on its own cluster (``clients.source_log.SourceLog``). They block; see
+    """Requests about the source topic, on its own cluster (``clients.takeover.SourceLog``). They block; see
     ``group.TakeOver``."""
 
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]: ...
