@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from streams.broker import KafkaCluster, questions
+from streams.broker import KafkaCluster, probe
 from tests.broker import bank
 from tests.broker.battery_kit import Bank, wait_until
 
@@ -25,7 +25,7 @@ def bank_on(cluster: KafkaCluster, group: str, folder: Path) -> Bank:
     topics = {bank.topic_of(group), bank.output_of(group)}
 
     def known(port: int) -> bool:
-        return topics <= {name for name, _ in questions.partitions(port) or {}}
+        return topics <= {name for name, _ in probe.partitions(port) or {}}
 
     for node in cluster.nodes.values():  # each answers for itself, and may be the first one that a member asks
         port = int(node.bootstrap_servers.rpartition(":")[2])
