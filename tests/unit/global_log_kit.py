@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from streams import Change, GlobalChangeLog
@@ -13,6 +13,7 @@ from streams.errors import BrokerUnavailable
 from streams.records import Headers, IncomingRecord, Progress
 from streams.runtime.bridge import Worker
 from streams.runtime.reading.log_follower import Tail
+from tests.unit.runtime_kit import FakeConsumer
 from tests.unit.waiting import PATIENCE
 
 
@@ -79,30 +80,26 @@ class MemoryTopic:
             self.logs[partition].stable = self.logs[partition].end
 
 
-class MemoryConsumer:
-    """``runtime.tail.Consumer`` over a ``MemoryTopic``."""
+class MemoryConsumer(FakeConsumer):
+    """The consumer of a ``MemoryTopic``."""
 
     def __init__(self, topic: MemoryTopic) -> None:
+        super().__init__()
         self.topic = topic
-        self.positions: dict[int, int] = {}
         self.told_end: dict[int, int] = {}
-        self.failed: dict[int, Exception] = {}
         topic.open_consumers += 1
 
     def add(self, partition: int, offset: int) -> None:
         self.topic.followed.append((partition, offset))
         failures = self.topic.failures.get(partition)
         if failures:
-            self.failed[partition] = failures.pop(0)
+            self.failures[partition] = failures.pop(0)
         self.positions[partition] = 0 if offset == LOG_START else offset
 
     def remove(self, partitions: Collection[int]) -> None:
+        super().remove(partitions)
         for partition in partitions:
-            self.positions.pop(partition, None)
             self.told_end.pop(partition, None)
-
-    def pause(self, partitions: Collection[int]) -> None: ...
-    def resume(self, partitions: Collection[int]) -> None: ...
 
     def poll_batch(self, timeout_seconds: float, limit: int) -> dict[int, Progress]:
         found = {}
@@ -111,8 +108,8 @@ class MemoryConsumer:
                 log = self.topic.logs[number]
                 failures = self.topic.failures.get(number)
                 if failures:
-                    self.failed[number] = failures.pop(0)
-                if number in self.failed:
+                    self.failures[number] = failures.pop(0)
+                if number in self.failures:
                     continue
                 batch = [record for record in log.records if record.offset >= position][:limit]
                 if batch and batch[-1] is not log.records[-1]:
@@ -125,8 +122,8 @@ class MemoryConsumer:
             threading.Event().wait(0.001)  # nothing came, as a poll has it
         return found
 
-    def take_failures(self) -> Mapping[int, Exception]:
-        failed, self.failed = self.failed, {}
+    def take_failures(self) -> dict[int, Exception]:
+        failed = super().take_failures()
         self.remove(failed)
         return failed
 

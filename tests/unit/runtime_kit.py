@@ -13,7 +13,7 @@ import msgspec
 
 from streams import EventSource, EventSourceConfig, event_type
 from streams.events import event_type_of
-from streams.group import Assigned, Assignment, Copies, GroupEvent, Lost, Order, Snapshot
+from streams.group import Assigned, Assignment, GroupEvent, Lost, Snapshot
 from streams.handlers import Handler
 from streams.records import Change, Headers, IncomingRecord, Output, Progress, changelog_record
 from streams.runtime.bridge import Worker, in_process
@@ -32,6 +32,10 @@ class Named(msgspec.Struct, frozen=True):
     """The only event."""
 
     name: str
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """A method without effect."""
 
 
 class Broker:
@@ -74,11 +78,7 @@ class Producer:
         self._pending: list[tuple[Any, ...]] = []
         self._offsets: dict[int, int] = {}
 
-    def init(self, timeout_seconds: float) -> None: ...
-    def warm_up(self, topics: Collection[str], timeout_seconds: float) -> None: ...
-    def poll(self) -> None: ...
-    def flush(self, timeout_seconds: float) -> None: ...
-    def close(self) -> None: ...
+    init = warm_up = poll = flush = close = nothing
 
     def begin(self) -> None:
         self._pending, self._offsets = [], {}
@@ -106,44 +106,60 @@ class Producer:
         self._broker.offsets |= self._offsets
 
 
-class Consumer:
-    """What the poll thread drives."""
+class FakeConsumer:
+    """``ports.LogConsumer`` without a log: positions, pauses and failures; a test says what a poll brings."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._positions: dict[int, int] = {}
-        self._paused: set[int] = set()
+    def __init__(self) -> None:
+        self.positions: dict[int, int] = {}
+        self.paused: set[int] = set()
+        self.failures: dict[int, Exception] = {}
         self.closed = threading.Event()
 
     def add(self, partition: int, offset: int) -> None:
-        self._positions[partition] = offset
-        self._paused.discard(partition)
+        self.positions[partition] = offset
+        self.paused.discard(partition)
 
     def remove(self, partitions: Collection[int]) -> None:
         for partition in partitions:
-            self._positions.pop(partition, None)
+            self.positions.pop(partition, None)
 
     def pause(self, partitions: Collection[int]) -> None:
-        self._paused.update(partitions)
+        self.paused.update(partitions)
 
     def resume(self, partitions: Collection[int]) -> None:
-        self._paused.difference_update(partitions)
+        self.paused.difference_update(partitions)
 
-    def poll_batch(self, timeout_seconds: float, limit: int) -> dict[int, Progress]:
-        open_ones = [(number, at) for number, at in self._positions.items() if number not in self._paused]
-        batch = {number: self._broker.logs[TOPIC, number][at : at + limit] for number, at in open_ones}
-        batch = {number: records for number, records in batch.items() if records}
+    @property
+    def live(self) -> list[int]:
+        return [number for number in self.positions if number not in self.paused]
+
+    def moved(self, batch: Mapping[int, list[IncomingRecord]]) -> dict[int, Progress]:
+        """Go on behind these records: the answer of a poll."""
         for number, records in batch.items():
-            self._positions[number] += len(records)
-        if not batch:
-            self.closed.wait(0.001)
-        return {number: Progress(records, self._positions[number], -1, False) for number, records in batch.items()}
+            self.positions[number] += len(records)
+        return {number: Progress(records, self.positions[number], -1, False) for number, records in batch.items()}
 
     def take_failures(self) -> dict[int, Exception]:
-        return {}
+        failures, self.failures = self.failures, {}
+        return failures
 
     def close(self) -> None:
         self.closed.set()
+
+
+class Consumer(FakeConsumer):
+    """What the poll thread drives."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__()
+        self._broker = broker
+
+    def poll_batch(self, timeout_seconds: float, limit: int) -> dict[int, Progress]:
+        logs = {number: self._broker.logs[TOPIC, number][self.positions[number] :][:limit] for number in self.live}
+        batch = {number: records for number, records in logs.items() if records}
+        if not batch:
+            self.closed.wait(0.001)
+        return self.moved(batch)
 
 
 class Tail:
@@ -165,8 +181,7 @@ class Tail:
         except Exception as error:
             self._fail(partition, epoch, error)
 
-    def remove(self, partitions: Collection[int]) -> None: ...
-    def close(self) -> None: ...
+    remove = close = nothing
 
 
 class Group:
@@ -196,11 +211,7 @@ class Group:
         self._deliver(Lost(number, "test"))
         self._assign()
 
-    def released(self, partitions: Collection[int], incarnation: int, generation: int) -> None: ...
-    def handed_over(self, partition: int, order: Order) -> None: ...
-    def took(self, partition: int, incarnation: int) -> None: ...
-    def report(self, copies: Copies, *, announce: bool) -> None: ...
-    def leave(self) -> None: ...
+    released = handed_over = took = report = leave = nothing
 
     def close(self, timeout_seconds: float) -> None:
         self.closed.set()
@@ -255,8 +266,7 @@ class Connections:
     def status_board(self) -> Connections:
         return self
 
-    def publish(self, instance: str, notes: Any, timeout_seconds: float) -> None: ...
-    def remove(self, instance: str, timeout_seconds: float) -> None: ...
+    publish = remove = close = nothing
 
     def tail(self) -> Tail:
         return Tail(self._broker)
@@ -274,8 +284,6 @@ class Connections:
         return []
 
     differences = create
-
-    def close(self) -> None: ...
 
 
 class Bench:

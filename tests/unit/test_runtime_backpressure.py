@@ -4,7 +4,6 @@ never runs dry."""
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from streams.runtime.ownership.partitions import Partitions
 from streams.runtime.partition.inbox import Inbox
 from streams.runtime.reading.poller import Poller, size_of
 from streams.runtime.signal import Signal
+from tests.unit.runtime_kit import FakeConsumer
 from tests.unit.waiting import PATIENCE
 
 QUEUE, POLL = 500, 50
@@ -41,44 +41,18 @@ def partitions_over(source: Any, config: EventSourceConfig, workers: Any) -> Par
     return Partitions(member, nothing, nothing, nothing)
 
 
-class Endless:
-    """A consumer that always has more, of each partition that is not paused."""
+class Endless(FakeConsumer):
+    """Always has more, of each partition that is not paused."""
 
     def __init__(self, record_size: int = 1) -> None:
-        self.positions: dict[int, int] = {}
-        self.paused: set[int] = set()
-        self.closed = threading.Event()
-        self.failures: dict[int, Exception] = {}
+        super().__init__()
         self._size = record_size
 
-    def add(self, partition: int, offset: int) -> None:
-        self.positions[partition] = offset
-
-    def remove(self, partitions: Collection[int]) -> None:
-        for partition in partitions:
-            self.positions.pop(partition, None)
-
-    def pause(self, partitions: Collection[int]) -> None:
-        self.paused |= set(partitions)
-
-    def resume(self, partitions: Collection[int]) -> None:
-        self.paused -= set(partitions)
-
     def poll_batch(self, timeout_seconds: float, limit: int) -> dict[int, Progress]:
-        live = [partition for partition in self.positions if partition not in self.paused]
-        if not live:
+        if not (live := self.live):
             self.closed.wait(timeout_seconds)
-            return {}
-        batch = {number: records_of(number, self.positions[number], limit // len(live), self._size) for number in live}
-        for number in live:
-            self.positions[number] += limit // len(live)
-        return {number: Progress(records, self.positions[number], -1, False) for number, records in batch.items()}
-
-    def take_failures(self) -> dict[int, Exception]:
-        return {number: self.failures.pop(number) for number in list(self.failures)}
-
-    def close(self) -> None:
-        self.closed.set()
+        share = limit // max(len(live), 1)
+        return self.moved({number: records_of(number, self.positions[number], share, self._size) for number in live})
 
 
 class Bench:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import anyio
@@ -17,29 +17,21 @@ from streams.runtime.ownership.takeover import TakeOvers
 from streams.runtime.reading import thread
 from streams.runtime.reading.poller import Poller
 from streams.runtime.reading.thread import LONG_POLL_SECONDS, POLL_SECONDS
-from tests.unit.runtime_kit import Bench, Named
+from tests.unit.runtime_kit import Bench, FakeConsumer, Named
 from tests.unit.waiting import PATIENCE
 
 
-class Turnstile:
-    """A consumer whose polls last until the test says what they bring."""
+class Turnstile(FakeConsumer):
+    """Its polls last until the test says what they bring."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.polls: queue.SimpleQueue[float] = queue.SimpleQueue()
         self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def add(self, partition: int, offset: int) -> None: ...
-    def remove(self, partitions: Any) -> None: ...
-    def pause(self, partitions: Collection[int]) -> None: ...
-    def resume(self, partitions: Collection[int]) -> None: ...
-    def close(self) -> None: ...
 
     def poll_batch(self, timeout_seconds: float, limit: int) -> Any:
         self.polls.put(timeout_seconds)
         return self.answers.get(timeout=PATIENCE)
-
-    def take_failures(self) -> Mapping[int, Exception]:
-        return {}
 
     def next(self, answer: Any) -> float:
         """The poll under way brings this; how long may the next one take?"""

@@ -13,6 +13,7 @@ from streams.clients.consumer import LOG_START
 from streams.errors import OffsetError, TopicError
 from streams.records import IncomingRecord, Progress
 from streams.runtime.reading.log_follower import Tail
+from tests.unit.runtime_kit import FakeConsumer
 from tests.unit.waiting import PATIENCE, wait_until
 
 Call = tuple[int, int, list[bytes | None], int, int]
@@ -24,15 +25,14 @@ def news(partition: int, *offsets: int, at_end: bool = False, end: int = 100) ->
     return {partition: Progress(records, (offsets[-1] + 1) if offsets else end, end, at_end)}
 
 
-class FakeConsumer:
-    """Tells what the test puts into ``news``; remembers what it was told."""
+class Scripted(FakeConsumer):
+    """Brings what the test puts into ``news``; remembers its calls."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.news: queue.SimpleQueue[News] = queue.SimpleQueue()
-        self.failures: dict[int, Exception] = {}
         self.told: list[tuple[object, ...]] = []
         self.polls = 0
-        self.closed = False
         self.refuse_add: Exception | None = None
 
     def add(self, partition: int, offset: int) -> None:
@@ -43,11 +43,8 @@ class FakeConsumer:
     def remove(self, partitions: Collection[int]) -> None:
         self.told += [("remove", partition) for partition in partitions]
 
-    def pause(self, partitions: Collection[int]) -> None: ...
-    def resume(self, partitions: Collection[int]) -> None: ...
-
     def poll_batch(self, timeout_seconds: float, limit: int) -> dict[int, Progress]:
-        assert not self.closed
+        assert not self.closed.is_set()
         self.polls += 1
         try:
             found = self.news.get(timeout=timeout_seconds)
@@ -59,19 +56,12 @@ class FakeConsumer:
             found, self.failures = found
         return found
 
-    def take_failures(self) -> dict[int, Exception]:
-        failures, self.failures = self.failures, {}
-        return failures
-
-    def close(self) -> None:
-        self.closed = True
-
 
 class Stage:
     """A tail, the consumers that it made, and what it said."""
 
     def __init__(self, **settings: float) -> None:
-        self.consumers: list[FakeConsumer] = []
+        self.consumers: list[Scripted] = []
         self.refusal: Exception | None = None
         self.received: list[Call] = []
         self.failed: list[tuple[int, int, Exception]] = []
@@ -80,10 +70,10 @@ class Stage:
         self.tail = Tail(self._connect, **settings)
         self.tail.start(self._receive, self._fail)
 
-    def _connect(self) -> FakeConsumer:
+    def _connect(self) -> Scripted:
         if self.refusal is not None:
             raise self.refusal
-        self.consumers.append(FakeConsumer())
+        self.consumers.append(Scripted())
         return self.consumers[-1]
 
     def _receive(self, partition: int, epoch: int, records: list[IncomingRecord], position: int, end: int) -> None:
@@ -95,7 +85,7 @@ class Stage:
         self.threads.add(threading.current_thread())
         self.failed.append((partition, epoch, error))
 
-    def follow(self, *partitions: int, offset: int = 0) -> FakeConsumer:
+    def follow(self, *partitions: int, offset: int = 0) -> Scripted:
         """Follow them, in the epochs 1, 2, ..., and wait until the consumer was told."""
         for partition in partitions:
             self.tail.add(partition, offset, partition + 1)
@@ -112,7 +102,7 @@ class Stage:
         if thread is not None:
             thread.join(PATIENCE)
             assert not thread.is_alive()
-        assert all(consumer.closed for consumer in self.consumers)
+        assert all(consumer.closed.is_set() for consumer in self.consumers)
 
 
 @pytest.fixture
@@ -230,7 +220,7 @@ def test_a_broken_consumer_ends_everything_that_it_read_and_is_replaced(stage: S
     first, error = stage.follow(0, 1), RuntimeError("consumer closed")
     first.news.put(error)
     wait_until(lambda: stage.failed == [(0, 1, error), (1, 2, error)], stage.failed)
-    wait_until(lambda: first.closed)
+    wait_until(first.closed.is_set)
     second = stage.follow(0, offset=5)
     assert second is not first
     second.news.put(news(0, 5))
@@ -262,7 +252,7 @@ def test_while_nothing_is_followed_it_sleeps_and_in_the_end_gives_the_consumer_b
     stage.follow(1)  # within the time: the same
     stage.tail.remove([1])
     assert stage.consumers == [first]
-    wait_until(lambda: first.closed)
+    wait_until(first.closed.is_set)
     assert first.polls < polls + 50
     second = stage.follow(2)
     second.news.put(news(2, 1))
@@ -289,4 +279,4 @@ def test_close_ends_it_and_nothing_is_followed_after(before: str) -> None:
 
 def test_nobody_hears_of_anything_before_start() -> None:
     with pytest.raises(RuntimeError, match="not started"):
-        Tail(FakeConsumer).add(0, 0, 1)
+        Tail(Scripted).add(0, 0, 1)
