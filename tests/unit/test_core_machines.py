@@ -44,13 +44,9 @@ def test_partition_ends_are_ends_and_void_is_always_near() -> None:
     assert P.ACTIVE not in partition.LEGAL_MOVES[P.DRAINING], "what is being given up is not taken back"
 
 
-def test_events_enter_transactions_only_while_the_state_they_were_handled_on_is_good() -> None:
+def test_events_enter_transactions_on_good_states_only_and_only_requested_commits_become_committed() -> None:
     assert [state for state in P if state.admits] == [P.ACTIVE, P.RELEASING, P.DRAINING]
-
-
-def test_only_a_commit_that_was_asked_for_becomes_committed() -> None:
-    before = [state for state in T if T.COMMITTED in transaction.LEGAL_MOVES[state]]
-    assert before == [T.COMMITTING]
+    assert [state for state in T if T.COMMITTED in transaction.LEGAL_MOVES[state]] == [T.COMMITTING]
 
 
 def test_what_is_sent_again_has_not_been_flushed_yet() -> None:
@@ -114,7 +110,8 @@ CASES = list(itertools.product(KINDS, (True, False), (True, False), (1, 2, 3, 4)
 
 @pytest.mark.parametrize(("kind", "ours", "requested", "attempts", "seconds"), CASES)
 def test_recovery_table(kind: str, ours: bool, requested: bool, attempts: int, seconds: float) -> None:
-    """The table of the protocol, written a second time, in another order."""
+    """The table of the protocol, written a second time, in another order. An outage is no refusal: time-outs are tried
+    again for as long as patience has seconds, however often."""
     step = remedy(kind, ours=ours, commit_requested=requested, attempts=attempts, seconds=seconds, patience=PATIENCE)
     unclear = requested and kind in ("unknown", "fenced")
     tired = seconds > 10.0 or (attempts >= 3 and kind in ("abortable", "fenced"))
@@ -126,14 +123,6 @@ def test_recovery_table(kind: str, ours: bool, requested: bool, attempts: int, s
         Remedy.RESEND: ours and kind in ("abortable", "fenced", "unknown") and not unclear and not tired,
     }
     assert [name for name, holds in expected.items() if holds] == [step]
-
-
-def test_an_outage_is_no_refusal() -> None:
-    """Time-outs are tried for as long as patience has seconds, however often."""
-    step = remedy("unknown", ours=True, commit_requested=False, attempts=99, seconds=9.0, patience=PATIENCE)
-    assert step is Remedy.RESEND
-    step = remedy("stale", ours=True, commit_requested=True, attempts=99, seconds=9.0, patience=PATIENCE)
-    assert step is Remedy.RESEND_AFTER_NEWS
 
 
 def test_only_what_smells_of_an_outage_rebuilds_all_producers() -> None:

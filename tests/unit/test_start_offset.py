@@ -1,4 +1,4 @@
-"""Where a partition goes on after a take-over: at the changelog's offset, or not at all."""
+"""Where a partition goes on after a take-over, at the changelog's offset or not at all; and what holds up a restore."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streams import EventSourceConfig, TopicPartition
 from streams.errors import OffsetError
 from streams.metrics import Measurement, OffsetMismatch
 from streams.runtime.changelog import OffsetRecord, TopicIds
-from streams.runtime.ownership.takeover import TakeOvers
+from streams.runtime.ownership.takeover import Stalls, TakeOvers
 
 LOG = (10, 100)
 HERE = TopicIds("in-1", "log-1")
@@ -85,3 +85,24 @@ def test_what_does_not_fit_is_refused(arguments: dict[str, Any], said: str) -> N
         start(**arguments)
     assert re.search(said, str(caught.value))
     assert "t[0]" in str(caught.value)
+
+
+async def test_take_overs_that_stand_still_at_the_same_time_are_both_asked_about() -> None:
+    now, asked = 0.0, list[list[int]]()
+
+    async def call(question: Any, topic: str, partitions: list[int], deadline: float) -> list[Any]:
+        asked.append(partitions)
+        return []
+
+    engine: Any = SimpleNamespace(
+        config=SimpleNamespace(transaction_timeout_seconds=10.0, changelog="log"),
+        thread=lambda name: SimpleNamespace(call=call),
+        takeover_client=SimpleNamespace(open_transactions=None),
+        now=lambda: now,
+    )
+    stalls = Stalls(engine)
+    for _ in range(4):
+        since, now = now, now + 5.0
+        await stalls.look({0: 7}, since)
+        await stalls.look({1: 9}, since)
+    assert asked == [[0], [1]] * 2, "once the time of a transaction is over"
