@@ -33,7 +33,12 @@ with warnings.catch_warnings():
     AbstractTokenProvider: Any = _from("net.sasl.oauth", "AbstractTokenProvider")
     get_sasl_mechanism: Any = _from("net.sasl", "get_sasl_mechanism")
 
+    # Batches of records, as a test's broker reads them.
+    MemoryRecords: Any = _from("record", "MemoryRecords")
+
     # Generated from Kafka's own message definitions.
+    AddOffsetsToTxnRequest: Any = _from("protocol.producer", "AddOffsetsToTxnRequest")
+    AddPartitionsToTxnRequest: Any = _from("protocol.producer", "AddPartitionsToTxnRequest")
     ApiKey: Any = _from("protocol.api_key", "ApiKey")
     ApiVersionsRequest: Any = _from("protocol.metadata", "ApiVersionsRequest")
     ConsumerProtocolAssignment: Any = _from("protocol.consumer.metadata", "ConsumerProtocolAssignment")
@@ -46,6 +51,7 @@ with warnings.catch_warnings():
     DescribeProducersRequest: Any = _from("protocol.admin.transactions", "DescribeProducersRequest")
     DescribeTransactionsRequest: Any = _from("protocol.admin.transactions", "DescribeTransactionsRequest")
     DescribeGroupsRequest: Any = _from("protocol.admin.groups", "DescribeGroupsRequest")
+    EndTxnRequest: Any = _from("protocol.producer", "EndTxnRequest")
     FetchResponse: Any = _from("protocol.consumer", "FetchResponse")
     FindCoordinatorRequest: Any = _from("protocol.metadata", "FindCoordinatorRequest")
     FindCoordinatorResponse: Any = _from("protocol.metadata", "FindCoordinatorResponse")
@@ -56,9 +62,11 @@ with warnings.catch_warnings():
     ListTransactionsRequest: Any = _from("protocol.admin.transactions", "ListTransactionsRequest")
     MetadataRequest: Any = _from("protocol.metadata", "MetadataRequest")
     MetadataResponse: Any = _from("protocol.metadata", "MetadataResponse")
+    ProduceRequest: Any = _from("protocol.producer", "ProduceRequest")
     ProduceResponse: Any = _from("protocol.producer", "ProduceResponse")
     SaslAuthenticateRequest: Any = _from("protocol.sasl", "SaslAuthenticateRequest")
     SaslHandshakeRequest: Any = _from("protocol.sasl", "SaslHandshakeRequest")
+    TxnOffsetCommitRequest: Any = _from("protocol.producer", "TxnOffsetCommitRequest")
     WriteTxnMarkersRequest: Any = _from("protocol.producer.transaction", "WriteTxnMarkersRequest")
     DeleteGroupsRequest: Any = _from("protocol.admin.groups", "DeleteGroupsRequest")
     OffsetCommitRequest: Any = _from("protocol.consumer", "OffsetCommitRequest")

@@ -39,6 +39,12 @@ class Plan(Conditions, frozen=True, kw_only=True):
     preparation_timeout: float = 20.0
     leave_timeout: float = 10.0
     drain_timeout: float = 8.0
+    nodes: int = 0
+    """Brokers that the wire producer talks to; 0: the simulated producer is in its place."""
+    transaction_version: int = 2
+    verifies: bool = True
+    kills: float = 0.0
+    """Share of the wire's requests at which their process is killed, right before or after."""
     smooth: bool = False
     """Nothing goes wrong: moves have to be quick."""
 
@@ -288,10 +294,13 @@ MOVES: Profiles = {
 PROFILES = {**WORK, **MOVES}
 
 
-def plan_of(seed: int, profile: str = "") -> Plan:
-    """The plan of a seed; seeds take the profiles in turn, unless one is named."""
+def plan_of(seed: int, profile: str = "", *, wire: bool | None = None) -> Plan:
+    """The plan of a seed; seeds take the profiles in turn, unless one is named. ``wire``: by the real wire producer;
+    ``None``: one round through the profiles is, for every second of them, and the next one for the others."""
     rng = random.Random(f"plan {seed}")
     profile = profile or list(PROFILES)[seed % len(PROFILES)]
+    if wire is None:
+        wire = (list(PROFILES).index(profile) + seed // len(PROFILES)) % 2 == 1
     max_batch = rng.choice((5, 30, 100))
     sizes: dict[str, object] = {
         "members": rng.choice((1, 2, 2, 3)),
@@ -314,4 +323,12 @@ def plan_of(seed: int, profile: str = "") -> Plan:
     if profile in MOVES:
         sizes["strategies"] = (("incremental",),)
     timers = random.Random(f"timers {seed}").random() < 0.4
-    return Plan(**{**sizes, **PROFILES[profile](rng), "timers": timers})  # type: ignore[arg-type]
+    own = PROFILES[profile](rng)
+    if wire:
+        rng = random.Random(f"wire {seed}")
+        own |= {
+            "nodes": rng.choice((1, 2, 3)),
+            "transaction_version": rng.choice((1, 2, 2)),
+            "verifies": rng.random() < 0.5,
+        }
+    return Plan(**{**sizes, **own, "timers": timers})  # type: ignore[arg-type]

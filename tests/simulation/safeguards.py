@@ -41,12 +41,13 @@ Patch = pytest.MonkeyPatch
 
 class Safeguard(NamedTuple):
     """``rule``: of the protocol. ``out``: takes it out. ``profiles``: kinds of worlds in which it is missed; ``seed``:
-    of the first of them, one that was a miss once, and is tried first."""
+    of the first of them, one that was a miss once, and is tried first. ``wire``: worlds with the wire producer."""
 
     rule: str
     out: Callable[[Patch], None]
     profiles: Sequence[str]
     seed: int = 0
+    wire: bool = False
 
 
 SAFEGUARDS: dict[str, Safeguard] = {}

@@ -18,6 +18,7 @@ from streams.testing.simulation.faults import Faults
 from streams.testing.simulation.group import Group
 from streams.testing.simulation.process import Process, Watched
 from streams.testing.simulation.virtual_time import Fibers, VirtualTimeLoop, elapse, run
+from streams.testing.simulation.wire_broker import WireBroker
 
 from . import program
 from .judge import CHANGELOG, Judge
@@ -34,13 +35,13 @@ class Member:
     def __init__(self, world: World, name: str, strategies: tuple[str, ...], instance: str) -> None:
         self.name, self.instance = name, instance
         self.strategies = strategies
-        self.process, self.environment = Process(world, name), world.environment
+        self.process, self.environment, self.wire = Process(world, name), world.environment, world.wire
         self.source: EventSource[Any] = program.build(world.plan, instance, strategies, self.process)
         self.connections: list[SimConnections] = []
         self.task = world.loop.create_task(self._run(), name=name)
 
     async def _run(self) -> None:
-        await self.source._consume(lambda config: SimConnections(self.process, config), self.environment)
+        await self.source._consume(lambda config: SimConnections(self.process, config, self.wire), self.environment)
 
     def crash(self) -> None:
         self.process.kill()
@@ -65,6 +66,14 @@ class World:
         self.broker.slow_markers = plan.slow_markers
         self.broker.refuses = lambda _, entry: program.REFUSED_VALUE in (entry.value or b"")
         self.broker.on_append = lambda _: [reader.wake() for reader in self.inputs]
+        self.wire: WireBroker | None = None
+        if plan.nodes:
+            self.wire = WireBroker(
+                self.broker,
+                nodes=plan.nodes,
+                transaction_version=plan.transaction_version,
+                verifies=plan.verifies,
+            )
         self.group = Group(self.broker, plan.session, 15.0)
         self.inputs: list[SimInput] = []
         self.members: dict[str, Member] = {}

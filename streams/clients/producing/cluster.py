@@ -6,7 +6,8 @@ On the loop. Questions go to any broker that answers, one at a time, over a conn
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from confluent_kafka import KafkaError
@@ -33,10 +34,10 @@ _METADATA, _FIND_COORDINATOR = 12, 4  # the versions of Kafka 4.1 that name topi
 
 
 class Cluster:
-    """The state of the cluster, as far as the slots need it."""
+    """The state of the cluster, as far as the slots need it. ``wall_seconds``: the time of records without one."""
 
-    def __init__(self, settings: ProducerSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: ProducerSettings, wall_seconds: Callable[[], float] = time.time) -> None:
+        self.settings, self._wall_seconds = settings, wall_seconds
         self._bootstrap = [_address(part) for part in settings.bootstrap_servers.split(",")]
         self._brokers: dict[int, tuple[str, int]] = {}
         self._any: BrokerConnection | None = None
@@ -51,6 +52,10 @@ class Cluster:
         self._unknown: dict[str, tuple[int, float]] = {}
         self._wanted: dict[str, float] = {}
         self._look_failure: LostConnection | None = None
+
+    def now_ms(self) -> int:
+        """Return the time for records without one of their own."""
+        return int(self._wall_seconds() * 1000)
 
     async def connect(self, node: int) -> BrokerConnection:
         """Make a connection to a broker. Raises ``LostConnection``."""

@@ -40,6 +40,13 @@ class Pauses:
 
     def __init__(self) -> None:
         self._seconds = FIRST_PAUSE_SECONDS
+        self._loop = asyncio.get_running_loop()
+        self._started = self._loop.time()
+
+    @property
+    def elapsed(self) -> float:
+        """Return the seconds since the first try."""
+        return self._loop.time() - self._started
 
     async def next(self) -> None:
         """Pause."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
@@ -69,7 +68,7 @@ class WireSlot:
         self._delivery_seconds = min(call_timeout_seconds, transaction_timeout_seconds * DELIVERY_SHARE)
         self._connections = SlotConnections(cluster)
         self._is_open = False
-        self._under_way = ""  # the call that is running
+        self._under_way: object | None = None  # the call that is running
         self._last_answer = ""  # to it, which was no success yet
         self._who = Identity(transactional_id, -1, -1)
         self._protocol: TransactionProtocol = V1
@@ -111,7 +110,7 @@ class WireSlot:
     def abandon(self) -> None:
         """Close at once. A transaction that is open is left to the next owner of the id."""
         self._is_open = False
-        self._under_way = ""
+        self._under_way = None
         self._connections.close()
 
     async def _initialize(self) -> None:
@@ -147,12 +146,12 @@ class WireSlot:
         """Encode records from position ``start`` up to the first that is not taken; return its position. ``produce``
         finds the reason."""
         self._check_open("produce")
-        return self._records.add(outputs, start, int(time.time() * 1000))
+        return self._records.add(outputs, start, self._cluster.now_ms())
 
     def produce_changes(self, topic: str, partition: int, changes: Sequence[Change], start: int) -> int:
         """Encode the changelog records of a partition's changes, as ``produce_many`` does outputs."""
         self._check_open("produce")
-        return self._records.add_changes(topic, partition, changes, start, int(time.time() * 1000))
+        return self._records.add_changes(topic, partition, changes, start, self._cluster.now_ms())
 
     def produce(self, output: Output) -> bool:
         """Encode one record; ``False``: its topic is not known yet. Raises ``RecordRefused``."""
@@ -241,7 +240,7 @@ class WireSlot:
         topics: dict[str, list[int]] = {}
         for part in parts:
             topics.setdefault(part.topic, []).append(part.partition)
-        pauses, started = Pauses(), time.monotonic()
+        pauses = Pauses()
         while True:
             connection = await self._connections.get(self._coordinator)
             partitions = connection.call(messages.ADD_PARTITIONS, 3, messages.add_partitions(self._who, topics))
@@ -249,7 +248,7 @@ class WireSlot:
             added = await asyncio.gather(partitions, offsets)
             failed = messages.partition_codes(added[0])
             for where, code in failed.items():
-                is_missing = code in NO_SUCH_TOPIC and time.monotonic() - started > UNKNOWN_SECONDS
+                is_missing = code in NO_SUCH_TOPIC and pauses.elapsed > UNKNOWN_SECONDS
                 if code in BLOCKED and (is_missing or code not in NO_SUCH_TOPIC):
                     raise self._refuse("flush", *where, code, "", None)
             codes = {code: "{}[{}]".format(*where) for where, code in failed.items()}
@@ -262,7 +261,7 @@ class WireSlot:
                 await self._again_or_raise("flush", code, answers.ENLIST, pauses, "abortable", name)
 
     async def _send(self, parts: list[Part]) -> None:
-        pauses, started = Pauses(), time.monotonic()
+        pauses = Pauses()
         who, compression = self._who, self._cluster.settings.compression
         pieces = {part: part.batch.encode(who.producer_id, who.epoch, part.sequence, compression) for part in parts}
         while parts:
@@ -274,9 +273,7 @@ class WireSlot:
                 meaning = Meaning.DONE if answer is None else answers.PRODUCE.get(answer.code, Meaning.ABORTABLE)
                 if answer is None or meaning is Meaning.DONE:
                     continue
-                missing = (
-                    answer.code == KafkaError.UNKNOWN_TOPIC_OR_PART and time.monotonic() - started > UNKNOWN_SECONDS
-                )
+                missing = answer.code == KafkaError.UNKNOWN_TOPIC_OR_PART and pauses.elapsed > UNKNOWN_SECONDS
                 if meaning in _AGAIN and not missing:
                     again.append(part)
                     self._last_answer = answers.described(answer.code, part.name)
@@ -418,7 +415,7 @@ class WireSlot:
     @asynccontextmanager
     async def _bounded(self, call: str, seconds: float) -> AsyncIterator[None]:
         """Bound a call in time. However it fails without an answer, the slot is closed."""
-        self._under_way = mark = f"{call} {time.monotonic()}"
+        self._under_way = mark = object()
         self._last_answer = ""
         try:
             async with asyncio.timeout(seconds):
@@ -435,11 +432,11 @@ class WireSlot:
             self._abandon_after(mark)
             raise
         finally:
-            if self._under_way == mark:
-                self._under_way = ""
+            if self._under_way is mark:
+                self._under_way = None
 
-    def _abandon_after(self, mark: str) -> None:
-        if self._under_way == mark:  # else a later call closed everything, and has connections of its own
+    def _abandon_after(self, mark: object) -> None:
+        if self._under_way is mark:  # else a later call closed everything, and has connections of its own
             self.abandon()
 
     def _check_open(self, call: str) -> None:

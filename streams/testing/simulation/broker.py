@@ -229,6 +229,20 @@ class Broker:
             self.loop.call_later(state.timeout + self.rng.uniform(0.0, 3.0), self._expire, state, txn)
         return state.txn if state.txn.outcome is None else None
 
+    def enlist(self, name: str, epoch: int, logs: Collection[Log] = (), *, offsets: bool = False) -> bool:
+        """AddPartitionsToTxn and AddOffsetsToTxn. ``False``: try again (CONCURRENT_TRANSACTIONS)."""
+        txn = self.ongoing(name, epoch)
+        if txn is None:
+            return False
+        txn.logs.update(dict.fromkeys(logs))
+        txn.offsets = txn.offsets or offsets
+        return True
+
+    def is_enlisted(self, name: str, epoch: int, log: Log | None = None) -> bool:
+        """Check whether a partition takes part in the open transaction; ``None``: whether offsets do."""
+        txn = self._current(name, epoch).txn
+        return txn is not None and txn.outcome is None and (txn.offsets if log is None else log in txn.logs)
+
     def produce(self, name: str, epoch: int, topic: str, partition: int, entry: LogEntry) -> bool:
         """``False``: try again (CONCURRENT_TRANSACTIONS)."""
         txn = self.ongoing(name, epoch)
@@ -266,6 +280,22 @@ class Broker:
         elif state.txn.outcome is not commit:
             raise Refuses("INVALID_TXN_STATE", "unknown")
         return True
+
+    def end_epoch(self, name: str, epoch: int, commit: bool) -> int | None:
+        """EndTxn of transactions v2: the epoch of the next one. A repetition finds the same; ``None``: try again."""
+        state = self.ids[name]
+        if state.last is not None and state.epoch == epoch + 1:  # ended by us, or by the coordinator
+            if state.last is not commit:
+                raise Refuses("INVALID_TXN_STATE", "unknown")
+            self.met.add("ended again")
+            return None if state.txn is not None else state.epoch
+        self._current(name, epoch)
+        if state.txn is None and commit:
+            raise Refuses("INVALID_TXN_STATE", "unknown")
+        state.epoch, state.last = epoch + 1, commit
+        if state.txn is not None:
+            self._decide(state, commit)
+        return state.epoch
 
     def _current(self, name: str, epoch: int) -> _Id:
         state = self.ids[name]

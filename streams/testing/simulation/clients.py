@@ -7,6 +7,9 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
+from streams.clients.producing.cluster import Cluster
+from streams.clients.producing.settings import ProducerSettings
+from streams.clients.producing.transactions import WireSlot
 from streams.config import EventSourceConfig
 from streams.core.incremental import PlanSettings
 from streams.core.strategies import assignor
@@ -17,11 +20,13 @@ from streams.runtime.ports import Batch
 from streams.runtime.reading.poller import size_of
 from streams.testing.simulation.group import Illegal, Unknown
 from streams.testing.simulation.membership import SimMembership
+from streams.testing.simulation.network import SimNetwork
 from streams.testing.simulation.plain_producer import SimPlainProducer
 from streams.testing.simulation.process import Process, SimWorker, wait_for
 from streams.testing.simulation.producer import SimProducer
 from streams.testing.simulation.tail import SimTail
 from streams.testing.simulation.virtual_time import ORDERED
+from streams.testing.simulation.wire_broker import WireBroker
 from streams.topics import TopicIdentity, TopicSpec
 
 T = TypeVar("T")
@@ -30,8 +35,10 @@ T = TypeVar("T")
 class SimConnections:
     """``ports.Connections``."""
 
-    def __init__(self, process: Process, config: EventSourceConfig) -> None:
+    def __init__(self, process: Process, config: EventSourceConfig, wire: WireBroker | None = None) -> None:
+        """``wire``: transactions are sent by the real wire producer, to these nodes."""
         self.process, self.config = process, config
+        self._cluster = None if wire is None else _cluster(process, wire)
         self.message_limit = int(config.client_settings.get("message.max.bytes", DEFAULT_MESSAGE_LIMIT))
 
     def worker(self, name: str) -> SimWorker:
@@ -49,8 +56,17 @@ class SimConnections:
         timeout = self.config.timeouts.transaction_timeout_seconds
         return SimProducer(self.process, transactional_id, timeout, one_by_one, self.message_limit)
 
-    def slot(self, transactional_id: str) -> None:
-        return None
+    def slot(self, transactional_id: str) -> WireSlot | None:
+        if self._cluster is None:
+            return None
+        timeouts = self.config.timeouts
+        return WireSlot(
+            transactional_id,
+            self._cluster,
+            self.config.group_id,
+            call_timeout_seconds=timeouts.call_timeout_seconds,
+            transaction_timeout_seconds=timeouts.transaction_timeout_seconds,
+        )
 
     def plain_producer(
         self,
@@ -100,6 +116,11 @@ class SimConnections:
         membership = SimMembership(process, config.instance_id, strategies, config.timeouts.heartbeat_interval_seconds)
         process.memberships.append(membership)
         return membership, SimTakeOver(process, config.group_id)
+
+
+def _cluster(process: Process, wire: WireBroker) -> Cluster:
+    addresses = SimNetwork(process, wire).addresses
+    return Cluster(ProducerSettings.of(addresses, process.name, {}), lambda: process.broker.wall_ms() / 1000)
 
 
 class SimInput:

@@ -18,18 +18,34 @@ class Strike(enum.Enum):
     LATE = "the effect happens when no caller waits for it any more"
     ABORTABLE = "the broker answers that the transaction has to be aborted"
     FORGOTTEN = "the group coordinator does not know the member, for this once"
+    CUT = "the answer comes; then the connection is cut"
+    MOVED = "the leader or the coordinator is another broker by now; no effect"
+    MOVED_AFTER = "the leader has it in its log, and is another broker by now"
+    NOT_YET = "the broker cannot do it now; no effect"
+    UNSURE = "it is in the log of the leader, and perhaps in no other"
 
 
-ALL = tuple(strike for strike in Strike if strike is not Strike.FORGOTTEN)
+ALL = (Strike.REPLY_LOST, Strike.REQUEST_LOST, Strike.HANGS, Strike.LATE, Strike.ABORTABLE)
 POSSIBLE: Mapping[str, tuple[Strike, ...]] = {
     "init": (Strike.REPLY_LOST, Strike.REQUEST_LOST, Strike.HANGS),
     "flush": (Strike.REPLY_LOST, Strike.HANGS, Strike.ABORTABLE),
-    "send": tuple(Strike),
+    "send": (*ALL, Strike.FORGOTTEN),
     "commit": ALL,
     "abort": (Strike.REPLY_LOST, Strike.REQUEST_LOST, Strike.HANGS, Strike.LATE),
     "ask": (Strike.REPLY_LOST,),
     "tail": (Strike.REQUEST_LOST,),
 }
+_LOST = (Strike.REPLY_LOST, Strike.REQUEST_LOST, Strike.HANGS, Strike.CUT)
+_MOVED = (*_LOST, Strike.LATE, Strike.MOVED)
+POSSIBLE_ON_THE_WIRE: Mapping[str, tuple[Strike, ...]] = {
+    "init": _MOVED,
+    "flush": (*_MOVED, Strike.ABORTABLE, Strike.NOT_YET, Strike.MOVED_AFTER, Strike.UNSURE),
+    "send": (*_MOVED, Strike.ABORTABLE, Strike.NOT_YET, Strike.FORGOTTEN),
+    "commit": (*_MOVED, Strike.ABORTABLE),
+    "abort": _MOVED,
+    "ask": _LOST,
+}
+"""Faults of one request, where the producer speaks Kafka's protocol itself."""
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,12 +100,18 @@ class Faults:
         """Draw the delay of a call to the membership."""
         return self._on_grid(self.rng.choice(self.plan.post))
 
-    def strike(self, call: str, now: float, at_least: float = 0.0) -> Strike | None:
+    def strike(
+        self,
+        call: str,
+        now: float,
+        at_least: float = 0.0,
+        possible: Mapping[str, tuple[Strike, ...]] = POSSIBLE,
+    ) -> Strike | None:
         """Draw the fault of this call; ``None``: it is not struck."""
         share = max(self.plan.strikes.get(call, 0.0), at_least)
         if now > self.plan.calm_at or self.rng.random() >= share:
             return None
-        strike = self.rng.choice(POSSIBLE[call])
+        strike = self.rng.choice(possible[call])
         self.struck.append((now, call, strike.name))
         return strike
 

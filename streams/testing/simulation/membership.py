@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
+from streams.clients.group_wire import group_metadata
 from streams.core.group_member import GroupMember, Holdings
 from streams.errors import MembershipFatal
 from streams.group import Assigned, Assignor, Copies, Fatal, GroupEvent, Lost, Order, Revoked, Snapshot
@@ -240,7 +241,7 @@ class SimMembership:
             raise Illegal
         self._member = member
         incarnation = self.snapshot.incarnation
-        self._state.joined(generation, member, f"{generation}:{member}".encode())
+        self._state.joined(generation, member, group_metadata("simulated", generation, member, None))
         await self._travel()
         assignment = await self._group.sync(member, generation)
         await self._travel()

@@ -10,14 +10,14 @@ import asyncio
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from streams.errors import Stopped
 from streams.metrics import Measurement
 from streams.runtime.bridge import DeadlinePassed, for_future
 from streams.testing.simulation.broker import Broker
-from streams.testing.simulation.faults import Faults, Strike
+from streams.testing.simulation.faults import POSSIBLE, Faults, Strike
 from streams.testing.simulation.group import Group
 from streams.testing.simulation.membership import SimMembership
 from streams.testing.simulation.virtual_time import Fibers, Killed, VirtualTimeLoop
@@ -147,12 +147,14 @@ class Process:
         """Pass a point on the loop: traps take effect later."""
         self.world.passed(self.name, point, partition)
 
-    def strike(self, call: str, at_least: float = 0.0) -> Strike | None:
+    def strike(
+        self, call: str, at_least: float = 0.0, possible: Mapping[str, tuple[Strike, ...]] = POSSIBLE
+    ) -> Strike | None:
         """Return the fault of this call: one that the test demands, or one by chance."""
         forced = self.forced.get(call)
         if forced:
             return forced.popleft()
-        return self.faults.strike(call, self.loop.time(), at_least)
+        return self.faults.strike(call, self.loop.time(), at_least, possible)
 
     def note(self, what: str, partition: int) -> None:
         """Note a step of a move, for the traps that wait for it."""

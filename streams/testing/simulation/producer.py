@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from streams.clients.librdkafka_term import parse_metadata
 from streams.errors import RecordRefused, TransactionFailed
 from streams.records import Change, Output, changelog_record
 from streams.runtime.changelog import RELEASE_KEY
@@ -181,10 +182,11 @@ class SimProducer:
         process.travel()
 
     def send_offsets(self, topic: str, offsets: Mapping[int, int], metadata: bytes, timeout_seconds: float) -> None:
-        generation, member = metadata.decode().split(":")
+        member = parse_metadata(metadata)
 
         def effect() -> bool:
-            return self._broker.send_offsets(self._name, self._epoch, int(generation), member, dict(offsets))
+            shown = member.generation, member.member_id
+            return self._broker.send_offsets(self._name, self._epoch, *shown, dict(offsets))
 
         if self._born < self._broker.last_outage and self._faults.rng.random() < 0.7:
             self._process.pause(FOREVER)  # librdkafka issues 5456 and 5511

@@ -44,6 +44,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self.numbers = itertools.count()
         self.main: asyncio.Task[Any] | None = None
         self.trouble: OutOfTime | None = None
+        self.hosts: dict[str, Callable[[Callable[[], Any], int], Coroutine[Any, Any, tuple[Any, Any]]]] = {}
+        """Functions that make a connection, by the name of the host."""
         super().__init__(_Jump(self))
         self._clock_resolution = 1e-6  # what is due within it happens in the same round
         self.set_task_factory(_numbered)
@@ -52,6 +54,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Simulated seconds since the loop was made."""
         return self._virtual_now
+
+    async def create_connection(  # type: ignore[override]
+        self, protocol_factory: Callable[[], Any], host: str, port: int, **_: object
+    ) -> tuple[Any, Any]:
+        """Connect to a simulated host."""
+        return await self.hosts[host](protocol_factory, port)
 
     def call_soon_threadsafe(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
@@ -63,19 +71,19 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """Move the clock on by ``seconds`` without work; ``None``: no timer is set either, so nothing will ever
         happen."""
         if seconds is None:
-            self._trouble("nothing is ready and nothing will be: all tasks wait for one another")
+            self.give_up("nothing is ready and nothing will be: all tasks wait for one another")
         elif seconds > 0:
             self._virtual_now += seconds
             self._rounds = 0
             if self._virtual_now > self._limit:
-                self._trouble(f"not done after {self._limit} simulated seconds")
+                self.give_up(f"not done after {self._limit} simulated seconds")
         self._rounds += 1
         if self._rounds > PATIENT_ROUNDS:  # a real clock goes on; a wait for the rest of a rounding error would spin
             self._virtual_now += self._clock_resolution
         if self._rounds > STANDSTILL:
-            self._trouble(f"time stands still at {self._virtual_now:.3f}: something is busy waiting")
+            self.give_up(f"time stands still at {self._virtual_now:.3f}: something is busy waiting")
 
-    def _trouble(self, text: str) -> None:
+    def give_up(self, text: str) -> None:
         """End the main task, which tidies up; the second time there is nothing left to tidy up with."""
         if self.trouble is not None:
             raise self.trouble

@@ -1,0 +1,353 @@
+"""The simulated broker as clients on the wire see it: nodes, each of which takes requests and gives answers, in bytes.
+
+State and effects are those of ``broker.Broker``. What only the wire has is here: leaders and coordinators that move,
+sequences, partitions that are enlisted by the client or (transactions v2) by their leaders, and error codes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from streams.clients import kafka_python
+from streams.testing.simulation.broker import Broker, LogEntry, Refuses
+from streams.testing.simulation.faults import Strike
+
+FIRST_PORT: Final = 9000
+EPOCHS: Final = 40
+"""After so many epochs a transactional id gets another producer id."""
+_BATCHES_KNOWN: Final = 5  # of a producer in a partition, by the broker, to know what it has already
+_V2: Final = 5  # the version of EndTxn and TxnOffsetCommit from which on transactions are v2
+_PRODUCE_V2: Final = 12
+_MOST: Final = {"Metadata": 12, "InitProducerId": 5}
+_CODES: Final = {
+    "_FENCED": 90,
+    "INVALID_TXN_STATE": 48,
+    "UNKNOWN_MEMBER_ID": 25,
+    "ILLEGAL_GENERATION": 22,
+}
+_STRUCK: Final = {
+    Strike.ABORTABLE: 120,
+    Strike.FORGOTTEN: 25,
+    Strike.MOVED: 16,
+    Strike.NOT_YET: 14,
+}
+_AT_A_LEADER: Final = {Strike.ABORTABLE: 120, Strike.MOVED: 6, Strike.NOT_YET: 19}
+_CONCURRENT, _NOT_LEADER, _NOT_COORDINATOR, _FENCED_AT_A_LEADER = 51, 6, 16, 47
+_OUT_OF_ORDER, _DUPLICATE, _NOT_ENLISTED, _TOO_LARGE, _INVALID_RECORD = 45, 46, 48, 10, 87
+_REQUESTS: Final[list[Any]] = [
+    kafka_python.ApiVersionsRequest,
+    kafka_python.FindCoordinatorRequest,
+    kafka_python.MetadataRequest,
+    kafka_python.AddOffsetsToTxnRequest,
+    kafka_python.AddPartitionsToTxnRequest,
+    kafka_python.EndTxnRequest,
+    kafka_python.InitProducerIdRequest,
+    kafka_python.ProduceRequest,
+    kafka_python.TxnOffsetCommitRequest,
+]
+_BY_KEY: Final = {request.API_KEY: request for request in _REQUESTS}
+
+
+def _name(request: Any) -> str:
+    return str(request.__name__).removesuffix("Request").removesuffix("ToTxn")
+
+
+API_NAMES: Final = tuple(map(_name, _REQUESTS))
+
+
+class Request:
+    """A request as it came. ``kind``: of its faults (``faults.POSSIBLE_ON_THE_WIRE``)."""
+
+    def __init__(self, frame: bytes) -> None:
+        self.version = int.from_bytes(frame[2:4], "big")
+        request = _BY_KEY[int.from_bytes(frame[:2], "big")]
+        self.name = _name(request)
+        self.body: Any = request.decode(frame, version=self.version, header=True)
+        prefix = "v3_and_below_" if self.name == "AddPartitions" else ""
+        self.transactional_id = str(getattr(self.body, f"{prefix}transactional_id", ""))
+        self.producer = (
+            getattr(self.body, f"{prefix}producer_id", -1),
+            getattr(self.body, f"{prefix}producer_epoch", -1),
+        )
+
+    @property
+    def kind(self) -> str:
+        if self.name == "EndTxn":
+            return "commit" if self.body.committed else "abort"
+        return _KINDS.get(self.name, "ask")
+
+    def encoded(self, **fields: Any) -> bytes:
+        """Encode an answer to it."""
+        answer = self.answer_class(version=self.version, **fields)
+        answer.API_VERSION = self.version
+        answer.with_header(correlation_id=self.body.header.correlation_id)
+        return bytes(answer.encode(header=True, framed=True))
+
+    @property
+    def answer_class(self) -> Any:
+        """The class of answers to it."""
+        return self.body.header.get_response_class()
+
+
+_KINDS: Final = {
+    "InitProducerId": "init",
+    "AddPartitions": "flush",
+    "AddOffsets": "flush",
+    "Produce": "flush",
+    "TxnOffsetCommit": "send",
+}
+
+
+@dataclass
+class _Seen:
+    """The newest batches of a producer in one partition: first and last sequence."""
+
+    epoch: int
+    batches: list[tuple[int, int]] = field(default_factory=list)
+
+
+class WireBroker:
+    """``nodes``: how many. ``transaction_version``: finalized, 2 or below. ``verifies``: under v1, a leader asks
+    whether a partition is enlisted before it takes records (KIP-890, part 1)."""
+
+    def __init__(self, broker: Broker, *, nodes: int = 1, transaction_version: int = 2, verifies: bool = True) -> None:
+        self.broker, self.nodes = broker, nodes
+        self._transaction_version, self._verifies = transaction_version, verifies
+        self._moves: Counter[object] = Counter()
+        self._producer_ids: dict[str, int] = {}
+        self._seen: dict[tuple[str, str, int], _Seen] = {}
+        self.hosts = itertools.count(1)
+
+    def node_of(self, *what: object) -> int:
+        """Return the node that leads a partition (topic and number), or coordinates a group or an id (its name)."""
+        return (zlib.crc32(repr(what).encode()) + self._moves[what]) % self.nodes
+
+    def answer(self, node: int, host: str, request: Request, strike: Strike | None) -> bytes:
+        """Do what a request asks for, at one node, and answer. ``host``: the name that its sender has for all nodes."""
+        match request.name:
+            case "ApiVersions":
+                return self._versions(request)
+            case "Metadata":
+                return self._metadata(request, host)
+            case "FindCoordinator":
+                return self._coordinator(request, host)
+            case "Produce":
+                return self._produced(request, node, strike)
+        code, result = self._coordinated(request, node, strike)
+        match request.name:
+            case "InitProducerId":
+                producer_id, epoch = self._on_the_wire(request.transactional_id, result)
+                return request.encoded(error_code=code, producer_id=producer_id, producer_epoch=epoch)
+            case "EndTxn" if request.version >= _V2:
+                producer_id, epoch = self._on_the_wire(request.transactional_id, result)
+                return request.encoded(error_code=code, producer_id=producer_id, producer_epoch=epoch)
+            case "AddPartitions":
+                of = request.answer_class.AddPartitionsToTxnTopicResult
+                topics = [
+                    of(
+                        name=topic.name,
+                        results_by_partition=[
+                            of.AddPartitionsToTxnPartitionResult(partition_index=number, partition_error_code=code)
+                            for number in topic.partitions
+                        ],
+                    )
+                    for topic in request.body.v3_and_below_topics
+                ]
+                return request.encoded(results_by_topic_v3_and_below=topics)
+            case "TxnOffsetCommit":
+                of = request.answer_class.TxnOffsetCommitResponseTopic
+                topics = [
+                    of(
+                        name=topic.name,
+                        partitions=[
+                            of.TxnOffsetCommitResponsePartition(partition_index=part.partition_index, error_code=code)
+                            for part in topic.partitions
+                        ],
+                    )
+                    for topic in request.body.topics
+                ]
+                return request.encoded(topics=topics)
+        return request.encoded(error_code=code)
+
+    def has_release(self, name: str) -> bool:
+        """Check whether the open transaction of an id has a release marker."""
+        state = self.broker.ids.get(name)
+        return state is not None and state.txn is not None and bool(state.txn.releases)
+
+    # -- any node -----------------------------------------------------------------------------------------------------
+
+    def _versions(self, request: Request) -> bytes:
+        of = request.answer_class
+        keys = [
+            of.ApiVersion(api_key=kind.API_KEY, min_version=0, max_version=_MOST.get(_name(kind), 99))
+            for kind in _REQUESTS
+        ]
+        feature = of.FinalizedFeatureKey(
+            name="transaction.version", max_version_level=self._transaction_version, min_version_level=0
+        )
+        return request.encoded(error_code=0, api_keys=keys, finalized_features=[feature], finalized_features_epoch=1)
+
+    def _metadata(self, request: Request, host: str) -> bytes:
+        of = request.answer_class
+        topics = []
+        for topic in request.body.topics:
+            count = self.broker.identity(topic.name).partitions
+            partitions = [
+                of.MetadataResponseTopic.MetadataResponsePartition(
+                    partition_index=number,
+                    leader_id=self.node_of(topic.name, number),
+                    leader_epoch=0,
+                    replica_nodes=[],
+                    isr_nodes=[],
+                    offline_replicas=[],
+                )
+                for number in range(count)
+            ]
+            topics.append(of.MetadataResponseTopic(name=topic.name, error_code=0, partitions=partitions))
+        brokers = [
+            of.MetadataResponseBroker(node_id=node, host=host, port=FIRST_PORT + node) for node in range(self.nodes)
+        ]
+        return request.encoded(brokers=brokers, cluster_id="simulated", controller_id=0, topics=topics)
+
+    def _coordinator(self, request: Request, host: str) -> bytes:
+        (key,) = request.body.coordinator_keys
+        node = self.node_of(key)
+        found = {"node_id": node, "host": host, "port": FIRST_PORT + node, "error_code": 0, "error_message": ""}
+        return request.encoded(coordinators=[request.answer_class.Coordinator(key=key, **found)])
+
+    # -- a leader ------------------------------------------------------------------------------------------------------
+
+    def _produced(self, request: Request, node: int, strike: Strike | None) -> bytes:
+        of = request.answer_class.TopicProduceResponse
+        topics = []
+        for topic in request.body.topic_data:
+            parts = []
+            for part in topic.partition_data:
+                code, index = self._write(request, node, topic.name, part.index, part.records, strike)
+                strike = None  # one partition of the request only
+                errors = []
+                if index is not None:
+                    at_fault = of.PartitionProduceResponse.BatchIndexAndErrorMessage
+                    errors = [at_fault(batch_index=index, batch_index_error_message="this one")]
+                parts.append(
+                    of.PartitionProduceResponse(
+                        index=part.index, error_code=code, base_offset=0, record_errors=errors, error_message=None
+                    )
+                )
+            topics.append(of(name=topic.name, partition_responses=parts))
+        return request.encoded(responses=topics)
+
+    def _write(
+        self, request: Request, node: int, topic: str, partition: int, records: Any, strike: Strike | None
+    ) -> tuple[int, int | None]:
+        """Append a batch. Returns the code, and the index of the record that is refused, if it is named."""
+        broker, name = self.broker, request.transactional_id
+        if self.node_of(topic, partition) != node:
+            return _NOT_LEADER, None
+        if strike in _AT_A_LEADER:
+            if strike is Strike.MOVED:
+                self._moves[topic, partition] += 1
+            return _AT_A_LEADER[strike], None
+        batch = kafka_python.MemoryRecords(bytes(records)).next_batch()
+        epoch = self._in_the_broker(batch.producer_id, batch.producer_epoch)
+        try:
+            code, index = self._append(request, name, epoch, topic, partition, batch)
+        except Refuses:
+            return _FENCED_AT_A_LEADER, None
+        if not code and strike is Strike.MOVED_AFTER:  # replicated, but not to everybody yet when it moved
+            self._moves[topic, partition] += 1
+            return _NOT_LEADER, None
+        if not code and strike is Strike.UNSURE:
+            return broker.rng.choice((7, 13, 20)), None
+        return code, index
+
+    def _append(
+        self, request: Request, name: str, epoch: int, topic: str, partition: int, batch: Any
+    ) -> tuple[int, int | None]:
+        broker = self.broker
+        log = broker.log(topic, partition)
+        is_enlisted = broker.is_enlisted(name, epoch, log)
+        rows = list(batch)
+        span = (batch.base_sequence, batch.base_sequence + len(rows) - 1)
+        seen = self._seen.get((name, topic, partition))
+        if seen is not None and seen.epoch == epoch:
+            if span in seen.batches:
+                broker.met.add("duplicate")
+                return broker.rng.choice((0, _DUPLICATE)), None
+            if span[0] != seen.batches[-1][1] + 1:
+                broker.met.add("out of order")
+                return _OUT_OF_ORDER, None
+        elif span[0]:
+            broker.met.add("out of order")
+            return _OUT_OF_ORDER, None
+        if not is_enlisted and request.version < _PRODUCE_V2 and self._verifies:
+            return _NOT_ENLISTED, None
+        collides = not is_enlisted and self.nodes > 1 and broker.rng.random() < 0.2
+        if collides or broker.ongoing(name, epoch) is None:  # the coordinator takes one leader at a time
+            broker.met.add("concurrent")
+            return _CONCURRENT, None
+        entries = [LogEntry(row.key, row.value, row.headers or None, None, False, row.timestamp) for row in rows]
+        for index, entry in enumerate(entries):
+            if broker.refusal(topic, partition, entry) is not None:
+                return (_INVALID_RECORD, index) if broker.rng.random() < 0.5 else (_TOO_LARGE, None)
+        for entry in entries:
+            broker.produce(name, epoch, topic, partition, entry)
+        if seen is None or seen.epoch != epoch:
+            seen = self._seen[name, topic, partition] = _Seen(epoch)
+        seen.batches = [*seen.batches, span][-_BATCHES_KNOWN:]
+        broker.on_append(topic)
+        return 0, None
+
+    # -- a coordinator -------------------------------------------------------------------------------------------------
+
+    def _coordinated(self, request: Request, node: int, strike: Strike | None) -> tuple[int, int]:
+        """Do a request to a coordinator. Returns the code, and the epoch that it gives out, else 0."""
+        body = request.body
+        coordinates = body.group_id if request.name == "TxnOffsetCommit" else request.transactional_id
+        if self.node_of(coordinates) != node:
+            return _NOT_COORDINATOR, 0
+        if strike in _STRUCK:
+            if strike is Strike.MOVED:
+                self._moves[(coordinates,)] += 1
+            return _STRUCK[strike], 0
+        try:
+            result = self._done(request)
+        except Refuses as refuses:
+            return _CODES[refuses.code], 0
+        return (_CONCURRENT, 0) if result is None else (0, result)
+
+    def _done(self, request: Request) -> int | None:
+        """Return the epoch that is given out, else 0; ``None``: try again."""
+        broker, body, name = self.broker, request.body, request.transactional_id
+        if request.name == "InitProducerId":
+            return broker.init(name, body.transaction_timeout_ms / 1000)
+        epoch = self._in_the_broker(*request.producer)
+        match request.name:
+            case "AddPartitions":
+                logs = [broker.log(topic.name, n) for topic in body.v3_and_below_topics for n in topic.partitions]
+                return 0 if broker.enlist(name, epoch, logs) else None
+            case "AddOffsets":
+                return 0 if broker.enlist(name, epoch, offsets=True) else None
+            case "TxnOffsetCommit":
+                if request.version < _V2 and self._verifies and not broker.is_enlisted(name, epoch):
+                    raise Refuses("INVALID_TXN_STATE", "unknown")
+                (topic,) = body.topics
+                offsets = {part.partition_index: part.committed_offset for part in topic.partitions}
+                sent = broker.send_offsets(name, epoch, body.generation_id, body.member_id, offsets)
+                return 0 if sent else None
+            case _ if request.version >= _V2:
+                return broker.end_epoch(name, epoch, body.committed)
+        return 0 if broker.end(name, epoch, body.committed) else None
+
+    def _on_the_wire(self, name: str, epoch: int) -> tuple[int, int]:
+        """Translate an epoch, which has no limit, to a producer id and an epoch of its own."""
+        number = self._producer_ids.setdefault(name, len(self._producer_ids) + 1)
+        return (number << 32) + epoch // EPOCHS, epoch % EPOCHS
+
+    @staticmethod
+    def _in_the_broker(producer_id: int, epoch: int) -> int:
+        return (producer_id & 0xFFFFFFFF) * EPOCHS + epoch
