@@ -14,7 +14,8 @@ from confluent_kafka import KafkaError
 
 from streams.clients import kafka_python
 from streams.clients.producing.broker_connection import BrokerConnection, LostConnection, connect
-from streams.clients.producing.record_batch import BATCH_HEAD, Placement
+from streams.clients.producing.placement import Placement
+from streams.clients.producing.record_batch import BATCH_HEAD
 from streams.clients.producing.settings import ProducerSettings
 from streams.errors import TransactionFailed
 
