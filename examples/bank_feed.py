@@ -11,11 +11,12 @@ import sys
 import time
 from collections import Counter
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from examples.bank import Balance, Deposited
 from examples.topics import create_topics, ends, kafka_log
+from streams import EventProducer
 from streams.events import event_type_of
 
 ACCOUNTS = 1_000
@@ -27,22 +28,11 @@ def pay_in(servers: str, deposits: int, seed: int) -> Counter[str]:
     """Produce deposits to random accounts; what each account was given."""
     random_ = random.Random(seed)
     paid: Counter[str] = Counter()
-    deposited = event_type_of(Deposited)
-    producer = Producer(
-        {
-            "bootstrap.servers": servers,
-            "partitioner": "murmur2_random",  # a key goes to the partition where everything else puts it
-            "enable.idempotence": True,  # no deposit twice, none out of order, when a request is repeated
-            "linger.ms": 20,
-        },
-        logger=kafka_log,
-    )
-    for _ in range(deposits):
-        event = Deposited(f"account-{random_.randrange(ACCOUNTS)}", random_.randrange(1, 100_00))
-        producer.produce("bank-events", deposited.encode(event), key=event.account, headers=deposited.headers)
-        producer.poll(0)
-        paid[event.account] += event.cents
-    producer.flush()
+    with EventProducer(servers) as producer:
+        for _ in range(deposits):
+            event = Deposited(f"account-{random_.randrange(ACCOUNTS)}", random_.randrange(1, 100_00))
+            producer.send_soon("bank-events", event, key=event.account)
+            paid[event.account] += event.cents
     return paid
 
 

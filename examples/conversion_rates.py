@@ -6,12 +6,10 @@ import os
 import sys
 import time
 
-from confluent_kafka import Producer
-
 from examples.conversion import RATES, Rate
-from examples.topics import create_topics, kafka_log
+from examples.topics import create_topics
+from streams import EventProducer
 from streams.codecs import codec_for
-from streams.events import event_type_of
 
 KEYS = codec_for(tuple[str, int])
 
@@ -23,16 +21,9 @@ def create_topic(servers: str, partitions: int = 3) -> None:
 
 def write(servers: str, rates: list[Rate]) -> None:
     """Returns when the broker has them."""
-    producer = Producer(
-        {"bootstrap.servers": servers, "partitioner": "murmur2_random", "enable.idempotence": True},
-        logger=kafka_log,
-    )
-    kind = event_type_of(Rate)
-    for rate in rates:
-        key = KEYS.encode((rate.currency, rate.valid_from_ms))
-        producer.produce(RATES, kind.encode(rate), key, headers=kind.headers)
-    if producer.flush(30):
-        raise TimeoutError(f"Kafka at {servers} does not take the rates")
+    with EventProducer(servers) as producer:
+        for rate in rates:
+            producer.send_soon(RATES, rate, key=KEYS.encode((rate.currency, rate.valid_from_ms)))
 
 
 def main() -> None:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from streams.config import EventSourceConfig, GroupConfig, PoolConfig, QueueConfig, TimeoutConfig
     from streams.core.schedule import MissedRuns
     from streams.core.timers import Timer
-    from streams.errors import EventFailure
+    from streams.errors import EventFailure, NotDelivered
+    from streams.event_producer import AsyncEventProducer, BlockingEventProducer, EventProducer, TransactionRecords
     from streams.event_source import EventSource
     from streams.events import event_type, to_record, upcaster
     from streams.global_change_log import GlobalChangeLog, GlobalChangeLogStatistics
@@ -49,11 +50,13 @@ __all__ = [
     "STOP",
     "WIDE_NETWORK",
     "AsyncBatcher",
+    "AsyncEventProducer",
     "AsyncJobScheduler",
     "BatchContext",
     "BatchItem",
     "BatchProducer",
     "BatcherConfig",
+    "BlockingEventProducer",
     "Change",
     "Codec",
     "Delivery",
@@ -61,6 +64,7 @@ __all__ = [
     "ErrorResponse",
     "EventContext",
     "EventFailure",
+    "EventProducer",
     "EventSource",
     "EventSourceConfig",
     "ExecutionState",
@@ -72,6 +76,7 @@ __all__ = [
     "JobRetry",
     "JournalledStore",
     "MissedRuns",
+    "NotDelivered",
     "PartitionStatistics",
     "PoolConfig",
     "QueueConfig",
@@ -85,6 +90,7 @@ __all__ = [
     "TimeoutConfig",
     "Timer",
     "TopicPartition",
+    "TransactionRecords",
     "event_type",
     "to_record",
     "upcaster",
@@ -97,7 +103,8 @@ _NAMES = {
     "config": "EventSourceConfig GroupConfig PoolConfig QueueConfig TimeoutConfig",
     "core.schedule": "MissedRuns",
     "core.timers": "Timer",
-    "errors": "EventFailure",
+    "errors": "EventFailure NotDelivered",
+    "event_producer": "AsyncEventProducer BlockingEventProducer EventProducer TransactionRecords",
     "event_source": "EventSource",
     "events": "event_type to_record upcaster",
     "global_change_log": "GlobalChangeLog GlobalChangeLogStatistics",

@@ -22,12 +22,19 @@
     ├── ``ProcessJobError``          the caller: a job cannot go to another process, or nothing came back from there
     ├── ``BatchError``               the caller: the call of a batcher did not answer with one result per item
     ├── ``NotCaughtUp``              the caller: a global change log has not received everything in time
+    ├── ``NotDelivered``             the caller: records that an ``EventProducer`` sent are refused, or in doubt
     ├── ``NotOwned``                 the caller: the partition is not active on this member
     ├── ``WouldDeadlock``            the caller: a handler was about to wait for its own partition's next turn
     └── ``Stopped``                  the caller: the event source is not running (any more)
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from streams.records import Delivery
 
 
 class StreamsError(Exception):
@@ -157,3 +164,17 @@ class TransactionFailed(StreamsError):
         self.call = call
         self.code = code
         self.kind = kind
+
+
+class NotDelivered(StreamsError):
+    """Records of ``EventProducer.send_soon`` failed. ``deliveries``: the first of them, each with its ``error``:
+    ``BrokerUnavailable`` means in doubt (the record may be there), anything else refused (it is not). ``more``: the
+    number of further ones."""
+
+    def __init__(self, deliveries: Sequence[Delivery], more: int = 0) -> None:
+        doubts = sum(isinstance(delivery.error, BrokerUnavailable) for delivery in deliveries)
+        text = f"{len(deliveries) + more} records were not delivered"
+        counts = f"{len(deliveries) - doubts} refused, {doubts} in doubt" + (f", {more} not looked at" if more else "")
+        super().__init__(f"{text} ({counts}); the first: {deliveries[0].error}")
+        self.deliveries = list(deliveries)
+        self.more = more

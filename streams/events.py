@@ -260,7 +260,8 @@ def to_record(
         raise EncodeError(
             f"the key for {topic} is a {type(key).__name__}; use str, bytes or None, or encode it yourself"
         )
-    return Record(topic, kind.encode(event), key, [*kind.headers, *headers], partition, timestamp_ms)
+    more = [*kind.headers, *headers] if headers else kind.headers
+    return Record(topic, kind.encode(event), key, more, partition, timestamp_ms)
 
 
 def _prepare(cls: type[T]) -> EventType[T]:

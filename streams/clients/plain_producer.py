@@ -16,6 +16,8 @@ from streams.clients.translate import BLOCKED, REFUSED, error_of
 from streams.errors import BrokerUnavailable, RecordRefused, Stopped, StreamsError
 from streams.records import Acknowledgement, Record
 
+DeliveryReport = Callable[[KafkaError | None, Message], None]
+
 
 class PlainProducer:
     """Sends records, and reports each of them once: when all in-sync replicas have it, or when it has failed for good.
@@ -48,17 +50,32 @@ class PlainProducer:
         something. Raises ``RecordRefused`` if the client itself will not take it (too large, no such partition), and
         ``BrokerUnavailable`` if it takes none any more (``is_broken``).
         """
+        return self.produce_reported(record, partial(self._reported, token, record.topic))
+
+    def produce_reported(self, record: Record, report: DeliveryReport) -> bool:
+        """Queue a record as ``produce`` does; ``report`` is called by ``poll``, with the error or ``None``."""
         partition = -1 if record.partition is None else record.partition
         timestamp = 0 if record.timestamp_ms is None else record.timestamp_ms
-        headers = None if record.headers is None else [*record.headers]  # the client takes nothing but lists
-        report = partial(self._reported, token, record.topic)
+        headers = record.headers
+        if headers is not None and type(headers) is not list:
+            headers = [*headers]  # the client takes nothing but lists
         try:
             self._produce(record.topic, record.value, record.key, partition, report, None, timestamp, headers)
         except BufferError:
             return False
         except KafkaException as exception:
-            raise self._failure(record.topic, partition, error_of(exception)) from None
+            raise self.failure(record.topic, partition, error_of(exception)) from None
         return True
+
+    @property
+    def unreported(self) -> int:
+        """The number of records that are not reported yet."""
+        return 0 if self._producer is None else len(self._producer)
+
+    def purge(self) -> None:
+        """Give up all records: those that are not reported yet have failed, and are reported by ``poll``."""
+        if self._producer is not None:
+            self._producer.purge()
 
     def poll(self, timeout_seconds: float) -> list[Acknowledgement]:
         """Wait for reports, for up to this long, and return those that there are. Blocks."""
@@ -88,10 +105,11 @@ class PlainProducer:
             self._reports.append(Acknowledgement(token, partition, -1 if offset is None else offset, None))
             return
         in_company = error.code() == KafkaError.MSG_SIZE_TOO_LARGE and not self._alone
-        failure = self._failure(topic, partition, error)
+        failure = self.failure(topic, partition, error)
         self._reports.append(Acknowledgement(token, partition, -1, failure, in_company))
 
-    def _failure(self, topic: str, partition: int, error: KafkaError) -> StreamsError:
+    def failure(self, topic: str, partition: int, error: KafkaError) -> StreamsError:
+        """Translate the error of a record: ``RecordRefused``, or ``BrokerUnavailable`` where it may be there or not."""
         where = topic if partition < 0 else f"{topic}[{partition}]"
         if error.code() in REFUSED or error.code() in BLOCKED:  # no transaction waits here: the item has its policy
             return RecordRefused(f"{where}: {error.name()}: {error.str()}")

@@ -12,6 +12,7 @@ from streams import DEAD_LETTER, SKIP, ErrorPolicy, ErrorResponse, EventContext,
 from streams.errors import NotOwned
 from streams.metrics import EventFailed, Measurement
 from streams.runtime.partition.dead_letters import PREFIX
+from streams.sak.murmur2 import partition_of
 from streams.testing import TestDriver
 from tests.unit.bad_input import FAILING_KEYS, GOOD_HEADERS, GOOD_VALUE, Seen, counting, small_records
 from tests.unit.handlers_kit import config, counts, driven, letters, send, totals
@@ -61,6 +62,17 @@ def test_a_skipped_record_is_named_in_the_log(caplog: pytest.LogCaptureFixture) 
         send(driver, "bad", deed="raise")
         assert (counts(driver), driver.committed_offsets()) == ({"first": 1}, {0: 2})
     assert "in[0]@1" in caplog.text
+
+
+def test_a_key_that_another_partitioner_has_placed_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    with driven(count, partitions=4) as driver:
+        for name in ("a", "b", "c", "d"):
+            driver.send(Added(name), key=name)
+        assert "partitioner" not in caplog.text
+        wrong = (partition_of(b"a", 4) + 1) % 4
+        for _ in range(2):
+            driver.send(Added("a"), key="a", partition=wrong)
+    assert caplog.text.count(f"in[{wrong}]@") == caplog.text.count("partitioner=murmur2_random") == 1
 
 
 def test_foreign_records_and_tombstones_in_the_changelog(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,6 +18,7 @@ from streams.core.partition import PartitionState
 from streams.core.policy import Decision, Failure, Work, apply_error_policy
 from streams.errors import EventFailure, MembershipLost, RecordRefused, StreamsError
 from streams.group import Order
+from streams.records import shown_key
 from streams.runtime.changelog import ReleaseMarker
 from streams.runtime.looks import Looks
 from streams.runtime.member import WorkingMember
@@ -26,11 +27,15 @@ from streams.runtime.partition.failures import RestartNeeded
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.ports import Batch
 from streams.runtime.signal import Broadcast
+from streams.sak.murmur2 import partition_of
 
 _log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 0.02
 """For partitions that restart together to be ready for one take-over, with one round of requests."""
+
+PLACEMENT_SAMPLE = 1_000
+"""Keys whose partitions are checked, one per batch of records: a partitioner is right for all keys or for few."""
 
 _S = PartitionState
 
@@ -54,6 +59,7 @@ class Partitions:
         self.changed = Broadcast()
         """Some partition is in another state now, or gone."""
         self._epoch = 0
+        self._placement_sample = PLACEMENT_SAMPLE
         self._fresh: list[PartitionWorker] = []  # of restarts that are about to take over
 
     @property
@@ -99,6 +105,30 @@ class Partitions:
             else:
                 worker.inbox.add(records, batch.sizes[partition])
         self._bound_memory()
+        if self._placement_sample:
+            self._check_placement(batch)
+
+    def _check_placement(self, batch: Batch) -> None:
+        """Warn once of a key that another partitioner has placed: it has a state of its own there."""
+        config = self._member.config
+        record = next((record for records in batch.records.values() for record in records[:1]), None)
+        if record is None or record.key is None:
+            return
+        self._placement_sample -= 1
+        due = partition_of(record.key, config.num_partitions)
+        if due != record.partition:
+            self._placement_sample = 0
+            _log.warning(
+                "%s: the key %s belongs to partition %d of %d (murmur2): a producer of %s uses another partitioner. A "
+                "key in two partitions has two states, one in each. Send with streams.EventProducer, or with "
+                "partitioner=murmur2_random in clients of librdkafka. Nothing is wrong if each key is always sent to "
+                "the same partition, on purpose; or if partitions were added to the topic",
+                record.where,
+                shown_key(record.key),
+                due,
+                config.num_partitions,
+                record.topic,
+            )
 
     def make_room(self) -> None:
         """Pause the partition that has most records: the poll thread has no room, although no queue is full."""

@@ -1,0 +1,231 @@
+"""``EventProducer`` on a real broker: what is acknowledged, refused, in doubt, and committed together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from streams import Delivery, EventProducer, NotDelivered, Record, TransactionRecords
+from streams.clients.admin import TopicAdmin
+from streams.clients.consumer import TAIL, LogConsumer
+from streams.clients.settings import ClientSettings
+from streams.errors import BrokerUnavailable, ConfigError, RecordRefused, RegistrationError, Stopped, TransactionFailed
+from streams.records import IncomingRecord
+from streams.sak.murmur2 import partition_of
+from streams.testing.fixtures import OwnBroker
+from tests.broker.client_kit import Received, create
+from tests.broker.gate import gate
+from tests.vocabulary import Added
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
+
+PARTITIONS = 3
+
+
+@pytest.fixture
+def topic(admin: TopicAdmin, topic_prefix: str) -> str:
+    create(admin, name := f"{topic_prefix}events", PARTITIONS, max_message_bytes="2000")
+    return name
+
+
+def read(settings: ClientSettings, topic: str) -> dict[int, list[IncomingRecord]]:
+    """Everything that readers of committed records see, by partition."""
+    consumer = LogConsumer(settings, topic, TAIL)
+    try:
+        received = Received(consumer)
+        for partition in range(PARTITIONS):
+            consumer.add(partition, 0)
+        received.until(lambda: len(received.at_end) == PARTITIONS)
+        return received.records
+    finally:
+        consumer.close()
+
+
+class Blocking:
+    """The methods of a blocking producer as coroutines, so that one test drives both."""
+
+    def __init__(self, producer: Any) -> None:
+        self._producer = producer
+
+    async def send(self, *arguments: Any, **options: Any) -> Delivery:
+        delivery: Delivery = await asyncio.to_thread(self._producer.send, *arguments, **options)
+        return delivery
+
+    async def send_soon(self, *arguments: Any, **options: Any) -> None:
+        await asyncio.to_thread(self._producer.send_soon, *arguments, **options)
+
+    async def flush(self) -> None:
+        await asyncio.to_thread(self._producer.flush)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[TransactionRecords]:
+        with self._producer.transaction() as records:
+            yield records
+
+
+@asynccontextmanager
+async def started(kind: str, producer: EventProducer) -> AsyncIterator[Any]:
+    if kind == "async":
+        async with producer as running:
+            yield running
+    else:
+        with producer as running:
+            yield Blocking(running)
+
+
+KINDS = pytest.mark.parametrize("kind", ["async", "blocking"])
+
+
+@KINDS
+@pytest.mark.asyncio
+async def test_events_arrive_typed_placed_by_their_keys_and_in_order(
+    settings: ClientSettings, topic: str, kind: str
+) -> None:
+    async with started(kind, EventProducer(settings.bootstrap_servers, max_queued_records=10)) as producer:
+        for number in range(300):  # thirty times what may be on its way
+            await producer.send_soon(topic, Added(f"k{number % 7}", number), key=f"k{number % 7}")
+        delivery = await producer.send(
+            topic, Added("x"), key=b"x", headers=[("trace", b"1")], partition=1, timestamp_ms=1_700_000_000_000
+        )
+        await producer.send(Record(topic, None, b"k0"))  # a tombstone
+        with pytest.raises(RegistrationError):
+            await producer.send(topic, "not an event")
+        await producer.flush()
+    with pytest.raises(Stopped):
+        await producer.send_soon(topic, Added("late"))
+    found = read(settings, topic)
+    (last,) = [record for record in found[1] if record.header("trace")]
+    assert (last.offset, last.partition, last.timestamp_ms) == (delivery.offset, delivery.partition, 1_700_000_000_000)
+    assert last.record_type == "Added"
+    assert [record.value for record in found[partition_of(b"k0", PARTITIONS)]][-1] is None
+    for partition, records in found.items():
+        events = [msgspec.json.decode(record.value, type=Added) for record in records if record.value]
+        for name in {event.name for event in events} - {"x"}:
+            assert partition_of(name.encode(), PARTITIONS) == partition
+            amounts = [event.amount for event in events if event.name == name]
+            assert amounts == list(range(amounts[0], 300, 7))
+    assert sum(map(len, found.values())) == 302
+
+
+@KINDS
+@pytest.mark.asyncio
+async def test_a_record_that_is_too_large_is_refused_alone(settings: ClientSettings, topic: str, kind: str) -> None:
+    """The topic takes 2,000 bytes: batches of small records are larger than that, and refused with all in them."""
+    client_settings = {"linger.ms": 100}
+    async with started(kind, EventProducer(settings.bootstrap_servers, client_settings=client_settings)) as producer:
+        for number in range(100):
+            await producer.send_soon(topic, Added(f"small-{number}"), partition=0)
+        await producer.send_soon(topic, Added("large" * 500), partition=0)
+        with pytest.raises(NotDelivered, match=r"1 records were not delivered \(1 refused, 0 in doubt\).*events\[0\]"):
+            await producer.flush()
+        with pytest.raises(RecordRefused, match="MSG_SIZE_TOO_LARGE"):
+            await producer.send(topic, Added("large" * 500))
+    assert sum(map(len, read(settings, topic).values())) == 100
+
+
+@pytest.mark.parametrize("kind", gate(["async", "blocking"], "async"))
+@pytest.mark.asyncio
+async def test_what_is_in_doubt_is_raised_at_the_end(
+    own_broker: OwnBroker, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = own_broker(start_timeout=150.0)
+    create(TopicAdmin(ClientSettings(broker.bootstrap_servers)), "events", 1)
+    async with started(kind, EventProducer(broker.bootstrap_servers)) as running:
+        await running.send("events", Added("there"))
+    producer = EventProducer(broker.bootstrap_servers, delivery_timeout_seconds=2.0)
+
+    async def doubtful() -> None:
+        async with started(kind, producer) as running:
+            await running.send("events", Added("there, too"))
+            broker.freeze()
+            await running.send_soon("events", Added("in doubt"))
+            with pytest.raises(BrokerUnavailable, match="it may be there or not"):
+                await running.send("events", Added("awaited"))
+            await running.send_soon("events", Added("in doubt, too"))
+
+    async def failing() -> None:
+        async with started(kind, producer) as running:
+            await running.send_soon("events", Added("in doubt"))
+            raise ZeroDivisionError
+
+    with pytest.raises(NotDelivered) as raised:
+        await doubtful()
+    assert [delivery.record.value for delivery in raised.value.deliveries] == [
+        b'{"name":"in doubt","amount":1,"deed":""}',
+        b'{"name":"in doubt, too","amount":1,"deed":""}',
+    ]
+    assert isinstance(raised.value.deliveries[0].error, BrokerUnavailable)
+    with pytest.raises(ZeroDivisionError):  # the block's own error is not hidden
+        await failing()
+    assert "1 records were not delivered (0 refused, 1 in doubt)" in caplog.text
+
+
+async def transact(producer: Any, topic: str, *events: Added, error: Exception | None = None) -> None:
+    async with producer.transaction() as records:
+        for event in events:
+            records.send(topic, event, key=event.name)
+        if error is not None:
+            raise error
+
+
+@KINDS
+@pytest.mark.asyncio
+async def test_a_transaction_is_committed_as_a_whole_or_not_at_all(
+    settings: ClientSettings, topic: str, kind: str
+) -> None:
+    producer, again = (EventProducer(settings.bootstrap_servers, transactional_id=topic) for _ in range(2))
+    async with started(kind, producer) as running:
+        for amount in (1, 2):
+            await transact(running, topic, *(Added(f"k{number}", amount) for number in range(50)))
+        with pytest.raises(ZeroDivisionError):
+            await transact(running, topic, Added("never"), error=ZeroDivisionError())
+        with pytest.raises(RecordRefused, match=r"nothing of the transaction is committed"):
+            await transact(running, topic, Added("never"), Added("large" * 500))
+        with pytest.raises(ConfigError, match="in use by another block"):
+            await started(kind, producer).__aenter__()
+        async with started(kind, again) as other:
+            await transact(other, topic, Added("of the other"))
+        await transact(running, topic, Added("after it"))  # by a new client: the one that met the error is gone
+        async with started(kind, again) as other:
+            await transact(other, topic, Added("of the other"))
+        with pytest.raises(TransactionFailed, match=r"newer instance|same transactional id"):
+            await transact(running, topic, Added("never"))
+    found = [record.value or b"" for records in read(settings, topic).values() for record in records]
+    assert len(found) == 103
+    assert not [value for value in found if b"never" in value]
+
+
+def test_threads_share_a_producer(settings: ClientSettings, topic: str) -> None:
+    with EventProducer(settings.bootstrap_servers) as producer, ThreadPoolExecutor(8) as threads:
+        deliveries = list(threads.map(lambda number: producer.send(topic, Added(f"k{number}"), key=b"k"), range(200)))
+    assert sorted(delivery.offset for delivery in deliveries) == list(range(200))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"bootstrap_servers": ""}, "no broker is named: set bootstrap_servers or the variable KES_BOOTSTRAP_SERVERS"),
+        ({"max_queued_records": 0}, "max_queued_records is 0; it must be a whole number, 1 or more"),
+        ({"delivery_timeout_seconds": 0}, "delivery_timeout_seconds is 0; it must be a millisecond or more"),
+        ({"client_settings": {"acks": 0}}, "kafka setting 'acks' can not be overridden: exactly-once rests on it"),
+    ],
+)
+def test_wrong_settings_are_refused(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], text: str) -> None:
+    monkeypatch.delenv("KES_BOOTSTRAP_SERVERS", raising=False)
+    with pytest.raises(ConfigError, match=text):
+        EventProducer(**{"bootstrap_servers": "127.0.0.1:1", **options})
+
+
+def test_a_transaction_needs_a_name(settings: ClientSettings) -> None:
+    with (
+        EventProducer(settings.bootstrap_servers) as producer,
+        pytest.raises(ConfigError, match="transactional_id"),
+        producer.transaction(),
+    ):
+        pass
