@@ -63,10 +63,6 @@ async def _drive_engine(loop: VirtualTimeLoop, source: EventSource[Any], meter: 
         mock.patch("streams.clients.consumer.time", SimpleNamespace(monotonic=partial(float, 1))),  # none is silent
         mock.patch("streams.clients.transactional.Producer", ScriptedProducer),
         mock.patch("streams.clients.producing.cluster.connect", connected),
-        mock.patch(
-            "streams.clients.producing.transactions.time",
-            SimpleNamespace(monotonic=loop.time, time=partial(float, 1.7e9)),
-        ),
     ):
         running = loop.create_task(
             source._consume(lambda config: ScriptedConnections(config, fibers), environment), name="source"

@@ -12,6 +12,7 @@ import asyncio
 import random
 import threading
 from collections.abc import Callable, Collection
+from functools import partial
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,6 +24,8 @@ from benchmarks.workload import Deposited
 from streams.clients.group_wire import group_metadata
 from streams.clients.producing import messages as wire
 from streams.clients.producing.broker_connection import BrokerConnection
+from streams.clients.producing.cluster import Cluster
+from streams.clients.producing.settings import ProducerSettings
 from streams.group import Assigned, Assignment, GroupEvent, Snapshot
 from streams.runtime.connections import KafkaConnections
 from streams.runtime.reading.poller import Poller
@@ -256,6 +259,7 @@ class ScriptedConnections(KafkaConnections):
     def __init__(self, config: Any, fibers: Fibers) -> None:
         super().__init__(config)
         self._fibers = fibers
+        self._cluster = Cluster(ProducerSettings.of(config.bootstrap_servers, "client", {}), partial(float, 1.7e9))
 
     def worker(self, name: str) -> Any:
         return Inline(name)
