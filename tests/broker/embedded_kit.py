@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import psutil
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "the condition did not come true in time"
-        time.sleep(0.02)
 
 
 def alive(pid: int) -> bool:

@@ -11,9 +11,9 @@ import pytest_asyncio
 
 from streams import DEAD_LETTER, BatchProducer, Delivery, EventContext, IncomingRecord, Record, to_record
 from streams.broker import KafkaBroker
-from streams.errors import BrokerUnavailable, ConfigError, RecordRefused
+from streams.errors import BrokerUnavailable, RecordRefused
 from streams.testing.fixtures import BrokerAddress
-from tests.broker.engine_kit import Lab, Running, start_failure
+from tests.broker.engine_kit import Lab, Running
 from tests.broker.gate import gate
 from tests.vocabulary import Added, Total, Totals
 
@@ -142,40 +142,6 @@ async def test_no_answer_is_told_after_the_delivery_timeout(near: Lab) -> None:
         await run.until_committed(1)
     assert isinstance(errors[0], BrokerUnavailable)
     assert "127.0.0.1:1" in str(errors[0])
-
-
-@pytest.mark.asyncio
-async def test_a_setting_that_the_client_does_not_know_stops_the_source(near: Lab) -> None:
-    source = near.source(error_policy=DEAD_LETTER)
-    producer: BatchProducer[Totals] = BatchProducer(
-        source, client_settings={"no.such.setting": "1", "sasl.password": "s3cret"}
-    )
-    producer.register_event_type(Added, lambda record, event: Record(near.output, b"1"))
-    await near.create(near.topic)
-    await near.add("a")
-    error = await start_failure(source)
-    assert isinstance(error.__cause__.__cause__ if error.__cause__ else None, ConfigError)
-    assert "no.such.setting" in str(error)
-    assert "s3cret" not in str(error)
-
-
-@pytest.mark.asyncio
-async def test_blocking_handlers_wait_for_their_records(near: Lab, far: Lab) -> None:
-    source = near.source()
-    producer: BatchProducer[Totals] = BatchProducer(source, bootstrap_servers=far.bootstrap)
-
-    def handler(ctx: EventContext[Totals], event: Added) -> None:
-        records = [Record(far.output, event.name.encode(), partition=0)] * event.amount
-        for delivery in producer.produce_and_wait(ctx, records, timeout_seconds=60):
-            ctx.forward(near.output, Total(event.name, delivery.offset), partition=0)
-
-    source.register_event_type(Added, handler, blocking=True)
-    async with Running(source, active=PARTITIONS) as run:
-        await near.add("a", amount=3)
-        await near.add("b", amount=0)
-        await run.until_committed(2)
-    assert await near.totals() == [("a", 0), ("a", 1), ("a", 2)]
-    assert len(await far.records()) == 3
 
 
 @pytest.mark.asyncio

@@ -171,10 +171,3 @@ def test_groups_of_other_consumers(
         assert code == 0
         assert "plain-0" in out
     kes.until(name, lambda found: found["members"] == [])
-
-
-def test_nobody_answers(tmp_path: Path) -> None:
-    code, out, err = Kes("127.0.0.1:1", tmp_path, "group")("shop", "--timeout", "1")
-    assert (code, out) == (1, "")
-    assert "127.0.0.1:1" in err
-    assert "Traceback" not in err

@@ -69,34 +69,6 @@ def test_committed_records_only_from_the_offset_on(got: Received, writer: Writer
     assert len(got.values(0)) == 2
 
 
-def test_the_position_moves_when_only_aborted_transactions_come(got: Received, writer: Writer) -> None:
-    """Nothing is delivered for them but a new end of the partition, each time."""
-    writer.commit(*rows(0, "a"))
-    got.consumer.add(0, LOG_START)
-    got.until(lambda: got.position.get(0) == 2)
-    for end in (8, 14, 20):
-        writer.abort(*rows(0, *["no"] * 5))
-        got.until(lambda: got.position[0] == end)  # noqa: B023
-        assert got.end[0] == end
-    assert got.values(0) == ["a"]
-
-
-def test_an_open_transaction_keeps_the_position_below_the_end(
-    got: Received, writer: Writer, settings: ClientSettings, admin: TopicAdmin, topic: str
-) -> None:
-    with writing(settings, topic, "other") as other:
-        writer.commit(*rows(0, "a"))
-        wait_for_end(admin, topic, 0, 2)
-        other.begin(*rows(0, "open"))
-        writer.commit(*rows(0, "behind"))
-        got.consumer.add(0, 0)
-        got.until(lambda: got.end.get(0) == 5 and got.at_end == {0})
-        assert (got.values(0), got.position[0]) == (["a"], 2)
-        other.abort()
-        got.until(lambda: got.position[0] == 6)
-        assert (got.values(0), got.end[0]) == (["a", "behind"], 6)
-
-
 def test_the_very_end_an_empty_partition_and_a_log_that_begins_anywhere(
     got: Received, writer: Writer, settings: ClientSettings, admin: TopicAdmin, topic: str
 ) -> None:
@@ -122,21 +94,6 @@ def test_nothing_is_left_over_of_an_earlier_life(got: Received, writer: Writer) 
         assert again.values(0) == numbers(start, start + len(again.values(0)))
         again.consumer.remove([0])
         assert 0 not in again.consumer.poll_batch(0.05)
-
-
-@pytest.mark.parametrize("profile", [INPUT])
-def test_a_pause_neither_loses_nor_repeats(got: Received, writer: Writer) -> None:
-    writer.commit(*rows(0, *numbers(0, 400)))  # polls may bring more than was waited for
-    got.consumer.add(0, 0)
-    for _ in range(4):
-        before = len(got.values(0))
-        got.until(lambda: len(got.values(0)) >= before + 30, limit=30)  # noqa: B023
-        got.consumer.pause([0])
-        for _ in range(3):
-            assert not got.consumer.poll_batch(0.05)
-        got.consumer.resume([0])
-    got.until(lambda: len(got.values(0)) >= 400)
-    assert got.values(0) == numbers(0, 400)
 
 
 def test_adding_to_an_idle_and_to_a_busy_tail_is_quick(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 
@@ -12,7 +13,7 @@ from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.clients.transactional import TransactionalProducer
 from streams.errors import RecordRefused, Stopped, TransactionFailed
-from streams.records import Change, IncomingRecord, Output
+from streams.records import Change, Output
 from tests.broker.client_kit import create, group_metadata, output
 from tests.unit.waiting import wait_until
 
@@ -59,14 +60,10 @@ def begin(producer: TransactionalProducer, *outputs: Output) -> None:
 
 def committed(settings: ClientSettings, admin: TopicAdmin, topic: str) -> list[tuple[bytes | None, bytes | None]]:
     """Every committed record of the topic; waits for what is still open."""
-    seen: list[IncomingRecord] = []
-    reader = PartitionReader(settings)
     ranges = {number: (marks.start, marks.end) for number, marks in admin.watermarks(topic).items()}
-    reader.read(
-        topic, ranges, lambda _, records: seen.extend(records), stalled_after_seconds=20, cancelled=lambda: False
-    )
-    reader.close()
-    return [(record.key, record.value) for record in seen]
+    with contextlib.closing(PartitionReader(settings)) as reader:
+        found = reader.read_all(topic, ranges, stalled_after_seconds=20)
+    return [(record.key, record.value) for records in found.values() for record in records]
 
 
 def test_what_is_committed_is_there_with_its_offsets_and_what_is_aborted_is_not(

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from confluent_kafka import Producer
 
@@ -21,8 +16,9 @@ from streams.broker import KafkaCluster
 from streams.broker.probe import free_port
 from streams.errors import ConfigError, EmbeddedBrokerError
 from streams.testing.faults import KafkaProxy
-from tests.broker.embedded_kit import consume, make_topic, produce, wait_until
+from tests.broker.embedded_kit import consume, make_topic, produce
 from tests.broker.gate import gate
+from tests.unit.waiting import wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -151,7 +147,7 @@ def test_proxy_before_a_cluster(cluster: KafkaCluster, topic_prefix: str) -> Non
         proxy.cut_off(node=leader)
         send("cut off", 0)
         send("passes", other)
-        wait_until(lambda: (producer.poll(0.05), "passes" in told)[1], 15)
+        wait_until(lambda: (producer.poll(0.05), "passes" in told)[1], seconds=15)
         assert "cut off" not in told
         proxy.restore()
         assert producer.flush(30) == 0
@@ -209,22 +205,3 @@ def test_taken_port_is_found_at_the_start_and_others_are_tried(monkeypatch: pyte
     monkeypatch.setattr("streams.broker.kafka_cluster.free_port", port)
     with socket.create_server(("127.0.0.1", taken)), KafkaCluster(nodes=1) as cluster:
         assert str(taken) not in cluster.bootstrap_servers
-
-
-@pytest.mark.nightly
-def test_ends_with_its_owner() -> None:
-    program = (
-        "from streams.broker import KafkaCluster; import time; c = KafkaCluster(nodes=2).start();"
-        "print(*[n.pid for n in c.nodes.values()], *[n.data_dir for n in c.nodes.values()], flush=True); time.sleep(99)"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    ) as owner:
-        assert owner.stdout is not None
-        one, two, *folders = owner.stdout.readline().split()
-        owner.send_signal(signal.SIGKILL)
-    wait_until(lambda: not psutil.pid_exists(int(one)) and not psutil.pid_exists(int(two)))
-    wait_until(lambda: not any(Path(folder).exists() for folder in folders))

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from streams.testing.fixtures import OwnBroker
-from tests.broker.embedded_kit import alive, wait_until
+from tests.broker.embedded_kit import alive
 from tests.broker.gate import gate
+from tests.unit.waiting import wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 

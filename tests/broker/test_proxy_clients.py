@@ -1,4 +1,5 @@
-"""Each rule of the proxy does to real clients and a real broker what it says."""
+"""Real clients and a real broker on both sides of the proxy; what each rule does, on a line of our own:
+``tests/unit/test_proxy.py``, and under load: ``test_battery_proxy.py``."""
 
 from __future__ import annotations
 
@@ -7,15 +8,15 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaException, Producer
 
 from streams.clients.admin import TopicAdmin
+from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.testing.faults import KafkaProxy, Rule
 from streams.testing.fixtures import BrokerAddress
@@ -63,42 +64,12 @@ def make(proxy: KafkaProxy, topic_prefix: str) -> Make:
     return build
 
 
-def visible(broker: BrokerAddress, topic: str, isolation: str = "read_committed") -> list[bytes | None]:
-    """Everything that a reader sees, once no transaction is open; asked of the broker itself, not of the proxy."""
-    until_none_is_open(broker, topic)  # a commit may be answered before its marker is written
-    return visible_now(broker, topic, isolation)
-
-
-def until_none_is_open(broker: BrokerAddress, topic: str) -> None:
-    with contextlib.closing(TopicAdmin(ClientSettings(broker.bootstrap_servers))) as admin:
-        deadline = time.monotonic() + 30
-        while any(mark.stable < mark.end for mark in admin.watermarks(topic, timeout_seconds=30).values()):
-            assert time.monotonic() < deadline, "a transaction stays open"
-            time.sleep(0.01)
-
-
-def visible_now(broker: BrokerAddress, topic: str, isolation: str = "read_committed") -> list[bytes | None]:
-    """The same, whatever is open."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": broker.bootstrap_servers,
-            "group.id": "none",
-            "isolation.level": isolation,
-            "enable.partition.eof": True,
-            "log_level": 0,
-        }
-    )
-    try:
-        consumer.assign([TopicPartition(topic, 0, 0)])
-        values: list[bytes | None] = []
-        while True:
-            message = consumer.poll(30)
-            assert message is not None, "the broker does not answer"
-            if message.error() is not None:
-                return values
-            values.append(message.value())
-    finally:
-        consumer.close()
+def visible(broker: BrokerAddress, topic: str) -> list[bytes | None]:
+    """All that is committed, once no transaction is open; asked of the broker itself, not of the proxy."""
+    settings = ClientSettings(broker.bootstrap_servers)
+    with contextlib.closing(TopicAdmin(settings)) as admin, contextlib.closing(PartitionReader(settings)) as reader:
+        end = admin.watermarks(topic, timeout_seconds=30)[0].end
+        return [record.value for record in reader.read_all(topic, {0: (0, end)}, stalled_after_seconds=30)[0]]
 
 
 def test_clients_stay_on_the_proxy(kafka_broker: BrokerAddress, proxy: KafkaProxy, make: Make, topic: str) -> None:
@@ -127,38 +98,6 @@ def test_lost(kafka_broker: BrokerAddress, proxy: KafkaProxy, make: Make, topic:
     assert visible(kafka_broker, topic) == [b"one"]
 
 
-def test_held_reply_to_a_commit(kafka_broker: BrokerAddress, proxy: KafkaProxy, make: Make, topic: str) -> None:
-    """The transaction is committed, everybody sees it, and only the client does not know."""
-    producer = make()
-    held = proxy.add(Rule(apis={"EndTxn"}, action="hold"))
-    producer.begin_transaction()
-    producer.produce(topic, b"one")
-    assert producer.flush(20) == 0
-    with pytest.raises(KafkaException) as caught:
-        producer.commit_transaction(1.5)
-    assert caught.value.args[0].retriable()
-    assert held.wait_struck()
-    assert visible(kafka_broker, topic) == [b"one"]
-    held.release()
-    producer.commit_transaction(20)
-
-
-def test_held_request_of_a_commit(kafka_broker: BrokerAddress, proxy: KafkaProxy, make: Make, topic: str) -> None:
-    producer = make()
-    held = proxy.add(Rule(apis={"EndTxn"}, on="request", action="hold"))
-    producer.begin_transaction()
-    producer.produce(topic, b"one")
-    assert producer.flush(20) == 0
-    with pytest.raises(KafkaException):
-        producer.commit_transaction(1.5)
-    assert held.wait_struck()
-    assert visible_now(kafka_broker, topic) == []
-    assert visible_now(kafka_broker, topic, "read_uncommitted") == [b"one"]
-    held.release()
-    producer.commit_transaction(20)
-    assert visible(kafka_broker, topic) == [b"one"]
-
-
 @pytest.mark.parametrize(("idempotent", "expected"), [(True, 1), (False, 2)])
 @pytest.mark.parametrize("answer", gate(["first", "last"], "first"))
 def test_doubled_produce(
@@ -176,28 +115,6 @@ def test_doubled_produce(
     producer.produce(topic, b"one")
     assert producer.flush(20) == 0
     assert visible(kafka_broker, topic) == [b"one"] * expected
-
-
-def test_doubled_replies_do_no_harm(kafka_broker: BrokerAddress, proxy: KafkaProxy, make: Make, topic: str) -> None:
-    producer = make()
-    doubled = proxy.add(Rule(action="double", apis={"Produce", "EndTxn", "AddPartitionsToTxn"}))
-    for value in (b"one", b"two"):
-        producer.begin_transaction()
-        producer.produce(topic, value)
-        producer.commit_transaction(20)
-    assert doubled.struck >= 6
-    assert visible(kafka_broker, topic) == [b"one", b"two"]
-
-
-def test_delayed_produce(proxy: KafkaProxy, make: Make, topic: str) -> None:
-    producer = make(transactional_id=None)
-    producer.list_topics(topic, 10)
-    delayed = proxy.add(Rule(apis={"Produce"}, action="delay", seconds=1.0, times=1))
-    began = time.monotonic()
-    producer.produce(topic, b"one")
-    assert producer.flush(20) == 0
-    assert delayed.struck == 1
-    assert time.monotonic() - began > 0.95
 
 
 def test_cut_off_client_and_its_late_request(
