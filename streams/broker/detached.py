@@ -18,10 +18,9 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from streams.broker.guardian_handle import GRACE_SECONDS
+from streams.broker.guardian_handle import GRACE_SECONDS, held_lock
 from streams.broker.jars import errors_named
 from streams.broker.kafka_broker import KafkaBroker
-from streams.broker.locks import held_lock
 from streams.broker.probe import HOST, metadata
 from streams.broker.progress import Progress, silent
 from streams.errors import ConfigError, EmbeddedBrokerError

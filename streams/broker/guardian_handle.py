@@ -1,4 +1,5 @@
-"""The owner's side of the guardian process: commands to it, reports of the broker from it."""
+"""The owner's side of the guardian process: commands to it, reports of the broker from it; and the locks that the two
+hold: they end with the last process that has the file open, however that one ends."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from streams.errors import EmbeddedBrokerError
 _SCRIPT = Path(__file__).with_name("_guardian.py")
 _ANSWER_SECONDS = 20.0
 GRACE_SECONDS = 15.0
+_LOCK_LOOK_SECONDS = 0.02
 
 
 class GuardianHandle:
@@ -141,3 +143,29 @@ class GuardianHandle:
                 else:
                     self._error = value
             return True
+
+
+@contextlib.contextmanager
+def held_lock(path: Path, patience: float = 0.0) -> Iterator[int | None]:
+    """The file's lock as a descriptor, or nothing when another process holds it all the ``patience`` (seconds).
+
+    At the end of the block this process gives it up; a process that inherited the descriptor goes on holding it.
+    """
+    import fcntl  # not on Windows, where the keeper does not run either
+
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        until = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < until:
+                    time.sleep(_LOCK_LOOK_SECONDS)
+                    continue
+                yield None
+            else:
+                yield descriptor
+            break
+    finally:
+        os.close(descriptor)

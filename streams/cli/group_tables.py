@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -43,7 +43,7 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
     lag_seconds: float | None = None
 
 
-class PartitionRow(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionRow(msgspec.Struct, kw_only=True):
     """One partition. ``owners``: members that work on it (more than one only while a member has not learned yet).
     ``standbys`` keep a copy, ``preparing`` restore one for a move, ``restoring``: an owner does it. ``move``: from whom
     to whom it is being handed over. That takes a transaction and no other plan, so the receiver counts as the owner,
@@ -51,10 +51,10 @@ class PartitionRow(msgspec.Struct, frozen=True, kw_only=True):
 
     topic: str
     partition: int
-    owners: tuple[str, ...] = ()
-    restoring: tuple[Copy, ...] = ()
-    standbys: tuple[Copy, ...] = ()
-    preparing: tuple[Copy, ...] = ()
+    owners: list[str] = []
+    restoring: list[Copy] = []
+    standbys: list[Copy] = []
+    preparing: list[Copy] = []
     move: tuple[str, str] | None = None
     lag: PartitionLag | None = None
 
@@ -106,32 +106,40 @@ def short_id(member: MemberView) -> str:
 def partition_rows(picture: Picture) -> list[PartitionRow]:
     """Every partition that a member has, gets, or has committed in."""
     view, called, moving = picture.view, names(picture.view), under_way(picture.live)
-    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    rows: dict[tuple[str, int], PartitionRow] = {}
+    targets: list[tuple[PartitionRow, str]] = []
 
-    def row(topic: str, partition: int) -> dict[str, Any]:
-        return rows.setdefault((topic, partition), {"owners": [], "restoring": [], "standbys": [], "preparing": []})
+    def row(topic: str, partition: int) -> PartitionRow:
+        return rows.setdefault((topic, partition), PartitionRow(topic=topic, partition=partition))
 
     for topic, lags in picture.lags.items():
         for entry in lags:
-            row(topic, entry.partition)["lag"] = entry
+            row(topic, entry.partition).lag = entry
     for member in view.members:
         name = called[member.member_id]
-        if member.assignment is None or not member.topics:
-            _foreign(member, name, row)
+        if member.assignment is None or not member.topics:  # a foreign one: as Kafka has it
+            for topic, partitions in member.owned.items():
+                for partition in partitions:
+                    row(topic, partition).owners.append(name)
+            for topic, partitions in (member.target or {}).items():
+                missing = partitions - member.owned.get(topic, frozenset())
+                targets += [(row(topic, partition), name) for partition in missing]
             continue
         topic, assignment, live = member.topics[0], member.assignment, picture.live.get(member.member_id)
         for partition in owned_here(member, picture.live):
-            row(topic, partition)["owners"].append(name)
+            row(topic, partition).owners.append(name)
             if live is not None and partition in live.copies and live.copies[partition].state == "restoring":
-                row(topic, partition)["restoring"].append(copy_of(member, name, partition, live))
+                row(topic, partition).restoring.append(copy_of(member, name, partition, live))
         for partition, to in assignment.release.items():
             if partition in moving:
-                row(topic, partition)["move"] = (name, called.get(to, f"{to} (gone)"))
+                row(topic, partition).move = (name, called.get(to, f"{to} (gone)"))
         for partition in assignment.standby:
-            row(topic, partition)["standbys"].append(copy_of(member, name, partition, live))
+            row(topic, partition).standbys.append(copy_of(member, name, partition, live))
         for partition in assignment.preparing:
-            row(topic, partition)["preparing"].append(copy_of(member, name, partition, live))
-    return [PartitionRow(topic=topic, partition=number, **_fixed(row)) for (topic, number), row in sorted(rows.items())]
+            row(topic, partition).preparing.append(copy_of(member, name, partition, live))
+    for target, name in targets:  # when all owners are known
+        target.move = (", ".join(target.owners) or "no member", name)
+    return [found for _, found in sorted(rows.items())]
 
 
 def under_way(live: Live) -> frozenset[int]:
@@ -165,23 +173,6 @@ def copy_of(member: MemberView, name: str, partition: int, live: LiveMember | No
         seconds_left=note.seconds_left,
         lag_seconds=note.lag_seconds,
     )
-
-
-def _foreign(member: MemberView, name: str, row: Callable[[str, int], dict[str, Any]]) -> None:
-    """The partitions of a foreign member as Kafka knows them: what it has, and what it shall get."""
-    for topic, partitions in member.owned.items():
-        for partition in partitions:
-            row(topic, partition)["owners"].append(name)
-    for topic, partitions in (member.target or {}).items():
-        for partition in partitions - member.owned.get(topic, frozenset()):
-            row(topic, partition)["target"] = name
-
-
-def _fixed(row: dict[str, Any]) -> dict[str, Any]:
-    target = row.pop("target", None)
-    if target is not None:
-        row["move"] = (", ".join(row["owners"]) or "no member", target)
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
 
 
 def facts(picture: Picture) -> dict[str, Any]:

@@ -191,13 +191,9 @@ def explained(
 ) -> StreamsError:
     """Translate one of ``FATAL``: the message names the refusal and the remedy."""
     group = f"group {group_id}"
-    if isinstance(error, kafka_errors.InvalidSessionTimeoutError):
-        return ConfigError(
-            f"{group}: the broker refuses the session timeout; it must be within the broker's "
-            "group.min.session.timeout.ms (6000 unless set) and group.max.session.timeout.ms"
-        )
-    if isinstance(error, kafka_errors.FencedInstanceIdError):
-        return MembershipFatal(f"{group}: another process joined as instance {instance!r}; this one has to stop")
+    common = refused(getattr(error, "message", ""), group_id, instance)
+    if common is not None:
+        return common
     if isinstance(error, kafka_errors.InconsistentGroupProtocolError):
         ours = ", ".join(strategies)
         return MembershipFatal(
@@ -206,12 +202,27 @@ def explained(
             "one; then restart them one by one without the old one. A group with members of something else than this "
             "toolkit cannot be joined: use another group id"
         )
-    if isinstance(error, kafka_errors.GroupMaxSizeReachedError):
-        return MembershipFatal(f"{group}: it is full (the broker's group.max.size)")
-    if isinstance(error, kafka_errors.InvalidGroupIdError):
-        return ConfigError(f"{group}: the broker refuses this group id")
     translated = client.translated(error, f"joining {group}")
     return translated if isinstance(translated, ConfigError) else MembershipFatal(f"{group}: {error!r}")
+
+
+def refused(code: str, group_id: str, instance: str) -> StreamsError | None:
+    """Translate a refusal that any member may get, by its name in the protocol. ``None``: another error."""
+    group = f"group {group_id}"
+    match code:
+        case "FENCED_INSTANCE_ID":
+            return MembershipFatal(f"{group}: another process joined as instance {instance!r}; this one has to stop")
+        case "INVALID_SESSION_TIMEOUT":
+            return ConfigError(
+                f"{group}: the broker refuses the session timeout; it must be within the broker's "
+                "group.min.session.timeout.ms (6000 unless set) and group.max.session.timeout.ms"
+            )
+        case "GROUP_MAX_SIZE_REACHED":
+            return MembershipFatal(f"{group}: it is full (the broker's group.max.size)")
+        case "INVALID_GROUP_ID":
+            return ConfigError(f"{group}: the broker refuses this group id")
+        case _:
+            return None
 
 
 def name_taken(group_id: str, instance: str) -> MembershipFatal:

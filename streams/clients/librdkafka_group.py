@@ -7,6 +7,7 @@ instance name instead (that of kafka-python members is too), and the coordinator
 from __future__ import annotations
 
 import logging
+import struct
 import warnings
 from collections.abc import Callable, Collection
 from importlib import import_module
@@ -15,6 +16,8 @@ from typing import Any, Final
 import msgspec
 from confluent_kafka import KafkaError
 
+from streams.clients.connection import ConnectionLog
+from streams.clients.group_coordinator import refused
 from streams.clients.kafka_python import DescribeConfigsRequest, DescribeGroupsRequest, errors
 from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, raise_for
 from streams.clients.takeover import KafkaPythonTakeOver
@@ -144,6 +147,68 @@ async def describe_group(client: KafkaPythonClient, group_id: str, node: int, de
     return None, described
 
 
+class Metadata(msgspec.Struct, frozen=True):
+    """Fields of librdkafka's group metadata bytes."""
+
+    generation: int
+    member_id: str
+    data: bytes
+    instance_id: str | None = None
+
+    @property
+    def is_member(self) -> bool:
+        """Check whether the broker would fence these: generations and epochs of members begin at 1."""
+        return self.generation >= 1 and bool(self.member_id)
+
+
+def parse_metadata(data: bytes) -> Metadata:
+    """Read ``CGMDv2`` bytes. ``ValueError``: another version, with other rules."""
+    magic, rest = data[:7], data[11:].split(b"\0")
+    if magic != b"CGMDv2:" or len(rest) < 3:
+        raise ValueError(f"group metadata of an unknown version: {data[:16]!r}")
+    instance = rest[3].decode("ascii") if len(rest) > 3 and not rest[2] else None  # after a 0; a 1: there is none
+    return Metadata(struct.unpack_from("=i", data, 7)[0], rest[1].decode("ascii"), data, instance)
+
+
+class GroupLog(ConnectionLog):
+    """Remembers a fatal error: librdkafka reports it in several places, in each of them once."""
+
+    fatal: KafkaError | None = None
+
+    def on_error(self, error: KafkaError) -> None:
+        if error.fatal():
+            self.fatal = self.fatal or error
+        else:
+            super().on_error(error)
+
+
+class Term:
+    """One Consumer, from its subscription to its end. ``held``: what librdkafka believes the group gave it."""
+
+    def __init__(self, consumer: Any, log: GroupLog) -> None:
+        self.consumer, self.log = consumer, log
+        self.held: frozenset[int] = frozenset()
+        self.over = False
+        self.unsubscribed = False
+        self.stale_since: float | None = None  # the membership was found void; ``held`` has still to be given up
+
+    @property
+    def is_stale(self) -> bool:
+        """Check whether librdkafka still holds what the membership has lost."""
+        return self.stale_since is not None
+
+    @property
+    def reason(self) -> str:
+        """Reason of the loss of the membership, as far as it is known."""
+        if self.log.down:
+            return f"the coordinator did not answer for a session timeout ({self.log.reason})"
+        return "the group does not know this member any more"
+
+    def metadata(self) -> Metadata:
+        """The group metadata now. 5 us, and a question to librdkafka's main thread."""
+        return parse_metadata(self.consumer.consumer_group_metadata())
+
+
 _FATAL: Final = (
     KafkaError.FENCED_INSTANCE_ID,
     KafkaError.UNRELEASED_INSTANCE_ID,
@@ -171,8 +236,6 @@ def explained(code: str, text: str, group_id: str, instance: str) -> StreamsErro
     """Translate an error of librdkafka's group membership by its name. ``None``: it passes."""
     group = f"group {group_id}"
     match code:
-        case "FENCED_INSTANCE_ID":
-            return MembershipFatal(f"{group}: another process joined as instance {instance!r}; this one has to stop")
         case "UNRELEASED_INSTANCE_ID":
             return MembershipFatal(
                 f"{group}: another member is static instance {instance!r}; each process needs an instance name of its "
@@ -183,23 +246,14 @@ def explained(code: str, text: str, group_id: str, instance: str) -> StreamsErro
                 f"{group}: its members use another membership or strategy; stop all of them before changing it, or "
                 "use a group id of its own"
             )
-        case "INVALID_SESSION_TIMEOUT":
-            return ConfigError(
-                f"{group}: the broker refuses the session timeout; it must be within the broker's "
-                "group.min.session.timeout.ms (6000 unless set) and group.max.session.timeout.ms"
-            )
         case "UNSUPPORTED_ASSIGNOR":
             return ConfigError(f"{group}: the broker has no such assignor ({text}); see its group.consumer.assignors")
         case "UNSUPPORTED_VERSION" | "_UNSUPPORTED_FEATURE":
             return ConfigError(f"{group}: the broker is too old for this membership ({text}); KIP-848 needs Kafka 4.0")
         case "GROUP_AUTHORIZATION_FAILED" | "TOPIC_AUTHORIZATION_FAILED":
             return ConfigError(f"joining {group}: not authorised ({code}); the principal needs the right in the ACLs")
-        case "GROUP_MAX_SIZE_REACHED":
-            return MembershipFatal(f"{group}: it is full (the broker's group.max.size)")
-        case "INVALID_GROUP_ID":
-            return ConfigError(f"{group}: the broker refuses this group id")
         case _:
-            return None
+            return refused(code, group_id, instance)
 
 
 # ---------------------------------------------------------------------- API 69, which kafka-python does not have yet

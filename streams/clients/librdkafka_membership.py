@@ -33,9 +33,9 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from streams.clients import group_wire
 from streams.clients.connection import ConnectionLog
+from streams.clients.group_coordinator import name_taken
 from streams.clients.kafka_python_client import KafkaPythonClient
-from streams.clients.librdkafka_group import Roster, RosterTakeOver, explained, name_of
-from streams.clients.librdkafka_term import GroupLog, Metadata, Term
+from streams.clients.librdkafka_group import GroupLog, Metadata, Roster, RosterTakeOver, Term, explained, name_of
 from streams.core.group_member import GroupMember
 from streams.errors import BrokerUnavailable, MembershipFatal, StreamsError
 from streams.group import Assigned, Assignment, Copies, Fatal, GroupEvent, Lost, Order, Snapshot
@@ -187,8 +187,7 @@ class LibrdkafkaMembership:
         return False
 
     def _taken(self) -> MembershipFatal:
-        text = f"another member is named {self._instance!r}; each process needs an instance name of its own"
-        return MembershipFatal(f"group {self._group_id}: {text}")
+        return name_taken(self._group_id, self._instance)
 
     def _serve(self) -> None:
         """Serve one Consumer, from its subscription to its end."""

@@ -15,9 +15,9 @@ from streams.events import event_type_of
 from streams.records import IncomingRecord, Record
 from streams.runtime.partition.event_context import EventContext
 from streams.statistics import SourceStatistics
-from streams.testing.checks import broken_promises
 from streams.testing.driver_base import Driving, Unsettled, decoded
 from streams.testing.fault_points import Point, Trap
+from streams.testing.quiescence import broken_promises
 from streams.testing.simulation.faults import Conditions, Strike
 from streams.testing.simulation.virtual_time import elapse
 from streams.testing.world import CALM, committed_records, until, watched

@@ -15,9 +15,9 @@ import msgspec
 
 from streams.errors import ConfigError
 from streams.event_source import EventSource
-from streams.testing.checks import contents_of
 from streams.testing.driver import TestDriver
 from streams.testing.fault_search import FAULTS, Chaos, Fault, check_faults, conditions_of
+from streams.testing.quiescence import contents_of
 
 StoreT = TypeVar("StoreT")
 Scenario = Callable[[TestDriver[Any]], object]

@@ -15,7 +15,7 @@ from streams import IncomingRecord
 from streams.errors import NotOwned
 from streams.records import Headers, Record
 from streams.testing import TestDriver
-from streams.testing.checks import contents_of
+from streams.testing.quiescence import contents_of
 from streams.testing.simulation.broker import Broker, LogEntry
 from streams.testing.world import committed_records
 from tests.broker.back_ends_kit import BackEnd, Make, Scenario, differences, observed

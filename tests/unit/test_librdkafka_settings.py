@@ -14,9 +14,8 @@ from streams.clients.librdkafka_connect import (
     connect_librdkafka_group,
     no_other_protocol,
 )
-from streams.clients.librdkafka_group import Roster, explained
+from streams.clients.librdkafka_group import GroupLog, Roster, explained, parse_metadata
 from streams.clients.librdkafka_membership import LibrdkafkaMembership
-from streams.clients.librdkafka_term import GroupLog, parse_metadata
 from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal
 from tests.unit.librdkafka_kit import FakeTakeOver, raw
