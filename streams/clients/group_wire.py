@@ -67,6 +67,29 @@ def group_metadata(group_id: str, generation: int, member_id: str, group_instanc
     return b"CGMDv2:" + struct.pack("=i", generation) + group + member + (b"\0" + instance[0] if instance else b"\1")
 
 
+class Metadata(msgspec.Struct, frozen=True):
+    """Fields of librdkafka's group metadata bytes."""
+
+    generation: int
+    member_id: str
+    data: bytes
+    instance_id: str | None = None
+
+    @property
+    def is_member(self) -> bool:
+        """Check whether the broker would fence these: generations and epochs of members begin at 1."""
+        return self.generation >= 1 and bool(self.member_id)
+
+
+def parse_metadata(data: bytes) -> Metadata:
+    """Read ``CGMDv2`` bytes. ``ValueError``: another version, with other rules."""
+    magic, rest = data[:7], data[11:].split(b"\0")
+    if magic != b"CGMDv2:" or len(rest) < 3:
+        raise ValueError(f"group metadata of an unknown version: {data[:16]!r}")
+    instance = rest[3].decode("ascii") if len(rest) > 3 and not rest[2] else None  # after a 0; a 1: there is none
+    return Metadata(struct.unpack_from("=i", data, 7)[0], rest[1].decode("ascii"), data, instance)
+
+
 def encode_report(topic: str, report: MemberReport) -> bytes:
     """Encode a JoinGroup subscription: the report as user data, the owned partitions in Kafka's own fields too."""
     owned: list[Any] = []

@@ -7,7 +7,6 @@ instance name instead (that of kafka-python members is too), and the coordinator
 from __future__ import annotations
 
 import logging
-import struct
 import warnings
 from collections.abc import Callable, Collection
 from importlib import import_module
@@ -16,6 +15,7 @@ from typing import Any, Final
 import msgspec
 from confluent_kafka import KafkaError
 
+from streams.clients import group_wire
 from streams.clients.connection import ConnectionLog
 from streams.clients.group_coordinator import refused
 from streams.clients.kafka_python import DescribeConfigsRequest, DescribeGroupsRequest, errors
@@ -147,29 +147,6 @@ async def describe_group(client: KafkaPythonClient, group_id: str, node: int, de
     return None, described
 
 
-class Metadata(msgspec.Struct, frozen=True):
-    """Fields of librdkafka's group metadata bytes."""
-
-    generation: int
-    member_id: str
-    data: bytes
-    instance_id: str | None = None
-
-    @property
-    def is_member(self) -> bool:
-        """Check whether the broker would fence these: generations and epochs of members begin at 1."""
-        return self.generation >= 1 and bool(self.member_id)
-
-
-def parse_metadata(data: bytes) -> Metadata:
-    """Read ``CGMDv2`` bytes. ``ValueError``: another version, with other rules."""
-    magic, rest = data[:7], data[11:].split(b"\0")
-    if magic != b"CGMDv2:" or len(rest) < 3:
-        raise ValueError(f"group metadata of an unknown version: {data[:16]!r}")
-    instance = rest[3].decode("ascii") if len(rest) > 3 and not rest[2] else None  # after a 0; a 1: there is none
-    return Metadata(struct.unpack_from("=i", data, 7)[0], rest[1].decode("ascii"), data, instance)
-
-
 class GroupLog(ConnectionLog):
     """Remembers a fatal error: librdkafka reports it in several places, in each of them once."""
 
@@ -204,9 +181,9 @@ class Term:
             return f"the coordinator did not answer for a session timeout ({self.log.reason})"
         return "the group does not know this member any more"
 
-    def metadata(self) -> Metadata:
+    def metadata(self) -> group_wire.Metadata:
         """The group metadata now. 5 us, and a question to librdkafka's main thread."""
-        return parse_metadata(self.consumer.consumer_group_metadata())
+        return group_wire.parse_metadata(self.consumer.consumer_group_metadata())
 
 
 _FATAL: Final = (

@@ -35,7 +35,7 @@ from streams.clients import group_wire
 from streams.clients.connection import ConnectionLog
 from streams.clients.group_coordinator import name_taken
 from streams.clients.kafka_python_client import KafkaPythonClient
-from streams.clients.librdkafka_group import GroupLog, Metadata, Roster, RosterTakeOver, Term, explained, name_of
+from streams.clients.librdkafka_group import GroupLog, Roster, RosterTakeOver, Term, explained, name_of
 from streams.core.group_member import GroupMember
 from streams.errors import BrokerUnavailable, MembershipFatal, StreamsError
 from streams.group import Assigned, Assignment, Copies, Fatal, GroupEvent, Lost, Order, Snapshot
@@ -307,7 +307,7 @@ class LibrdkafkaMembership:
         elif seen.generation != known.generation:
             self._publish(term, seen)
 
-    def _publish(self, term: Term, seen: Metadata) -> None:
+    def _publish(self, term: Term, seen: group_wire.Metadata) -> None:
         term.log.on_answer()
         self._state.joined(seen.generation, seen.member_id, seen.data)
 

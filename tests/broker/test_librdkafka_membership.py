@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from streams.clients.librdkafka_group import Metadata, Roster, parse_metadata
+from streams.clients.group_wire import Metadata, parse_metadata
+from streams.clients.librdkafka_group import Roster
 from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal
 from streams.group import Assigned, Lost, Revoked
 from tests.broker.gate import gate, nightly

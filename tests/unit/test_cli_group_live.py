@@ -34,12 +34,12 @@ def test_a_move_that_is_not_through_is_told(moving: GroupView) -> None:
     out = MoveStatistics(1, "out", id_of("b"), 5, None)
     awaited = MoveStatistics(1, "in", "", 5, 4.0)
     live = {**told("a", moves=(out,)), **told("b", moves=(awaited,))}
-    assert partition_rows(Picture(view=moving, live=live))[1].owners == ("a",)
+    assert partition_rows(Picture(view=moving, live=live))[1].owners == ["a"]
     text = text_of(Picture(view=moving, live=live))
     assert row_of(text, "a")[4] == "0-3"
     assert row_of(text, "b")[4:] == ["-", "-", "1 from a; prepares 2-3", "awaits 1 for 4 s"]
     through = {**told("a"), **told("b")}
-    assert partition_rows(Picture(view=moving, live=through))[1].owners == ("b",)
+    assert partition_rows(Picture(view=moving, live=through))[1].owners == ["b"]
 
 
 def test_restores_and_copies_get_on(moving: GroupView) -> None:

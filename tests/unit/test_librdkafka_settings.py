@@ -14,7 +14,7 @@ from streams.clients.librdkafka_connect import (
     connect_librdkafka_group,
     no_other_protocol,
 )
-from streams.clients.librdkafka_group import GroupLog, Roster, explained, parse_metadata
+from streams.clients.librdkafka_group import GroupLog, Roster, explained
 from streams.clients.librdkafka_membership import LibrdkafkaMembership
 from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal
@@ -23,14 +23,14 @@ from tests.unit.librdkafka_kit import FakeTakeOver, raw
 
 def test_what_metadata_mean() -> None:
     static = group_wire.group_metadata("g", 7, "m", "i")
-    assert parse_metadata(static).member_id == "m"
-    assert parse_metadata(static).generation == 7
-    assert parse_metadata(static).is_member
+    assert group_wire.parse_metadata(static).member_id == "m"
+    assert group_wire.parse_metadata(static).generation == 7
+    assert group_wire.parse_metadata(static).is_member
     for data in (raw(-1, "m"), raw(0, "m"), raw(1, "")):
-        assert not parse_metadata(data).is_member
+        assert not group_wire.parse_metadata(data).is_member
     for data in (b"", b"CGMDv3:" + static[7:], b"CGMDv2:\1\0\0\0", static[:12]):
         with pytest.raises(ValueError, match="unknown version"):
-            parse_metadata(data)
+            group_wire.parse_metadata(data)
 
 
 def connected(*strategies: str, broker_side: bool = False, **settings: int) -> LibrdkafkaMembership:

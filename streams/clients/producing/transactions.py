@@ -21,7 +21,7 @@ from typing import Final
 from confluent_kafka import KafkaError
 
 from streams.clients import kafka_python
-from streams.clients.librdkafka_group import parse_metadata
+from streams.clients.group_wire import parse_metadata
 from streams.clients.producing import answers, messages
 from streams.clients.producing.answers import Meaning
 from streams.clients.producing.broker_connection import BrokerConnection, LostConnection

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from streams.clients.librdkafka_term import parse_metadata
+from streams.clients.group_wire import parse_metadata
 from streams.errors import RecordRefused, TransactionFailed
 from streams.records import Change, Output, changelog_record
 from streams.runtime.changelog import RELEASE_KEY
