@@ -17,7 +17,7 @@ from streams.errors import ConfigError, RegistrationError
 from streams.global_table import GlobalTable, make_table
 from streams.outcomes import STOP, ErrorPolicy, ErrorResponse
 from streams.protocols import Codec
-from streams.runtime.reading.followed_topic import Connections
+from streams.runtime.reading.followed_topic import LogConnections
 from streams.runtime.reading.log_reader import LogReader
 from streams.runtime.reading.view_follower import LogPartitionStatistics, OnError, Receiver, to_changes
 from streams.statistics import SourceState
@@ -92,7 +92,7 @@ class GlobalChangeLog:
         settings = ClientSettings(servers, client_settings, client_id=client_id)
         self.topic = topic
         self._addresses = settings.bootstrap_servers
-        self._reader = LogReader(topic, Connections(settings, topic), _checked(on_error), topic_timeout_seconds)
+        self._reader = LogReader(topic, LogConnections(settings, topic), _checked(on_error), topic_timeout_seconds)
         self._body: anyio.CancelScope | None = None
 
     @classmethod

@@ -50,12 +50,12 @@ def incremental(settings: PlanSettings) -> Assignor:
         claims = read_claims(partitions, reports)
         if claims.all_leave:
             return Draft(claims).assignments()
-        return _Plan(claims, settings).made()
+        return _Planner(claims, settings).made()
 
     return plan
 
 
-class _Copies:
+class _WarmCopies:
     """Copies on active members of partitions that other members work on."""
 
     def __init__(self, claims: Claims) -> None:
@@ -98,14 +98,14 @@ class _Budget:
         return True
 
 
-class _Plan:
+class _Planner:
     """One plan in the making: the steps above in turn. ``future``: the owner of each partition after all
     moves."""
 
     def __init__(self, claims: Claims, settings: PlanSettings) -> None:
         self._claims, self._settings = claims, settings
         self._draft = Draft(claims)
-        self._copies = _Copies(claims)
+        self._copies = _WarmCopies(claims)
         self._owner: dict[int, str] = {}
         for member in claims.order:
             if member not in claims.rivals:

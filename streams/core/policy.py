@@ -30,7 +30,7 @@ def text_of(error: BaseException) -> str:
         return f"(no text: its __str__ raised {type(reason).__name__})"
 
 
-class Work(enum.Enum):
+class WorkKind(enum.Enum):
     """The kinds of work that can fail."""
 
     EVENT = "event"
@@ -57,7 +57,7 @@ class Failure(NamedTuple):
 
     attempts: int
     error: BaseException
-    work: Work = Work.EVENT
+    work: WorkKind = WorkKind.EVENT
     is_final: bool = False
 
 
@@ -72,11 +72,11 @@ def apply_error_policy(failure: Failure, policy: ErrorPolicy) -> Decision:
     error, work = failure.error, failure.work
     demands_stop = isinstance(error, Answered) and error.answer is not ExecutionState.FAIL
     is_final = failure.is_final or demands_stop or isinstance(error, FINAL) or not isinstance(error, Exception)
-    if not is_final and failure.attempts <= policy.retries and work is not Work.INTERJECTION:
+    if not is_final and failure.attempts <= policy.retries and work is not WorkKind.INTERJECTION:
         return Decision.RETRY
     decision = Decision.STOP if demands_stop else _BY_RESPONSE[policy.then]
-    if work is Work.INTERJECTION and decision is Decision.DEAD_LETTER:
+    if work is WorkKind.INTERJECTION and decision is Decision.DEAD_LETTER:
         return Decision.SKIP
-    if work is Work.VIEW and decision is not Decision.SKIP:
+    if work is WorkKind.VIEW and decision is not Decision.SKIP:
         return Decision.STOP
     return decision

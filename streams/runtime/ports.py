@@ -120,7 +120,7 @@ class LogConsumer(Protocol):
     def close(self) -> None: ...
 
 
-class Batch(NamedTuple):
+class Polled(NamedTuple):
     """The records of one poll, by partition: records, their bytes, and the epoch under which each partition was being
     read. A partition that was removed and added again has another epoch, so older records on their way are
     recognised."""
@@ -149,7 +149,7 @@ class Input(Reading, Protocol):
     """The stream of input records (``poller.Poller``)."""
 
     def start(
-        self, deliver: Callable[[Batch], None], make_room: Callable[[], None], fail: Callable[[Exception], None]
+        self, deliver: Callable[[Polled], None], make_room: Callable[[], None], fail: Callable[[Exception], None]
     ) -> None:
         """Deliver batches to the loop until ``close``; or ``fail``, once. ``make_room``: there is no room, and has not
         been any for a while."""

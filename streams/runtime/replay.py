@@ -94,7 +94,7 @@ class PartitionReplay:
         self.stages = Stages(self)
         self.connections = None
         self.input = _NoInput()
-        self.pool = _Kept(self)
+        self.pool = _SettledAtOnce(self)
         self.partition = partition
         self.records = 0
         self.stopped: EventFailure | None = None
@@ -257,7 +257,7 @@ class PartitionReplay:
         store.revoked()
 
 
-class _Kept:
+class _SettledAtOnce:
     """``host.Admission`` with room at all times, where everything is settled at once."""
 
     is_full = False
@@ -287,16 +287,11 @@ class _Kept:
 
 
 class _NoInput:
-    """``ports.Input`` for records that the caller hands in."""
+    """``ports.Input`` for records that the caller hands in: nothing is read."""
 
     def start(self, *_: Any, **__: Any) -> None: ...
-    def expect(self, partitions: Any) -> None: ...
-    def add(self, partition: int, offset: int, epoch: int) -> None: ...
-    def remove(self, partitions: Any) -> None: ...
-    def pause(self, partition: int) -> None: ...
-    def resume(self, partition: int) -> None: ...
-    def handled(self, records: int, size: int) -> None: ...
-    def close(self) -> None: ...
+
+    expect = add = remove = pause = resume = handled = close = start
 
 
 def _described(route: Route) -> tuple[str, ...]:

@@ -132,7 +132,7 @@ class MemoryConsumer(FakeConsumer):
 
 
 class MemoryConnections:
-    """``runtime.followed_topic.Connections``, and its ``Topics``."""
+    """``followed_topic.LogConnections``, and its ``TopicRequests``."""
 
     addresses = "memory:9092"
 

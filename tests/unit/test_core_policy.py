@@ -10,7 +10,7 @@ import pytest
 from streams.core import origin
 from streams.core.known_failures import ALWAYS, KnownFailures
 from streams.core.origin import INTERJECTION, batch_end, batch_origin, timer_origin
-from streams.core.policy import Answered, Decision, Failure, Work, apply_error_policy, text_of
+from streams.core.policy import Answered, Decision, Failure, WorkKind, apply_error_policy, text_of
 from streams.core.timers import Timer
 from streams.errors import DecodeError, RecordRefused
 from streams.outcomes import ErrorPolicy, ErrorResponse, ExecutionState
@@ -25,21 +25,21 @@ NEVER_RETRIED = [DecodeError("bytes"), RecordRefused("too large"), KeyboardInter
 @pytest.mark.parametrize(
     ("work", "response", "decision"),
     [
-        (Work.EVENT, R.DEAD_LETTER, D.DEAD_LETTER),
-        (Work.EVENT, R.CONTINUE, D.SKIP),
-        (Work.EVENT, R.FAIL_CONSUMER, D.STOP),
-        (Work.EVENT, R.FATALLY_EXIT, D.EXIT),
-        (Work.INTERJECTION, R.DEAD_LETTER, D.SKIP),
-        (Work.INTERJECTION, R.CONTINUE, D.SKIP),
-        (Work.INTERJECTION, R.FAIL_CONSUMER, D.STOP),
-        (Work.INTERJECTION, R.FATALLY_EXIT, D.EXIT),
-        (Work.VIEW, R.DEAD_LETTER, D.STOP),
-        (Work.VIEW, R.CONTINUE, D.SKIP),
-        (Work.VIEW, R.FAIL_CONSUMER, D.STOP),
-        (Work.VIEW, R.FATALLY_EXIT, D.STOP),
+        (WorkKind.EVENT, R.DEAD_LETTER, D.DEAD_LETTER),
+        (WorkKind.EVENT, R.CONTINUE, D.SKIP),
+        (WorkKind.EVENT, R.FAIL_CONSUMER, D.STOP),
+        (WorkKind.EVENT, R.FATALLY_EXIT, D.EXIT),
+        (WorkKind.INTERJECTION, R.DEAD_LETTER, D.SKIP),
+        (WorkKind.INTERJECTION, R.CONTINUE, D.SKIP),
+        (WorkKind.INTERJECTION, R.FAIL_CONSUMER, D.STOP),
+        (WorkKind.INTERJECTION, R.FATALLY_EXIT, D.EXIT),
+        (WorkKind.VIEW, R.DEAD_LETTER, D.STOP),
+        (WorkKind.VIEW, R.CONTINUE, D.SKIP),
+        (WorkKind.VIEW, R.FAIL_CONSUMER, D.STOP),
+        (WorkKind.VIEW, R.FATALLY_EXIT, D.STOP),
     ],
 )
-def test_the_response_of_a_policy_by_kind_of_work(work: Work, response: ErrorResponse, decision: Decision) -> None:
+def test_the_response_of_a_policy_by_kind_of_work(work: WorkKind, response: ErrorResponse, decision: Decision) -> None:
     policy = ErrorPolicy(retries=2, then=response)
     for error in RETRIED:
         assert apply_error_policy(Failure(3, error, work), policy) is decision
@@ -48,16 +48,16 @@ def test_the_response_of_a_policy_by_kind_of_work(work: Work, response: ErrorRes
         assert apply_error_policy(Failure(1, error, work), policy) is decision
 
 
-@pytest.mark.parametrize(("work", "response", "error"), list(itertools.product(Work, R, RETRIED)))
-def test_attempts_up_to_the_number_of_retries(work: Work, response: ErrorResponse, error: Exception) -> None:
+@pytest.mark.parametrize(("work", "response", "error"), list(itertools.product(WorkKind, R, RETRIED)))
+def test_attempts_up_to_the_number_of_retries(work: WorkKind, response: ErrorResponse, error: Exception) -> None:
     policy = ErrorPolicy(retries=2, then=response)
     decisions = [apply_error_policy(Failure(attempts, error, work), policy) for attempts in (1, 2, 3)]
-    retried = work is not Work.INTERJECTION
+    retried = work is not WorkKind.INTERJECTION
     assert [decision is D.RETRY for decision in decisions] == [retried, retried, False]
 
 
-@pytest.mark.parametrize(("work", "response", "error"), list(itertools.product(Work, R, DEMANDS_STOP)))
-def test_a_handler_that_demands_a_stop_gets_it(work: Work, response: ErrorResponse, error: Exception) -> None:
+@pytest.mark.parametrize(("work", "response", "error"), list(itertools.product(WorkKind, R, DEMANDS_STOP)))
+def test_a_handler_that_demands_a_stop_gets_it(work: WorkKind, response: ErrorResponse, error: Exception) -> None:
     """Whatever the policy says, and at once."""
     assert apply_error_policy(Failure(1, error, work), ErrorPolicy(retries=5, then=response)) is D.STOP
 

@@ -66,11 +66,11 @@ class _BatchWork(ItemsWork[BatchItem[Any]]):
 
     __slots__ = ("held", "parts")
 
-    parts: list[_Part]
-    held: list[_Part]
+    parts: list[_BatchedItem]
+    held: list[_BatchedItem]
 
 
-class _Part(KeyedItem):
+class _BatchedItem(KeyedItem):
     """One item on its way."""
 
     __slots__ = ("batch", "is_wanted", "item", "work")
@@ -79,16 +79,16 @@ class _Part(KeyedItem):
         self.position = work.entry.record.offset
         self.work = work
         self.item = item
-        self.batch: _Batch | None = None
+        self.batch: _BatchCall | None = None
         self.is_wanted = True
 
 
-class _Batch:
+class _BatchCall:
     """A call that runs. ``wanted``: parts of it that are still awaited."""
 
     __slots__ = ("parts", "task", "wanted")
 
-    def __init__(self, parts: list[_Part]) -> None:
+    def __init__(self, parts: list[_BatchedItem]) -> None:
         self.parts = parts
         self.wanted = len(parts)
         self.task: asyncio.Task[None]
@@ -101,7 +101,7 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
         super().__init__(definition)
         config = definition.config
         self._loop = asyncio.get_running_loop()
-        self._batches: KeyedQueue[_Part] = KeyedQueue(
+        self._batches: KeyedQueue[_BatchedItem] = KeyedQueue(
             config.max_concurrent_batches,
             PartitionLimits(items=config.max_queued_items),
             batch_size=config.max_batch_size,
@@ -111,7 +111,7 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
             host, definition.kind, definition.execute, config.timeout_seconds, config.retry, prepare=list
         )
         self._blocked = Blocked()
-        self._running: dict[_Batch, None] = {}
+        self._running: dict[_BatchCall, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._calls_made = self._called = 0  # calls, and their items
@@ -122,7 +122,7 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
 
     def start(self, entry: Entry, plan: list[BatchItem[Any]]) -> _BatchWork:
         work = _BatchWork(self, entry, plan)
-        work.parts, work.held = [_Part(work, item) for item in work.items], []
+        work.parts, work.held = [_BatchedItem(work, item) for item in work.items], []
         if not plan:
             self.all_done(work)
             return work
@@ -195,7 +195,7 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
             return
         now = self._loop.time()
         while (parts := self._batches.take(now)) is not None:
-            self._begin(_Batch(parts))
+            self._begin(_BatchCall(parts))
         self._disarm()
         self._arm()
 
@@ -213,7 +213,7 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
         if timer is not None:
             timer.cancel()
 
-    def _begin(self, batch: _Batch) -> None:
+    def _begin(self, batch: _BatchCall) -> None:
         for part in batch.parts:
             part.batch = batch
             part.work.entry.begun = True
@@ -224,7 +224,7 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
         batch.task = self._loop.create_task(self._run(batch), name=name, context=context)
         batch.task.add_done_callback(lambda task: self._ended(batch, task))
 
-    async def _run(self, batch: _Batch) -> None:
+    async def _run(self, batch: _BatchCall) -> None:
         items = [part.item for part in batch.parts]
         answer, error, attempts = await self._calls.outcome(items)
         if error is not None:
@@ -233,7 +233,7 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
         for part, outcome in zip(batch.parts, self._results(answer, len(items)), strict=True):
             self._done(part, outcome, attempts)
 
-    def _ended(self, batch: _Batch, task: asyncio.Task[None]) -> None:
+    def _ended(self, batch: _BatchCall, task: asyncio.Task[None]) -> None:
         del self._running[batch]
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None and not self._is_closed:  # cancelled from outside: no event waits in vain
@@ -242,14 +242,14 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
         self._pump()
         self._blocked.wake()
 
-    def _failed(self, batch: _Batch, error: BaseException, attempts: int) -> None:
+    def _failed(self, batch: _BatchCall, error: BaseException, attempts: int) -> None:
         """Fail the items of a call that failed as a whole."""
         for part in batch.parts:
             if not isinstance(error, Exception | asyncio.CancelledError):
                 part.work.fatal = error
             self._done(part, error, attempts)
 
-    def _done(self, part: _Part, outcome: Any, attempts: int) -> None:
+    def _done(self, part: _BatchedItem, outcome: Any, attempts: int) -> None:
         if not part.is_wanted:
             return
         part.is_wanted = False

@@ -15,7 +15,7 @@ import anyio
 from streams.core.known_failures import KnownFailures
 from streams.core.origin import Origin, batch_end, is_batch, is_interjection
 from streams.core.partition import PartitionState
-from streams.core.policy import Decision, Failure, Work, apply_error_policy
+from streams.core.policy import Decision, Failure, WorkKind, apply_error_policy
 from streams.errors import EventFailure, MembershipLost, RecordRefused, StreamsError
 from streams.group import Order
 from streams.records import shown_key
@@ -25,7 +25,7 @@ from streams.runtime.member import WorkingMember
 from streams.runtime.ownership.replicas import Replica, Replicas
 from streams.runtime.partition.failures import RestartNeeded
 from streams.runtime.partition.worker import PartitionWorker
-from streams.runtime.ports import Batch
+from streams.runtime.ports import Polled
 from streams.runtime.signal import Broadcast
 from streams.sak.murmur2 import partition_of
 
@@ -96,7 +96,7 @@ class Partitions:
         self._callback(self._member.config.on_partition_activated, worker.partition)
         self.changed.notify()
 
-    def deliver(self, batch: Batch) -> None:
+    def deliver(self, batch: Polled) -> None:
         """Queue the records of a batch with their partitions' workers."""
         for partition, records in batch.records.items():
             worker = self.workers.get(partition)
@@ -270,7 +270,7 @@ class Partitions:
         elif not is_interjection(origin):
             worker.failures.add(origin, Failure(1, error))
         else:
-            decision = apply_error_policy(Failure(1, error, Work.INTERJECTION), member.config.error_policy)
+            decision = apply_error_policy(Failure(1, error, WorkKind.INTERJECTION), member.config.error_policy)
             text = f"{worker.topic_partition}: what an interjection sends is refused: {error}"
             if decision is Decision.EXIT:
                 member.exit_now(f"{text}; {decision.value}")

@@ -40,16 +40,16 @@ class Admission(Protocol):
     def last_with(self, partition: int) -> Transaction | None: ...
 
 
-class Stage(Protocol):
+class StageIntake(Protocol):
     """The way into a stage that works ahead (``async_work.async_stage``)."""
 
     def begin(self, entry: Entry) -> bool: ...
 
 
-class Stages(Protocol):
+class StageIntakes(Protocol):
     """The stages of one run, by their definitions."""
 
-    def get(self, definition: Any, /) -> Stage: ...
+    def get(self, definition: Any, /) -> StageIntake: ...
 
 
 class Host(Protocol):
@@ -79,7 +79,7 @@ class Host(Protocol):
     @property
     def handler_threads(self) -> HandlerThreads: ...
     @property
-    def stages(self) -> Stages: ...
+    def stages(self) -> StageIntakes: ...
     @property
     def fires_timers(self) -> bool: ...
 

@@ -16,7 +16,7 @@ import anyio
 
 from streams.core.origin import INTERJECTION
 from streams.core.partition import PartitionState
-from streams.core.policy import Decision, Failure, Work, apply_error_policy
+from streams.core.policy import Decision, Failure, WorkKind, apply_error_policy
 from streams.errors import EventFailure
 from streams.metrics import EventFailed
 from streams.records import IncomingRecord, TopicPartition
@@ -240,7 +240,7 @@ class PartitionWorker(Partition):
         if interjection.waiter is not None:
             interjection.done(reason_of(error))
         else:
-            decision = apply_error_policy(Failure(1, error, Work.INTERJECTION), interjection.route.policy)
+            decision = apply_error_policy(Failure(1, error, WorkKind.INTERJECTION), interjection.route.policy)
             engine.measure(EventFailed(self.partition, -1, describe(error), decision.value))
             text = f"the interjection {interjection.route.name} of {self.topic_partition} failed: {describe(error)}"
             if decision is Decision.EXIT:

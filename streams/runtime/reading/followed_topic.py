@@ -26,7 +26,7 @@ _PAUSE_SECONDS = 0.25
 T = TypeVar("T")
 
 
-class Topics(Protocol):
+class TopicRequests(Protocol):
     """Requests about topics (``clients.admin.TopicAdmin``). They block."""
 
     def identity(self, name: str, timeout_seconds: float) -> tuple[str, int] | None: ...
@@ -41,7 +41,7 @@ class LogTail(ports.Tail, Protocol):
     def ended(self) -> bool: ...
 
 
-class Connections:
+class LogConnections:
     """Builds the clients of a global change log: a thread for requests, the requests, and the reading thread. That may
     take milliseconds, and does no I/O."""
 
@@ -53,7 +53,7 @@ class Connections:
     def worker(self) -> ports.Blocking:
         return Worker("kes-topic-questions")
 
-    def topics(self) -> Topics:
+    def topics(self) -> TopicRequests:
         return TopicAdmin(self._settings)
 
     def tail(self) -> LogTail:
@@ -64,13 +64,13 @@ class FollowedTopic:
     """One topic, as it was when it was found. On the loop; requests run on a thread of its own, and raise ``Stopped``
     after ``close``."""
 
-    def __init__(self, topic: str, connections: Connections) -> None:
+    def __init__(self, topic: str, connections: LogConnections) -> None:
         self.topic = topic
         self.partitions = 0
         self._id = ""
         self._connections = connections
         self._worker = connections.worker()
-        self._clients: list[Topics] = []
+        self._clients: list[TopicRequests] = []
         self._requests: set[anyio.CancelScope] = set()
         self._closed = False
 

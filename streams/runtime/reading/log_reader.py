@@ -25,7 +25,7 @@ from streams.errors import (
     TopicError,
 )
 from streams.runtime.bridge import Inlet
-from streams.runtime.reading.followed_topic import REQUEST_SECONDS, Connections, FollowedTopic, LogTail
+from streams.runtime.reading.followed_topic import REQUEST_SECONDS, FollowedTopic, LogConnections, LogTail
 from streams.runtime.reading.view_follower import Following, LogPartitionStatistics, OnError, Receiver
 from streams.runtime.signal import Broadcast
 from streams.statistics import SourceState
@@ -53,7 +53,9 @@ class LogReader:
     """One reading of all partitions of a topic, from ``start`` to ``stop`` or to a failure. All methods are for one
     loop. ``GlobalChangeLog`` documents them."""
 
-    def __init__(self, topic: str, connections: Connections, on_error: OnError, topic_timeout_seconds: float) -> None:
+    def __init__(
+        self, topic: str, connections: LogConnections, on_error: OnError, topic_timeout_seconds: float
+    ) -> None:
         self.topic = topic
         self.receivers: list[Receiver] = []
         self.tables: list[Closable] = []

@@ -13,7 +13,7 @@ from functools import partial
 
 from streams.records import IncomingRecord, Progress, ReceivedHeaders, headers_bytes
 from streams.runtime.bridge import Inlet
-from streams.runtime.ports import Batch, LogConsumer
+from streams.runtime.ports import LogConsumer, Polled
 from streams.runtime.reading.thread import POLL_SECONDS, ReadingThread
 
 STARVED_POLLS = 5
@@ -41,7 +41,7 @@ class Poller(ReadingThread):
         super().__init__(connect, "kes-poll", max_poll_records, None)
         self._room = room
         self._room_bytes = room_bytes
-        self._batches: Inlet[Batch]
+        self._batches: Inlet[Polled]
         self._starving: Inlet[None]
         self._failures: Inlet[Exception]
         # Of the thread only:
@@ -56,7 +56,7 @@ class Poller(ReadingThread):
         self._has_room.set()
 
     def start(
-        self, deliver: Callable[[Batch], None], make_room: Callable[[], None], fail: Callable[[Exception], None]
+        self, deliver: Callable[[Polled], None], make_room: Callable[[], None], fail: Callable[[Exception], None]
     ) -> None:
         def starving(_: None) -> None:
             self._is_starving = False  # on the loop: a loop that stands still has one such call waiting, not many
@@ -113,7 +113,7 @@ class Poller(ReadingThread):
             self._outstanding_bytes += sum(sizes.values())
             if self._outstanding >= self._room or self._outstanding_bytes >= self._room_bytes:
                 self._has_room.clear()
-        self._batches.put(Batch(records, sizes, self._epochs))
+        self._batches.put(Polled(records, sizes, self._epochs))
 
     def _failed(self, partition: int, epoch: int, error: Exception) -> None:
         self._failures.put(error)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from streams.codecs import RESERVED_KEY_PREFIX, reason
-from streams.core.policy import Decision, Failure, Work, apply_error_policy
+from streams.core.policy import Decision, Failure, WorkKind, apply_error_policy
 from streams.errors import ConfigError, DecodeError, RecordError
 from streams.outcomes import ErrorPolicy, ErrorResponse
 from streams.records import Change, IncomingRecord
@@ -289,7 +289,7 @@ class Following:
         failure.__cause__ = error
         policy = self._on_error
         if isinstance(policy, ErrorPolicy):
-            decision = apply_error_policy(Failure(attempt, error, Work.VIEW), policy)
+            decision = apply_error_policy(Failure(attempt, error, WorkKind.VIEW), policy)
             if decision is Decision.RETRY:
                 if self._ended.wait(backoff_seconds(attempt, policy.backoff_seconds, policy.max_backoff_seconds)):
                     raise failure

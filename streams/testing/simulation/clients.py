@@ -16,7 +16,7 @@ from streams.core.strategies import assignor
 from streams.errors import BrokerUnavailable, Stopped
 from streams.group import OpenTransaction, instance_of
 from streams.records import DEFAULT_MESSAGE_LIMIT, IncomingRecord
-from streams.runtime.ports import Batch
+from streams.runtime.ports import Polled
 from streams.runtime.reading.poller import size_of
 from streams.testing.simulation.group import Illegal, Unknown
 from streams.testing.simulation.membership import SimMembership
@@ -217,7 +217,7 @@ class SimInput:
             process.passes("poll.after")
             if not process.dead:
                 sizes = {partition: size_of(records) for partition, records in batch.items()}
-                self._deliver(Batch(batch, sizes, epochs))
+                self._deliver(Polled(batch, sizes, epochs))
 
 
 class SimReader:
