@@ -54,7 +54,7 @@ class Worker:
         self._jobs.put((function, args, future, loop))
         if timeout is None:
             return await future
-        timer = loop.call_later(timeout, _expire, future)
+        timer = loop.call_later(timeout, _fail, future, DeadlinePassed())
         try:
             return await future
         finally:
@@ -144,11 +144,6 @@ def for_future(error: BaseException) -> BaseException:
 def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
     if not future.done():
         future.set_exception(for_future(error))
-
-
-def _expire(future: asyncio.Future[Any]) -> None:
-    if not future.done():
-        future.set_exception(DeadlinePassed())
 
 
 async def in_process(function: Callable[..., T], *args: Any) -> T:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from asyncio import AbstractEventLoop
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from streams.clients import kafka_python_settings
@@ -38,21 +37,19 @@ class KafkaConnections:
     """The clients of one event source (``ports.Connections`` documents the methods). Building a client does no I/O but
     may take milliseconds."""
 
+    worker = staticmethod(Worker)
+    in_process = staticmethod(in_process)
+    wait_for = staticmethod(wait_for)
+
     def __init__(self, config: EventSourceConfig) -> None:
         self._config = config
-        self._settings = ClientSettings(
-            config.bootstrap_servers,
-            config.client_settings,
-            client_id=f"{config.group_id}.{config.instance_id}",
-            group_id=config.group_id,
+        ours = {"client_id": f"{config.group_id}.{config.instance_id}", "group_id": config.group_id}
+        self._settings = self._source_settings = ClientSettings(
+            config.bootstrap_servers, config.client_settings, **ours
         )
-        self._source_settings = self._settings
         if config.source_is_elsewhere:
             self._source_settings = ClientSettings(
-                config.source_bootstrap_servers,
-                config.source_client_settings,
-                client_id=f"{config.group_id}.{config.instance_id}",
-                group_id=config.group_id,
+                config.source_bootstrap_servers, config.source_client_settings, **ours
             )
         self._cluster: Cluster | None = None  # of the slots, which share it
         self._security = kafka_python_settings.security_of(config.client_settings)
@@ -61,12 +58,6 @@ class KafkaConnections:
     def message_limit(self) -> int:
         """Return the size of the largest record that a producer takes, in bytes."""
         return int(self._config.client_settings.get("message.max.bytes", DEFAULT_MESSAGE_LIMIT))
-
-    def worker(self, name: str) -> Worker:
-        return Worker(name)
-
-    async def in_process(self, function: Callable[..., T], *args: Any) -> T:
-        return await in_process(function, *args)
 
     def producer(self, transactional_id: str, *, one_by_one: bool = False) -> TransactionalProducer:
         timeout_ms = int(self._config.timeouts.transaction_timeout_seconds * 1000)
@@ -106,11 +97,6 @@ class KafkaConnections:
         )
         timeout_ms = int(delivery_timeout_seconds * 1000)
         return PlainProducer(settings, delivery_timeout_ms=timeout_ms, one_by_one=one_by_one)
-
-    def wait_for(
-        self, loop: AbstractEventLoop, start: Callable[[], Coroutine[Any, Any, T]], timeout_seconds: float | None
-    ) -> T:
-        return wait_for(loop, start, timeout_seconds)
 
     def consumer(self) -> LogConsumer:
         """Build the consumer of the source topic."""

@@ -170,13 +170,8 @@ class Item(Protocol):
 ItemT = TypeVar("ItemT", bound=Item)
 
 
-class ItemsDefinition(StageDefinition, Protocol):
-    """The definition of an ``ItemsStage``; finalizer and ``on_failure`` get the list of an event's items."""
-
-    @property
-    def finalizer(self) -> Callable[[EventContext[Any], list[Any]], Any] | None: ...
-    @property
-    def on_failure(self) -> Callable[[EventContext[Any], list[Any]], Any] | None: ...
+AtTurn = Callable[[EventContext[Any], list[Any]], Any]
+"""A finalizer, or an ``on_failure``: it gets the list of an event's items."""
 
 
 class ItemsWork(StageWork, Generic[ItemT]):
@@ -198,8 +193,7 @@ class ItemsWork(StageWork, Generic[ItemT]):
         return self.fatal or next((item.error for item in self.items if item.error is not None), None)
 
     def finish(self, ctx: EventContext[Any]) -> Any:
-        definition = self._stage.definition
-        function = definition.finalizer if self.error is None else definition.on_failure
+        function = self._stage.finalizer if self.error is None else self._stage.on_failure
         return None if function is None else function(ctx, self.items)
 
     def withdraw(self) -> None:
@@ -212,9 +206,10 @@ ItemsWorkT = TypeVar("ItemsWorkT", bound=ItemsWork[Any])
 class ItemsStage(AsyncStage[PlanT, ItemsWorkT]):
     """A stage that does several items of work for an event."""
 
-    def __init__(self, definition: ItemsDefinition) -> None:
-        super().__init__(takes_failures=definition.on_failure is not None)
-        self.definition = definition
+    def __init__(self, finalizer: AtTurn | None, on_failure: AtTurn | None) -> None:
+        super().__init__(takes_failures=on_failure is not None)
+        self.finalizer = finalizer
+        self.on_failure = on_failure
 
     @abstractmethod
     def cancel(self, work: ItemsWorkT) -> None:

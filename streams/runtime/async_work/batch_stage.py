@@ -11,9 +11,8 @@ from typing import Any, Generic, TypeVar
 from streams.core.keyed_queue import KeyedItem, KeyedQueue, PartitionLimits
 from streams.errors import BatchError
 from streams.job_settings import BatcherConfig
-from streams.runtime.async_work.async_stage import Blocked, ItemsStage, ItemsWork, TurnEntry, described
+from streams.runtime.async_work.async_stage import AtTurn, Blocked, ItemsStage, ItemsWork, TurnEntry, described
 from streams.runtime.async_work.invoke import Calls
-from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.failures import cancelled_inside
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.reorder_buffer import Entry
@@ -49,8 +48,8 @@ class BatchDefinition:
     name: str
     kind: str
     execute: Callable[[list[BatchItem[Any]]], Any]
-    finalizer: Callable[[EventContext[Any], list[BatchItem[Any]]], Any] | None
-    on_failure: Callable[[EventContext[Any], list[BatchItem[Any]]], Any] | None
+    finalizer: AtTurn | None
+    on_failure: AtTurn | None
     config: BatcherConfig
 
     @property
@@ -98,8 +97,9 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
     """One running batcher."""
 
     def __init__(self, definition: BatchDefinition, host: Host) -> None:
-        super().__init__(definition)
+        super().__init__(definition.finalizer, definition.on_failure)
         config = definition.config
+        self._name = definition.name
         self._loop = asyncio.get_running_loop()
         self._batches: KeyedQueue[_BatchedItem] = KeyedQueue(
             config.max_concurrent_batches,
@@ -146,9 +146,7 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
 
     def statistics(self) -> StageStatistics:
         batches, mean = self._batches, self._called / self._calls_made if self._calls_made else 0.0
-        return StageStatistics(
-            self.definition.name, batches.running, batches.waiting, batches.keys, self._calls_made, mean
-        )
+        return StageStatistics(self._name, batches.running, batches.waiting, batches.keys, self._calls_made, mean)
 
     def close(self) -> list[asyncio.Task[None]]:
         self._is_closed = True
@@ -220,7 +218,7 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
         self._running[batch] = None
         self._calls_made += 1
         self._called += len(batch.parts)
-        name, context = f"kes-batch-{self.definition.name}", self._context.copy()
+        name, context = f"kes-batch-{self._name}", self._context.copy()
         batch.task = self._loop.create_task(self._run(batch), name=name, context=context)
         batch.task.add_done_callback(lambda task: self._ended(batch, task))
 
@@ -284,7 +282,7 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
         else:
             return answer
         error = BatchError(
-            f"the batcher {self.definition.name} {answered}; it must return one result (or exception) per item, in "
+            f"the batcher {self._name} {answered}; it must return one result (or exception) per item, in "
             "their order, or None"
         )
         return [error] * count

@@ -12,8 +12,7 @@ from streams.core.policy import Answered
 from streams.errors import BrokerUnavailable, RecordRefused, Stopped
 from streams.outcomes import ExecutionState
 from streams.records import Acknowledgement, Delivery, Record
-from streams.runtime.async_work.async_stage import Blocked, ItemsStage, ItemsWork, TurnEntry, described
-from streams.runtime.partition.event_context import EventContext
+from streams.runtime.async_work.async_stage import AtTurn, Blocked, ItemsStage, ItemsWork, TurnEntry, described
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.reorder_buffer import Entry
 from streams.runtime.ports import Blocking, PlainProducer
@@ -143,8 +142,8 @@ class ProducerDefinition:
     """The definition of a ``BatchProducer``. A pickled copy has neither address nor settings."""
 
     name: str
-    finalizer: Callable[[EventContext[Any], list[Delivery]], Any] | None
-    on_failure: Callable[[EventContext[Any], list[Delivery]], Any] | None
+    finalizer: AtTurn | None
+    on_failure: AtTurn | None
     max_queued_records: int
     delivery_timeout_seconds: float
     bootstrap_servers: str = ""
@@ -165,7 +164,7 @@ class ProducerStage(ItemsStage[list[Record], ItemsWork[Delivery]]):
     """One running producer."""
 
     def __init__(self, definition: ProducerDefinition, host: Host) -> None:
-        super().__init__(definition)
+        super().__init__(definition.finalizer, definition.on_failure)
         self._definition = definition
         self._host = host
         self._outlets: dict[bool, Outlet] = {}  # by whether each record travels in a batch of its own
