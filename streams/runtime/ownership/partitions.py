@@ -108,7 +108,7 @@ class Partitions:
         if self._placement_sample:
             self._check_placement(batch)
 
-    def _check_placement(self, batch: Batch) -> None:
+    def _check_placement(self, batch: Polled) -> None:
         """Warn once of a key that another partitioner has placed: it has a state of its own there."""
         config = self._member.config
         record = next((record for records in batch.records.values() for record in records[:1]), None)
