@@ -8,7 +8,7 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +22,7 @@ from streams.broker.probe import HOST, free_port
 from streams.clients.admin import TopicAdmin
 from streams.clients.producing.broker_connection import connect
 from streams.clients.producing.cluster import Cluster
+from streams.clients.producing.messages import ADD_OFFSETS, END, PRODUCE, code_of, partition_codes, refused
 from streams.clients.producing.settings import ProducerSettings
 from streams.clients.producing.transactions import WireSlot
 from streams.clients.reader import PartitionReader
@@ -41,10 +42,14 @@ SESSION_MS = 2_000
 
 @asynccontextmanager
 async def slot_at(
-    address: str, name: str, settings: dict[str, Any] | None = None, topic: str = ""
+    address: str,
+    name: str,
+    settings: dict[str, Any] | None = None,
+    topic: str = "",
+    transaction_seconds: float = 30,
 ) -> AsyncIterator[WireSlot]:
     cluster = Cluster(ProducerSettings.of(address, "client", settings or {}))
-    slot = WireSlot(name, cluster, "group", call_timeout_seconds=20, transaction_timeout_seconds=30)
+    slot = WireSlot(name, cluster, "group", call_timeout_seconds=20, transaction_timeout_seconds=transaction_seconds)
     try:
         await slot.reopen([topic])
         yield slot
@@ -55,7 +60,8 @@ async def slot_at(
             await asyncio.sleep(0)
 
 
-async def transact(slot: WireSlot, topic: str, first: int, count: int = 20, *, commit: bool = True) -> None:
+async def send(slot: WireSlot, topic: str, first: int, count: int = 20, *, flush: bool = True) -> None:
+    """Begin a transaction with records, all acknowledged."""
     slot.begin()
     outputs = [
         Output(topic, b"%d" % n, b"k%d" % (n % 7), [("h", b"x")], -1, 0, 0, n) for n in range(first, first + count)
@@ -64,7 +70,12 @@ async def transact(slot: WireSlot, topic: str, first: int, count: int = 20, *, c
         outputs = outputs[done:]
         slot.produce(outputs[0])
         await asyncio.sleep(0.01)
-    await slot.flush()
+    if flush:
+        await slot.flush()
+
+
+async def transact(slot: WireSlot, topic: str, first: int, count: int = 20, *, commit: bool = True) -> None:
+    await send(slot, topic, first, count)
     if commit:
         await slot.commit(topic, {0: first + count}, lambda: ANYBODY, lambda: None)
     else:
@@ -79,15 +90,22 @@ def committed(settings: ClientSettings, topic: str) -> list[int]:
         topic, ranges, lambda _, records: seen.extend(records), stalled_after_seconds=30, cancelled=lambda: False
     )
     reader.close()
+    admin.close()
     return sorted(int(record.value or b"-1") for record in seen)
+
+
+def create(settings: ClientSettings, spec: TopicSpec) -> None:
+    admin = TopicAdmin(settings)
+    admin.create([spec])
+    admin.committed("group", spec.name)  # so that the group has a coordinator
+    admin.close()
 
 
 @pytest.fixture
 def topic(kafka_broker: BrokerAddress, topic_prefix: str) -> str:
-    admin = TopicAdmin(ClientSettings(kafka_broker.bootstrap_servers))
-    admin.create([TopicSpec(name=topic_prefix + "t", partitions=3, replication_factor=1)])
-    admin.committed("group", topic_prefix + "t")  # so that the group has a coordinator
-    return topic_prefix + "t"
+    name = topic_prefix + "t"
+    create(ClientSettings(kafka_broker.bootstrap_servers), TopicSpec(name=name, partitions=3, replication_factor=1))
+    return name
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
@@ -120,29 +138,107 @@ async def test_an_identity_whose_epochs_are_used_up(kafka_broker: BrokerAddress,
 
 
 @pytest.fixture(scope="module")
-def v1_broker() -> Iterator[KafkaBroker]:
-    """A broker whose cluster is at transaction version 1, as one that was upgraded and not yet finalized."""
-    with KafkaBroker() as broker:
-        asyncio.run(set_transaction_version(broker.bootstrap_servers, 1))
+def leveled_broker() -> Iterator[KafkaBroker]:
+    """A broker whose ``transaction.version`` changes; it looks for transactions that are out of time all the time."""
+    with KafkaBroker(properties={"transaction.abort.timed.out.transaction.cleanup.interval.ms": "100"}) as broker:
         yield broker
 
 
+@pytest.fixture(params=[1, 2])
+def either(request: pytest.FixtureRequest, leveled_broker: KafkaBroker, topic_prefix: str) -> tuple[str, str]:
+    """The address of a broker at this ``transaction.version``, and a topic. A cluster that was upgraded and is not yet
+    finalized has version 1."""
+    address, topic = leveled_broker.bootstrap_servers, topic_prefix + "t"
+    asyncio.run(set_transaction_version(address, request.param))
+    create(ClientSettings(address), TopicSpec(name=topic, partitions=3, replication_factor=1))
+    return address, topic
+
+
+async def test_requests_that_come_late_or_twice_do_nothing(either: tuple[str, str]) -> None:
+    """All requests of a transaction are sent again in the middle of the next one. Under v1 the slot was opened in
+    between, as it is whenever an answer did not come."""
+    address, topic = either
+    sent: list[tuple[int, int, Sequence[bytes]]] = []
+    async with slot_at(address, topic + ".id", topic=topic) as slot:
+        (connection,) = slot._connections.values()
+        call = connection.call
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(connection, "call", lambda *request: sent.append(request) or call(*request))
+            await transact(slot, topic, 0)
+        if not slot._protocol.bumps_epoch:
+            await slot.reopen([topic])
+        await send(slot, topic, 20)
+        late = await connect(HOST, int(address.rpartition(":")[2]), "late", {})
+        refusals = {}
+        for key, version, parts in sent:
+            frame = await late.call(key, version, parts)
+            read = {PRODUCE: refused, ADD_OFFSETS: code_of, END: code_of}.get(key, partition_codes)
+            refusals[key] = bool(read(frame))
+        late.close()
+        await slot.commit(topic, {0: 40}, lambda: ANYBODY, lambda: None)
+    assert len(refusals) >= 3
+    assert all(refusals.values()), refusals
+    settings = ClientSettings(address)
+    assert committed(settings, topic) == list(range(40))
+    assert TopicAdmin(settings).committed("group", topic) == {0: 40}
+
+
+async def test_a_transaction_that_the_broker_has_timed_out(either: tuple[str, str]) -> None:
+    address, topic = either
+    settings = ClientSettings(address)
+    async with slot_at(address, topic + ".id", topic=topic, transaction_seconds=1) as slot:
+        await send(slot, topic, 0)
+        assert await asyncio.to_thread(committed, settings, topic) == []  # waits for its end
+        with pytest.raises(TransactionFailed, match="the broker timed the transaction out") as failed:
+            await slot.commit(topic, {0: 1}, lambda: ANYBODY, lambda: None)
+        assert failed.value.kind == "fenced"
+        await slot.reopen([topic])
+        await transact(slot, topic, 20)
+    assert committed(settings, topic) == list(range(20, 40))
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+async def test_a_topic_that_is_deleted_in_mid_transaction(either: tuple[str, str], is_sent: bool) -> None:
+    address, topic = either
+    settings, admin = ClientSettings(address), AdminClient({"bootstrap.servers": address})
+    spec = TopicSpec(name=topic + ".out", partitions=3, replication_factor=1)
+    create(settings, spec)
+    async with slot_at(address, topic + ".id", topic=spec.name) as slot:
+        await send(slot, spec.name, 0, flush=is_sent)
+        admin.delete_topics([spec.name])[spec.name].result(20)
+        if is_sent:
+            await slot.commit(topic, {0: 1}, lambda: ANYBODY, lambda: None)
+        else:
+            with pytest.raises(TransactionFailed, match=rf"{spec.name}.*create the topic") as failed:
+                await slot.flush()
+            assert failed.value.kind == "blocked"
+            await slot.reopen([topic])
+        create(settings, spec)
+        await transact(slot, spec.name, 20)
+    assert committed(settings, spec.name) == list(range(20, 40))
+
+
 async def set_transaction_version(address: str, level: int) -> None:
+    """Finalize this level, and wait until the broker says so."""
     request: Any = import_module("kafka.protocol.admin").UpdateFeaturesRequest
-    connection = await connect(HOST, int(address.rpartition(":")[2]), "client", {})
-    if connection.features.get("transaction.version") == level:
-        return connection.close()
     update = request.FeatureUpdateKey(
         feature="transaction.version", max_version_level=level, upgrade_type=3 if level < 2 else 1
     )
-    answer = await connection.ask(request(feature_updates=[update], timeout_ms=20_000), 1)
-    assert not answer.error_code, answer
-    connection.close()
+    port, asked = int(address.rpartition(":")[2]), False
+    while True:
+        connection = await connect(HOST, port, "client", {})  # the answer to each new one has the levels
+        if connection.features.get("transaction.version", 0) == level:
+            return connection.close()
+        if not asked:
+            answer = await connection.ask(request(feature_updates=[update], timeout_ms=20_000), 1)
+            assert not answer.error_code, answer
+            asked = True
+        connection.close()
 
 
-async def test_transactions_of_version_1_on_the_same_code(v1_broker: KafkaBroker, topic_prefix: str) -> None:
-    address, topic = v1_broker.bootstrap_servers, topic_prefix + "t"
-    TopicAdmin(ClientSettings(address)).create([TopicSpec(name=topic, partitions=3, replication_factor=1)])
+@pytest.mark.parametrize("either", [1], indirect=True)
+async def test_transactions_of_version_1_on_the_same_code(either: tuple[str, str]) -> None:
+    address, topic = either
     async with slot_at(address, "id", topic=topic) as slot:
         assert not slot._protocol.bumps_epoch
         for number in range(6):
@@ -165,7 +261,7 @@ async def test_one_of_three_brokers_dies_and_comes_back(topic_prefix: str) -> No
     with KafkaCluster() as cluster:
         topic = topic_prefix + "t"
         settings = ClientSettings(cluster.bootstrap_servers)
-        TopicAdmin(settings).create([TopicSpec(name=topic, partitions=6, replication_factor=3)])
+        create(settings, TopicSpec(name=topic, partitions=6, replication_factor=3))
         async with slot_at(cluster.bootstrap_servers, "id", topic=topic) as slot:
             await transact(slot, topic, 0)
             victim = cluster.transaction_coordinator("id")
@@ -280,9 +376,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KafkaBrok
         for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
             wanted = UserScramCredentialUpsertion("alice", ScramCredentialInfo(mechanism, 4096), b"secret")
             admin.alter_user_scram_credentials([wanted])["alice"].result()
-        TopicAdmin(ClientSettings(broker.bootstrap_servers)).create(
-            [TopicSpec(name="t", partitions=2, replication_factor=1)]
-        )
+        create(ClientSettings(broker.bootstrap_servers), TopicSpec(name="t", partitions=2, replication_factor=1))
         yield broker, {name: f"{HOST}:{number}" for name, number in ports.items()}, folder
 
 
@@ -318,10 +412,11 @@ async def test_each_way_to_authenticate(secure: tuple[KafkaBroker, dict[str, str
         ({"sasl.password": "wrong"}, "_AUTHENTICATION", "credentials"),
         ({"sasl.mechanism": "GSSAPI"}, "_AUTHENTICATION", "GSSAPI"),
         ({"ssl.ca.location": ""}, "_SSL", "certificate"),
+        ({"host": "localhost"}, "_SSL", "ostname mismatch.*'localhost'"),
         ({"sasl.mechanism": "OAUTHBEARER", "oauth_cb": no_token}, "_TRANSPORT", "KeyError"),
         ({"security.protocol": "plaintext"}, "_TRANSPORT", "list_topics"),
     ],
-    ids=["password", "mechanism", "authority", "token", "no TLS"],
+    ids=["password", "mechanism", "authority", "host", "token", "no TLS"],
 )
 async def test_what_is_wrong_is_said_without_secrets(
     secure: tuple[KafkaBroker, dict[str, str], Path], wrong: dict[str, Any], code: str, said: str
@@ -331,10 +426,11 @@ async def test_what_is_wrong_is_said_without_secrets(
     settings |= {"sasl.password": "secret", "ssl.ca.location": str(folder / "ca.pem"), **wrong}
     if wrong.get("security.protocol") == "plaintext":
         settings = wrong
+    address = addresses["SASL"].replace(HOST, settings.pop("host", HOST))
     with pytest.raises(TransactionFailed, match=said) as failed:
-        async with slot_at(addresses["SASL"], "id", settings, "t"):
+        async with slot_at(address, "id", settings, "t"):
             pass
     assert failed.value.code == code
-    assert addresses["SASL"] in str(failed.value)
+    assert address in str(failed.value)
     assert "wrong" not in str(failed.value)
     assert "secret" not in str(failed.value)
