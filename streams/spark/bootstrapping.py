@@ -43,7 +43,7 @@ from streams.runtime.replay import Program
 from streams.spark.kafka import TIMEOUT_SECONDS, client
 from streams.spark.lane import Lane, look, settle, write_lane
 from streams.spark.markers import Stored, Written, read_metadata
-from streams.spark.replay_source import loaded
+from streams.spark.replay_task import loaded
 from streams.spark.replays import State
 
 _WRITER: Final = "bootstrap"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +21,6 @@ from pyspark.sql import Column
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from streams.spark.problems import element, first, inside
 from streams.spark.shapes import DECIMAL, Field, Mapping, Scalar, Sequence, Shape, Structure, column_type, wire_type
 
 CORRUPT: Final = "__corrupt__"
@@ -37,6 +37,7 @@ _READ: Final = {
 }
 _PLAIN_DECIMAL = r"^-?\d+(\.\d{1,9})?$"
 _BASE64 = r"^[A-Za-z0-9+/]*={0,2}$"
+_UUID: Final = r"^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}$"
 _NUMBER = re.compile(r"[-\[{0-9]|true$|false$")
 _DECIMAL = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 _DATE = r"^(?!0000)\d{4}-\d\d-\d\d$"
@@ -47,6 +48,9 @@ _LONE_SURROGATE = (
     r"(?<!\\)(?:\\\\)*(?:\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
 )
+
+Problem = Callable[[Column, Shape, str], Column | None]
+"""(value, its shape, its path) to a sentence or null; ``None`` when nothing can be wrong."""
 
 
 def from_json(text: Column, shape: Shape) -> Column:
@@ -316,3 +320,45 @@ def _decoded(value: Column, shape: Shape, source: _Source | None) -> Column:
 def _plain(shape: Shape) -> bool:
     """Check whether a value is parsed into what it is."""
     return isinstance(shape, Scalar) and wire_type(shape) == column_type(shape) and shape.kind != "uuid"
+
+
+# ------------------------------------------------------------------------------------------------ problems of both ways
+
+
+def first(problems: Iterable[Column | None]) -> Column | None:
+    """The first sentence that is not null; ``None`` when there is nothing to look at."""
+    found = [problem for problem in problems if problem is not None]
+    if not found:
+        return None
+    return found[0] if len(found) == 1 else f.coalesce(*found)
+
+
+def inside(value: Column, shape: Shape, path: str, problem: Problem) -> Column | None:
+    """Return the fault inside of a value: its elements, its fields, or that it is none of the allowed ones."""
+    match shape:
+        case Scalar(allowed=allowed) if allowed:
+            return f.when(~value.isin(*allowed), f.lit(f"{path}: not one of {', '.join(map(str, allowed))}"))
+        case Scalar(kind="uuid"):
+            whole = value.rlike(_UUID) & f.length(value).isin(32, 36)
+            return f.when(~whole, f.lit(f"{path}: not a UUID"))
+        case Sequence():
+            return element(value, shape.item, f"{path}[]", problem)
+        case Mapping():
+            return element(f.map_values(value), shape.value, f"{path}{{}}", problem)
+        case Structure():
+            found = first(problem(value[field.name], field.shape, f"{path}.{field.name}") for field in shape.fields)
+            return None if found is None else f.when(value.isNotNull(), found)
+        case _:
+            return None
+
+
+def element(items: Column, shape: Shape, path: str, problem: Problem) -> Column | None:
+    """Return the fault of the first bad element of an array."""
+    if problem(f.lit(None), shape, path) is None:
+        return None
+
+    def sentence(item: Column) -> Column:
+        found = problem(item, shape, path)
+        return f.lit(None).cast("string") if found is None else found
+
+    return f.get(f.filter(f.transform(items, sentence), lambda text: text.isNotNull()), 0)

@@ -15,7 +15,7 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
 from streams.errors import ConfigError
-from streams.spark.problems import first, inside
+from streams.spark.json_decoding import first, inside
 from streams.spark.shapes import Mapping, Scalar, Sequence, Shape, Structure, column_type
 
 _WRITE: Final = {

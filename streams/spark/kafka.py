@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from streams.clients.translate import DENIED, NO_SUCH_TOPIC, UNREACHABLE
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError, TransactionFailed
@@ -83,37 +82,16 @@ def partition_count(consumer: Consumer, topic: str, doing: str, kafka: dict[str,
         found = consumer.list_topics(topic, TIMEOUT_SECONDS).topics[topic]
     except KafkaException as error:
         raise translated(error, f"{doing}: asking for topic {topic!r}", kafka) from error
-    if found.error is not None:
-        raise translated(KafkaException(found.error), f"{doing}: topic {topic!r}", kafka)
-    return len(found.partitions)
+    if found.error is None:
+        return len(found.partitions)
+    if found.error.code() in NO_SUCH_TOPIC:
+        raise no_such_topic(topic, kafka)
+    raise translated(KafkaException(found.error), f"{doing}: topic {topic!r}", kafka)
 
 
-def partitions_of(admin: AdminClient, topics: Iterable[str], kafka: dict[str, str]) -> dict[str, int]:
-    """The number of partitions of each topic. Never creates one. Raises ``TopicError`` when a topic is missing.
-
-    Asks with a client of its own when the given one does not answer.
-    """
-    found = {}
-    for name, topic in _described(admin, sorted(topics), kafka).items():
-        if not isinstance(topic, KafkaException):
-            found[name] = len(topic.partitions)
-        elif topic.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise TopicError(
-                f"topic {name!r} does not exist at {kafka['bootstrap.servers']}: create it first (kes topics apply), "
-                "or correct the option"
-            )
-        else:
-            raise translated(topic, f"asking for topic {name!r}", kafka) from topic
-    return found
-
-
-def _described(admin: AdminClient, names: list[str], kafka: dict[str, str]) -> dict[str, Any]:
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while True:
-        try:
-            futures = admin.describe_topics(TopicCollection(names), request_timeout=ASK_SECONDS)
-            return answers(futures, ASK_SECONDS + GRACE_SECONDS)
-        except KafkaException as error:
-            if time.monotonic() > deadline:
-                raise translated(error, "asking for topics", kafka) from error
-            admin = client(AdminClient, kafka)
+def no_such_topic(topic: str, kafka: dict[str, str]) -> TopicError:
+    """The error for a topic that was named and does not exist."""
+    return TopicError(
+        f"topic {topic!r} does not exist at {kafka['bootstrap.servers']}: create it first (kes topics apply), or "
+        "correct the option"
+    )

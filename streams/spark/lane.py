@@ -1,15 +1,8 @@
 """The lane write: rows and a marker in one Kafka transaction, exactly once per request.
 
-    1. a new producer, ``init_transactions``: the former holder of the transactional id is fenced from here on, and
-       what it left open is decided and settled;
-    2. only then read the marker (an offset of a group that exists for this lane alone);
-    3. the marker says that it is written, by this run or another one: done. It says no: refused (``markers.py``);
-    4. else send all rows, send the marker with them, commit. No clear answer: go to 1.
-
-Two attempts that both commit the same rows cannot be: the second one's step 1 waits until the first one's transaction
-is decided, and the marker, which was committed with the rows, is there in its step 2. An attempt that died leaves
-nothing visible, or rows and marker. Reading the marker before step 1, committing it in a transaction of its own, or
-keeping the producer from round to round, would break this.
+``docs/internals/spark-protocol.md`` has the steps, and why each is right. Reading the marker before the fence (a new
+producer's ``init_transactions``), committing it in a transaction of its own, or keeping the producer from round to
+round, would break this.
 
 When ``write_lane`` returns, the transaction is committed. Readers of committed records see the rows in all partitions a
 few milliseconds later; ``settle`` waits for that.
@@ -208,18 +201,16 @@ def _taken_over(lane: Lane, request: Request) -> Stored | None:
         return former.marker
 
 
+@dataclass
 class Held:
     """A lane behind a fence of one's own: its marker, read and put without rows. Made by ``hold``."""
 
-    def __init__(
-        self, lane: Lane, doing: object, producer: Producer, group: Consumer, stack: contextlib.ExitStack
-    ) -> None:
-        self._stack = stack
-        self._former: _Former | None = None
-        self._lane = lane
-        self._doing = doing
-        self._producer = producer
-        self._group = group
+    _lane: Lane
+    _doing: object
+    _producer: Producer
+    _group: Consumer
+    _stack: contextlib.ExitStack
+    _former: _Former | None = None
 
     def marker(self) -> Stored | None:
         """Return the marker that was committed before the fence, under the lane's former name if need be."""
@@ -252,10 +243,13 @@ def hold(lane: Lane, doing: object) -> Iterator[Held]:
         yield Held(lane, doing, producer, group, stack)
 
 
-def look(lane: Lane, doing: object) -> Stored | None:
+def look(lane: Lane, doing: object, *, needs_topic: bool = False) -> Stored | None:
     """The marker as it is now. Only a look, which disturbs no writer: a run that is about to commit may not show yet,
-    and a killed run's open transaction is passed over (it would be undecided until its timeout)."""
+    and a killed run's open transaction is passed over (it would be undecided until its timeout). ``needs_topic``: raise
+    ``TopicError`` where the marker's topic does not exist."""
     with _group_of(lane, isolation="read_uncommitted") as group:
+        if needs_topic:
+            partition_count(group, lane.marker_topic, str(doing), lane.kafka)
         stored = _read_offset(group, lane, doing)
     former = lane.as_former() if stored is None else None
     before = None if former is None else look(former, doing)

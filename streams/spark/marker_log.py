@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import zlib
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -28,14 +29,14 @@ class _Record(msgspec.Struct):
     metadata: str
 
 
+@dataclass(frozen=True)
 class MarkerLog:
     """The log of markers, as seen by one lane."""
 
-    def __init__(self, topic: str, identity: str, kafka: dict[str, str], doing: object) -> None:
-        self.topic = topic
-        self._identity = identity
-        self._kafka = kafka
-        self._doing = doing
+    topic: str
+    _identity: str
+    _kafka: dict[str, str] = field(repr=False)
+    _doing: object
 
     def write(self, producer: Any, metadata: Consumer, marker: Stored) -> None:
         """Into the producer's open transaction. ``metadata``: any consumer, to ask for partitions."""

@@ -2,20 +2,8 @@
 
 A lane is one transactional id and one consumer group of the same name, without members. The group's
 committed offset is the *marker*: it is committed in the same transaction as the rows, so it says what has been written.
-A writer asks first: is it written (``Written``)? may it be (``None``)? Anything else is refused by an error.
-
-                      marker of ...
-    request           no marker                   the same query           another query
-    ----------------  --------------------------  -----------------------  -------------------------------------
-    write W           write                       -                        - (a marker of W means: written)
-    batch 0           write                       batch 0: written         replaceQuery names it: write, else refuse
-    batch b > 0       refuse                      b, as many rows: written refuse
-                                                  b-1: write
-                                                  else: refuse
-
-``lastWrittenBatch`` of this query, where there is no marker, stands for one: b means written, b-1 write; where batch b
-has another number of rows than the one that is written, b means that what is written is to stay. A query that
-was replaced is refused for good: the markers after it remember it.
+A writer asks first: is it written (``Written``)? may it be (``None``)? Anything else is refused by an error. The table
+of what follows is in ``docs/internals/spark-protocol.md``.
 """
 
 from __future__ import annotations

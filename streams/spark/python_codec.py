@@ -34,7 +34,6 @@ _ARROW: Final = {
     "date": pa.date32(), "decimal": pa.decimal128(DECIMAL.precision, DECIMAL.scale),
 }  # fmt: skip
 _AS_THEY_ARE: Final = (bytes, bytearray, dt.datetime, dt.date)
-_ERROR: Final = pa.field("error", pa.string())
 _UPCAST: Final = "struct<value: binary, error: string>"
 
 
@@ -107,51 +106,59 @@ def upcast(event: EventType[Any], value: Column, version: Column) -> Column:
     """A struct of ``value``, the bytes of an older version as those of the present one, and ``error``; null where
     ``value`` is."""
     reference = EventReference.of(event, "upcasters")
-    kind = pa.struct([pa.field("value", pa.binary()), _ERROR])
 
-    def upcasted(values: pa.Array, versions: pa.Array) -> pa.Array:
-        if values.null_count == len(values):
-            return pa.nulls(len(values), kind)
+    def begin() -> Callable[[bytes, int], bytes]:
         known = _loaded(reference)
+        return lambda data, number: known.encode(known.decode(data, number))
 
-        def convert(data: bytes, number: int) -> dict[str, Any]:
-            return {"value": known.encode(known.decode(data, number)), "error": None}
-
-        return pa.array(list(_converted(convert, values, versions)), kind)
-
-    return _udf(upcasted, _UPCAST)(value, version)
+    return _converted(begin, pa.binary(), _UPCAST, value, version)
 
 
 def decode_event(event: EventType[Any], shape: Structure, value: Column, version: Column) -> Column:
     """A struct of ``value``, the event's columns, and ``error``; null where ``value`` is. The version's rules are the
     event type's."""
     reference = EventReference.of(event, f"codecs of one's own ({type(event._codec).__name__})")
-    kind = pa.struct([pa.field("value", arrow_type(shape)), _ERROR])
 
-    def decoded(values: pa.Array, versions: pa.Array) -> pa.Array:
-        if values.null_count == len(values):
-            return pa.nulls(len(values), kind)
+    def begin() -> Callable[[bytes, int], Any]:
         known = _loaded(reference)
+        return lambda data, number: plain(known.decode(data, number), shape, "")
 
-        def convert(data: bytes, number: int) -> dict[str, Any]:
-            return {"value": plain(known.decode(data, number), shape, ""), "error": None}
-
-        return pa.array(list(_converted(convert, values, versions)), kind)
-
-    return _udf(decoded, _with_error(shape))(value, version)
+    return _converted(begin, arrow_type(shape), _with_error(shape), value, version)
 
 
 def decode_value(codec: Codec[Any], shape: Shape, value: Column) -> Column:
     """A struct of ``value`` and ``error``, by any codec that can be pickled; null where ``value`` is."""
-    kind = pa.struct([pa.field("value", arrow_type(shape)), _ERROR])
 
-    def decoded(values: pa.Array) -> pa.Array:
-        def convert(data: bytes) -> dict[str, Any]:
-            return {"value": plain(codec.decode(data), shape, ""), "error": None}
+    def begin() -> Callable[[bytes], Any]:
+        return lambda data: plain(codec.decode(data), shape, "")
 
-        return pa.array(list(_converted(convert, values)), kind)
+    return _converted(begin, arrow_type(shape), _with_error(shape), value)
 
-    return _udf(decoded, _with_error(shape))(value)
+
+def _converted(begin: Callable[[], Callable[..., Any]], kind: Any, spark: t.DataType | str, *columns: Column) -> Column:
+    """Convert the rows of ``columns`` by the function that ``begin`` makes on the worker, where the class is loaded: a
+    struct of value and error, null where the first column is."""
+    struct = pa.struct([pa.field("value", kind), pa.field("error", pa.string())])
+
+    def run(values: pa.Array, *more: pa.Array) -> pa.Array:
+        if values.null_count == len(values):
+            return pa.nulls(len(values), struct)
+        return pa.array(list(_rows(begin(), values, *more)), struct)
+
+    return _udf(run, spark)(*columns)
+
+
+def _rows(convert: Callable[..., Any], values: pa.Array, *more: pa.Array) -> Iterator[dict[str, Any] | None]:
+    for data, *others in zip(values.to_pylist(), *(column.to_pylist() for column in more), strict=True):
+        if data is None:
+            yield None
+            continue
+        try:
+            yield {"value": convert(data, *others), "error": None}
+        except DecodeError as error:
+            yield {"value": None, "error": str(error)}
+        except EncodeError as error:
+            yield {"value": None, "error": f"the upcasters made what cannot be written: {error}"}
 
 
 def encode_event(event: EventType[Any], row: Column) -> Column:
@@ -184,21 +191,6 @@ def _maker(cls: type) -> Callable[[dict[str, Any]], Any]:
 
         return TypeAdapter(cls).validate_python
     return lambda row: msgspec.convert(row, cls, builtin_types=_AS_THEY_ARE)
-
-
-def _converted(
-    convert: Callable[..., dict[str, Any]], values: pa.Array, *more: pa.Array
-) -> Iterator[dict[str, Any] | None]:
-    for data, *others in zip(values.to_pylist(), *(column.to_pylist() for column in more), strict=True):
-        if data is None:
-            yield None
-            continue
-        try:
-            yield convert(data, *others)
-        except DecodeError as error:
-            yield {"value": None, "error": str(error)}
-        except EncodeError as error:
-            yield {"value": None, "error": f"the upcasters made what cannot be written: {error}"}
 
 
 # ------------------------------------------------------------------------------------------------ objects to Arrow

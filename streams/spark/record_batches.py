@@ -9,35 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
 from confluent_kafka import Message
 from pyspark.sql import types as t
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from streams.errors import ConfigError
 from streams.records import TYPE_HEADER, VERSION_HEADER
-from streams.spark.columns import HEADERS_TYPE
 from streams.spark.read_options import ReadOptions
 
-READ_SCHEMA: Final = t.StructType(
-    [
-        t.StructField("key", t.BinaryType()),
-        t.StructField("value", t.BinaryType()),
-        t.StructField("type", t.StringType()),
-        t.StructField("version", t.IntegerType()),
-        t.StructField("headers", HEADERS_TYPE),
-        t.StructField("topic", t.StringType()),
-        t.StructField("partition", t.IntegerType()),
-        t.StructField("offset", t.LongType()),
-        t.StructField("timestamp", t.TimestampType()),
-        t.StructField("timestampType", t.IntegerType()),
-    ]
-)
-"""The columns of a read. ``timestampType``: 0 the producer's time, 1 the broker's, -1 none."""
-
-_PAIR: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
+HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _TIME: Final = pa.timestamp("us", "UTC")
 _SCHEMA: Final = pa.schema(
     [
@@ -45,7 +29,7 @@ _SCHEMA: Final = pa.schema(
         ("value", pa.binary()),
         ("type", pa.string()),
         ("version", pa.int32()),
-        ("headers", pa.list_(_PAIR)),
+        ("headers", HEADERS),
         ("topic", pa.string()),
         ("partition", pa.int32()),
         ("offset", pa.int64()),
@@ -53,6 +37,8 @@ _SCHEMA: Final = pa.schema(
         ("timestampType", pa.int32()),
     ]
 )
+READ_SCHEMA: Final = from_arrow_schema(_SCHEMA)
+"""The columns of a read. ``timestampType``: 0 the producer's time, 1 the broker's, -1 none."""
 _SCHEMA_WITHOUT_HEADERS: Final = _SCHEMA.remove(_SCHEMA.get_field_index("headers"))
 
 _HeaderList = tuple[tuple[str, bytes | None], ...]
@@ -100,7 +86,7 @@ def batch_of(messages: list[Message], topic: str, partition: int, options: ReadO
         pa.array(list(map(Message.value, messages)), pa.binary()),
         pa.array([name for name, _ in kinds], pa.string()).take(indices),
         pa.array([version for _, version in kinds], pa.int32()).take(indices),
-        *([_header_column(lists).take(indices)] if options.include_headers else []),
+        *([header_column(lists).take(indices)] if options.include_headers else []),
         pa.repeat(pa.scalar(topic, pa.string()), rows),
         pa.repeat(pa.scalar(partition, pa.int32()), rows),
         pa.array(list(map(Message.offset, messages)), pa.int64()),
@@ -143,17 +129,18 @@ def _text(value: bytes | None) -> str | None:
         return None
 
 
-def _header_column(lists: list[_HeaderList]) -> Any:
+def header_column(lists: Iterable[Iterable[tuple[str, str | bytes | None]] | None]) -> Any:
+    """Lists of headers as a column of the type ``HEADERS``."""
     names: list[str] = []
     values: list[bytes | None] = []
     ends = [0]
     for headers in lists:
-        for name, value in headers:
+        for name, value in headers or ():
             names.append(name)
-            values.append(value)
+            values.append(value.encode() if isinstance(value, str) else value)
         ends.append(len(names))
     pairs = pa.StructArray.from_arrays(
-        [pa.array(names, pa.string()), pa.array(values, pa.binary())], fields=list(_PAIR)
+        [pa.array(names, pa.string()), pa.array(values, pa.binary())], fields=list(HEADERS.value_type)
     )
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pairs)
 

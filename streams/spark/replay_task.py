@@ -5,32 +5,45 @@ partition, and the outputs of a thousand records; never a partition's records.
 
 When something upstream fails, or a task is killed, the iterator that Spark hands to Python ends cleanly, with part of
 the rows. So the driver puts a row behind each task's last one, and a task that has not seen it fails.
+
+The event source comes by its name where it has one: each worker imports the module, and has event types, versions,
+upcasters and codecs as they are declared there. Else a copy comes by pickle, which carries functions along, but no
+class: classes that exist in one process only (``__main__``, a notebook, the inside of a function) are refused by the
+driver, where it can still be said why.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from importlib import import_module
+from types import ModuleType
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
+from pyspark.serializers import CloudPickleSerializer
 
 from streams.clients.received import received
-from streams.errors import StreamsError
+from streams.errors import ConfigError, StreamsError
+from streams.event_source import EventSource
+from streams.loading import described, load
 from streams.records import TYPE_HEADER, VERSION_HEADER, Change, Headers, IncomingRecord, Output
 from streams.runtime.replay import PartitionReplay, Program
-from streams.spark.replay_source import Travelling
+from streams.spark.record_batches import HEADERS, header_column
+from streams.spark.sending import type_headers
 
 POSITION, STATE, RECORD, END = range(4)
 """What a row is that a task gets; sorted so within a partition."""
 
 _SLICE: Final = 1_000
 """Records handled before what they led to is handed on."""
+_ADVICE = "put it into a module that the executors can import, and name it as 'module:attribute'"
 _BATCH_ROWS: Final = 10_000
 _BATCH_BYTES: Final = 16 << 20
 _HEADERS_KNOWN: Final = 1_000
 
-_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 RESULT: Final = pa.schema(
     [
         ("kind", pa.string()),
@@ -42,13 +55,99 @@ RESULT: Final = pa.schema(
         ("value", pa.binary()),
         ("type", pa.string()),
         ("version", pa.int32()),
-        ("headers", _HEADERS),
+        ("headers", HEADERS),
         ("partition", pa.int32()),
         ("timestamp_ms", pa.int64()),
         ("text", pa.string()),
     ]
 )
 """What a task gives: rows of all kinds in one schema, distinguished by ``kind``."""
+
+
+class Travelling(msgspec.Struct, frozen=True):
+    """An event source on its way: ``name``, or the program itself; ``fingerprint`` is what the driver saw there."""
+
+    name: str
+    program: Program | None
+    fingerprint: tuple[tuple[str, ...], ...]
+
+    def arrive(self) -> Program:
+        """The program, on the executor. Raises ``ConfigError`` when it is not the one that the driver has."""
+        if self.program is not None:
+            return self.program
+        program = loaded(self.name).program()
+        found = program.fingerprint
+        if found != self.fingerprint:
+            differing = sorted({str(each[0]) for each in set(found) ^ set(self.fingerprint)})
+            raise ConfigError(
+                f"the event source {self.name!r} is another one on the executors (it differs in: "
+                f"{', '.join(differing)}): do they have the same version of the module, and are all handlers "
+                "registered when it is imported?"
+            )
+        return program
+
+
+def travelling(source: EventSource[Any] | str) -> tuple[Travelling, Program]:
+    """Return the parts that the executors get, and the program as it is here. Raises ``ConfigError`` for what cannot
+    travel."""
+    if isinstance(source, str):
+        program = loaded(source).program()
+        return Travelling(source, None, program.fingerprint), program
+    if not isinstance(source, EventSource):
+        raise ConfigError(f"source is {type(source).__name__}; give an EventSource, or its name as 'module:attribute'")
+    program = source.program()
+    name = _name_of(source, program)
+    if name:
+        return Travelling(name, None, program.fingerprint), program
+    for route in program.routes:
+        if route.event_type is not None:
+            _check_class(route.event_type.cls)
+    there = Travelling("", program, ())
+    try:
+        serializer: Any = CloudPickleSerializer  # untyped
+        serializer().dumps(there)
+    except Exception as error:
+        raise ConfigError(f"the event source cannot be sent to executors: {described(error)}; {_ADVICE}") from error
+    return there, program
+
+
+def loaded(name: str) -> EventSource[Any]:
+    """The event source of this name. Raises ``ConfigError``."""
+    found = load(name)
+    if not isinstance(found, EventSource):
+        raise ConfigError(f"{name!r} is {type(found).__name__}, not an EventSource")
+    return found
+
+
+def _name_of(source: EventSource[Any], program: Program) -> str:
+    """``module:attribute``, if it is a global of a module that others can import: first that of its handlers, because
+    the others have only imported it, and may do more than that."""
+    routes = [*program.routes, *([program.default] if program.default is not None else [])]
+    own = [getattr(route.handler, "__module__", "") for route in routes]
+    for module_name in dict.fromkeys([*own, *sys.modules]):
+        module = sys.modules.get(module_name)
+        if module_name == "__main__" or not isinstance(module, ModuleType):
+            continue
+        for attribute, value in list(vars(module).items()):
+            if value is source and _is_importable(module_name):
+                return f"{module_name}:{attribute}"
+    return ""
+
+
+def _is_importable(module_name: str) -> bool:
+    try:
+        return getattr(import_module(module_name), "__spec__", None) is not None
+    except Exception:
+        return False
+
+
+def _check_class(cls: type) -> None:
+    module = sys.modules.get(cls.__module__)
+    if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__ or module is None:
+        raise ConfigError(
+            f"the event class {cls.__qualname__} exists in this process only ({cls.__module__}), so executors cannot "
+            f"read its events: {_ADVICE}"
+        )
 
 
 def replayer(
@@ -188,10 +287,7 @@ def _with_type(headers: Headers | None, kind: str | None, version: int | None) -
     """The headers as they were; or made from the columns, where rows have those only."""
     if kind is None or (headers and any(name == TYPE_HEADER for name, _ in headers)):
         return headers or None
-    made: Headers = [(TYPE_HEADER, kind.encode())]
-    if version is not None and version != 1:
-        made.append((VERSION_HEADER, b"%d" % version))
-    return made + [header for header in headers or () if header[0] != VERSION_HEADER]
+    return type_headers(kind, version) + [header for header in headers or () if header[0] != VERSION_HEADER]
 
 
 class _Rows:
@@ -238,7 +334,10 @@ class _Rows:
         if not rows or not (at_all_costs or len(rows) >= _BATCH_ROWS or self._size >= _BATCH_BYTES):
             return
         self._rows, self._size = [], 0
-        columns = [_column(field, values) for field, values in zip(RESULT, zip(*rows, strict=True), strict=True)]
+        columns = [
+            header_column(values) if field.name == "headers" else pa.array(values, field.type)
+            for field, values in zip(RESULT, zip(*rows, strict=True), strict=True)
+        ]
         yield pa.RecordBatch.from_arrays(columns, schema=RESULT)
 
 
@@ -252,25 +351,6 @@ def _type_and_version(headers: tuple[tuple[str, Any], ...], output: Output) -> t
             version = _bytes(content, output)
     number = int(version) if version is not None and version.isdigit() and len(version) <= 9 else 1
     return None if name is None else name.decode(errors="replace"), number
-
-
-def _column(field: Any, values: Sequence[Any]) -> Any:
-    return _header_column(values) if field.name == "headers" else pa.array(values, field.type)
-
-
-def _header_column(rows: Sequence[tuple[tuple[str, str | bytes | None], ...] | None]) -> Any:
-    names: list[str] = []
-    values: list[bytes | None] = []
-    ends = [0]
-    for headers in rows:
-        for name, value in headers or ():
-            names.append(name)
-            values.append(value.encode() if isinstance(value, str) else value)
-        ends.append(len(names))
-    pairs = pa.StructArray.from_arrays(
-        [pa.array(names, pa.string()), pa.array(values, pa.binary())], fields=list(_HEADERS.value_type)
-    )
-    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pairs)
 
 
 def _bytes(value: object, output: Output) -> bytes | None:

@@ -30,8 +30,7 @@ from streams.protocols import Codec
 from streams.runtime.changelog import OFFSET_KEY
 from streams.runtime.replay import Program
 from streams.spark.columns import HEADERS_TYPE
-from streams.spark.replay_source import travelling
-from streams.spark.replay_task import END, POSITION, RECORD, RESULT, STATE, replayer
+from streams.spark.replay_task import END, POSITION, RECORD, RESULT, STATE, replayer, travelling
 from streams.spark.tables import ERROR, ValueColumns, decoded
 
 _AFTER_ALL: Final = 2**31 - 1  # sorts behind every partition

@@ -11,12 +11,10 @@ import pyarrow.compute as _compute
 from confluent_kafka import Consumer, Producer
 
 from streams.errors import RecordRefused
-from streams.records import TYPE_HEADER, VERSION_HEADER
+from streams.records import TYPE_HEADER, VERSION_HEADER, Headers
 from streams.spark.kafka import partition_count
 
 pc: Any = _compute  # its functions are made at run time
-
-Headers = list[tuple[str, bytes | None]]
 
 _KEY, _ANY_PARTITION, _NOW = None, -1, 0
 _NO_CALLBACK: Final = (itertools.repeat(None), itertools.repeat(None))
@@ -172,7 +170,8 @@ def _alike(column: Any) -> bool:
     return bool(flat.slice(width).equals(flat.slice(0, len(flat) - width)))
 
 
-def _type_headers(kind: str | None, version: int | None) -> Headers:
+def type_headers(kind: str | None, version: int | None) -> Headers:
+    """The headers of an event of this type and version, version 1 without one of its own."""
     if kind is None:
         return []
     headers: Headers = [(TYPE_HEADER, kind.encode())]
@@ -187,7 +186,7 @@ def _merged(pairs: tuple[tuple[str, bytes | None], ...], kind: str | None, versi
     A version that is null (no such column, or a header that is no number) leaves the row's header as it is: without it
     the record would be one of version 1.
     """
-    ours = _type_headers(kind, version)
+    ours = type_headers(kind, version)
     replaced = {TYPE_HEADER} if ours else set()
     if ours and version is not None:
         replaced.add(VERSION_HEADER)

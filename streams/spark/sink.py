@@ -15,14 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka.admin import AdminClient
 from pyspark import TaskContext
 from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from streams.errors import ConfigError, StreamsError
 from streams.spark.columns import check_columns
-from streams.spark.kafka import client, partitions_of
 from streams.spark.lane import Lane, look, settle, write_lane
 from streams.spark.marker_log import MarkerLog
 from streams.spark.markers import BatchRequest, WriteRequest, written_by
@@ -72,12 +70,11 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, schema: t.StructType, *, one_machine: bool) -> None:
         check_columns(schema, topic_given=options.topic is not None)
         self._options = options
-        partitions_of(client(AdminClient, options.kafka), {options.marker_topic}, options.kafka)  # before any work
         self._run = options.run_id or uuid.uuid4().hex
         identity = f"{options.topic}\0{options.write_id}"
         self._folder = staging_folder(options.staging_dir, identity, one_machine=one_machine)
         # Only a hint that saves work: what decides is read again at commit time, behind the fence.
-        self._done = look(lane_of(options), f"write {options.write_id!r}") is not None
+        self._done = look(lane_of(options), f"write {options.write_id!r}", needs_topic=True) is not None
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """Stage the rows of one task. Talks to no broker."""

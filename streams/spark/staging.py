@@ -15,6 +15,7 @@ import stat
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -28,28 +29,19 @@ _LARGEST_MESSAGE: Final = 256 << 20
 _FOLDER_ATTEMPTS: Final = 10
 
 
+@dataclass
 class Staged(WriterCommitMessage):
     """The result of one task for the driver: Arrow IPC (lz4) in ``data``, or in the file ``path``.
 
     ``query`` and ``batch`` are those that Spark gave the task, ``None`` outside of a streaming query.
     """
 
-    def __init__(
-        self,
-        rows: int,
-        size: int,
-        data: bytes | None,
-        path: str | None,
-        *,
-        query: str | None = None,
-        batch: int | None = None,
-    ) -> None:
-        self.rows = rows
-        self.size = size
-        self.data = data
-        self.path = path
-        self.query = query
-        self.batch = batch
+    rows: int
+    size: int
+    data: bytes | None = field(repr=False)
+    path: str | None
+    query: str | None = None
+    batch: int | None = None
 
 
 def staging_folder(given: str | None, identity: str, *, one_machine: bool) -> Path | None:

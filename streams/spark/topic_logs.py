@@ -26,7 +26,7 @@ from confluent_kafka.admin import OffsetSpec as _OffsetSpec  # type: ignore[attr
 from streams.clients.translate import NO_ANSWER, NO_SUCH_TOPIC
 from streams.errors import BrokerUnavailable, ConfigError, OffsetError, TopicError
 from streams.records import TopicPartition
-from streams.spark.kafka import ASK_SECONDS, GRACE_SECONDS, answers, client, translated
+from streams.spark.kafka import ASK_SECONDS, GRACE_SECONDS, answers, client, no_such_topic, translated
 from streams.spark.options import agreed
 from streams.spark.planning import Bounds, Logs, Positions, TopicLog
 from streams.spark.read_options import EARLIEST, LATEST, ByPartition, Edge, ReadOptions, read_options
@@ -285,10 +285,7 @@ def require(logs: Logs, options: ReadOptions) -> None:
     """Raises ``TopicError`` for a topic that was named and does not exist."""
     for name in options.topics.names or options.topics.assigned or ():
         if name not in logs:
-            raise TopicError(
-                f"topic {name!r} does not exist at {options.kafka['bootstrap.servers']}: create it first (kes topics "
-                "apply), or correct the option"
-            )
+            raise no_such_topic(name, options.kafka)
 
 
 def _for_each(option: str, given: ByPartition, bounds: Mapping[TopicPartition, Bounds]) -> dict[TopicPartition, int]:

@@ -1,8 +1,5 @@
 """A Spark standalone cluster on one machine, out of the pip package: a master and workers on addresses of their own.
 
-    with StandaloneCluster(folder) as cluster:
-        settings = {"spark.master": cluster.url, **cluster.settings}
-
 Each worker has an address of its own (127.0.0.1, 127.0.0.2, ...), because Spark never starts the speculative copy of a
 task on the host that the straggler is on. All processes end with the one that started them.
 """
@@ -19,10 +16,8 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
-import psutil
 import pyspark
 
 from streams.sak.java import spark_java_home
@@ -37,6 +32,7 @@ SPECULATION: Final = {
     "spark.speculation.minTaskRuntime": "200ms",
 }
 """A copy of a task that takes a little longer than the others."""
+_WORKERS, _CORES, _MEMORY_MB = 2, 2, 700
 _START_SECONDS: Final = 90.0
 _QUICK_START: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
@@ -76,21 +72,10 @@ class Daemon:
 
 
 class StandaloneCluster:
-    """``workers`` workers with ``cores`` cores and ``memory_mb`` each. ``environment`` is the workers' and with that
-    the executors': by default this Python and this checkout, as a worker would have with the package installed."""
+    """Workers, and with that executors, have this Python and this checkout, as with the package installed."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        workers: int = 2,
-        cores: int = 2,
-        memory_mb: int = 700,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._workers, self._cores, self._memory_mb = workers, cores, memory_mb
-        self._environment = {"PYTHONPATH": str(ROOT)} if environment is None else dict(environment)
         self._daemons: list[Daemon] = []
         self.url = ""
 
@@ -99,10 +84,10 @@ class StandaloneCluster:
         """Settings of a session that uses this cluster: an executor on each worker."""
         return {
             "spark.master": self.url,
-            "spark.executor.memory": f"{self._memory_mb - 200}m",
-            "spark.executor.cores": str(self._cores),
+            "spark.executor.memory": f"{_MEMORY_MB - 200}m",
+            "spark.executor.cores": str(_CORES),
             "spark.executor.extraJavaOptions": _QUICK_START,
-            "spark.cores.max": str(self._cores * self._workers),
+            "spark.cores.max": str(_CORES * _WORKERS),
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
             "spark.pyspark.python": sys.executable,
@@ -115,16 +100,13 @@ class StandaloneCluster:
             arguments = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
             master = self._start("master", ["org.apache.spark.deploy.master.Master", *arguments], quick)
             self.url = master.wait_said(r"(?:Starting Spark master at|started at) (spark://\S+:\d+)")
-            for number in range(1, self._workers + 1):
-                limits = ["-c", str(self._cores), "-m", f"{self._memory_mb}m", "-d", str(self._folder / f"w{number}")]
+            for number in range(1, _WORKERS + 1):
+                limits = ["-c", str(_CORES), "-m", f"{_MEMORY_MB}m", "-d", str(self._folder / f"w{number}")]
                 where = ["--host", f"127.0.0.{number}", "--webui-port", "0"]
-                self._start(
-                    f"worker-{number}",
-                    ["org.apache.spark.deploy.worker.Worker", *limits, *where, self.url],
-                    {**quick, **self._environment},
-                )
-            for worker in self.workers:
-                worker.wait_said(r"(Successfully registered with master)")
+                worker = ["org.apache.spark.deploy.worker.Worker", *limits, *where, self.url]
+                self._start(f"worker-{number}", worker, {**quick, "PYTHONPATH": str(ROOT)})
+            for daemon in self._daemons[1:]:
+                daemon.wait_said(r"(Successfully registered with master)")
         except BaseException:
             self.stop()
             raise
@@ -135,29 +117,12 @@ class StandaloneCluster:
         self._daemons.append(daemon)
         return daemon
 
-    @property
-    def workers(self) -> list[Daemon]:
-        return self._daemons[1:]
-
-    def executors(self) -> list[int]:
-        """Process numbers of the executors that there are now."""
-        found = []
-        for worker in self.workers:
-            with contextlib.suppress(psutil.Error):
-                for child in psutil.Process(worker.process.pid).children(recursive=True):
-                    with contextlib.suppress(psutil.Error):
-                        if any("CoarseGrainedExecutorBackend" in part for part in child.cmdline()):
-                            found.append(child.pid)
-        return found
-
     def stop(self) -> None:
         """End everything. Safe to repeat."""
         for daemon in reversed(self._daemons):
             daemon.kill()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
 

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Annotated, Literal
 
 import msgspec
+from hypothesis import strategies as st
 
 from tests.spark.conformance_values import UTC, Colour, Level, Place, Tagged
 
@@ -37,6 +38,35 @@ class Kinds(msgspec.Struct):
     places: list[Place] = []
     tagged: Tagged | None = None
 
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+EXACT = st.integers(-(10**38) + 1, 10**38 - 1).map(
+    lambda digits: Decimal((digits < 0, tuple(map(int, str(abs(digits)))), -9))
+)
+SOME_PLACE = st.builds(Place, st.text(), st.none() | FINITE, st.lists(EXACT, max_size=2))
+SOME_TIME = st.datetimes(dt.datetime(1, 1, 2), dt.datetime(9999, 12, 30))
+EVERYTHING = st.builds(
+    Kinds,
+    text=st.text(),
+    number=st.integers(-(2**63), 2**63 - 1),
+    ratio=FINITE,
+    flag=st.booleans(),
+    raw=st.binary(),
+    at=SOME_TIME.map(lambda time: time.replace(tzinfo=UTC)),
+    wall=SOME_TIME,
+    day=st.dates(dt.date(1, 1, 2)),
+    price=EXACT,
+    ident=st.uuids(),
+    colour=st.sampled_from(Colour),
+    level=st.sampled_from(Level),
+    note=st.none() | st.text(),
+    texts=st.lists(st.text(), max_size=3),
+    numbers=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3),
+    names=st.dictionaries(st.text(), st.text(), max_size=3),
+    place=SOME_PLACE,
+    places=st.lists(SOME_PLACE, max_size=2),
+)
+"""Objects with any values; not of sets, which have no order to compare."""
 
 WIDE = "integers beyond 64 bits are refused"
 EXACTLY = "decimals beyond 29 digits or 9 places, NaN and infinite ones, and other digits than ASCII's are refused"

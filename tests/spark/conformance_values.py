@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import pydantic
-from hypothesis import strategies as st
 
 from streams.events import event_type
 
@@ -190,51 +189,3 @@ TABLE: list[Case] = [
         frozenset({FRACTION, PLACES, FLOAT}),
     ),
 ]
-
-
-class Everything(msgspec.Struct):
-    text: str
-    number: int
-    ratio: float
-    flag: bool
-    raw: bytes
-    at: dt.datetime
-    wall: Annotated[dt.datetime, msgspec.Meta(tz=False)]
-    day: dt.date
-    price: Decimal
-    ident: uuid.UUID
-    colour: Colour
-    level: Level
-    note: str | None
-    texts: list[str]
-    counts: dict[str, int]
-    place: Place
-    places: dict[str, list[Place]]
-
-
-FINITE = st.floats(allow_nan=False, allow_infinity=False)
-EXACT = st.integers(-(10**38) + 1, 10**38 - 1).map(
-    lambda digits: Decimal((digits < 0, tuple(map(int, str(abs(digits)))), -9))
-)
-SOME_PLACE = st.builds(Place, st.text(), st.none() | FINITE, st.lists(EXACT, max_size=2))
-SOME_TIME = st.datetimes(dt.datetime(1, 1, 2), dt.datetime(9999, 12, 30))
-EVERYTHING = st.builds(
-    Everything,
-    text=st.text(),
-    number=st.integers(-(2**63), 2**63 - 1),
-    ratio=FINITE,
-    flag=st.booleans(),
-    raw=st.binary(),
-    at=SOME_TIME.map(lambda time: time.replace(tzinfo=UTC)),
-    wall=SOME_TIME,
-    day=st.dates(dt.date(1, 1, 2)),
-    price=EXACT,
-    ident=st.uuids(),
-    colour=st.sampled_from(Colour),
-    level=st.sampled_from(Level),
-    note=st.none() | st.text(),
-    texts=st.lists(st.text(), max_size=3),
-    counts=st.dictionaries(st.text(), st.integers(-(2**63), 2**63 - 1), max_size=3),
-    place=SOME_PLACE,
-    places=st.dictionaries(st.text(), st.lists(SOME_PLACE, max_size=2), max_size=2),
-)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+
+def seed() -> int:
+    """``SEED`` if it is set, else by the clock; printed, so that a run can be had again."""
+    found = int(os.environ.get("SEED") or time.time_ns() % 1_000_000)
+    print(f"SEED={found}")
+    return found
 
 
 def until(condition: Callable[[], object], what: str, seconds: float = 600.0) -> None:

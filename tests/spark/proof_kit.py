@@ -47,13 +47,6 @@ class Report(msgspec.Struct, frozen=True):
         return not (self.missing or self.duplicated or self.out_of_order or self.changed or self.hanging)
 
 
-def seed() -> int:
-    """``SEED`` if it is set, else by the clock; printed, so that a run can be had again."""
-    found = int(os.environ.get("SEED") or time.time_ns() % 1_000_000)
-    print(f"SEED={found}")
-    return found
-
-
 class Job:
     """One run of a job, in a session of its own."""
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
-import random
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,12 @@ import streams.spark as kes_spark
 from streams.errors import DecodeError
 from streams.events import event_type_of
 from streams.spark.event_format import EventBatches
-from tests.spark.conformance_corpus import DIFFERENT, EXACTLY, FINE, MUCH, ODD_NAME, SAME, WIDE, Kinds
-from tests.spark.conformance_values import EVERYTHING, FLOAT, FRACTION, HEX, PLACES, TABLE, UTC, Everything
+from tests.spark import log_kit
+from tests.spark.conformance_corpus import DIFFERENT, EVERYTHING, EXACTLY, FINE, MUCH, ODD_NAME, SAME, WIDE, Kinds
+from tests.spark.conformance_values import FLOAT, FRACTION, HEX, PLACES, TABLE, UTC
 from tests.spark.typed_kit import frame, read_batch, records
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
-SEED = int(os.environ.get("SEED", random.SystemRandom().randrange(2**32)))
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "spark-types.md"
 
 
@@ -84,9 +83,7 @@ def test_the_documented_differences_of_bytes_are_these() -> None:
 
 @pytest.mark.nightly
 def test_values_made_at_random_are_written_and_read_alike(spark: SparkSession) -> None:
-    print(f"SEED={SEED}")
-
-    @seed(SEED)
+    @seed(log_kit.seed())
     @settings(
         max_examples=int(os.environ.get("EXAMPLES", "4")),
         deadline=None,
@@ -95,8 +92,8 @@ def test_values_made_at_random_are_written_and_read_alike(spark: SparkSession) -
         suppress_health_check=list(HealthCheck),
     )
     @given(st.lists(EVERYTHING, min_size=10, max_size=40))
-    def run(values: list[Everything]) -> None:
-        check(spark, Everything, values, may_differ=True)
+    def run(values: list[Kinds]) -> None:
+        check(spark, Kinds, values, may_differ=True)
 
     run()
 

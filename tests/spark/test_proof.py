@@ -19,9 +19,9 @@ from pyspark.sql import SparkSession
 
 from streams.testing.faults import KafkaProxy, Rule
 from streams.testing.fixtures import OwnBroker
-from tests.spark.log_kit import until
+from tests.spark.log_kit import seed, until
 from tests.spark.proof_job import write_batch
-from tests.spark.proof_kit import Trial, job_processes, key_of, kill_in_transactions, run_to_the_end, seed, value_of
+from tests.spark.proof_kit import Trial, job_processes, key_of, kill_in_transactions, run_to_the_end, value_of
 from tests.spark.proof_points import BATCH_WRITE, COMMIT_POINTS, POINTS, Strike
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(3000)]
@@ -140,33 +140,26 @@ def test_a_driver_frozen_in_its_transaction(trial: Trial, point: str) -> None:
 
 
 @pytest.mark.nightly
-def test_a_commit_that_outlives_its_driver(trial: Trial) -> None:
-    """Driver and Java are dead, the Python process that commits is not. It was too slow: it is fenced."""
+@at("commit.before", "init.before", "marker.after", "offsets.after")
+def test_a_commit_that_outlives_its_driver(trial: Trial, point: str) -> None:
+    """Driver and Java are dead, the Python process that commits is not. It was too slow: it is fenced. In the long form
+    it goes on in the middle of the next run's work."""
     spec = trial.spec(rows_per_batch=trial.events // 4)
-    strike = Strike("commit.before", 1, "orphan")
+    strike = Strike(point, 1, "orphan")
     first = trial.start(strike, spec=spec)
     trial.wait_struck(strike)
     first.wait()
     until(lambda: len(job_processes(first.process.pid)) == 1, "only the orphan is left", 30)
-    trial.start(strike, spec=spec).must_finish()
-    assert len(job_processes(first.process.pid)) == 1  # it was there all the time
-    trial.release()
-    until(lambda: not job_processes(first.process.pid), "the orphan ends")
-    assert trial.must_be_exact().aborted == spec.rows_per_batch
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("point", ["init.before", "marker.after", "offsets.after", "commit.before"])
-def test_an_orphan_goes_on_beside_the_next_run(trial: Trial, point: str) -> None:
-    strike = Strike(point, 1, "orphan")
-    first = trial.start(strike)
-    trial.wait_struck(strike)
-    first.wait()
-    second = trial.start(strike)
+    second = trial.start(strike, spec=spec)
+    if point == "commit.before":
+        second.must_finish()
+        assert len(job_processes(first.process.pid)) == 1  # it was there all the time
     until(lambda: trial.batches_done >= 2 or not second.running, "the second run is at work")
     trial.release()
-    run_to_the_end(trial, trial.spec())
-    trial.must_be_exact()
+    until(lambda: not job_processes(first.process.pid), "the orphan ends")
+    run_to_the_end(trial, spec)
+    report = trial.must_be_exact()
+    assert point != "commit.before" or report.aborted == spec.rows_per_batch
 
 
 @pytest.mark.nightly
@@ -184,23 +177,6 @@ def test_two_runs_of_one_query_at_once(trial: Trial) -> None:
     second.wait()
     trial.start(spec=spec).must_finish()
     trial.must_be_exact()
-
-
-@pytest.mark.soak
-def test_two_runs_again_and_again(trial: Trial) -> None:
-    """Both run until one of them has all."""
-    failed, spec = 0, trial.spec(rows_per_batch=trial.events // 20)
-    for _ in range(4):
-        both = [trial.start(spec=spec)]
-        before = trial.batches_done
-        until(lambda: trial.batches_done > before or not both[0].running, "the first is at work")  # noqa: B023
-        both.append(trial.start(spec=spec))
-        codes = [job.wait() for job in both]
-        failed += sum(code != 0 for code in codes)
-        if 0 in codes:
-            break
-    run_to_the_end(trial, trial.spec())
-    trial.must_be_exact(failed=failed)
 
 
 @pytest.mark.soak

@@ -26,7 +26,7 @@ from streams.errors import (
 )
 from streams.events import event_type
 from streams.records import TopicPartition
-from streams.spark import kafka, lane, lanes, reader, topic_logs
+from streams.spark import lane, lanes, reader, topic_logs
 from streams.spark.kafka import client, translated
 from streams.spark.markers import WriteRequest
 from streams.spark.planning import Bounds, TopicLog
@@ -333,10 +333,9 @@ def script(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int | None], list[Admi
         made.append(Admin(answers))
         return made[-1]
 
-    for module in (kafka, topic_logs):
-        monkeypatch.setattr(module, "client", client)
-        monkeypatch.setattr(module, "ASK_SECONDS", 0.05)
-        monkeypatch.setattr(module, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(topic_logs, "client", client)
+    monkeypatch.setattr(topic_logs, "ASK_SECONDS", 0.05)
+    monkeypatch.setattr(topic_logs, "GRACE_SECONDS", 0.05)
     return steps, made
 
 
@@ -378,12 +377,6 @@ def test_what_does_not_pass_is_told_at_once(script: tuple[list[int | None], list
     script[0].append(KafkaError.SASL_AUTHENTICATION_FAILED)
     with pytest.raises(ConfigError, match=r"refuses the credentials"):
         LogView(options(stallSeconds="1")).logs()
-
-
-def test_the_number_of_partitions_survives_a_stuck_client(script: tuple[list[int | None], list[Admin]]) -> None:
-    script[0].append(None)
-    first: Any = Admin(iter([None]))
-    assert kafka.partitions_of(first, ["t"], {"bootstrap.servers": "b:1"}) == {"t": 1}
 
 
 def test_columns_of_a_sink_are_checked_when_it_is_made() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,18 +14,18 @@ import streams.spark as kes_spark
 from streams import EventSource, EventSourceConfig
 from streams.runtime.partition.dead_letters import PREFIX
 from tests.broker.engine_kit import Lab
+from tests.spark.log_kit import seed
 from tests.spark.replay_kit import Stage, by_key, encoded, produce
 from tests.spark.replay_sources import PARTITIONS, Account, Moved, Stood, bank
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(400)]
-SEED = int(os.environ.get("SEED", "0")) or random.randrange(1, 10**6)
 EVENTS = 3_000
 
 
 class Production(Stage):
     def __init__(self, lab: Lab, prefix: str, spark: SparkSession) -> None:
         super().__init__(lab, prefix, spark)
-        self.produce(EVENTS - 1, SEED)
+        self.produce(EVENTS - 1, seed())
         last = encoded(Moved("a1", 5, "EUR"))  # whatever the seed: a1 is there in the end, and holds what came in last
         produce(lab.bootstrap, self.topic, [(1, b"a1", *last)])
         self.run()
@@ -34,8 +33,7 @@ class Production(Stage):
 
 @pytest.fixture(scope="module")
 def production(servers: str, spark: SparkSession) -> Production:
-    print(f"SEED={SEED}")
-    prefix = f"replay-{os.getpid()}-{random.randrange(10**9)}-"
+    prefix = f"replay-{os.getpid()}-"
     return Production(Lab(servers, prefix, PARTITIONS), prefix, spark)
 
 

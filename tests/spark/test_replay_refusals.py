@@ -25,7 +25,7 @@ from streams import (
     Table,
 )
 from streams.errors import ConfigError, EventFailure, StreamsError
-from streams.spark import replay_source, replay_task
+from streams.spark import replay_task
 from tests.spark.replay_kit import encoded
 from tests.spark.replay_sources import PARTITIONS, Failing, Moved, bank, named
 
@@ -164,7 +164,7 @@ def test_interjections_are_refused_unless_they_are_nothing(spark: SparkSession) 
 
 def test_a_task_whose_rows_are_cut_off_fails() -> None:
     """An iterator that ends is not the end of the rows: only the row behind the last one is."""
-    there, _ = replay_source.travelling(bank())
+    there, _ = replay_task.travelling(bank())
     with pytest.raises(RuntimeError, match="cut off"):
         list(replay_task.replayer(there, wall_ms=0)(iter([])))
 
@@ -173,14 +173,14 @@ def test_a_task_whose_rows_are_cut_off_fails() -> None:
 
 
 def test_a_source_travels_by_its_name(spark: SparkSession) -> None:
-    assert replay_source.travelling(named)[0].name == "tests.spark.replay_sources:named"
+    assert replay_task.travelling(named)[0].name == "tests.spark.replay_sources:named"
     for source in (named, "tests.spark.replay_sources:named", "tests.spark.replay_sources:bank"):
         with kes_spark.replay(source, rows(spark, Moved("a", 1, "EUR"))) as found:
             assert balances(found) == {b"a": 1}
 
 
 def test_a_source_that_was_changed_here_is_not_taken_for_the_one_over_there() -> None:
-    there, _ = replay_source.travelling("tests.spark.replay_sources:named")
+    there, _ = replay_task.travelling("tests.spark.replay_sources:named")
     changed = msgspec.structs.replace(
         there, fingerprint=(*there.fingerprint[:-2], ("New", "handler"), *there.fingerprint[-1:])
     )
@@ -198,7 +198,7 @@ def test_what_is_no_source_or_cannot_be_pickled_is_refused() -> None:
         (unpicklable, r"cannot be sent to executors: .*module that the executors can import"),
     ):
         with pytest.raises(ConfigError, match=told):
-            replay_source.travelling(source)
+            replay_task.travelling(source)
 
 
 def test_classes_that_only_this_process_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,12 +213,12 @@ def test_classes_that_only_this_process_has_are_refused(monkeypatch: pytest.Monk
         source.register_event_type(cls, lambda ctx, event: None)
         monkeypatch.setattr("__main__.source", source, raising=False)
         with pytest.raises(ConfigError, match=told + ".*'module:attribute'"):
-            replay_source.travelling(source)
+            replay_task.travelling(source)
 
 
 def test_secrets_do_not_travel() -> None:
     source = bank(client_settings={"sasl.password": "hunter2"}, bootstrap_servers="there:9092")
-    there, program = replay_source.travelling(source)
+    there, program = replay_task.travelling(source)
     assert there.program is not None
     assert "hunter2" not in repr(msgspec.structs.asdict(there.program.config))
     assert program.config.bootstrap_servers == ""

@@ -316,6 +316,7 @@ class Small(msgspec.Struct):
     colour: Colour = Colour.RED
     tags: list[str] = []
     day: dt.date | None = None
+    zoned: Annotated[dt.datetime, msgspec.Meta(tz=True)] | None = None
 
 
 BROKEN: dict[str, tuple[bytes | None, str]] = {
@@ -333,6 +334,7 @@ BROKEN: dict[str, tuple[bytes | None, str]] = {
     "no such colour": (b'{"name":"a","count":1,"colour":"green"}', "colour: not one of red, blue"),
     "null in a list": (b'{"name":"a","count":1,"tags":["x",null]}', "null in tags[]"),
     "no date": (b'{"name":"a","count":1,"day":"yesterday"}', "day: not a date in ISO 8601"),
+    "no zone": (b'{"name":"a","count":1,"zoned":"2026-01-02T03:04:05"}', "zoned: not a datetime with a zone"),
 }
 
 
@@ -345,39 +347,25 @@ def test_what_cannot_be_read_says_why_and_shows_nothing(spark: SparkSession) -> 
         if not (row._error or "").startswith(reason)
     }
     assert wrong == {}
-    assert all(value is None for row in rows for value in row[:6])
+    assert all(value is None for row in rows for value in row[:7])
 
 
 def test_defaults_fill_in_what_older_writers_left_out(spark: SparkSession) -> None:
     values: list[bytes | None] = [
         b'{"name":"a","count":1,"from_the_future":[1]}',
-        b'{"name":"b","count":2,"price":1E-7}',
+        b'{"name":"b","count":2,"price":1E-7,"zoned":"2026-01-02T03:04:05+02:00"}',
     ]
     first, second = kes_spark.events(records(spark, Small, values), Small).orderBy("_meta.offset").collect()
-    assert tuple(first[:7]) == ("a", 1, Decimal("1.5"), "red", [], None, None)
-    assert (second.price, second._error) == (Decimal("1e-7"), None)
+    assert tuple(first[:8]) == ("a", 1, Decimal("1.5"), "red", [], None, None, None)
+    assert (second.price, second.zoned, second._error) == (Decimal("1e-7"), dt.datetime(2026, 1, 2, 1, 4, 5), None)
 
 
-class Zoned(msgspec.Struct):
-    at: Annotated[dt.datetime, msgspec.Meta(tz=True)]
-
-
-def test_a_time_that_must_say_its_zone(spark: SparkSession) -> None:
-    values: list[bytes | None] = [b'{"at":"2026-01-02T03:04:05+02:00"}', b'{"at":"2026-01-02T03:04:05"}']
-    first, second = kes_spark.events(records(spark, Zoned, values), Zoned).orderBy("_meta.offset").collect()
-    assert first._error is None
-    assert (second.at, second._error) == (None, "at: not a datetime with a zone in ISO 8601")
-
-
-def test_split_gives_a_frame_for_each_class(spark: SparkSession) -> None:
+def test_split_gives_a_frame_for_each_class_and_fail_names_the_record(spark: SparkSession) -> None:
     both = records(spark, Small, [event_type_of(Small).encode(Small("a", 1))]).union(records(spark, Other, [b"{}"]))
     found = kes_spark.split(both, [Small, Other])
     assert {cls: df.count() for cls, df in found.items()} == {Small: 1, Other: 1}
-
-
-def test_on_error_fail_names_the_record(spark: SparkSession) -> None:
-    with pytest.raises(Exception, match=r"cannot read Small at t\[0\]@0: missing field: name"):
-        kes_spark.events(records(spark, Small, [b"{}"]), Small, on_error="fail").collect()
+    with pytest.raises(Exception, match=r"cannot read Other at t\[0\]@0: missing field: text"):
+        kes_spark.events(both, Other, on_error="fail").collect()
 
 
 class Measured(msgspec.Struct):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
 import random
 from typing import Any
 
@@ -17,10 +16,10 @@ from streams.records import TopicPartition
 from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY
 from streams.stores import Table
 from streams.stores.simple import SimpleStore
+from tests.spark.log_kit import seed
 from tests.spark.typed_events import Balance, Profile, Withdrawn
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
-SEED = int(os.environ.get("SEED", random.SystemRandom().randrange(2**32)))
 COLUMNS = "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary"
 START = dt.datetime(2026, 1, 1)
 Row = tuple[str, int, int, dt.datetime, bytes | None, bytes | None]
@@ -44,8 +43,7 @@ def as_python(value: Any) -> Any:
 
 def test_the_changelog_of_a_store_becomes_the_store(spark: SparkSession) -> None:
     """A real store's journal, read by naming the store's types: the same keys and values."""
-    print(f"SEED={SEED}")
-    rng = random.Random(SEED)
+    rng = random.Random(seed())
     rows: list[Row] = []
     expected: dict[tuple[str, int], tuple[int, str | None]] = {}
     for partition in range(3):
