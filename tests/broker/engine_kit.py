@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import time
@@ -155,25 +156,10 @@ class Lab:
 
     def _records(self, topic: str, partition: int | None) -> list[IncomingRecord]:
         marks = self.admin.watermarks(topic)
-        found: dict[int, list[IncomingRecord]] = {number: [] for number in marks}
-        ranges = {
-            number: (mark.start, mark.end)
-            for number, mark in marks.items()
-            if mark.start < mark.end and partition in (None, number)
-        }
-        if ranges:
-            reader = PartitionReader(self.settings)
-            try:
-                reader.read(
-                    topic,
-                    ranges,
-                    lambda number, batch: found[number].extend(batch),
-                    stalled_after_seconds=PATIENCE,
-                    cancelled=lambda: False,
-                )
-            finally:
-                reader.close()
-        return [record for number in sorted(found) for record in found[number]]
+        ranges = {n: (mark.start, mark.end) for n, mark in sorted(marks.items()) if partition in (None, n)}
+        with contextlib.closing(PartitionReader(self.settings)) as reader:
+            found = reader.read_all(topic, ranges, stalled_after_seconds=PATIENCE)
+        return [record for records in found.values() for record in records]
 
     async def totals(self, partition: int | None = None) -> list[tuple[str, int]]:
         """The outputs, decoded: what each event said, in order."""

@@ -56,21 +56,10 @@ class Example:
     def records(self, topic: str) -> list[IncomingRecord]:
         """Everything in a topic as ``read_committed`` readers see it, by partition."""
         marks = self._admin.watermarks(topic)
-        found: dict[int, list[IncomingRecord]] = {number: [] for number in sorted(marks)}
-        ranges = {n: (mark.start, mark.stable) for n, mark in marks.items() if mark.start < mark.stable}
-        if ranges:
-            reader = PartitionReader(self._settings)
-            try:
-                reader.read(
-                    topic,
-                    ranges,
-                    lambda number, batch: found[number].extend(batch),
-                    stalled_after_seconds=PATIENCE,
-                    cancelled=lambda: False,
-                )
-            finally:
-                reader.close()
-        return [record for partition in found.values() for record in partition]
+        ranges = {number: (mark.start, mark.stable) for number, mark in sorted(marks.items())}
+        with contextlib.closing(PartitionReader(self._settings)) as reader:
+            found = reader.read_all(topic, ranges, stalled_after_seconds=PATIENCE)
+        return [record for records in found.values() for record in records]
 
     def events(self, topic: str, *classes: type[Any]) -> list[Any]:
         """``records``, decoded: each partition in order."""
@@ -80,21 +69,21 @@ class Example:
     def until_outputs(self, topic: str, count: int, workers: KesRun) -> None:
         """Wait until there are so many records."""
 
-        def there() -> bool:
-            assert workers.process.poll() is None, f"kes run has ended:\n{workers.log.read_text()[-3000:]}"
-            return len(self.records(topic)) >= count
-
-        wait_until(there, f"{count} records in {topic}; see {workers.log}")
+        self._until(lambda: len(self.records(topic)) >= count, f"{count} records in {topic}", workers)
 
     def until_handled(self, count: int, workers: KesRun) -> None:
         """Wait until the group has committed so many input records."""
-        config = self.source.config
+        group, topic = self.source.config.group_id, self.source.config.topic
+        what = f"{count} records of {topic} are handled"
+        self._until(lambda: sum(self._admin.committed(group, topic).values()) >= count, what, workers)
 
+    @staticmethod
+    def _until(condition: Callable[[], bool], what: str, workers: KesRun) -> None:
         def there() -> bool:
             assert workers.process.poll() is None, f"kes run has ended:\n{workers.log.read_text()[-3000:]}"
-            return sum(self._admin.committed(config.group_id, config.topic).values()) >= count
+            return condition()
 
-        wait_until(there, f"{count} records of {config.topic} are handled; see {workers.log}")
+        wait_until(there, f"{what}; see {workers.log}")
 
     @contextlib.contextmanager
     def run(self, folder: Path, workers: int = 2) -> Iterator[KesRun]:

@@ -122,6 +122,3 @@ def test_no_input_is_told(kafka_broker: BrokerAddress, tmp_path: Path) -> None:
     assert code == 1
     assert "does not exist" in said
     assert "Traceback" not in said
-    code, _, said = verify(tmp_path, "shop:source", "--events", "shop:nothing")
-    assert code == 1
-    assert "name a function" in said

@@ -100,10 +100,4 @@ def test_killed_and_restarted(
 
 
 def read(reader: PartitionReader, end: int, seconds: float = PATIENCE) -> list[bytes | None]:
-    found: list[bytes | None] = []
-
-    def receive(_partition: int, records: list[IncomingRecord]) -> None:
-        found.extend(record.value for record in records)
-
-    reader.read("log", {0: (0, end)}, receive, stalled_after_seconds=seconds, cancelled=lambda: False)
-    return found
+    return [record.value for record in reader.read_all("log", {0: (0, end)}, stalled_after_seconds=seconds)[0]]

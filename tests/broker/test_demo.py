@@ -6,11 +6,8 @@ import contextlib
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
@@ -20,7 +17,9 @@ pytest.importorskip("pyspark")
 pytest.importorskip("matplotlib")
 
 from examples.flights import ingest
+from tests.broker.embedded_kit import alive
 from tests.broker.gate import gate
+from tests.unit.waiting import wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1_000)]
 
@@ -39,98 +38,51 @@ def _data_is_there() -> None:
 class Demo:
     """One run as a process of its own, with what it says on stderr."""
 
-    def __init__(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "streams", "demo", *arguments],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.lines: list[str] = []
-        self._changed = threading.Condition()
-        self._ended = False
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
-
-    def _listen(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            with self._changed:
-                self.lines.append(line)
-                self._changed.notify_all()
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-
-    def wait_for(self, text: str, seconds: float = 300.0) -> None:
-        """Until ``text`` is said."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended or any(text in line for line in self.lines), seconds)
-            assert any(text in line for line in self.lines), self.said
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._messages = folder / "messages.txt"
+        with self._messages.open("wb") as messages:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "streams", "demo", "--out", str(folder), *arguments],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=messages,
+                text=True,
+                start_new_session=True,
+            )
 
     @property
     def said(self) -> str:
-        return "".join(self.lines)
+        return self._messages.read_text()
+
+    def wait_for(self, text: str) -> None:
+        """Until ``text`` is said."""
+        wait_until(lambda: text in self.said or self.process.poll() is not None, text, 300.0)
+        assert text in self.said
 
     def children(self) -> list[psutil.Process]:
         """All processes that it has started, and those they have."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def end(self, seconds: float) -> int:
-        """Wait for the end of the process and of what it said; its exit code."""
-        code = self.process.wait(seconds)
-        self._listener.join(END_SECONDS)
-        return code
-
-    def close(self) -> None:
-        """End it if it still runs, and let go of its pipes."""
-        if self.process.poll() is None:
-            self.process.terminate()
-        self.end(END_SECONDS)
-        for pipe in (self.process.stdout, self.process.stderr):
-            assert pipe is not None
-            pipe.close()
-
 
 @contextlib.contextmanager
-def demo(*arguments: str) -> Iterator[Demo]:
-    run = Demo(*arguments)
-    try:
-        yield run
-    finally:
-        run.close()
+def demo(folder: Path, *arguments: str) -> Iterator[Demo]:
+    run = Demo(folder, *arguments)
+    with run.process:  # its pipe is closed at the end
+        try:
+            yield run
+        finally:
+            run.process.terminate()
 
 
-def summary(run: Demo) -> dict[str, Any]:
-    assert run.process.stdout is not None
-    found: dict[str, Any] = msgspec.json.decode(run.process.stdout.read())
-    return found
-
-
-def gone(processes: list[psutil.Process], seconds: float = END_SECONDS) -> list[psutil.Process]:
-    """Those that are still there after ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while True:
-        left = [each for each in processes if each.is_running() and _status(each) != psutil.STATUS_ZOMBIE]
-        if not left or time.monotonic() > deadline:
-            return left
-        time.sleep(0.05)
-
-
-def _status(process: psutil.Process) -> str:
-    try:
-        return process.status()
-    except psutil.NoSuchProcess:
-        return psutil.STATUS_ZOMBIE
+def all_are_gone(processes: list[psutil.Process]) -> None:
+    wait_until(lambda: not any(alive(each.pid) for each in processes), processes, END_SECONDS)
 
 
 @pytest.mark.parametrize("flights", gate([2_000, 20_000], 2_000))
 def test_every_number_is_right(tmp_path: Path, flights: int) -> None:
-    with demo("--events", str(flights), "--json", "--out", str(tmp_path)) as run:
-        code = run.end(900)
-        found = summary(run)
+    with demo(tmp_path, "--events", str(flights), "--json") as run:
+        out, _ = run.process.communicate(timeout=900)
+    code, found = run.process.returncode, msgspec.json.decode(out or b"{}")
     assert code == 0, run.said
     assert found["right"]
     assert found["flights"] == flights
@@ -146,30 +98,30 @@ def test_every_number_is_right(tmp_path: Path, flights: int) -> None:
 @pytest.mark.parametrize("phase", ["starting Kafka", "Spark turns the file", "folding flights"])
 @pytest.mark.nightly
 def test_ctrl_c_ends_everything(tmp_path: Path, phase: str) -> None:
-    with demo("--events", "20000", "--out", str(tmp_path)) as run:  # enough that it is not over before the signal
+    with demo(tmp_path, "--events", "20000") as run:  # enough that it is not over before the signal
         run.wait_for(phase)
         children = run.children()
         run.process.send_signal(signal.SIGINT)
-        assert run.end(END_SECONDS) == 130, run.said
-        assert gone(children) == []
+        assert run.process.wait(END_SECONDS) == 130, run.said
+        all_are_gone(children)
         assert "Traceback" not in run.said
         assert "interrupted; everything is stopped" in run.said
 
 
 @pytest.mark.nightly
 def test_nothing_outlives_a_killed_demo(tmp_path: Path) -> None:
-    with demo("--events", "3000", "--out", str(tmp_path)) as run:
+    with demo(tmp_path, "--events", "3000") as run:
         run.wait_for("folding flights")
         children = run.children()
         assert len(children) > 3
         run.process.kill()
-        run.end(END_SECONDS)
-        assert gone(children) == []
+        run.process.wait(END_SECONDS)
+        all_are_gone(children)
 
 
 @pytest.mark.nightly
 def test_a_second_demo_in_the_same_folder_says_so(tmp_path: Path) -> None:
-    with demo("--events", "3000", "--out", str(tmp_path)) as first:
+    with demo(tmp_path, "--events", "3000") as first:
         first.wait_for("starting Kafka")
         second = subprocess.run(
             [sys.executable, "-m", "streams", "demo", "--out", str(tmp_path)],
