@@ -88,7 +88,6 @@ class Room:
         return self.share[member] - self.count[member]
 
     def set(self, member: str, count: int) -> None:
-        """Set the member's number of partitions."""
         self.count[member] = count
         heappush(self._by_room, (-self.left(member), self._rank[member], member))
         heappush(self._by_count, self._entry(member))

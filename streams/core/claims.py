@@ -176,7 +176,6 @@ class Draft:
         self._incoming[move.target][partition] = move.since
 
     def assignments(self) -> dict[str, Assignment]:
-        """Return the assignment of each member."""
         claims = self._claims
         names = tuple(claims.reports[member].instance for member in claims.order)
         if claims.all_leave:

@@ -116,7 +116,6 @@ class _Planner:
         self._counts = claims.counts()
 
     def made(self) -> dict[str, Assignment]:
-        """Make the plan."""
         if self._claims.active:
             self._assign_free()
             self._balance()

@@ -123,12 +123,10 @@ class KeyedQueue(Generic[ItemT]):
 
     @property
     def waiting(self) -> int:
-        """Return the number of items that wait."""
         return sum(partition.waiting for partition in self._partitions.values())
 
     @property
     def running(self) -> int:
-        """Return the number of items in running batches."""
         return sum(partition.items - partition.waiting for partition in self._partitions.values())
 
     @property

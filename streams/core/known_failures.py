@@ -56,5 +56,4 @@ class KnownFailures:
         self._batch = {batch_origin(self.single_until - 1): Failure(0, error)}
 
     def carried_over(self) -> dict[Origin, Failure]:
-        """Return all of them, for the next worker of this partition."""
         return self.events | self._timers | self._batch | self._kept

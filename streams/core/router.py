@@ -99,7 +99,6 @@ class Route:
         self.wire_version = None if self.version == 1 else b"%d" % self.version
 
     def with_policy(self, policy: ErrorPolicy) -> Route:
-        """Make the same route under another policy."""
         made, arguments = self.__reduce__()
         return made(*arguments, policy=policy)
 
@@ -143,7 +142,6 @@ class Router:
 
     @property
     def is_frozen(self) -> bool:
-        """Check that the source was started."""
         return self._frozen
 
     def _refuse_if_frozen(self, what: str) -> None:

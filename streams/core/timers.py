@@ -56,7 +56,6 @@ class Timers:
         return name in self._by_name
 
     def __iter__(self) -> Iterator[Timer]:
-        """Iterate over the timers, in no order."""
         return iter(self._by_name.values())
 
     def apply(self, changes: Mapping[str, Timer | None]) -> None:

@@ -24,8 +24,8 @@ _Future = asyncio.Future[Any] | concurrent.futures.Future[Any]
 
 
 class AdHocInterjections:
-    """The interjections requested by ``EventSource.interject`` and its kin, for one run. On the loop, but for
-    ``interject_threadsafe``."""
+    """The interjections requested by ``EventSource.interject`` and its kin, for one run; ``EventSource`` documents the
+    methods. On the loop, but for ``interject_threadsafe``."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
@@ -35,7 +35,6 @@ class AdHocInterjections:
         self._is_over = False
 
     async def interject(self, partition: int, handler: Handler, *, blocking: bool) -> Any:
-        """See ``EventSource.interject``."""
         if asyncio.get_running_loop() is not self._loop:
             raise RegistrationError(
                 "interject was called on another event loop than the event source's; use interject_threadsafe"
@@ -49,7 +48,6 @@ class AdHocInterjections:
             interjection.is_unwanted = True
 
     async def interject_all(self, handler: Handler, *, blocking: bool, return_exceptions: bool) -> dict[int, Any]:
-        """See ``EventSource.interject_all``."""
         workers = sorted(self._member.workers.items())
         partitions = [partition for partition, worker in workers if worker.takes_interjections]
         self._refuse_to_wait_for_itself(partitions)
@@ -69,7 +67,6 @@ class AdHocInterjections:
     def interject_threadsafe(
         self, partition: int, handler: Handler, *, blocking: bool
     ) -> concurrent.futures.Future[Any]:
-        """See ``EventSource.interject_threadsafe``. Any thread."""
         answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
         def begin() -> None:

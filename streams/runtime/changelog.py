@@ -46,7 +46,6 @@ class OffsetRecord(msgspec.Struct, frozen=True):
 
     @property
     def ids(self) -> TopicIds:
-        """Return the topics that the state belongs to."""
         return TopicIds(self.source_id, self.changelog_id)
 
 

@@ -33,10 +33,7 @@ class Member(Protocol):
     @property
     def now(self) -> Callable[[], float]: ...
     @property
-    def writer(self) -> str:
-        """The name of this run in offset records."""
-        ...
-
+    def writer(self) -> str: ...  # the name of this run in offset records
     @property
     def input(self) -> Input: ...
     @property
@@ -52,20 +49,11 @@ class Member(Protocol):
     @property
     def source_log(self) -> TakeOver | SourceLog: ...
     @property
-    def control(self) -> Blocking:
-        """The thread for the questions of take-overs and look-ups."""
-        ...
-
+    def control(self) -> Blocking: ...  # the thread for the requests of take-overs and look-ups
     @property
-    def workers(self) -> dict[int, PartitionWorker]:
-        """The partitions that are worked on here, or will be; only ``ownership.partitions`` changes it."""
-        ...
-
+    def workers(self) -> dict[int, PartitionWorker]: ...  # at work here, or soon; ``ownership.partitions`` changes it
     @property
-    def members(self) -> Collection[str]:
-        """The instance ids of the group's members."""
-        ...
-
+    def members(self) -> Collection[str]: ...  # the instance ids of the group's members
     @property
     def incarnation(self) -> int: ...
     @property

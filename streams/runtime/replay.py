@@ -138,7 +138,6 @@ class PartitionReplay:
         waiter(None)
 
     def close(self) -> None:
-        """Let store and threads go."""
         self.stages.close()
         self.handler_threads.close()
         if self._worker is not None:

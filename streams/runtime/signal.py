@@ -25,7 +25,6 @@ class _Waiters:
             _end(future)
 
     async def wait(self, timeout: float | None) -> None:
-        """Wait until woken, or until ``timeout`` seconds have passed."""
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         self._futures.append(future)

@@ -127,7 +127,6 @@ class Status:
                 self._board.close()
 
     def close(self) -> None:
-        """Publish nothing more."""
         self._over = True
 
     def _news(self) -> dict[tuple[str, int], tuple[int, str]]:

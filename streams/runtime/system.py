@@ -37,11 +37,9 @@ class Watchdog:
         self._loop_thread = 0
 
     def alive(self) -> bool:
-        """Check that the loop has run lately."""
         return time.monotonic() - self._beat < self._limit
 
     async def run(self) -> None:
-        """Beat until cancelled."""
         self._loop_thread = threading.get_ident()
         threading.Thread(target=self._watch, name="kes-watchdog", daemon=True).start()
         try:
@@ -52,7 +50,6 @@ class Watchdog:
             self.stop()
 
     def stop(self) -> None:
-        """End the thread."""
         self._stopped.set()
 
     def _watch(self) -> None:

@@ -216,13 +216,11 @@ class ItemsStage(AsyncStage[PlanT, ItemsWorkT]):
         """Stop the running work of items that are no longer wanted, and release their holds."""
 
     def item_done(self, work: ItemsWorkT) -> None:
-        """Note the outcome of one of its items."""
         work.left -= 1
         if not work.left:
             self.all_done(work)
 
     def all_done(self, work: ItemsWorkT) -> None:
-        """Settle the entry."""
         self.end(work, work.error, work.attempts)
 
     async def submit(self, ctx: EventContext[Any], plan: PlanT) -> list[Any]:
@@ -252,14 +250,12 @@ class Stages:
         self._open: dict[int, tuple[StageDefinition, Stage]] = {}
 
     def get(self, definition: StageDefinition) -> Stage:
-        """Return the running stage of this definition."""
         known = self._open.get(id(definition))
         if known is None:
             known = self._open[id(definition)] = (definition, definition.open(self._host))
         return known[1]
 
     def statistics(self) -> tuple[StageStatistics, ...]:
-        """Return one value per open stage."""
         return tuple(stage.statistics() for _, stage in self._open.values())
 
     def close(self) -> list[asyncio.Task[Any]]:
@@ -280,17 +276,15 @@ def described(*functions: Callable[..., Any] | None) -> tuple[str, ...]:
 
 
 class Blocked:
-    """Entries that found no room; all of them try again when some comes free."""
+    """Entries that found no room; ``wake`` has all of them try again when there may be some."""
 
     def __init__(self) -> None:
         self._buffers: dict[ReorderBuffer, None] = {}  # not a set: in the order in which they came
 
     def add(self, entry: Entry) -> None:
-        """Add an entry, to be woken next time."""
         self._buffers[entry.buffer] = None
 
     def wake(self) -> None:
-        """Wake all entries: there may be room."""
         if self._buffers:
             buffers, self._buffers = self._buffers, {}
             for buffer in buffers:

@@ -46,7 +46,6 @@ class ConcurrentContext(WaitingContext):
         super().record_change(*changes)
 
     async def turn(self) -> None:
-        """See ``EventContext.turn``."""
         if self._closed:
             self._needs_turn("turn was awaited")
         self._reached()
@@ -124,7 +123,6 @@ class ConcurrentStage:
         return True
 
     def where(self, partition: int) -> TopicPartition:
-        """Return a partition of the source's topic."""
         found = self._where.get(partition)
         if found is None:
             found = self._where[partition] = TopicPartition(self.host.config.topic, partition)

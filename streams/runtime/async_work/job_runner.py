@@ -112,11 +112,9 @@ class JobRunner:
             self._look_again(job.lane)
 
     def statistics(self) -> StageStatistics:
-        """Return the statistics of the jobs under way."""
         return StageStatistics(self._name, self._jobs.running, self._jobs.waiting, self._jobs.keys)
 
     def close(self) -> list[asyncio.Task[None]]:
-        """Cancel the running jobs, and return their tasks."""
         for task in self.tasks:
             task.cancel()
         return list(self.tasks)

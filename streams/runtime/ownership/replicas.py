@@ -77,7 +77,6 @@ class Replica(FollowedPartition):
 
     @property
     def is_ready(self) -> bool:
-        """Check that it is warm."""
         return self.caught_up and self.failure is None and self.behind <= READY_WITHIN
 
     def receive(self, records: list[IncomingRecord]) -> None:
@@ -142,7 +141,6 @@ class Replicas:
         """News of a copy: it caught up, reached the awaited position, met a marker, or failed."""
 
     def start(self) -> None:
-        """Begin to read."""
         self._tail.start(self._received, self._failed)
 
     def close(self) -> None:

@@ -46,7 +46,6 @@ class FollowedPartition:
         return max(0, self.end - max(self.position, 0))
 
     def begin_at(self, offset: int) -> None:
-        """Read from this offset on."""
         self.start = self.position = offset
 
     def advance(self, position: int, end: int, *, more: bool) -> bool:

@@ -169,7 +169,6 @@ class Following:
 
     @property
     def partitions(self) -> int:
-        """Return the number of followed partitions."""
         return len(self._followed)
 
     @property
