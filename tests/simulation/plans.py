@@ -330,5 +330,6 @@ def plan_of(seed: int, profile: str = "", *, wire: bool | None = None) -> Plan:
             "nodes": rng.choice((1, 2, 3)),
             "transaction_version": rng.choice((1, 2, 2)),
             "verifies": rng.random() < 0.5,
+            "kills": 0.0 if own.get("smooth") else rng.choice((0.0, 0.003, 0.01)),
         }
     return Plan(**{**sizes, **own, "timers": timers})  # type: ignore[arg-type]

@@ -53,11 +53,13 @@ class Safeguard(NamedTuple):
 SAFEGUARDS: dict[str, Safeguard] = {}
 
 
-def missed(rule: str, *profiles: str, seed: int = 0) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+def missed(
+    rule: str, *profiles: str, seed: int = 0, wire: bool = False
+) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
     """What is decorated takes a safeguard out."""
 
     def register(out: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        SAFEGUARDS[out.__name__] = Safeguard(rule, out, profiles, seed)
+        SAFEGUARDS[out.__name__] = Safeguard(rule, out, profiles, seed, wire)
         return out
 
     return register
@@ -70,16 +72,20 @@ def stand_in(patch: Patch, owner: object, name: str, new: Any) -> None:
     patch.setattr(owner, name, (lambda *args, **more: new(original, *args, **more)) if asks else new)
 
 
-def left_out(safeguard: str, owner: object, name: str, new: Any, rule: str, *profiles: str, seed: int = 0) -> None:
+def left_out(
+    safeguard: str, owner: object, name: str, new: Any, rule: str, *profiles: str, seed: int = 0, wire: bool = False
+) -> None:
     """A safeguard that is out with ``new`` in the place of ``owner``'s attribute."""
-    SAFEGUARDS[safeguard] = Safeguard(rule, lambda patch: stand_in(patch, owner, name, new), profiles, seed)
+    SAFEGUARDS[safeguard] = Safeguard(rule, lambda patch: stand_in(patch, owner, name, new), profiles, seed, wire)
 
 
-def instead(owner: object, name: str, rule: str, *profiles: str, seed: int = 0) -> Callable[[Any], Any]:
+def instead(
+    owner: object, name: str, rule: str, *profiles: str, seed: int = 0, wire: bool = False
+) -> Callable[[Any], Any]:
     """The same for what is decorated."""
 
     def register(new: Any) -> Any:
-        left_out(new.__name__, owner, name, new, rule, *profiles, seed=seed)
+        left_out(new.__name__, owner, name, new, rule, *profiles, seed=seed, wire=wire)
         return new
 
     return register

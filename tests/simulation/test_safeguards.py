@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from . import move_safeguards  # noqa: F401  adds its own
+from . import move_safeguards, wire_safeguards  # noqa: F401  add their own
 from .plans import plan_of
 from .safeguards import SAFEGUARDS, Safeguard
 from .world import simulate

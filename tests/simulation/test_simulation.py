@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
+from streams.testing.simulation.network import WIRE_POINTS
+
 from .plans import PROFILES, plan_of
 from .watch import STEPS
 from .world import World, simulate
@@ -79,6 +81,7 @@ def test_the_seeds_do_what_they_are_for() -> None:
         # Only the wire knows these:
         *("flush MOVED", "flush MOVED_AFTER", "flush UNSURE", "flush NOT_YET", "send MOVED", "commit MOVED", "ask CUT"),
         *("duplicate", "ended again"),
+        *(f"kill {point}" for point in WIRE_POINTS),
     }
     met: set[str] = set()
     counts: Counter[str] = Counter()

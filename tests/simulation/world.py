@@ -16,6 +16,7 @@ from streams.testing.simulation.broker import Broker
 from streams.testing.simulation.clients import SimConnections, SimInput
 from streams.testing.simulation.faults import Faults
 from streams.testing.simulation.group import Group
+from streams.testing.simulation.network import WIRE_POINTS
 from streams.testing.simulation.process import Process, Watched
 from streams.testing.simulation.virtual_time import Fibers, VirtualTimeLoop, elapse, run
 from streams.testing.simulation.wire_broker import WireBroker
@@ -271,7 +272,13 @@ class World:
         self.watch.noted(name, what, partition)
 
     def passed(self, name: str, point: str, partition: int) -> bool:
-        """A member's way through a transaction: nothing waits for it here."""
+        """A member's way through a transaction: now and then it is killed right there, and started again."""
+        share = self.plan.kills if point in WIRE_POINTS else 0.0
+        if share and self.loop.time() < self.plan.calm_at and self.rng.random() < share:
+            self.broker.met.add(f"kill {point}")
+            self.act(f"crash {name}", point)
+            if name == self.members[name].instance:  # else it is a twin
+                self.loop.call_later(self.rng.choice((0.0, 0.5, 5.0)), self.act, f"start {name}", "after a kill")
         return False
 
     def measured(self, name: str, measurement: Measurement) -> None:

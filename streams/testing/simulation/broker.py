@@ -292,6 +292,8 @@ class Broker:
         self._current(name, epoch)
         if state.txn is None and commit:
             raise Refuses("INVALID_TXN_STATE", "unknown")
+        if state.txn is not None and state.txn.outcome is not None:
+            return None  # the one before is not marked yet
         state.epoch, state.last = epoch + 1, commit
         if state.txn is not None:
             self._decide(state, commit)
@@ -322,6 +324,7 @@ class Broker:
     def _decide(self, state: _Id, commit: bool) -> None:
         txn = state.txn
         assert txn is not None
+        assert txn.outcome is None, "decided twice"
         txn.outcome = commit
         state.last = commit
         for number, entry in txn.releases:
