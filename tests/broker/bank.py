@@ -2,7 +2,7 @@
 
 python bank.py BOOTSTRAP GROUP INSTANCE        (environment: KES_FAULT, BANK_SLOW_MS, BANK_SLOW_KEY (one account, or *),
                                                 BANK_HANDLER, BANK_MEMBERSHIP, BANK_STRATEGY, BANK_STANDBYS,
-                                                BANK_LEAVE_SECONDS, BANK_QUEUE, BANK_PRODUCER, BANK_PARTITIONS,
+                                                BANK_LEAVE_SECONDS, BANK_PRODUCER, BANK_PARTITIONS,
                                                 BANK_COPIES (of topics); those of bank_ahead and bank_probe.py)
 """
 
@@ -23,7 +23,7 @@ import msgspec
 
 from streams import EventContext, EventSource, EventSourceConfig, Table, event_type
 from streams.records import IncomingRecord
-from streams.testing.faults import FaultPlan
+from streams.testing.faults import FaultPlan, consume_with_faults
 from streams.testing.oracle import Sent, State
 from tests.broker import bank_ahead, bank_probe
 
@@ -89,7 +89,6 @@ def build(
     settings.setdefault("strategy", os.environ.get("BANK_STRATEGY") or default)
     settings.setdefault("num_standbys", int(os.environ.get("BANK_STANDBYS") or 0))
     settings.setdefault("leave_timeout_seconds", float(os.environ.get("BANK_LEAVE_SECONDS") or 10))
-    settings.setdefault("max_queued_records", int(os.environ.get("BANK_QUEUE") or 5_000))
     copies = int(os.environ.get("BANK_COPIES") or 1)
     if copies > 1:
         settings |= {"replication_factor": copies, "min_insync_replicas": copies - 1}
@@ -156,7 +155,7 @@ async def _main(bootstrap: str, group: str, instance: str) -> None:
         loop.add_signal_handler(number, lambda: source._ask_to_stop(drain=True))
     if dump := os.environ.get("BANK_DUMP"):
         loop.add_signal_handler(signal.SIGUSR1, bank_probe.write_dump, source, Path(dump))
-    await bank_probe.consume(source, plan)
+    await consume_with_faults(source, plan)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
-"""What the bank shows of itself and lets be done to it: dumps of its stores, faults in the transaction that hands a
-partition over, restores that wait.
+"""What the bank shows of itself and lets be done to it: dumps of its stores, restores that wait.
 
 BANK_DUMP=FILE           SIGUSR1 writes every store of this member there
-BANK_FAULT_IN=marker     the points of KES_FAULT that lie in a transaction count in those with a release marker only
 BANK_GATE=FILE           restoring takes BANK_GATE_MS for each change as long as this file is not there
 """
 
@@ -19,17 +17,8 @@ import msgspec
 
 from streams import EventSource
 from streams.metrics import Measurement, TransactionSettled
-from streams.records import Change, Output, TopicPartition
-from streams.runtime.changelog import RELEASE_KEY
-from streams.runtime.connections import KafkaConnections
-from streams.testing.faults import (
-    FaultPlan,
-    FaultyConnections,
-    FaultyProducer,
-    FaultySlot,
-    consume_with_faults,
-    settled_hook,
-)
+from streams.records import Change, TopicPartition
+from streams.testing.faults import FaultPlan, settled_hook
 
 _log = logging.getLogger("bank")
 
@@ -104,54 +93,3 @@ def gated(factory: Callable[[TopicPartition], Any]) -> Callable[[TopicPartition]
         return store
 
     return make
-
-
-class _InMarkers(FaultPlan):
-    """Passes a point on only in transactions with a release marker."""
-
-    def __init__(self, plan: FaultPlan) -> None:
-        super().__init__()
-        self._plan = plan
-        self.armed = False
-
-    def hit(self, point: str) -> None:
-        if self.armed:
-            self._plan.hit(point)
-
-
-class _Watched:
-    """A producer that arms the plan when a release marker goes through it, until the next transaction."""
-
-    def __init__(self, real: Any, plan: _InMarkers) -> None:
-        self._real, self._plan = real, plan
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def begin(self) -> None:
-        self._plan.armed = False
-        self._real.begin()
-
-    def produce(self, output: Output) -> Any:
-        self._plan.armed = self._plan.armed or output.key == RELEASE_KEY
-        return self._real.produce(output)
-
-
-class _MarkerFaults(FaultyConnections):
-    def producer(self, transactional_id: str, *, one_by_one: bool = False) -> Any:
-        gate = _InMarkers(self.plan)
-        real = KafkaConnections.producer(self, transactional_id, one_by_one=one_by_one)
-        return _Watched(FaultyProducer(real, gate), gate)
-
-    def slot(self, transactional_id: str) -> Any:
-        gate = _InMarkers(self.plan)
-        real = KafkaConnections.slot(self, transactional_id)
-        return None if real is None else _Watched(FaultySlot(real, gate), gate)
-
-
-async def consume(source: EventSource[Any], plan: FaultPlan) -> None:
-    """``consume_events`` with the faults that the environment names."""
-    if os.environ.get("BANK_FAULT_IN") == "marker":
-        await source._consume(lambda config: _MarkerFaults(config, plan))
-    else:
-        await consume_with_faults(source, plan)

@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ from streams.topics import TopicSpec, changelog_name
 from tests.broker import bank
 from tests.broker.bank_probe import Dump, Held, Store
 from tests.broker.membership_kit import set_broker_session
+from tests.unit import waiting
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 90.0
@@ -38,12 +40,7 @@ ENDLESS = 1_000_000_000
 was for has begun, on a machine that stands still for seconds, and then there is no work left that could go on."""
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
-    """Wait for a condition, with a deadline; never for luck."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain: {what}"
-        time.sleep(0.05)
+wait_until = partial(waiting.wait_until, seconds=PATIENCE, step=0.05)
 
 
 def let_pass(seconds: float) -> None:

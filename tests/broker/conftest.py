@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from streams import EventSource
 from streams.broker import KafkaBroker
+from streams.cli import console, main
 from streams.clients.admin import TopicAdmin
 from streams.clients.settings import ClientSettings
 from streams.testing.fixtures import BrokerAddress, OwnBroker
@@ -56,6 +61,23 @@ def bank_group(membership: str, kafka_broker: BrokerAddress, topic_prefix: str, 
 
 
 @pytest.fixture
+def kes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, Any, str]]:
+    """The command in this process, as ``kes(source, *words)`` with ``shop:source`` and ``--json`` for this source: exit
+    code, answer, messages."""
+    monkeypatch.setattr(console, "configure_logging", lambda verbosity: None)
+
+    def run(source: EventSource[Any], *words: str) -> tuple[int, Any, str]:
+        module = ModuleType("shop")
+        vars(module).update(source=source)
+        monkeypatch.setitem(sys.modules, "shop", module)
+        code = main.main([*words[:2], "shop:source", *words[2:], "--json"])
+        out, err = capsys.readouterr()
+        return code, json.loads(out) if out else None, err
+
+    return run
+
+
+@pytest.fixture
 def kind() -> str:
     """Of the members of a desk: one of the ``KINDS``."""
     return "streams"
@@ -68,8 +90,8 @@ def session_ms() -> int:
 
 
 @pytest.fixture
-def desk(kind: str, kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path, session_ms: int) -> Iterator[Desk]:
-    with laid_desk(kind, kafka_broker.bootstrap_servers, topic_prefix, tmp_path, session_ms) as desk:
+def desk(kind: str, kafka_broker: BrokerAddress, topic_prefix: str, session_ms: int) -> Iterator[Desk]:
+    with laid_desk(kind, kafka_broker.bootstrap_servers, topic_prefix, session_ms) as desk:
         yield desk
 
 

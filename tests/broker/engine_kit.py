@@ -24,23 +24,13 @@ from streams.records import Headers
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.partition.dead_letters import PREFIX
 from streams.topics import TopicSpec
+from tests.unit.waiting import PATIENCE, until
 from tests.vocabulary import ADDED, INTS, TOTALS, Total, Totals, added, count, register, tell_total
-
-PATIENCE = 30.0
-"""Seconds until a condition that does not come true fails its test; on two busy cores a start takes some."""
 
 STEADY = {"session_timeout_seconds": 14.0, "transaction_timeout_seconds": 12.0}
 """A machine that stands still for some seconds costs nobody his membership, and no transaction."""
 
 Condition = Callable[[], Any]
-
-
-async def until(condition: Condition, what: str, seconds: float = PATIENCE) -> None:
-    """Wait for a condition, with a deadline; never for luck."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain: {what}"
-        await asyncio.sleep(0.005)
 
 
 @functools.cache

@@ -1,18 +1,11 @@
-"""Members of all kinds that look the same to a test, in this process or in one of their own; and a producer that shows
-group metadata to the broker."""
+"""Members of all kinds that look the same to a test, and a producer that shows group metadata to the broker."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaException, Producer, TopicPartition
@@ -91,6 +84,11 @@ class Seat:
     def close(self) -> None:
         self.membership.close(3.0)
 
+    def die(self) -> None:
+        """Say nothing to the group, as if killed: the session has to expire. A member of ``streams``."""
+        self.membership._coordinator._generation.member_id = ""
+        self.close()
+
     def freeze(self) -> Callable[[], None]:
         """No heartbeats until what is returned is called."""
         thawed = threading.Event()
@@ -148,72 +146,30 @@ class Seat:
 class Desk:
     """A topic, and a group of one kind on it, with a session timeout for all of its members."""
 
-    def __init__(self, kind: str, servers: str, prefix: str, folder: Path, session_ms: int) -> None:
-        self.session_ms = session_ms
-        self.kind, self.servers, self.group, self.folder = kind, servers, f"{prefix}group", folder
+    def __init__(self, kind: str, servers: str, prefix: str, session_ms: int) -> None:
+        self.kind, self.servers, self.group, self.session_ms = kind, servers, f"{prefix}group", session_ms
         self.topic = make_topic(servers, f"{prefix}in")
-        self.made: list[Any] = []
+        self.made: list[Seat] = []
         if kind == "broker":
             set_broker_session(servers, self.group, session_ms)
 
     def seat(self, name: str, **settings: Any) -> Seat:
-        """A member in this process."""
+        """A member."""
         kind = settings.pop("kind", self.kind)
         settings.setdefault("session_timeout_ms", self.session_ms)
         self.made.append(Seat(kind, self.servers, self.group, self.topic, name, **settings))
-        return self.made[-1]  # type: ignore[no-any-return]
-
-    def process(self, name: str) -> Process:
-        """A member in a process of its own."""
-        self.made.append(Process(self, name))
-        return self.made[-1]  # type: ignore[no-any-return]
+        return self.made[-1]
 
 
 @contextmanager
-def laid_desk(kind: str, servers: str, prefix: str, folder: Path, session_ms: int = SESSION_MS) -> Iterator[Desk]:
+def laid_desk(kind: str, servers: str, prefix: str, session_ms: int) -> Iterator[Desk]:
     """A new topic and a group without members; closes whoever joined."""
-    desk = Desk(kind, servers, prefix, folder, session_ms)
+    desk = Desk(kind, servers, prefix, session_ms)
     try:
         yield desk
     finally:
         for member in desk.made:
             member.close()
-
-
-class Process:
-    """A member in a process of its own, which writes a line for everything that it hears, and for each new snapshot."""
-
-    def __init__(self, desk: Desk, name: str) -> None:
-        self.path = desk.folder / f"{name}-{time.monotonic_ns()}.jsonl"
-        place = [desk.kind, desk.servers, desk.group, desk.topic, name, str(desk.session_ms)]
-        command = [sys.executable, "-m", __name__, *place]
-        root = str(Path(__file__).parents[2])
-        with self.path.open("wb") as out:
-            self.process = subprocess.Popen(command, stdout=out, env={**os.environ, "PYTHONPATH": root}, cwd=root)
-
-    @property
-    def heard(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-
-    def owning(self, number: int, since: int = 0) -> dict[str, Any]:
-        def found() -> list[dict[str, Any]]:
-            return [line for line in self.heard[since:] if line["event"] == "Assigned" and len(line["owned"]) == number]
-
-        until(lambda: bool(found()), f"it does not get {number} partitions")
-        return found()[0]
-
-    @property
-    def metadata(self) -> bytes:
-        """The newest that it published."""
-        return bytes.fromhex(next(line["metadata"] for line in reversed(self.heard) if line["metadata"]))
-
-    def signal(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    def close(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-        self.process.kill()
-        self.process.wait(10)
 
 
 def everything(*members: Seat) -> bool:
@@ -280,33 +236,3 @@ class Transactor:
             self.producer.abort_transaction(PATIENCE)
             return str(refusal.args[0].name())
         return "ok"
-
-
-def _told(event: Any, snapshot: Any) -> dict[str, Any]:
-    line: dict[str, Any] = {
-        "event": type(event).__name__,
-        "incarnation": snapshot.incarnation,
-        "metadata": snapshot.metadata.hex() if snapshot.metadata else None,
-    }
-    return line | ({"owned": sorted(event.owned)} if isinstance(event, Assigned) else {})
-
-
-def _main(kind: str, servers: str, group: str, topic: str, name: str, session_ms: str) -> None:
-    seat = Seat(kind, servers, group, topic, name, session_timeout_ms=int(session_ms))
-    told, shown = 0, seat.membership.snapshot
-    while True:
-        with seat.changed:
-            lines = seat.heard[told:]
-            if not lines:
-                seat.changed.wait(0.02)
-        told += len(lines)
-        for line in lines:
-            print(json.dumps(_told(*line)), flush=True)
-            shown = line[1]
-        if not lines and seat.membership.snapshot is not shown:
-            shown = seat.membership.snapshot
-            print(json.dumps(_told(None, shown)), flush=True)
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

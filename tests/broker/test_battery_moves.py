@@ -28,30 +28,29 @@ PATIENT = {"BANK_SESSION_SECONDS": "20"}
 CAME = "PartitionMoved.*in|TakeOverDone"
 KEYS = 200
 
-DONOR_POINTS = ("marker commit.before", "marker commit.after", "handed_over.before", "handed_over.after")
+DONOR_POINTS = ("handed_over.before", "handed_over.after")
 RECEIVER_POINTS = ("restore.half", "tail.received", "took.before", "took.after")
 POINTS = [("donor", point) for point in DONOR_POINTS] + [("receiver", point) for point in RECEIVER_POINTS]
 KILLS = [(*point, "kill", number % 2) for number, point in enumerate(POINTS)]
-FREEZES = [("donor", "marker commit.before", "freeze", 0), ("receiver", "took.before", "freeze", 1)]
+FREEZES = [("donor", "handed_over.before", "freeze", 0), ("receiver", "took.before", "freeze", 1)]
 ALL = [(*point, action, standbys) for point in POINTS for action in ("kill", "freeze") for standbys in (0, 1)]
 
 
 @pytest.mark.parametrize(
     ("role", "point", "action", "standbys"),
     [
-        *gate(KILLS, ("donor", "marker commit.after", "kill", 1), ("receiver", "took.before", "kill", 0)),
+        *gate(KILLS, ("donor", "handed_over.before", "kill", 0), ("receiver", "took.before", "kill", 0)),
         *(nightly(*case) for case in FREEZES),
         *(pytest.param(*case, marks=pytest.mark.soak) for case in ALL * SEEDS),
     ],
 )
 def test_struck_in_a_move(bank_group: Bank, role: str, point: str, action: str, standbys: int, seed: int) -> None:
     """Number 1: a donor with everything, a receiver that joins under load, and one of them is killed or frozen at this
-    point. Points named ``marker ...`` count in transactions with a release marker only."""
+    point."""
     print(f"SEED={seed} {role} {point} {action} standbys={standbys}")
     count = random.Random(f"{seed} {role} {point}").randrange(1, 5) if point == "tail.received" else 1
-    scope, _, place = point.rpartition(" ")
     settings = {**QUICK, "BANK_STANDBYS": str(standbys)}
-    faulty = {role: {"KES_FAULT": f"{place}:{count}:{action}", "BANK_FAULT_IN": scope}}
+    faulty = {role: {"KES_FAULT": f"{point}:{count}:{action}"}}
     bank_group.deposit(2_000, KEYS, seed)  # a state, so that there is something to be moved
     members = {"donor": bank_group.start("donor", **settings, **faulty.get("donor", {}))}
     bank_group.wait_handled()

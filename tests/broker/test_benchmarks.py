@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,28 +9,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import page
-from benchmarks.cluster import Cluster
-from benchmarks.drain import drain
 from benchmarks.report import Run
-from benchmarks.systems import REFERENCE, System
-from streams.testing.fixtures import BrokerAddress
+from benchmarks.systems import REFERENCE
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
-SEED, EVENTS = 3, 2_000
-
-
-def test_a_system_is_drained_and_judged(kafka_broker: BrokerAddress) -> None:
-    cluster = Cluster(kafka_broker.bootstrap_servers, prefix="drained")
-    source = cluster.source("drained-in")
-    cluster.fill(source, SEED, EVENTS)
-    found = drain(cluster, System.parse("engine"), source, SEED, EVENTS, os.getpid())
-    assert found.fault == ""
-    assert min(found.per_second, found.cpu_us_per_record) > 0
-    wrong = drain(cluster, System.parse("engine"), source, SEED + 1, EVENTS, os.getpid())
-    assert wrong.fault
-    cluster.delete(source)
 
 
 @pytest.mark.nightly

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from collections.abc import Callable
-from types import ModuleType
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from streams import EventSource
-from streams.cli import console, main
 from streams.errors import OffsetError, TopicReplaced
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.connections import KafkaConnections
@@ -23,6 +20,8 @@ from tests.vocabulary import Totals
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(90)]
 
 PARTITIONS = 2
+
+Kes = Callable[..., tuple[int, Any, str]]
 
 
 def watchful(lab: Lab) -> EventSource[Totals]:
@@ -68,26 +67,7 @@ async def test_a_topic_created_again_stops_a_running_member_by_name(lab: Lab, ki
     assert f"{lab.topic}[" in str(refused)
 
 
-@pytest.fixture
-def kes(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """``kes offsets accept`` with these arguments: exit code, output, messages."""
-    module = ModuleType("shop")
-    vars(module).update(source=source_of(lab))
-    monkeypatch.setitem(sys.modules, "shop", module)
-    monkeypatch.setattr(console, "configure_logging", lambda verbosity: None)
-
-    def accept(*arguments: str) -> tuple[int, str, str]:
-        code = main.main(["offsets", "accept", "shop:source", *arguments])
-        return code, *capsys.readouterr()
-
-    return accept
-
-
-async def test_a_changelog_that_was_restored_is_accepted_on_purpose(
-    lab: Lab, kes: Callable[..., tuple[int, str, str]]
-) -> None:
+async def test_a_changelog_that_was_restored_is_accepted_on_purpose(lab: Lab, kes: Kes) -> None:
     await lab.create()
     await lab.add("a", "a", "a")
     async with Running(source_of(lab)) as run:
@@ -103,17 +83,15 @@ async def test_a_changelog_that_was_restored_is_accepted_on_purpose(
     refused = await start_failure(source_of(lab))
     assert isinstance(refused, TopicReplaced), repr(refused)
     assert "kes offsets accept MODULE:SOURCE --restored" in str(refused)
-    code, out, err = await asyncio.to_thread(kes, "--restored", "--yes", "--json")
-    assert (code, json.loads(out)["restored"]) == (0, [0]), err
+    code, answer, err = await asyncio.to_thread(kes, source_of(lab), "offsets", "accept", "--restored", "--yes")
+    assert (code, answer["restored"]) == (0, [0]), err
     await lab.add("a")
     async with Running(source_of(lab)) as run:
         await run.until_handled(4, 0)
     assert await lab.counts() == {"a": 4}
 
 
-async def test_a_group_offset_that_is_ahead_is_accepted_on_purpose(
-    lab: Lab, kes: Callable[..., tuple[int, str, str]]
-) -> None:
+async def test_a_group_offset_that_is_ahead_is_accepted_on_purpose(lab: Lab, kes: Kes) -> None:
     def commit() -> None:
         consumer = Consumer({"bootstrap.servers": lab.bootstrap, "group.id": lab.group})
         consumer.commit(offsets=[TopicPartition(lab.topic, 0, 5)], asynchronous=False)
@@ -123,7 +101,7 @@ async def test_a_group_offset_that_is_ahead_is_accepted_on_purpose(
     await lab.add("a", "a", "a")
     async with Running(source_of(lab)) as run:
         await run.until_handled(3, 0)
-        code, _, err = await asyncio.to_thread(kes, "--yes")
+        code, _, err = await asyncio.to_thread(kes, source_of(lab), "offsets", "accept", "--yes")
         assert (code, "is alive (member-" in err) == (1, True), err
     await lab.add("a", "a")
     await asyncio.to_thread(commit)
@@ -131,9 +109,9 @@ async def test_a_group_offset_that_is_ahead_is_accepted_on_purpose(
     assert isinstance(refused, OffsetError), repr(refused)
     for said in (f"{lab.topic}[0]", "committed offset 5", "at offset 3", "records 3 to 4", "kes offsets accept"):
         assert said in str(refused)
-    code, out, err = await asyncio.to_thread(kes, "--yes", "--json", "--partition", "0")
+    code, answer, err = await asyncio.to_thread(kes, source_of(lab), "offsets", "accept", "--yes", "--partition", "0")
     assert code == 0, err
-    [row] = json.loads(out)["partitions"]
+    [row] = answer["partitions"]
     assert row == {"partition": 0, "group_offset": 5, "changelog_offset": 3, "state": "set back"}
     async with Running(source_of(lab)) as run:
         await run.until_handled(5, 0)

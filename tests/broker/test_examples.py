@@ -1,4 +1,4 @@
-"""Examples that work with a service or a database, on a real broker: workers are killed, outcomes counted.
+"""Examples that work with a database, on a real broker: workers are killed, outcomes counted.
 
 The others, and these with crashes at each point, run in virtual time: ``tests/unit/test_examples_driven.py``.
 """
@@ -20,12 +20,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from examples.async_work import call_service, write_behind_fence, write_by_key
-from examples.async_work.call_service import PaymentFailed, PaymentMade, PaymentRequested
+from examples.async_work import write_behind_fence, write_by_key
 from examples.async_work.write_behind_fence import StockMoved
 from examples.async_work.write_by_key import OrderChanged
 from tests.broker.examples_kit import Make, example
-from tests.broker.http_service import Service
 
 __all__ = ["example"]  # a fixture
 
@@ -113,56 +111,3 @@ def test_changes_behind_a_fence(example: Make, postgres: str, tmp_path: Path, se
         fences = connection.execute("SELECT sum(next_offset) FROM fences").fetchone()
     assert counts == expected, "each event has changed its count once"
     assert fences == (len(moves),)
-
-
-GIVEN_UP = ("Unavailable", "TimeoutError")
-"""After six attempts that were answered with 503 (one in 4,096), or not in time (all, if the service stands still)."""
-
-
-@pytest.fixture
-def service(seed: int) -> Iterator[Service]:
-    with Service(seed) as service:
-        yield service
-
-
-def test_a_call_per_event(example: Make, service: Service, tmp_path: Path, seed: int) -> None:
-    payments = example(call_service, call_service.RESULTS, PAYMENTS_URL=service.url)
-    rng = random.Random(seed)
-    customers = [*(f"customer-{number}" for number in range(40)), "declined"]
-    requests = [PaymentRequested(f"p-{n}", rng.choice(customers), rng.randrange(1, 100)) for n in range(400)]
-    payments.send((request.customer, request) for request in requests)
-    with payments.run(tmp_path) as workers:
-        payments.until_outputs(call_service.RESULTS, 50, workers)
-        workers.signal()
-        payments.until_outputs(call_service.RESULTS, len(requests), workers)
-    results = payments.events(call_service.RESULTS, PaymentMade, PaymentFailed)
-    outcome = {result.payment: result for result in results}
-    assert len(results) == len(outcome) == len(requests), "each payment has one result"
-
-    records = payments.records("payment-requests")
-    keys = {
-        record.where: request
-        for record, request in zip(records, payments.events("payment-requests", PaymentRequested), strict=True)
-    }
-    charged = {keys[key].payment: key for key in service.charged}
-    assert sum(service.calls.values()) > len(requests), "calls are made again; that is what the keys are for"
-    expected: dict[str, list[str]] = defaultdict(list)
-    totals: dict[str, int] = defaultdict(int)
-    for request in requests:
-        result = outcome[request.payment]
-        if isinstance(result, PaymentMade):
-            totals[request.customer] += request.cents
-            assert result.receipt == f"receipt of {charged[request.payment]}"
-            assert result.total_cents == totals[request.customer]
-        elif request.customer == "declined":
-            assert result.reason in ("HTTPStatusError", *GIVEN_UP)
-        else:
-            assert result.reason in GIVEN_UP
-        expected[request.customer].append(request.payment)
-    for customer, wanted in expected.items():
-        seen = [keys[key].payment for key, (name, _) in service.charged.items() if name == customer]
-        assert seen == [payment for payment in wanted if payment in charged], (
-            "in order per customer, also at the service"
-        )
-        assert [r.payment for r in results if r.payment in set(wanted)] == wanted
-    assert {p for p, r in outcome.items() if isinstance(r, PaymentMade)} <= charged.keys()

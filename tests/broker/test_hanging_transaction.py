@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,24 +19,10 @@ from streams.errors import OffsetError
 from streams.runtime.ownership import takeover
 from streams.testing.fixtures import OwnBroker
 from tests.broker.engine_kit import PATIENCE, Lab, Running, source_of, until
-from tests.broker.kes_kit import Kes
 from tests.broker.membership_kit import Transactor
 from tests.vocabulary import Totals
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.asyncio, pytest.mark.timeout(120)]
-
-SOURCE = """
-from streams import EventSource, EventSourceConfig
-
-source = EventSource(
-    EventSourceConfig(group_id="{group}", topic="{topic}", num_partitions=1, bootstrap_servers="{servers}")
-)
-
-
-@source.register_default_handler
-def pass_by(ctx, value):
-    pass
-"""
 
 
 @pytest.fixture
@@ -88,7 +72,7 @@ def leave_hanging(client: KafkaPythonClient, topic: str) -> int:
 async def test_a_restore_names_what_holds_it_up_and_the_command_ends_it(
     lab: Lab,
     client: KafkaPythonClient,
-    tmp_path: Path,
+    kes: Callable[..., tuple[int, Any, str]],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -101,14 +85,11 @@ async def test_a_restore_names_what_holds_it_up_and_the_command_ends_it(
         await lab.add("a")
         await until(lambda: first.statistics().committed_events == 1, "the first event is committed")
     offset = await asyncio.to_thread(leave_hanging, client, changelog)
-    (tmp_path / "shop.py").write_text(SOURCE.format(group=lab.group, topic=lab.topic, servers=lab.bootstrap))
-    run = Kes(lab.bootstrap, tmp_path, "transactions")
 
-    async def kes(*arguments: str) -> dict[str, Any]:
-        code, out, messages = await asyncio.to_thread(run, *arguments, "--json")
+    async def answer(*words: str) -> dict[str, Any]:
+        code, found, messages = await asyncio.to_thread(kes, first, "transactions", *words)
         assert code == 0, messages
-        answer: dict[str, Any] = json.loads(out)
-        return answer
+        return dict(found)
 
     place = ("--topic", changelog, "--partition", "0", "--start-offset", str(offset))
     second = source_of(lab, **quick)
@@ -122,12 +103,12 @@ async def test_a_restore_names_what_holds_it_up_and_the_command_ends_it(
                     OpenTransactions(client).abort, changelog, 0, offset, time.monotonic() + PATIENCE
                 )
             assert second.statistics().committed_events == 0
-            [found] = (await kes("hanging", "shop:source"))["transactions"]
+            [found] = (await answer("hanging"))["transactions"]
             assert (found["topic"], found["partition"], found["start_offset"]) == (changelog, 0, offset)
-            ended = await kes("abort", "shop:source", *place, "--min-age", "0", "--yes")
+            ended = await answer("abort", *place, "--min-age", "0", "--yes")
             assert ended["aborted"]["start_offset"] == offset
             await until(lambda: second.statistics().committed_events == 1, "the restore goes on")
-            assert (await kes("list", "shop:source"))["transactions"] == []
+            assert (await answer("list"))["transactions"] == []
 
 
 async def test_what_a_coordinator_knows_is_not_ended_by_hand(lab: Lab, client: KafkaPythonClient) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,10 +108,10 @@ def test_a_member_that_gives_itself_up_leaves_when_it_is_void(desk: Desk) -> Non
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_a_broker_that_comes_late_is_joined_and_its_restart_costs_no_generation(
-    own_broker: OwnBroker, topic_prefix: str, tmp_path: Path
+    own_broker: OwnBroker, topic_prefix: str
 ) -> None:
     broker = own_broker()
-    with laid_desk("streams", broker.bootstrap_servers, topic_prefix, tmp_path, 30_000) as desk:
+    with laid_desk("streams", broker.bootstrap_servers, topic_prefix, 30_000) as desk:
         broker.kill()
         members = [desk.seat("a")]
         stays(lambda: not members[0].events, 3.0, "there is nobody to hear from")
@@ -154,15 +152,15 @@ def test_a_running_group_changes_its_strategy_by_rolling_restarts(desk: Desk) ->
 
 @pytest.mark.parametrize("session_ms", [6000])
 def test_a_member_without_a_common_strategy_is_refused_and_what_a_kill_left_is_waited_out(desk: Desk) -> None:
-    before = desk.process("a")
+    before = desk.seat("a")
     before.owning(PARTITIONS)
     refused = desk.seat("b", session_timeout_ms=SESSION_MS, **strategies("range", "roundrobin"))
     error = refused.fatal()
     assert isinstance(error, MembershipFatal)
     for hint in ("(range, roundrobin)", "both strategies", "one by one", "without the old one"):
         assert hint in str(error)
-    assert len([line for line in before.heard if line["event"] == "Assigned"]) == 1
+    assert len(before.events) == 1
     start = time.monotonic()
-    before.signal(signal.SIGKILL)
+    before.die()
     desk.seat("c", **strategies("range")).owning(PARTITIONS)
     assert time.monotonic() - start > 1.0, "it was not refused at all: this shows nothing"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from typing import Any
@@ -130,40 +129,6 @@ def test_closing_without_leaving_is_known_to_the_others_at_once_and_nothing_is_l
     goes.membership.leave()
     goes.membership.released([1], snapshot.incarnation, snapshot.generation)
     assert len(goes.events) == heard
-
-
-@pytest.mark.parametrize("session_ms", [SESSION_MS])
-def test_a_killed_member_of_the_same_name_is_waited_out(desk: Desk) -> None:
-    victim = desk.process("shop")
-    victim.owning(PARTITIONS)
-    victim.signal(signal.SIGKILL)
-    desk.seat("shop").owning(PARTITIONS)
-
-
-@pytest.mark.parametrize("session_ms", [5000])
-def test_a_frozen_member_finds_everything_void_before_it_can_commit(desk: Desk, transactor: Transactor) -> None:
-    frozen = desk.process("a")
-    frozen.owning(PARTITIONS)
-    other = desk.seat("b")
-    other.owning(PARTITIONS // 2)
-    frozen.owning(PARTITIONS // 2)
-    until(lambda: transactor.commit(frozen.metadata) == "ok", "its metadata are refused")
-    old, since = frozen.metadata, len(frozen.heard)
-    heard = len(other.events)
-    frozen.signal(signal.SIGSTOP)
-    other.owning(PARTITIONS, heard)
-    assert transactor.commit(old) == "UNKNOWN_MEMBER_ID"  # it cannot know yet: the broker's refusal has to save us
-    frozen.signal(signal.SIGCONT)
-    until(lambda: any(line["event"] == "Lost" for line in frozen.heard), "it does not find out")
-    at, lost = next((n, line) for n, line in enumerate(frozen.heard) if line["event"] == "Lost")
-    # A plan of before may have been told late.
-    assert {line["event"] for line in frozen.heard[since:at]} <= {"NoneType", "Assigned"}
-    assert (lost["incarnation"], lost["metadata"]) == (1, None)
-    again = frozen.owning(PARTITIONS // 2, at)
-    assert again["incarnation"] == 1
-    # The broker-side protocol keeps member ids: there it is the epoch that gives the old metadata away.
-    assert transactor.commit(old) == ("ILLEGAL_GENERATION" if desk.kind == "broker" else "UNKNOWN_MEMBER_ID")
-    until(lambda: transactor.commit(frozen.metadata) == "ok", "its new metadata are refused")
 
 
 @pytest.mark.parametrize("session_ms", [SESSION_MS])

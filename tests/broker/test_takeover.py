@@ -12,7 +12,6 @@ from confluent_kafka.admin import AdminClient
 
 from streams.clients.takeover import KafkaPythonTakeOver
 from streams.errors import BrokerUnavailable, TopicError
-from tests.broker.conftest import GuardedBroker
 from tests.broker.membership_kit import PARTITIONS, PATIENCE, Desk, Seat, Transactor, in_time, make_topic, until
 
 pytestmark = pytest.mark.broker
@@ -108,27 +107,9 @@ def test_offsets_and_ranges_of_logs(desk: Desk, seat: Seat) -> None:
     assert seat.take_over.log_range(desk.topic, [2], soon()) == {2: (3, 6)}
 
 
-def test_a_topic_that_was_made_again_has_another_id(desk: Desk, seat: Seat, topic_prefix: str) -> None:
-    name = make_topic(desk.servers, f"{topic_prefix}again", 1)
-    first, partitions = seat.take_over.identity(name, soon())
-    assert partitions == 1
-    assert first == seat.take_over.identity(name, soon()).topic_id
-    assert len(first) == 22  # as kafka-topics prints it
-    admin = AdminClient({"bootstrap.servers": desk.servers})
-    admin.delete_topics([name])[name].result(PATIENCE)
-
-    def made_again() -> bool:
-        try:
-            make_topic(desk.servers, name, 1)
-        except KafkaException:
-            return False
-        return True
-
-    until(made_again, "the topic is not deleted")
-    until(lambda: seat.take_over.identity(name, soon()).topic_id != first, "the broker has the old id")
-
-
 def test_what_does_not_exist_is_a_topic_error(desk: Desk, seat: Seat) -> None:
+    identity = seat.take_over.identity(desk.topic, soon())
+    assert (len(identity.topic_id), identity.partitions) == (22, PARTITIONS), "the id as kafka-topics prints it"
     questions: list[tuple[str, Callable[[float], object]]] = [
         ("nowhere", lambda deadline: seat.take_over.log_range("nowhere", [0], deadline)),
         ("nowhere", lambda deadline: seat.take_over.identity("nowhere", deadline)),
@@ -213,18 +194,6 @@ def test_sizes_that_nobody_tells_are_no_error(desk: Desk, seat: Seat, topic_pref
     assert seat.take_over.log_sizes(desk.topic, [0], soon()) == {}
     with contextlib.closing(Seat("streams", "127.0.0.1:1", f"{topic_prefix}group", "t", "a")) as alone:
         assert alone.take_over.log_sizes("t", [0], soon(0.3)) == {}
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_without_the_right_to_it_there_are_no_sizes(guarded_broker: GuardedBroker, topic_prefix: str) -> None:
-    servers, cluster = guarded_broker.bootstrap_servers, guarded_broker.rights("BROKER", "kafka-cluster")
-    topic = make_topic(servers, f"{topic_prefix}t")
-    with contextlib.closing(Seat("streams", servers, f"{topic_prefix}group", topic, "a")) as seat:
-        seat.owning(PARTITIONS)
-        assert seat.take_over.log_sizes(topic, [0], soon()) == {0: 0}
-        guarded_broker.set(cluster("CLUSTER_ACTION", "ALLOW"), cluster("ALTER", "ALLOW"), cluster("DESCRIBE", "DENY"))
-        until(lambda: seat.take_over.log_sizes(topic, [0], soon()) == {}, "it is told all the same")
 
 
 def questions_of(seat: Seat) -> list[Callable[[float], object]]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ from confluent_kafka import Consumer, TopicPartition
 
 from streams import EventSource
 from streams.broker import KafkaBroker
-from streams.cli import main
 from streams.errors import OffsetError, TopicError
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.engine_kit import Lab, Running, start_failure
@@ -92,28 +89,24 @@ async def test_a_source_topic_that_differs_is_named(two: Two) -> None:
     assert two.near.topic in str(error)
 
 
-def test_tools_ask_the_right_cluster(
-    two: Two, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tools_ask_the_right_cluster(two: Two, kes: Callable[..., tuple[int, Any, str]]) -> None:
     source = EventSource(two.near.config(source_bootstrap_servers=two.far.bootstrap))
     config = source.config
-    module = ModuleType("elsewhere")
-    vars(module).update(source=source)
-    monkeypatch.setitem(sys.modules, "elsewhere", module)
 
-    def kes(*arguments: str) -> Any:
-        assert main.main([*arguments, "elsewhere:source", "--json"]) == 0
-        return json.loads(capsys.readouterr().out)
+    def answer(*words: str) -> Any:
+        code, found, err = kes(source, *words)
+        assert code == 0, err
+        return found
 
-    created = {topic["name"]: topic["state"] for topic in kes("topics", "apply")["topics"]}
+    created = {topic["name"]: topic["state"] for topic in answer("topics", "apply")["topics"]}
     assert created == dict.fromkeys(
         [config.topic, config.changelog, config.dead_letters, config.offsets_topic], "created"
     )
-    assert {topic["state"] for topic in kes("topics", "plan")["topics"]} == {"as wanted"}
+    assert {topic["state"] for topic in answer("topics", "plan")["topics"]} == {"as wanted"}
     consumer = Consumer({"bootstrap.servers": config.bootstrap_servers, "group.id": config.group_id})
     consumer.commit(offsets=[TopicPartition(config.offsets_topic, 0, 7)], asynchronous=False)
     consumer.close()
-    found = kes("lag")["partitions"]
+    found = answer("lag")["partitions"]
     assert [(entry["committed"], entry["end"]) for entry in found] == [(7, 0), (None, 0)]
     deleted = asyncio.run(source.delete_source())
     assert set(deleted) == created.keys() - {config.topic}

@@ -20,8 +20,7 @@ from benchmarks.account.report import held
 from benchmarks.drain import middle_rate, stretch
 from benchmarks.reader import Gap, percentiles
 from benchmarks.spark.run import HEADERS, judged
-from benchmarks.stalls.group import Silence, Stall, Window, silences
-from benchmarks.stalls.measure import Stalls
+from benchmarks.stalls.group import Window, silences
 from benchmarks.steady import SteadyResult, behind_of
 from benchmarks.systems import Failed, running
 from benchmarks.tables import ratios
@@ -215,20 +214,6 @@ def test_a_silence_counts_as_far_as_it_was_watched_and_moves_are_changes_of_the_
     assert found(1.0, 2.5) == {0: (800.0, 2, 400.0), 3: (200.0, 0, 0.0)}, "as far as it was watched"
     assert found(2.5, 3.5) == {0: (1300.0, 0, 0.0)}, "from before the window"
     assert found(5.0, 6.0) == {}
-
-
-def test_stalls_are_summed_up_over_rounds() -> None:
-    def stall(round_: int, *times: tuple[float, int], fault: str = "") -> Stall:
-        found = [Silence(n, ms, moves, ms - 1 if moves else 0) for n, (ms, moves) in enumerate(times)]
-        return Stall("join, 1 to 2", round_, 2 + round_, found, 3.0, fault)
-
-    stalls = [stall(1, (100, 1), (7, 0)), stall(2, (300, 1), (9, 0)), stall(3, (200, 2), (8, 0), fault="lost one")]
-    run = run_of(stalls=stalls)
-    assert run.faults(of_peers=False) == ["join, 1 to 2, round 3: lost one"]
-    row = next(row for row in rows_of(shown(run)) if row[0] == "join, 1 to 2")
-    assert row == ["join, 1 to 2", "1", "199", "299", "200", "300", "8", "9", "3-4", "3", "2"]
-    assert "1 moved up to 99 ms" in Stalls().in_short(stalls[0])
-    assert [(aim.found, aim.is_met) for aim in Stalls().aims(stalls)] == [("199 ms, worst 299 ms", False)]
 
 
 # -- fixed rates -------------------------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import logging
 import pickle
 import random
 import re
@@ -25,7 +27,8 @@ from streams.records import IncomingRecord
 from streams.runtime.changelog import decode_timer, timer_key
 from streams.runtime.partition.batch_handlers import BATCH
 from streams.runtime.partition.hot_path import LONGEST_SLICE_SECONDS, SLICE
-from streams.testing import TestDriver
+from streams.testing import FAULTS, POINTS, TestDriver
+from streams.testing import plugin as plugin_module
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 Program = Callable[[str], Any]
@@ -165,6 +168,47 @@ def test_page_views_are_counted_whatever_happens(seed: int) -> None:
         last = {event.page: event.views for event in driver.outputs("page-views", PageViews)}
         assert last == sent
         assert dict(item for store in driver.stores().values() for item in store.items()) == sent
+
+
+# -- testing -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> list[types.ModuleType]:
+    """The files of the page; a block without a name of a file goes on with the one before."""
+    logging.getLogger("streams").setLevel(logging.CRITICAL)
+    found: list[types.ModuleType] = []
+    for block in blocks("guides/testing"):
+        named = re.match(r"# (\w+)\.py\n", block)
+        if named is not None:
+            found.append(types.ModuleType(named[1]))
+            monkeypatch.setitem(sys.modules, named[1], found[-1])
+        exec(compile(block, "testing.md", "exec"), vars(found[-1]))
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_the_examples_of_the_guide_about_testing_run(
+    modules: list[types.ModuleType], request: pytest.FixtureRequest
+) -> None:
+    ran = []
+    for module in modules:
+        for name, test in vars(module).items():
+            if name.startswith("test_") and callable(test):
+                test(**{given: request.getfixturevalue(given) for given in inspect.signature(test).parameters})
+                ran.append(name)
+    assert len(ran) >= 7
+
+
+def test_the_tables_name_every_point_fault_and_fixture() -> None:
+    guide = (DOCS / "guides/testing.md").read_text("utf-8")
+    for point in POINTS:
+        assert f"`{point}`" in guide
+    methods = {name for name, _ in inspect.getmembers(TestDriver, inspect.isfunction) if not name.startswith("_")}
+    fixtures = {name for name in vars(plugin_module) if name.startswith("kes_")}
+    told_elsewhere = {"close", "start", "statistics", "stores"}
+    for name in {*methods, *fixtures, *FAULTS} - told_elsewhere:
+        assert re.search(rf"\b{name}\b", guide), name
 
 
 # -- the README --------------------------------------------------------------------------------------------------------

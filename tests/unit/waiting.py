@@ -8,20 +8,21 @@ from collections.abc import Callable
 from typing import Any
 
 PATIENCE = 30.0
+"""Seconds until a condition that does not come true fails its test; on two busy cores a start takes some."""
 
 
-def wait_until(condition: Callable[[], Any], what: Any = "it", seconds: float = PATIENCE) -> None:
+def wait_until(condition: Callable[[], Any], what: Any = "it", seconds: float = PATIENCE, step: float = 0.002) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
-        time.sleep(0.002)
+        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain: {what}"
+        time.sleep(step)
 
 
-async def until(condition: Callable[[], Any], what: str = "it") -> None:
+async def until(condition: Callable[[], Any], what: str = "it", seconds: float = PATIENCE) -> None:
     """The same on the loop."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain: {what}"
         await asyncio.sleep(0.001)
 
 

@@ -1,16 +1,19 @@
-"""What the type checkers must see in work that runs ahead of its turn. Checked by mypy and pyright, never run.
+"""What the type checkers must see in handlers of batches and in work ahead of its turn. Checked by mypy and pyright,
+never run.
 
 An ``ignore`` here is an assertion too: strict mypy reports it as soon as the mistake below it is no longer refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import assert_type
 
 import msgspec
 
 from streams import (
     AsyncJobScheduler,
+    BatchContext,
     EventContext,
     EventSource,
     EventSourceConfig,
@@ -32,6 +35,11 @@ class Ordered(msgspec.Struct, frozen=True):
 
 class Quote(msgspec.Struct, frozen=True):
     cents: int
+
+
+@event_type
+class Other(msgspec.Struct, frozen=True):
+    customer: str
 
 
 CONFIG = SchedulerConfig(concurrency=4)
@@ -110,3 +118,40 @@ async def in_turn(source: EventSource[Store], ctx: EventContext[Store]) -> None:
 def stateless() -> None:
     source = EventSource(EventSourceConfig(group_id="g", topic="t", num_partitions=1))
     assert_type(AsyncJobScheduler(source, fetch), AsyncJobScheduler[None, Ordered, Quote])
+
+
+def add(ctx: EventContext[Store], event: Ordered) -> None:
+    ctx.store.put(event.customer, event.cents)
+
+
+def batches(source: EventSource[Store]) -> None:
+    @source.register_event_type(Ordered, batch=True)
+    def batch(ctx: BatchContext[Store], events: list[Ordered]) -> ExecutionState | None:
+        assert_type(ctx.store, Store)
+        assert_type(ctx.records, Sequence[IncomingRecord])
+        for event, record in zip(events, ctx.records, strict=True):
+            assert_type(event, Ordered)
+            assert_type(record.offset, int)
+            add(ctx, event)  # what takes an EventContext takes this one
+        return ctx.fail(ValueError("no"))
+
+    def of_any_sequence(ctx: EventContext[Store], events: Sequence[Ordered]) -> None: ...
+
+    source.register_event_type(Ordered, of_any_sequence, batch=True)
+    source.register_event_type(Ordered, add, batch=False)
+    source.register_event_type(Ordered, add)
+
+
+def mistakes_in_batches(source: EventSource[Store]) -> None:
+    def of_others(ctx: BatchContext[Store], events: list[Other]) -> None: ...
+
+    async def later(ctx: BatchContext[Store], events: list[Ordered]) -> None: ...
+
+    def now(ctx: BatchContext[Store], events: list[Ordered]) -> None: ...
+
+    source.register_event_type(Ordered, of_others, batch=True)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    source.register_event_type(Ordered, add, batch=True)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    source.register_event_type(Ordered, later, batch=True)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    source.register_event_type(Ordered, now)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    source.register_event_type(Ordered, now, batch=True, blocking=True)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    source.register_event_type(Ordered, now, batch=True, concurrency=4)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
