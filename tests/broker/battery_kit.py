@@ -11,8 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -40,7 +39,9 @@ ENDLESS = 1_000_000_000
 was for has begun, on a machine that stands still for seconds, and then there is no work left that could go on."""
 
 
-wait_until = partial(waiting.wait_until, seconds=PATIENCE, step=0.05)
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
+    """Wait for a condition that takes its time to be looked at."""
+    waiting.wait_until(condition, what, seconds, step=0.05)
 
 
 def let_pass(seconds: float) -> None:

@@ -1,6 +1,6 @@
 """Examples that work with a database, on a real broker: workers are killed, outcomes counted.
 
-The others, and these with crashes at each point, run in virtual time: ``tests/unit/test_examples_driven.py``.
+The others run in virtual time, with crashes at each point: ``tests/unit/test_examples_driven.py``.
 """
 
 from __future__ import annotations

@@ -6,11 +6,9 @@ import inspect
 import json
 import logging
 import pickle
-import random
 import re
 import sys
 import types
-from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +19,7 @@ import pytest
 
 from examples import bank
 from examples.bank import Deposited
-from examples.page_views import PageViews, Viewed, source
+from examples.page_views import source
 from streams import EventContext, EventSource, EventSourceConfig, event_type
 from streams.records import IncomingRecord
 from streams.runtime.changelog import decode_timer, timer_key
@@ -147,27 +145,6 @@ def test_a_batch_handler_is_one_in_other_processes_too() -> None:
     """As a replay on Spark sends it there."""
     route = pickle.loads(pickle.dumps(source._router.routes[b"Viewed"]))
     assert (route.kind, route.plain, route.name) == (BATCH, False, "Viewed")
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_page_views_are_counted_whatever_happens(seed: int) -> None:
-    rng = random.Random(seed)
-    sent: Counter[str] = Counter()
-    with TestDriver(source, members=2, seed=seed, topics={"page-views": 4}) as driver:
-        for step in range(8):
-            for _ in range(rng.randrange(40)):
-                page = f"page-{rng.randrange(5)}"
-                driver.send(Viewed(page), key=page, wait=False)
-                sent[page] += 1
-            if step % 3 == 1:
-                member = rng.choice(driver.members)
-                driver.crash(member)
-                driver.restart(member)
-        driver.settle()
-        driver.check()
-        last = {event.page: event.views for event in driver.outputs("page-views", PageViews)}
-        assert last == sent
-        assert dict(item for store in driver.stores().values() for item in store.items()) == sent
 
 
 # -- testing -----------------------------------------------------------------------------------------------------------
