@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -46,53 +47,62 @@ def test_the_contracts_hold() -> None:
     assert " 0 broken." in ended.stdout
 
 
-@pytest.mark.parametrize(
-    ("module", "line", "contract"),
-    [
-        ("sak", "import streams.errors", "Layers"),
-        ("errors", "import streams.core", "Layers"),
-        ("core", "import streams.clients", "Layers"),
-        ("core", "import streams.stores", "Layers"),
-        ("stores", "import streams.core", "Layers"),
-        ("clients", "import streams.stores", "The runtime knows stores"),
-        ("clients", "import streams.runtime", "Layers"),
-        ("runtime", "import streams.cli.console", "Layers"),
-        ("runtime", "import streams.event_source", "Layers"),
-        ("event_source", "import streams.spark", "Layers"),
-        ("spark", "import streams.broker", "Layers"),
-        ("broker", "import streams.spark", "Layers"),
-        ("broker", "import streams.testing", "Layers"),
-        ("runtime", "import streams.stores", "The runtime knows stores"),
-        ("runtime.status", "import streams.runtime.engine", "The rooms of the runtime"),
-        ("runtime.ownership.replicas", "import streams.runtime.ownership.takeover", "Ownership"),
-        ("runtime.partition.unit", "import streams.runtime.partition.worker", "One partition at work"),
-        ("spark", "import streams.runtime", "Spark and the embedded broker"),
-        ("spark", "import streams.event_source", "Spark and the embedded broker"),
-        ("broker", "import streams.core", "Spark and the embedded broker"),
-        ("runtime", "import confluent_kafka", "Only clients talk to Kafka"),
-        ("event_source", "import confluent_kafka", "Only clients talk to Kafka"),
-        ("cli", "import kafka", "Only clients talk to Kafka"),
-        ("clients", "import anyio", "Tasks belong to the runtime"),
-        ("core", "import asyncio", "Tasks belong to the runtime"),
-        ("core", "import time", "What decides is deterministic"),
-        ("core", "import threading", "What decides is deterministic"),
-        ("stores", "import pathlib", "What decides is deterministic"),
-        ("codecs", "import os", "What decides is deterministic"),
-        ("runtime", "import pydantic", "The engine runs without any extra"),
-        ("event_source", "import pyspark", "The engine runs without any extra"),
-    ],
-)
-def test_an_import_against_the_layers_is_found(tmp_path: Path, module: str, line: str, contract: str) -> None:
+AGAINST_THE_LAYERS = [
+    ("sak", "streams.errors", "Layers"),
+    ("errors", "streams.core", "Layers"),
+    ("core", "streams.clients", "Layers"),
+    ("core", "streams.stores", "Layers"),
+    ("stores", "streams.core", "Layers"),
+    ("clients", "streams.stores", "The runtime knows stores"),
+    ("clients", "streams.runtime", "Layers"),
+    ("runtime", "streams.cli.console", "Layers"),
+    ("runtime", "streams.event_source", "Layers"),
+    ("event_source", "streams.spark", "Layers"),
+    ("spark", "streams.broker", "Layers"),
+    ("broker", "streams.spark", "Layers"),
+    ("broker", "streams.testing", "Layers"),
+    ("runtime", "streams.stores", "The runtime knows stores"),
+    ("runtime.status", "streams.runtime.engine", "The rooms of the runtime"),
+    ("runtime.ownership.replicas", "streams.runtime.ownership.takeover", "Ownership"),
+    ("runtime.partition.unit", "streams.runtime.partition.worker", "One partition at work"),
+    ("spark", "streams.runtime", "Spark and the embedded broker"),
+    ("spark", "streams.event_source", "Spark and the embedded broker"),
+    ("broker", "streams.core", "Spark and the embedded broker"),
+    ("runtime", "confluent_kafka", "Only clients talk to Kafka"),
+    ("event_source", "confluent_kafka", "Only clients talk to Kafka"),
+    ("cli", "kafka", "Only clients talk to Kafka"),
+    ("clients", "anyio", "Tasks belong to the runtime"),
+    ("core", "asyncio", "Tasks belong to the runtime"),
+    ("core", "time", "What decides is deterministic"),
+    ("core", "threading", "What decides is deterministic"),
+    ("stores", "pathlib", "What decides is deterministic"),
+    ("codecs", "os", "What decides is deterministic"),
+    ("runtime", "pydantic", "The engine runs without any extra"),
+    ("event_source", "pyspark", "The engine runs without any extra"),
+]
+"""(a module of the package, what it must not import, the beginning of the contract's name)"""
+
+
+def test_imports_against_the_layers_are_found(tmp_path: Path) -> None:
+    """All planted at once, each in a module of its package, or at the end of the module."""
     shutil.copytree(ROOT / "streams", tmp_path / "streams", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    folder = (tmp_path / "streams").joinpath(*module.split("."))
-    planted = folder / "planted.py" if folder.is_dir() else folder.with_suffix(".py")
-    with planted.open("a") as file:
-        file.write(f"\n{line}\n")
+    planted = []
+    for module, imported, contract in AGAINST_THE_LAYERS:
+        place = (tmp_path / "streams").joinpath(*module.split("."))
+        importer = f"streams.{module}.planted" if place.is_dir() else f"streams.{module}"
+        with (tmp_path / f"{importer.replace('.', '/')}.py").open("a") as file:
+            file.write(f"\nimport {imported}\n")
+        planted.append((importer, imported, contract))
     ended = lint_imports(tmp_path)
-    _, _, broken = " ".join(ended.stdout.split()).partition(" Broken contracts ")
     assert ended.returncode != 0, ended.stdout + ended.stderr
-    assert contract in broken
+    _, *sections = re.split(r"\n([^\n]+)\n-{5,}\n", ended.stdout.partition("Broken contracts")[2])
+    found = {
+        (importer, imported, contract)
+        for contract, text in zip(sections[::2], sections[1::2], strict=True)
+        for importer, imported in re.findall(r"^- +(\S+) -> (\S+) \(", text, re.MULTILINE)
+    }
+    assert [row for row in planted if not any(one[:2] == row[:2] and one[2].startswith(row[2]) for one in found)] == []
 
 
 def test_no_module_imports_the_names_of_the_package_itself() -> None:
