@@ -17,6 +17,7 @@ from examples.flights.events import BoardPublished, FlightArrived, FlightCancell
 from examples.flights.expected import Expected, Fact
 from examples.flights.fleet import passed
 from streams.codecs import RESERVED_KEY_PREFIX
+from streams.testing.event_factory import EventFactory
 
 
 def record(key: str | bytes | None, value: Any, type_: str | None = None) -> Message:
@@ -27,59 +28,27 @@ def record(key: str | bytes | None, value: Any, type_: str | None = None) -> Mes
     return Message(topic="t", partition=0, offset=7, key=name, value=encoded, headers=headers)
 
 
-DEPARTED = FlightDeparted(
-    flight_id="1", tail="N1", carrier="UA", origin="EWR", destination="BOS", departed_at=100, delay_minutes=0
-)
-ARRIVED = FlightArrived(
-    flight_id="1",
-    tail="N1",
-    carrier="UA",
-    destination="BOS",
-    arrived_at=200,
-    day="2013-01-01",
-    delay_minutes=3,
-    air_minutes=40,
-)
-CANCELLED = FlightCancelled(
-    flight_id="2", tail=None, carrier="UA", flight=5, origin="EWR", destination="BOS", scheduled_at=50
-)
+make = EventFactory()
+DEPARTED = make(FlightDeparted, flight_id="1", tail="N1", departed_at=100)
+ARRIVED = make(FlightArrived, flight_id="1", tail="N1", arrived_at=200)
+CANCELLED = make(FlightCancelled, flight_id="2", tail=None, carrier="UA", flight=5, scheduled_at=50)
 FLIGHTS = [record("N1", DEPARTED), record("UA-5", CANCELLED), record("N1", ARRIVED)]
-TURNAROUND = Turnaround(flight_id="1", tail="N1", carrier="UA", airport="BOS", minutes=30)
-BOARD = BoardPublished(
-    board="airline:UA",
-    turnarounds=1,
-    turnaround_minutes=30,
-    fastest_turnaround=30,
-    recovered=0,
-    recovered_minutes=0,
-)
+TURNAROUND = make(Turnaround, flight_id="1", carrier="UA", airport="BOS", minutes=30)
+BOARD = make(BoardPublished, board="airline:UA", turnarounds=1)
+KNOWN = {
+    "flights": 1, "arrived": 1, "cancelled": 0, "minutes_late": 3,
+    "last_airport": "BOS", "longest_day": "2013-01-01", "longest_day_minutes": 40,
+}  # fmt: skip
 TRUTH = Expected(
     flights=2,
     events={"FlightDeparted": 1, "FlightArrived": 1, "FlightCancelled": 1},
-    aircraft={
-        "N1": {
-            "flights": 1,
-            "arrived": 1,
-            "cancelled": 0,
-            "minutes_late": 3,
-            "last_airport": "BOS",
-            "longest_day": "2013-01-01",
-            "longest_day_minutes": 40,
-        }
-    },
+    aircraft={"N1": KNOWN},
     facts=frozenset({Fact("Turnaround", "1", "airline:UA", 30), Fact("Turnaround", "1", "airport:BOS", 30)}),
     boards={"airline:UA": {name: getattr(BOARD, name) for name in verify.BOARD_FIELDS}},
     hours={("UA", 5): (1, 0)},
 )
 FACTS = [record("airline:UA", TURNAROUND), record("airport:BOS", TURNAROUND)]
-STATE = Aircraft(
-    flights=1,
-    arrived=1,
-    minutes_late=3,
-    last_airport="BOS",
-    longest_day="2013-01-01",
-    longest_day_minutes=40,
-)
+STATE = Aircraft(**KNOWN)
 
 
 AIRCRAFT = [
