@@ -10,7 +10,6 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from streams.clients.group_wire import Metadata, parse_metadata
-from streams.clients.librdkafka_group import Roster
 from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal
 from streams.group import Assigned, Lost, Revoked
 from tests.broker.gate import gate, nightly
@@ -205,22 +204,6 @@ def test_nobody_is_fenced_by_a_list_that_does_not_have_ourselves(desk: Desk) -> 
     with pytest.raises(BrokerUnavailable, match="no member is fenced"):
         seat.take_over.fence_departed((), soon())
     theirs.producer.commit_transaction(30)
-
-
-@pytest.mark.nightly
-def test_the_list_of_members_and_a_static_member_that_leaves_is_gone_at_once(desk: Desk) -> None:
-    seat, leaves = desk.seat("a"), desk.seat("b", static=True)
-    settled(seat, leaves)
-    roster = seat.take_over.roster(soon())
-    assert isinstance(roster, Roster)
-    assert roster.kind == ("consumer" if desk.kind == "broker" else "classic")
-    assert {(member.client_id, member.static_id) for member in roster.members} == {("a", None), ("b", "b")}
-    assert roster.rivals("a", seat.membership.snapshot.member_id) == []
-    since, before = len(seat.events), time.monotonic()
-    leaves.membership.leave()
-    leaves.owning(0, len(leaves.events))
-    seat.owning(PARTITIONS, since)
-    assert time.monotonic() - before < STEADY_MS / 1000 - 2, "the session is not waited for"
 
 
 def test_evicted_within_a_barrier_and_back_with_nothing_of_before(desk: Desk) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer
 
-from streams.clients import group_wire
 from streams.core.strategies import PlanSettings, assignor
 from streams.errors import MembershipFatal
 from streams.group import Assigned, Lost, Revoked
@@ -69,26 +68,6 @@ def test_a_group_of_others_is_fatal_while_it_has_members(desk: Desk, protocol: s
     assert not stranger.assigned()
     # Empty it is taken whatever it was: a protocol ends with its last member, and offsets are no reason to refuse.
     desk.seat("b").owning(PARTITIONS)
-
-
-@pytest.mark.parametrize("foreign", ["user data", "subscription", "topic"])
-def test_a_member_that_nobody_understands_gets_nothing(desk: Desk, foreign: str, monkeypatch: Any) -> None:
-    leader = desk.seat("a")
-    leader.owning(PARTITIONS)
-    stranger = desk.seat("b")
-    settled(leader, stranger)
-    since = len(leader.events)
-
-    def subscriptions() -> list[tuple[str, bytes]]:
-        real = group_wire.encode_report(
-            "other" if foreign == "topic" else desk.topic, stranger.membership._state.holdings.reported
-        )
-        wrong = real.replace(b"instance", b"\xff" * 8)
-        return [("kes-cooperative-sticky-2", b"\xff\xff" if foreign == "subscription" else wrong)]
-
-    monkeypatch.setattr(stranger.membership, "subscriptions", subscriptions)
-    stranger.membership.leave()  # makes it join again, with the foreign bytes
-    leader.owning(PARTITIONS, since)
 
 
 def test_a_member_that_gives_itself_up_leaves_when_it_is_void(desk: Desk) -> None:

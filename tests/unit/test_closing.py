@@ -96,20 +96,6 @@ def test_a_question_is_told_that_the_client_was_closed(
             client.net.close()
 
 
-def test_what_fails_before_the_client_is_closed_is_raised_as_it_is(desk: Desk) -> None:
-    desk.client.start()
-    for error in (TopicError("no such topic"), ValueError("a bug")):
-
-        async def work(error: Exception = error) -> None:
-            raise error
-
-        with pytest.raises(type(error), match=str(error)):
-            desk.ask(work).result(PATIENCE)
-    desk.client.close(1.0)
-    with pytest.raises(BrokerUnavailable, match="is closed"):
-        desk.ask(work).result(PATIENCE)
-
-
 # -------------------------------------------------------------------------------------------------- memberships
 
 

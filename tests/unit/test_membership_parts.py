@@ -187,12 +187,13 @@ def test_the_leader_decides_by_the_strategy_that_the_broker_chose() -> None:
     assert [protocol for protocol, _ in offered] == ["kes-new-2", "kes-old-2"]
     assert offered[0][1] == offered[1][1], "one report, not two: the assignment echoes its counter"
     other = group_wire.encode_report("t", MemberReport(instance="b", owned=frozenset({1, 4})))
-    plan = membership.lead("kes-old-2", {"m-a": offered[1][1], "m-b": other})
-    assert plan.keys() == {"m-a", "m-b"}
+    plan = membership.lead("kes-old-2", {"m-a": offered[1][1], "m-b": other, "m-c": b"\xff\xff"})
+    assert plan.keys() == {"m-a", "m-b", "m-c"}
     assert all(group_wire.decode_assignment(data, 4, member) == Assignment() for member, data in plan.items())
     ((name, partitions, reports),) = chosen
     assert (name, partitions) == ("old", 4)
     assert reports["m-b"].owned == frozenset({1}), "a partition that the topic does not have"
+    assert reports["m-c"].leaving, "what is not understood gets nothing"
     membership.close(1.0)
 
 
