@@ -150,20 +150,37 @@ class ScriptedConnection(BrokerConnection):
 
     def writelines(self, parts: list[bytes]) -> None:
         """Answer a request: its head begins with the key and has the correlation id from the fifth byte on."""
-        head = parts[1]
+        _, head, *body = parts
         seconds, answer = _ANSWERS[int.from_bytes(head[:2], "big")]
-        frame = head[4:8] + b"\0" + answer
+        frame = head[4:8] + b"\0" + answer(body)
         self._loop.call_later(seconds, self.data_received, len(frame).to_bytes(4, "big") + frame)
 
     def abort(self) -> None: ...
 
 
-_ANSWERS = {
-    wire.PRODUCE: (FLUSH_SECONDS, b"\1"),
-    wire.COMMIT_OFFSETS: (COMMIT_SECONDS / 2, bytes(4) + b"\1"),
-    wire.END: (COMMIT_SECONDS / 2, bytes(6) + (7).to_bytes(8, "big") + bytes(2)),
+def _produced(body: list[bytes]) -> bytes:
+    """Answer Produce: no partition has failed. A batch is five parts: partition, head, tail, records, tags."""
+    answer, at = [body[2]], 3
+    for _ in range(body[2][0] - 1):
+        batches = body[at + 1][0] - 1
+        answer += body[at : at + 2]
+        answer += [part[:4] + bytes(26) + b"\1\1\0" for part in body[at + 2 : at + 2 + 5 * batches : 5]]
+        answer.append(b"\0")
+        at += 3 + 5 * batches
+    return b"".join(answer) + bytes(5)
+
+
+def _offsets_committed(body: list[bytes]) -> bytes:
+    topic, count, *partitions = body[6:-2]
+    return bytes(4) + b"\2" + topic + count + b"".join(part[:4] + bytes(3) for part in partitions) + bytes(2)
+
+
+_ANSWERS: dict[int, tuple[float, Callable[[list[bytes]], bytes]]] = {
+    wire.PRODUCE: (FLUSH_SECONDS, _produced),
+    wire.COMMIT_OFFSETS: (COMMIT_SECONDS / 2, _offsets_committed),
+    wire.END: (COMMIT_SECONDS / 2, lambda _: bytes(6) + (7).to_bytes(8, "big") + bytes(2)),
 }
-"""By the request's key: virtual time, and an answer that names no failed partition."""
+"""By the request's key: virtual time, and an answer without errors."""
 
 
 async def connected(*_: object) -> ScriptedConnection:

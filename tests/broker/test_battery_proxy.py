@@ -3,6 +3,7 @@ broker. Whatever the clients make of it: nothing is torn, lost or doubled, and w
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from streams.config import PRODUCERS
 from streams.testing.faults import KafkaProxy, Rule
 from tests.broker.battery_kit import ENDLESS, PATIENCE, Bank, wait_until
 from tests.broker.gate import gate, nightly
+from tests.broker.test_wire_producer import set_transaction_version
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -72,6 +74,23 @@ def attacked(bank: Bank, proxy: KafkaProxy, seed: int, **settings: str) -> Itera
 )
 def test_under_attack(bank_group: Bank, proxy: KafkaProxy, producer: str, api: str, seed: int) -> None:
     """Where the group is attacked a guest comes and goes, so that there are rebalances to be disturbed."""
+    attack(bank_group, proxy, producer, api, seed)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("api", OF_TRANSACTIONS)
+def test_the_wire_under_attack_where_epochs_do_not_tell_transactions_apart(
+    fragile_group: Bank, api: str, seed: int
+) -> None:
+    """Transactions v1, as in a cluster that was upgraded and is not yet finalized."""
+    asyncio.run(set_transaction_version(fragile_group.bootstrap, 1))
+    with KafkaProxy(fragile_group.bootstrap) as proxy:
+        fragile_group.of_members = proxy.bootstrap_servers
+        attack(fragile_group, proxy, "wire", api, seed)
+    assert fragile_group.workers[0].said("transactions v1")
+
+
+def attack(bank_group: Bank, proxy: KafkaProxy, producer: str, api: str, seed: int) -> None:
     with attacked(bank_group, proxy, seed, BANK_PRODUCER=producer):
         for number, fault in enumerate(FAULTS):
             nth = random.Random(f"{seed} {api} {fault}").randrange(1, 9 if api in OF_TRANSACTIONS else 3)

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -172,8 +173,8 @@ async def test_requests_that_come_late_or_twice_do_nothing(either: tuple[str, st
         refusals = {}
         for key, version, parts in sent:
             frame = await late.call(key, version, parts)
-            read = {PRODUCE: refused, ADD_OFFSETS: code_of, END: code_of}.get(key, partition_codes)
-            refusals[key] = bool(read(frame))
+            read = {PRODUCE: partial(refused, asked=()), ADD_OFFSETS: code_of, END: code_of}
+            refusals[key] = bool(read.get(key, partial(partition_codes, asked=()))(frame))
         late.close()
         await slot.commit(topic, {0: 40}, lambda: ANYBODY, lambda: None)
     assert len(refusals) >= 3

@@ -8,7 +8,7 @@ by the classes that kafka-python generates from Kafka's schemas. Fields and thei
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 PRODUCE: Final = 0
@@ -25,6 +25,8 @@ LEAST_VERSIONS: Final[Mapping[int, tuple[str, int]]] = {
 }
 """Below these a request has other fields than those that are encoded here."""
 _NO_TAGS: Final = b"\0"
+Place = tuple[str, int]
+"""Topic and partition."""
 
 
 class Identity(NamedTuple):
@@ -83,9 +85,9 @@ def produce(
     return parts
 
 
-def refused(frame: bytes) -> dict[tuple[str, int], PartitionError]:
-    """Decode the answer of Produce: the partitions that failed."""
-    answer, failed = _Answer(frame), {}
+def refused(frame: bytes, asked: Iterable[Place]) -> dict[Place, PartitionError]:
+    """Decode the answer of Produce: the partitions that failed. Each that was ``asked`` for must be in it."""
+    answer, failed, left = _Answer(frame), {}, set(asked)
     for _ in range(answer.array()):
         topic = answer.text()
         for _ in range(answer.array()):
@@ -98,9 +100,11 @@ def refused(frame: bytes) -> dict[tuple[str, int], PartitionError]:
                 answer.tags()
             message = answer.text()
             answer.tags()
+            left.discard((topic, partition))
             if code:
                 failed[topic, partition] = PartitionError(code, message, records)
         answer.tags()
+    _check_complete(left)
     return failed
 
 
@@ -114,19 +118,27 @@ def add_partitions(who: Identity, topics: Mapping[str, Iterable[int]]) -> list[b
     return parts
 
 
-def partition_codes(frame: bytes) -> dict[tuple[str, int], int]:
-    """Decode the answer of AddPartitionsToTxn or TxnOffsetCommit: the codes of the partitions that failed."""
-    answer, failed = _Answer(frame), {}
+def partition_codes(frame: bytes, asked: Iterable[Place]) -> dict[Place, int]:
+    """Decode the answer of AddPartitionsToTxn or TxnOffsetCommit: the codes of the partitions that failed. Each that
+    was ``asked`` for must be in it."""
+    answer, failed, left = _Answer(frame), {}, set(asked)
     answer.skip(4)  # throttle time
     for _ in range(answer.array()):
         topic = answer.text()
         for _ in range(answer.array()):
             partition, code = answer.take(_PARTITION)
             answer.tags()
+            left.discard((topic, partition))
             if code:
                 failed[topic, partition] = code
         answer.tags()
+    _check_complete(left)
     return failed
+
+
+def _check_complete(left: Collection[Place]) -> None:
+    for topic, partition in left:
+        raise MalformedAnswer(f"the answer says nothing of {topic}[{partition}]")
 
 
 def add_offsets(who: Identity, group_id: str) -> list[bytes]:

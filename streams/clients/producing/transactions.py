@@ -246,7 +246,8 @@ class WireSlot:
             partitions = connection.call(messages.ADD_PARTITIONS, 3, messages.add_partitions(self._who, topics))
             offsets = connection.call(messages.ADD_OFFSETS, 3, messages.add_offsets(self._who, self._group_id))
             added = await asyncio.gather(partitions, offsets)
-            failed = messages.partition_codes(added[0])
+            places = [(topic, number) for topic, numbers in topics.items() for number in numbers]
+            failed = messages.partition_codes(added[0], places)
             for where, code in failed.items():
                 is_missing = code in NO_SUCH_TOPIC and pauses.elapsed > UNKNOWN_SECONDS
                 if code in BLOCKED and (is_missing or code not in NO_SUCH_TOPIC):
@@ -313,8 +314,8 @@ class WireSlot:
                 topics.setdefault(part.topic, []).append((part.partition, pieces[part]))
             request = messages.produce(self.transactional_id, int(self._delivery_seconds * 1000), topics)
             calls.append(self._call(connection, messages.PRODUCE, request))
-        for frame in await asyncio.gather(*calls):
-            failed |= messages.refused(frame)
+        for frame, own in zip(await asyncio.gather(*calls), by_broker.values(), strict=True):
+            failed |= messages.refused(frame, [(part.topic, part.partition) for part in own])
         return failed
 
     async def _send_offsets(self, topic: str, offsets: Mapping[int, int], fence: Callable[[], Snapshot]) -> None:
@@ -334,7 +335,8 @@ class WireSlot:
                     self._who, self._group_id, member.generation, member.member_id, member.instance_id, topic, offsets
                 ),
             )
-            codes = {code: partition for (_, partition), code in messages.partition_codes(frame).items()}
+            failed = messages.partition_codes(frame, [(topic, partition) for partition in offsets])
+            codes = {code: partition for (_, partition), code in failed.items()}
             if not codes:
                 return
             for code, partition in codes.items():
