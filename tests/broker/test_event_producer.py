@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 
+from examples import web_service
 from streams import Delivery, EventProducer, NotDelivered, Record, TransactionRecords
 from streams.clients.admin import TopicAdmin
 from streams.clients.consumer import TAIL, LogConsumer
@@ -229,3 +231,31 @@ def test_a_transaction_needs_a_name(settings: ClientSettings) -> None:
         producer.transaction(),
     ):
         pass
+
+
+@pytest.mark.asyncio
+async def test_the_web_service(monkeypatch: pytest.MonkeyPatch, own_broker: OwnBroker) -> None:
+    broker = own_broker(start_timeout=150.0)
+    monkeypatch.setenv("KES_BOOTSTRAP_SERVERS", broker.bootstrap_servers)
+    monkeypatch.setattr(web_service, "TIMEOUT_SECONDS", 2.0)
+    settings = ClientSettings(broker.bootstrap_servers)
+    create(TopicAdmin(settings), "bank-events", PARTITIONS, max_message_bytes="2000")
+    app = web_service.app
+    async with (
+        web_service.lifespan(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://bank") as client,
+    ):
+
+        async def deposit(cents: object, account: str = "ada") -> httpx.Response:
+            return await client.post(f"/accounts/{account}/deposits", json={"cents": cents})
+
+        for offset, cents in enumerate((500, 250)):
+            answer = await deposit(cents)
+            assert (answer.status_code, answer.json()["offset"]) == (202, offset)
+        assert (await deposit("many")).status_code == 422
+        assert (await deposit(1, account="x" * 3000)).status_code == 422
+        broker.freeze()
+        assert (await deposit(1)).status_code == 503
+        broker.thaw()
+    found = read(settings, "bank-events")[partition_of(b"ada", PARTITIONS)]
+    assert [msgspec.json.decode(record.value or b"")["cents"] for record in found][:2] == [500, 250]
