@@ -31,7 +31,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from streams.clients.group_checks import GroupChecks
-from streams.codecs import RESERVED_KEY_PREFIX
 from streams.config import EventSourceConfig
 from streams.errors import ConfigError, OffsetError, StreamsError
 from streams.event_source import EventSource
@@ -45,6 +44,7 @@ from streams.spark.lane import Lane, look, settle, write_lane
 from streams.spark.markers import Stored, Written, read_metadata
 from streams.spark.replay_task import loaded
 from streams.spark.replays import State
+from streams.spark.tables import is_reserved
 
 _WRITER: Final = "bootstrap"
 _ROWS: Final = 10_000
@@ -161,8 +161,7 @@ def _check_contents(program: Program, stores: DataFrame) -> None:
     """Raises ``ConfigError`` for a state that the source's stores do not take, or that is none."""
     count = program.config.num_partitions
     partition, key = f.col("partition"), f.col("key")
-    reserved = f.substring("key", 1, len(RESERVED_KEY_PREFIX)) == f.lit(RESERVED_KEY_PREFIX)
-    wrong = f.coalesce((partition < 0) | (partition >= count) | reserved | f.col("value").isNull(), f.lit(True))
+    wrong = f.coalesce((partition < 0) | (partition >= count) | is_reserved(key) | f.col("value").isNull(), f.lit(True))
     for row in stores.where(wrong | key.isNull()).limit(1).collect():
         raise ConfigError(
             f"the state has a row of partition {row.partition} with key {row.key!r} that no store can have: partitions "

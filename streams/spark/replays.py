@@ -23,7 +23,6 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import ConfigError, EventFailure, StreamsError
 from streams.event_source import EventSource
 from streams.protocols import Codec
@@ -31,7 +30,7 @@ from streams.runtime.changelog import OFFSET_KEY
 from streams.runtime.replay import Program
 from streams.spark.columns import HEADERS_TYPE
 from streams.spark.replay_task import END, POSITION, RECORD, RESULT, STATE, replayer, travelling
-from streams.spark.tables import ERROR, ValueColumns, decoded
+from streams.spark.tables import ERROR, ValueColumns, decoded, is_reserved
 
 _AFTER_ALL: Final = 2**31 - 1  # sorts behind every partition
 
@@ -115,10 +114,9 @@ def changelog_state(df: DataFrame) -> State:
         .where(f.col("value").isNotNull())
         .persist()
     )
-    ours = f.substring("key", 1, len(RESERVED_KEY_PREFIX)) == f.lit(RESERVED_KEY_PREFIX)
     offset = f.get_json_object(f.col("value").cast("string"), "$.offset").cast("long")
     positions = last.where(f.col("key") == f.lit(OFFSET_KEY)).select("partition", offset.alias("offset"))
-    return State(last.where(~ours), positions, last)
+    return State(last.where(~is_reserved(f.col("key"))), positions, last)
 
 
 class Replay(State):

@@ -127,7 +127,7 @@ def sequence(df: DataFrame, *, moved_keys: MovedKeys = "fail") -> DataFrame:
 
 def _latest(df: DataFrame, moved_keys: MovedKeys) -> DataFrame:
     """The last record of each key: ``key``, ``value``, ``_meta``."""
-    records_only = df.where(f.col("key").isNotNull() & ~_is_ours(f.col("key")))
+    records_only = df.where(f.col("key").isNotNull() & ~is_reserved(f.col("key")))
     record = f.struct(f.col("value"), f.struct(*_META_COLUMNS).alias(META))
     order: Column = f.col("offset")
     if moved_keys == "newest":
@@ -147,10 +147,9 @@ def _latest(df: DataFrame, moved_keys: MovedKeys) -> DataFrame:
     return grouped.select("key", value.otherwise(f.col("last.value")).alias("value"), f.col(f"last.{META}").alias(META))
 
 
-def _is_ours(key: Column) -> Column:
+def is_reserved(key: Column) -> Column:
     """Check whether a key is one of the toolkit's own in a changelog (offset records, release markers)."""
-    prefix = f.lit(RESERVED_KEY_PREFIX)
-    return f.substring(key, 1, len(RESERVED_KEY_PREFIX)) == prefix
+    return f.substring(key, 1, len(RESERVED_KEY_PREFIX)) == f.lit(RESERVED_KEY_PREFIX)
 
 
 def _two_partitions(topic: Column, low: Column, high: Column) -> Column:

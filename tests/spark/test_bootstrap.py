@@ -146,19 +146,17 @@ def test_refused_where_positions_are_not_in_the_log(stage: Bank) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("rows", "told"),
-    [
+def test_refused_for_a_state_that_is_none(stage: Bank) -> None:
+    wrong: list[tuple[list[Any], str]] = [
         ([(PARTITIONS, b"a", b"1", None)], f"partition {PARTITIONS} .* no store can have"),
         ([(0, None, b"1", None)], "no store can have"),
         ([(0, b"a", None, None)], "no store can have"),
         ([(0, RESERVED_KEY_PREFIX + b"offset", b"1", None)], "no store can have"),
         ([(0, b"a", b"1", None), (0, b"a", b"2", None)], "key b'a' of partition 0 more than once"),
-    ],
-)
-def test_refused_for_a_state_that_is_none(stage: Bank, rows: list[Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        stage.bootstrap(stage.state(rows, {}))
+    ]
+    for rows, told in wrong:
+        with pytest.raises(ConfigError, match=told):
+            stage.bootstrap(stage.state(rows, {}))
     assert stage.is_untouched()
 
 

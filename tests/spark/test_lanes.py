@@ -227,18 +227,3 @@ def test_an_input_that_is_cut_writes_nothing_of_its_lane(
     monkeypatch.undo()
     assert sum(write_lanes(rows, None, lanes=2, **settings).written.values()) == ROWS
     assert len(written(topic, options, read)) == ROWS
-
-
-def test_a_run_whose_lanes_were_taken_over_writes_no_more(
-    spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read
-) -> None:
-    topic = make_topic()
-    options = {"bootstrap.servers": servers, "topic": topic, "sink": topic}
-    settings = stream_write_options(options)
-    old = Plan(sink=topic, query="batch write", batch=0, lanes=1, token="old")
-    lanes_module._pin(settings, old)
-    rows = rows_of(spark, 10).drop("id")
-    assert write_lanes(rows, None, sink=topic, topic=topic, lanes=2, servers=servers).written
-    with pytest.raises(StreamsError, match="another run has taken the lanes over"):
-        write_lane(lane_of(settings, 0), LaneRequest(plan=old, lane=0), list, size=0)
-    assert len(written(topic, options, read)) == 10

@@ -14,11 +14,7 @@ from pyspark.sql import functions as f
 
 import streams.spark as kes_spark
 from streams import (
-    DEAD_LETTER,
-    SKIP,
     STOP,
-    ErrorPolicy,
-    ErrorResponse,
     EventContext,
     EventSource,
     EventSourceConfig,
@@ -47,38 +43,10 @@ def balances(found: kes_spark.Replay) -> dict[bytes, int]:
     return {bytes(row.key): msgspec.json.decode(bytes(row.value))["cents"] for row in found.stores.collect()}
 
 
-# ------------------------------------------------------------------------------------------------- policies
-
-
-@pytest.mark.parametrize(
-    ("policy", "failed", "left"),
-    [(SKIP, "continue", {b"a": 2}), (DEAD_LETTER, "dead_letter", {b"a": 2})],
-    ids=["skip", "dead letter"],
-)
-def test_a_record_that_fails_is_passed(
-    spark: SparkSession, policy: ErrorPolicy, failed: str, left: dict[bytes, int]
-) -> None:
+def test_a_record_that_stops_the_source_stops_its_partition(spark: SparkSession) -> None:
+    """What the other policies make of a record: ``unit/test_runtime_replay.py``."""
     one = Moved("a", 1, "EUR")
-    with kes_spark.replay(bank(on_error=policy), rows(spark, one, Failing("a", 1), one)) as found:
-        assert [(row.offset, row.response) for row in found.failures.collect()] == [(1, failed)]
-        assert "attempt 1 of a" in found.failures.collect()[0].error
-        assert balances(found) == left
-        assert [row.cause.offset for row in found.outputs.collect()] == [0, 2]
-        assert [row.cause.offset for row in found.dead_letters.collect()] == ([1] if failed == "dead_letter" else [])
-        assert found.offsets == {0: 3}
-
-
-def test_retries_count_and_do_not_wait(spark: SparkSession) -> None:
-    policy = ErrorPolicy(retries=2, backoff_seconds=3600, max_backoff_seconds=3600)
-    with kes_spark.replay(bank(on_error=policy), rows(spark, Failing("a", 2))) as found:
-        assert balances(found) == {b"a": 1_000_000}
-        assert found.failures.count() == 0
-
-
-@pytest.mark.parametrize("policy", [STOP, ErrorPolicy(then=ErrorResponse.FATALLY_EXIT)], ids=["stop", "exit"])
-def test_a_record_that_stops_the_source_stops_its_partition(spark: SparkSession, policy: ErrorPolicy) -> None:
-    one = Moved("a", 1, "EUR")
-    source = bank(on_error=policy)
+    source = bank(on_error=STOP)
     both = rows(spark, one, Failing("a", 1), one).unionAll(rows(spark, one, one, partition=2))
     with pytest.raises(EventFailure, match=r"moves\[0\]@1 \(Failing\) failed after 1 attempt.*attempt 1 of a"):
         kes_spark.replay(source, both)
@@ -89,24 +57,12 @@ def test_a_record_that_stops_the_source_stops_its_partition(spark: SparkSession,
         assert found.records == 3
 
 
-def test_an_answer_of_fatal_stops_also_where_failures_are_skipped(spark: SparkSession) -> None:
-    with pytest.raises(EventFailure, match=r"moves\[0\]@0"):
-        kes_spark.replay(bank(on_error=SKIP), rows(spark, Failing("a", 1, fatal=True)))
-
-
-def test_what_cannot_be_read_meets_the_decode_policy(spark: SparkSession) -> None:
-    broken = rows(spark, Moved("a", 1, "EUR")).withColumn("value", f.lit(b"{"))
-    with pytest.raises(EventFailure, match=r"moves\[0\]@0.*cannot be read"):
-        kes_spark.replay(bank(decode_policy=STOP), broken)
-
-
 # ------------------------------------------------------------------------------------------------- bad input
 
 
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda df: df.unionAll(df.where("offset = 0")), r"moves\[0\]@0 comes after offset 0: is it in the data twice"),
         (
             lambda df: df.withColumn("partition", f.lit(PARTITIONS)),
             f"a row has partition {PARTITIONS}, but the source 'moves' has {PARTITIONS}",
@@ -144,13 +100,10 @@ def test_streams_and_states_that_are_none_are_refused(spark: SparkSession) -> No
 
 def test_rows_that_have_type_and_version_only(spark: SparkSession) -> None:
     """As files may have them: the headers are made again."""
-    event = Moved("a", 1, "EUR")
-    plain = rows(spark, event).drop("headers", "topic").withColumn("type", f.lit("Moved"))
-    with kes_spark.replay(bank(), plain.withColumn("version", f.lit(2))) as found:
-        assert balances(found) == {b"a": 1}
-    older = plain.withColumn("value", f.lit(b'{"account":"a","cents":3}')).withColumn("version", f.lit(1))
-    with kes_spark.replay(bank(), older) as found:
-        assert balances(found) == {b"a": 3}
+    plain = rows(spark, Moved("a", 1, "EUR")).drop("headers", "topic").withColumn("type", f.lit("Moved"))
+    older = plain.withColumns({"value": f.lit(b'{"account":"b","cents":3}'), "version": f.lit(1), "offset": f.lit(7)})
+    with kes_spark.replay(bank(), plain.withColumn("version", f.lit(2)).unionByName(older)) as found:
+        assert balances(found) == {b"a": 1, b"b": 3}
 
 
 def test_interjections_are_refused_unless_they_are_nothing(spark: SparkSession) -> None:
@@ -173,10 +126,12 @@ def test_a_task_whose_rows_are_cut_off_fails() -> None:
 
 
 def test_a_source_travels_by_its_name(spark: SparkSession) -> None:
-    assert replay_task.travelling(named)[0].name == "tests.spark.replay_sources:named"
-    for source in (named, "tests.spark.replay_sources:named", "tests.spark.replay_sources:bank"):
-        with kes_spark.replay(source, rows(spark, Moved("a", 1, "EUR"))) as found:
-            assert balances(found) == {b"a": 1}
+    name = "tests.spark.replay_sources:named"
+    for source in (named, name):
+        there, program = replay_task.travelling(source)
+        assert (there.name, there.program, there.arrive().fingerprint) == (name, None, program.fingerprint)
+    with kes_spark.replay("tests.spark.replay_sources:bank", rows(spark, Moved("a", 1, "EUR"))) as found:
+        assert balances(found) == {b"a": 1}
 
 
 def test_a_source_that_was_changed_here_is_not_taken_for_the_one_over_there() -> None:

@@ -135,16 +135,14 @@ def test_a_write_that_fails_upstream_shows_nothing_and_can_be_run_again(
 
 
 def test_mistakes_are_named(spark: SparkSession, servers: str, make_topic: MakeTopic) -> None:
-    """Those of options in general: ``test_options.py``."""
+    """Those of options: ``test_options.py``; of rows: ``test_sending.py``."""
     topic = make_topic()
     rows = encoded(spark, 10)
     good = rows.drop("id")
     for df, more, mode, problem in (
-        (good, {"writeId": ""}, "append", "option writeId is missing: name this write"),
         (good, {}, "overwrite", "cannot overwrite"),
         (good, {"topic": topic + "x"}, "append", f"topic '{topic}x' does not exist"),
         (rows, {}, "append", "column id is no part of a record; drop it"),
-        (good.withColumn("partition", f.lit(5)), {}, "append", r"names partition 5 of .* which has 1"),
     ):
         writer = df.write.format("grt").option("bootstrap.servers", servers)
         with pytest.raises(Exception, match=problem):
