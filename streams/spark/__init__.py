@@ -60,22 +60,17 @@ __all__ = [
 ]
 
 _ENGINE = {
-    "Bootstrapped": "bootstrapping",
-    "Comparison": "comparison",
-    "Replay": "replays",
-    "State": "replays",
-    "bootstrap": "bootstrapping",
-    "changelog_state": "replays",
-    "compare": "comparison",
-    "replay": "replays",
+    "bootstrapping": ("Bootstrapped", "bootstrap"),
+    "comparison": ("Comparison", "compare"),
+    "replays": ("Replay", "State", "changelog_state", "replay"),
 }
-"""Names that need the engine, by module: imported when they are first used, so that tasks that only read or write do
-not pay for it."""
+"""Modules that need the engine, and their names: imported when a name is first used, so that tasks that only read or
+write do not pay for it."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ENGINE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"streams.spark.{_ENGINE[name]}"), name)
-    globals()[name] = value
-    return value
+    for module, names in _ENGINE.items():
+        if name in names:
+            value = globals()[name] = getattr(import_module(f"streams.spark.{module}"), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

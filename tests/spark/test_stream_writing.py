@@ -223,18 +223,6 @@ def test_tasks_that_are_tried_again_large_batches_in_files_and_what_is_left_of_t
     assert [path.name for path in staging.iterdir()] == ["failed-once"]  # not even an empty folder
 
 
-def test_a_failure_upstream_shows_nothing_of_its_batch(job: Job) -> None:
-    job.add(10)
-    assert job.run() == ""
-    job.add(10)
-    bad = job.rows().withColumn("value", f.expr("if(value = '1007', raise_error('upstream'), value)"))
-    assert "upstream" in job.run(bad.repartition(3))
-    assert job.written() == ids(0)
-    assert job.sent() == 10
-    assert job.run() == ""
-    assert job.written() == ids(0, 1)
-
-
 class Slow(StreamWriter):
     """Stands still in its tasks, after some rows, until somebody makes the file ``go``."""
 
@@ -253,17 +241,19 @@ class Slow(StreamWriter):
 
 
 def test_a_query_that_is_stopped_half_way_through_a_batch_shows_nothing_of_it(job: Job, tmp_path: Path) -> None:
-    """The iterator of its tasks ends cleanly, with part of the rows."""
+    """Nor one that fails upstream: the iterator of a task ends cleanly in both, with part of the rows."""
     register(job.spark, "slow", Slow)
     job.add(10)
     assert job.run() == ""
     job.add(10)
+    bad = job.rows().withColumn("value", f.expr("if(value = '1007', raise_error('upstream'), value)"))
+    assert "upstream" in job.run(bad.repartition(3))
+    assert (job.written(), job.sent()) == (ids(0), 10)
     query = job.start(format="slow", stagingDir=str(tmp_path))
     until((tmp_path / "waiting").exists, "a task has some rows", 60)
     query.stop()
     (tmp_path / "go").touch()
-    assert job.written() == ids(0)
-    assert job.sent() == 10
+    assert (job.written(), job.sent()) == (ids(0), 10)
     assert job.run() == ""
     assert job.written() == ids(0, 1)
 
@@ -293,13 +283,11 @@ def test_modes_that_cannot_be_exact_are_refused_even_when_sparks_own_check_is_of
         job.add(10)
         rows = job.rows().groupBy("key").count().selectExpr("key", "cast(count as string) value")
     writer = rows.writeStream.format("grt").options(**job.options, **options).outputMode(mode)
-    writer = writer.option("checkpointLocation", str(job.folder / "refused"))
+    writer = writer.option("checkpointLocation", str(job.folder / "refused")).trigger(**trigger)
     job.spark.conf.set("spark.sql.streaming.realTimeMode.allowlistCheck", str(checked).lower())
     try:
         with pytest.raises(Exception, match=problem):
-            writer.option("checkpointLocation", str(job.folder / "refused")).trigger(
-                **trigger
-            ).start().awaitTermination(60)
+            writer.start().awaitTermination(60)
     finally:
         job.spark.conf.unset("spark.sql.streaming.realTimeMode.allowlistCheck")
     assert job.sent() == 0
