@@ -72,7 +72,8 @@ def history(rng: random.Random) -> list[Planned]:
     """Plan transactions; the first ones are those of ``extremes``."""
     now_ms = int(time.time() * 1000)
     edge = [Planned([output], {0: number}, True) for number, output in enumerate(extremes(now_ms))]
-    found = [*edge]
+    large = [Output("plain", rng.randbytes(100_000), b"k", None, 0, 0, 0, 0) for _ in range(40)]
+    found = [*edge, Planned(large, {1: 1}, True)]  # several batches for one partition
     for number in range(TRANSACTIONS):
         offsets = {partition: number * 10 + partition for partition in rng.sample(range(3), rng.randint(1, 3))}
         outputs = [record(rng, now_ms) for _ in range(rng.choice((1, 3, 30, 200)))]

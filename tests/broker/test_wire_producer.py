@@ -252,7 +252,10 @@ async def test_transactions_of_version_1_on_the_same_code(either: tuple[str, str
         await slot.reopen([topic])
         assert slot._protocol.bumps_epoch
         await transact(slot, topic, 140)
-    wanted = [n for number in (0, 2, 3, 5, 6, 7) for n in range(number * 20, number * 20 + 20)]
+        await set_transaction_version(address, 1)  # taken back
+        await transact(slot, topic, 160, commit=False)
+        await transact(slot, topic, 180)
+    wanted = [n for number in (0, 2, 3, 5, 6, 7, 9) for n in range(number * 20, number * 20 + 20)]
     assert committed(ClientSettings(address), topic) == wanted
 
 
