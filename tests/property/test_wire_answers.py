@@ -97,14 +97,3 @@ def test_frames_in_any_pieces(bodies: list[bytes], sizes: list[int], noise: tupl
                 assert (await call)[:4] == struct.pack(">i", number)
 
     asyncio.run(play())
-
-
-def test_a_call_after_the_end_fails_at_once() -> None:
-    async def play() -> None:
-        connection = BrokerConnection("host:1", "client")
-        connection.connection_made(Line())
-        connection.close()
-        with pytest.raises(LostConnection, match="closed here"):
-            await connection.call(0, 9, [b"x"])
-
-    asyncio.run(play())

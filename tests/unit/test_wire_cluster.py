@@ -142,6 +142,17 @@ async def test_a_broker_that_is_too_old_is_refused(request_name: str, most: int)
         assert failed.value.code == "UNSUPPORTED_VERSION"  # hopeless: it is not tried again
 
 
+async def test_an_answer_without_a_coordinator_is_none() -> None:
+    async with ScriptedBroker() as broker:
+        broker.answer("FindCoordinator", lambda answer: answer.coordinators.clear())
+        with pytest.raises(TransactionFailed, match="no coordinator for group: the answer names none") as failed:
+            async with opened(broker):
+                pass
+        assert failed.value.kind == "unknown"
+        async with opened(broker) as slot:
+            await transact(slot)
+
+
 async def test_a_topic_without_partitions_is_none() -> None:
     async with ScriptedBroker() as broker, opened(broker) as slot:
         broker.answer("Metadata", lambda answer: setattr(answer.topics[0], "error_code", 0))

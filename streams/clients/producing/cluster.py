@@ -112,7 +112,10 @@ class Cluster:
         while True:
             request = kafka_python.FindCoordinatorRequest(key=key, key_type=kind, coordinator_keys=[key])
             answer = await self._ask(request, _FIND_COORDINATOR)
-            found = answer.coordinators[0] if answer.API_VERSION >= _FIND_COORDINATOR else answer
+            named = answer.coordinators if answer.API_VERSION >= _FIND_COORDINATOR else [answer]
+            if not named:
+                raise LostConnection(f"no coordinator for {key}: the answer names none", "_BAD_MSG")
+            found = named[0]
             if not found.error_code:
                 self._brokers[found.node_id] = (found.host, found.port)
                 return int(found.node_id)
