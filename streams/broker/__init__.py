@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from streams.broker.jars import Progress
 from streams.broker.kafka_broker import KafkaBroker
 from streams.broker.kafka_cluster import KafkaCluster, KafkaNode
-from streams.broker.progress import Progress
 
 __all__ = ["KafkaBroker", "KafkaCluster", "KafkaNode", "Progress"]

@@ -19,10 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from streams.broker.guardian_handle import GRACE_SECONDS, held_lock
-from streams.broker.jars import errors_named
+from streams.broker.jars import Progress, errors_named, silent
 from streams.broker.kafka_broker import KafkaBroker
 from streams.broker.probe import HOST, metadata
-from streams.broker.progress import Progress, silent
 from streams.errors import ConfigError, EmbeddedBrokerError
 from streams.sak.cache import cache_folder
 

@@ -25,10 +25,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Protocol
 
 from filelock import FileLock, Timeout
 
-from streams.broker.progress import Progress, silent
 from streams.errors import EmbeddedBrokerError
 from streams.sak.cache import cache_folder
 
@@ -44,6 +44,20 @@ _WAYS_OUT = (
     "`central` of your own); copy the jars from a machine that has them and name their folder in KES_KAFKA_JARS; or "
     "use a broker that runs already and name it in KES_BOOTSTRAP_SERVERS"
 )
+
+
+class Progress(Protocol):
+    """Called with what is being done, how many bytes of it are done, and how many there are (0: not known).
+
+    Calls for one ``what`` never go back and end with ``done == total``. They may come from another thread than the
+    caller's, one at a time. An exception of the callback ends the work and reaches the caller.
+    """
+
+    def __call__(self, what: str, done: int, total: int, /) -> None: ...
+
+
+def silent(what: str, done: int, total: int, /) -> None:
+    """A ``Progress`` that shows nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,8 @@ from typing import Self
 
 from streams.broker import diagnosis
 from streams.broker.guardian_handle import GRACE_SECONDS, GuardianHandle, held_lock
-from streams.broker.jars import JarSet, errors_named, kafka_jars, require_space
+from streams.broker.jars import JarSet, Progress, errors_named, kafka_jars, require_space, silent
 from streams.broker.probe import HOST, free_port, is_free, metadata
-from streams.broker.progress import Progress, silent
 from streams.broker.settings import ALONE, Seat, server_settings
 from streams.broker.template import formatted
 from streams.errors import ConfigError, EmbeddedBrokerError

@@ -12,10 +12,9 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from streams.broker import diagnosis, probe
-from streams.broker.jars import kafka_jars
+from streams.broker.jars import Progress, kafka_jars, silent
 from streams.broker.kafka_broker import KafkaBroker
 from streams.broker.probe import PartitionReplicas, free_port, metadata
-from streams.broker.progress import Progress, silent
 from streams.broker.settings import Seat, cluster_defaults
 from streams.errors import ConfigError, EmbeddedBrokerError
 

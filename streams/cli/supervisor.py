@@ -83,6 +83,12 @@ class _Worker:
     start_at: float | None = 0.0  # when to start it; None: it runs, or it is done
     starts: int = 0
 
+    def hang_up(self) -> None:
+        """Close the channel, if it is open: its process is gone, or is to go."""
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+
 
 @dataclass
 class _Dead:
@@ -216,17 +222,14 @@ class Supervisor:
     @staticmethod
     def _messages_of(worker: _Worker) -> list[Message]:
         received = None if worker.channel is None else worker.channel.receive()
-        if received is None and worker.channel is not None:  # closed by the worker, or with it
-            worker.channel.close()
-            worker.channel = None
+        if received is None:  # closed by the worker, or with it
+            worker.hang_up()
         return received or []
 
     def _bury(self, worker: _Worker, now: float) -> None:
         """Note a dead worker. If it was in a group, and did not report that it left, the others shall remove it."""
         self._receive()  # its last messages
-        if worker.channel is not None:
-            worker.channel.close()
-            worker.channel = None
+        worker.hang_up()
         member, worker.member = worker.member, None
         if member is None or not member.member_id:
             return
@@ -290,9 +293,7 @@ class Supervisor:
                 code = worker.process.wait()
                 self._report("exited", worker, pid=worker.process.pid, code=code, reason=_reason(code))
                 worker.process = None
-            if worker.channel is not None:
-                worker.channel.close()
-                worker.channel = None
+            worker.hang_up()
 
     def _report(self, event: str, worker: _Worker, **more: Any) -> None:
         self._status({"event": event, "worker": worker.instance_id, **more})

@@ -6,8 +6,9 @@ than its settings demand would be worse than none. Messages name settings and fi
 
 from __future__ import annotations
 
+import contextlib
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,19 +119,16 @@ def _tls_context(settings: Mapping[str, Any]) -> ssl.SSLContext:
     return context
 
 
-class _named:  # noqa: N801  (used like a function)
-    """Turns the errors of reading a certificate into one that names the setting and the file."""
-
-    def __init__(self, setting: str, path: str) -> None:
-        self._setting, self._path = setting, path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ssl.SSLError | OSError | ValueError) and not isinstance(error, ConfigError):
-            reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or type(error).__name__
-            raise ConfigError(f"{self._setting} ({self._path}) cannot be used: {reason}") from None
+@contextlib.contextmanager
+def _named(setting: str, path: str) -> Iterator[None]:
+    """Turn the errors of reading a certificate into one that names the setting and the file."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (ssl.SSLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or type(error).__name__
+        raise ConfigError(f"{setting} ({path}) cannot be used: {reason}") from None
 
 
 def _existing(setting: str, path: object) -> str:

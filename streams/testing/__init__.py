@@ -27,16 +27,15 @@ __all__ = [
 ]
 
 _HOME = {
-    "FAULTS": "streams.testing.fault_search",
-    "Fault": "streams.testing.fault_search",
-    "POINTS": "streams.testing.fault_points",
-    "Point": "streams.testing.fault_points",
-    "SearchFailed": "streams.testing.schedule_search",
-    "SearchReport": "streams.testing.schedule_search",
-    "TestDriver": "streams.testing.driver",
-    "Trap": "streams.testing.fault_points",
-    "Unsettled": "streams.testing.driver_base",
-    "search": "streams.testing.schedule_search",
+    name: f"streams.testing.{module}"
+    for module, names in {
+        "driver": ["TestDriver"],
+        "driver_base": ["Unsettled"],
+        "fault_points": ["POINTS", "Point", "Trap"],
+        "fault_search": ["FAULTS", "Fault"],
+        "schedule_search": ["SearchFailed", "SearchReport", "search"],
+    }.items()
+    for name in names
 }
 
 
