@@ -3,7 +3,10 @@
 python bank.py BOOTSTRAP GROUP INSTANCE        (environment: KES_FAULT, BANK_SLOW_MS, BANK_SLOW_KEY (one account, or *),
                                                 BANK_HANDLER, BANK_MEMBERSHIP, BANK_STRATEGY, BANK_STANDBYS,
                                                 BANK_LEAVE_SECONDS, BANK_PRODUCER, BANK_PARTITIONS,
-                                                BANK_COPIES (of topics); those of bank_ahead and bank_probe.py)
+                                                BANK_COPIES (of topics); those of bank_ahead.py)
+
+BANK_DUMP=FILE           SIGUSR1 writes every store of this member there
+BANK_GATE=FILE           restoring takes BANK_GATE_MS for each change as long as this file is not there
 """
 
 from __future__ import annotations
@@ -15,19 +18,22 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from streams import EventContext, EventSource, EventSourceConfig, Table, event_type
-from streams.records import IncomingRecord
-from streams.testing.faults import FaultPlan, consume_with_faults
+from streams.metrics import Measurement, TransactionSettled
+from streams.records import Change, IncomingRecord, TopicPartition
+from streams.testing.faults import FaultPlan, consume_with_faults, settled_hook
 from streams.testing.oracle import Sent, State
-from tests.broker import bank_ahead, bank_probe
+from tests.broker import bank_ahead
 
 PARTITIONS = 4
+_log = logging.getLogger("bank")
+Store = dict[bytes, bytes]
 
 
 @event_type("Deposited")
@@ -100,13 +106,13 @@ def build(
             topic=topic_of(group),
             bootstrap_servers=bootstrap,
             instance_id=instance,
-            metrics_handler=bank_probe.measure(plan),
+            metrics_handler=measure(plan),
             session_timeout_seconds=session,
             transaction_timeout_seconds=session * 0.8,
             producer=os.environ.get("BANK_PRODUCER", "librdkafka"),
             **settings,
         ),
-        store=bank_probe.gated(store) if os.environ.get("BANK_GATE") else store,
+        store=gated(store) if os.environ.get("BANK_GATE") else store,
     )
     output = output_of(group)
 
@@ -125,7 +131,7 @@ def build(
 
     async def patient(ctx: EventContext[Table[str, Account]], event: Deposited) -> None:
         if event.account == slow_key:
-            logging.getLogger("bank").info("the slow handler begins")
+            _log.info("the slow handler begins")
         if slow_key in (event.account, "*"):
             await asyncio.sleep(slow_ms / 1000)
         deposit(ctx, event)
@@ -147,6 +153,76 @@ def build(
     return source
 
 
+class Held(msgspec.Struct, frozen=True):
+    """One store of a member: ``role`` is ``active``, or the state of a copy; ``left``: records it does not contain."""
+
+    partition: int
+    role: str
+    left: int
+    queued: int
+    items: list[tuple[bytes, bytes]]
+
+
+class Dump(msgspec.Struct, frozen=True):
+    """All stores of a member at one moment. ``moves``: how many are under way."""
+
+    member: str
+    moves: int
+    stores: list[Held]
+
+
+def measure(plan: FaultPlan) -> Callable[[Measurement], None]:
+    """The metrics handler: passes ``settle.after``, and logs what is rare."""
+    hook = settled_hook(plan)
+
+    def handler(measurement: Measurement) -> None:
+        if not isinstance(measurement, TransactionSettled):
+            _log.info("%r", measurement)
+        hook(measurement)
+
+    return handler
+
+
+def write_dump(source: EventSource[Any], path: Path) -> None:
+    """On the loop of the source. The file appears complete, or not at all."""
+    engine = source._engine
+    stores: list[Held] = []
+    if engine is not None:
+        for partition, worker in engine.workers.items():
+            if worker.state.value == "active":
+                items = list(worker.store.dump())
+                stores.append(Held(partition, "active", 0, worker.inbox.records, items))
+        states = {copy.partition: copy.state for copy in engine.replicas.statistics()}
+        with engine.replicas._lock:
+            for partition, copy in engine.replicas._copies.items():
+                left = copy.behind if copy.caught_up else max(copy.behind, 1)
+                stores.append(Held(partition, states.get(partition, "new"), left, 0, list(copy.store.dump())))
+    moves = 0 if engine is None else len(engine.handover.statistics())
+    draft = path.with_suffix(".draft")
+    draft.write_bytes(msgspec.json.encode(Dump(source.config.instance_id, moves, stores)))
+    draft.replace(path)
+
+
+def gated(factory: Callable[[TopicPartition], Any]) -> Callable[[TopicPartition], Any]:
+    """Stores that restore slowly, while the gate is shut."""
+    gate, seconds = Path(os.environ["BANK_GATE"]), float(os.environ.get("BANK_GATE_MS", "3")) / 1000
+
+    def make(partition: TopicPartition) -> Any:
+        store = factory(partition)
+        receive = store.receive_change
+
+        def slowly(change: Change, /) -> None:
+            until = time.monotonic() + seconds
+            while not gate.exists() and time.monotonic() < until:
+                time.sleep(seconds)  # what a slow disk does
+            receive(change)
+
+        store.receive_change = slowly
+        return store
+
+    return make
+
+
 async def _main(bootstrap: str, group: str, instance: str) -> None:
     plan = FaultPlan.from_environment()
     source = build(bootstrap, group, instance, plan)
@@ -154,7 +230,7 @@ async def _main(bootstrap: str, group: str, instance: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: source._ask_to_stop(drain=True))
     if dump := os.environ.get("BANK_DUMP"):
-        loop.add_signal_handler(signal.SIGUSR1, bank_probe.write_dump, source, Path(dump))
+        loop.add_signal_handler(signal.SIGUSR1, write_dump, source, Path(dump))
     await consume_with_faults(source, plan)
 
 

@@ -25,13 +25,15 @@ from streams.errors import BrokerUnavailable
 from streams.testing.oracle import ReplayOracle, Report
 from streams.topics import TopicSpec, changelog_name
 from tests.broker import bank
-from tests.broker.bank_probe import Dump, Held, Store
+from tests.broker.bank import Dump, Held, Store
 from tests.broker.membership_kit import set_broker_session
 from tests.unit import waiting
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 90.0
 BROKER_ENDS_SECONDS = 60.0
+QUICK = {"BANK_SESSION_SECONDS": "2"}
+"""Tests wait for sessions to expire: a short session makes them short, and nothing else."""
 JOINED = r"(?:engine|lifecycle) generation (\d+)"
 """Lifecycle is the name of the engine's logger in the releases that a rolling upgrade begins with."""
 ENDLESS = 1_000_000_000

@@ -12,14 +12,12 @@ import pytest
 
 from streams.config import PRODUCERS
 from streams.testing.faults import POINTS
-from tests.broker.battery_kit import ENDLESS, Bank, wait_until
+from tests.broker.battery_kit import ENDLESS, QUICK, Bank, wait_until
 from tests.broker.gate import nightly
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
 KEYS = 50
-QUICK = {"BANK_SESSION_SECONDS": "2"}
-"""The tests wait for sessions to expire: a short session makes them short, and nothing else."""
 REVOCATIONS = ("revoke.before", "revoke.after")
 AT_WORK = tuple(point for point in POINTS if point not in REVOCATIONS)
 WARM = r"TakeOverDone\(.*warm=True\)"

@@ -8,12 +8,11 @@ import psutil
 import pytest
 
 from tests.broker import bank
-from tests.broker.battery_kit import ENDLESS, Bank, wait_until
+from tests.broker.battery_kit import ENDLESS, QUICK, Bank, wait_until
 from tests.broker.gate import gate, nightly
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
-QUICK = {"BANK_SESSION_SECONDS": "2"}
 EVENTS, KEYS = 12_000, 60
 
 

@@ -13,13 +13,12 @@ import pytest
 
 from streams.config import PRODUCERS
 from streams.testing.faults import KafkaProxy, Rule
-from tests.broker.battery_kit import ENDLESS, PATIENCE, Bank, wait_until
+from tests.broker.battery_kit import ENDLESS, PATIENCE, QUICK, Bank, wait_until
 from tests.broker.gate import gate, nightly
 from tests.broker.test_wire_producer import set_transaction_version
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(240)]
 
-QUICK = {"BANK_SESSION_SECONDS": "2"}
 LATE: Final = (2.2, 3.5)
 """Seconds: more than a session (2 s) and a transaction (1.6 s) last."""
 

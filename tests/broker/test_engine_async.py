@@ -8,12 +8,11 @@ from streams.clients.admin import TopicAdmin
 from streams.clients.settings import ClientSettings
 from tests.broker import bank
 from tests.broker.bank_ahead import KINDS
-from tests.broker.battery_kit import ENDLESS, Bank, wait_until
+from tests.broker.battery_kit import ENDLESS, QUICK, Bank, wait_until
 from tests.broker.gate import gate
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
-QUICK = {"BANK_SESSION_SECONDS": "2"}
 KEYS = 60
 
 

@@ -37,6 +37,10 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree = tmp_path_factory.mktemp("before")
     with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
         archive.extractall(tree, filter="data")
+    where = "import streams, tests.broker.bank as bank; print(streams.__file__, bank.__file__)"
+    command, environment = [sys.executable, "-c", where], {"PYTHONPATH": str(tree)}
+    ran = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=True)
+    assert all(path.startswith(str(tree)) for path in ran.stdout.split()), "it is not what runs"
     return tree
 
 
@@ -44,18 +48,6 @@ def share_evenly(*workers: Worker) -> None:
     wanted = bank.PARTITIONS // len(workers)
     names = ", ".join(worker.instance for worker in workers)
     wait_until(lambda: all(worker.works_on() == wanted for worker in workers), f"{names} have {wanted} each")
-
-
-def test_the_code_of_before_is_what_runs(before: Path) -> None:
-    told = subprocess.run(
-        [sys.executable, "-c", "import streams, tests.broker.bank_probe as b; print(streams.__file__, b.__file__)"],
-        cwd=before,
-        env={"PYTHONPATH": str(before)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert all(path.startswith(str(before)) for path in told.stdout.split())
 
 
 def test_members_of_both_codes_share_a_group(bank_group: Bank, before: Path) -> None:

@@ -70,13 +70,6 @@ def test_round_trip(event: object) -> None:
     assert kind.decode(kind.encode(event), kind.version) == event
 
 
-def test_older_versions_are_upcast_step_by_step() -> None:
-    kind = event_type_of(Deposited)
-    assert kind.decode(b'{"account":"a","amount":2}') == Deposited("a", 200, "EUR")
-    assert kind.decode(b'{"account":"a","amount":2}', 1) == Deposited("a", 200, "EUR")
-    assert kind.decode(b'{"account":"a","cents":2}', 2) == Deposited("a", 2, "EUR")
-
-
 @pytest.mark.parametrize(
     ("value", "version", "says"),
     [
