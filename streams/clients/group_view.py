@@ -139,12 +139,8 @@ def classic_view(group: str, found: Any, committed: Offsets | None = None) -> Gr
 def broker_view(group: str, found: Any, committed: Offsets | None = None) -> GroupView:
     """Read a ConsumerGroupDescribe answer."""
     members = [
-        MemberView(
-            member_id=entry.member_id,
-            instance=entry.instance_id or entry.client_id,
-            static=entry.instance_id is not None,
-            client_id=entry.client_id,
-            host=entry.client_host.lstrip("/"),
+        msgspec.structs.replace(
+            _plain_member(entry, entry.instance_id),
             topics=tuple(sorted(entry.subscribed_topic_names or ())),
             owned=_described_places(entry.assignment),
             target=_described_places(entry.target_assignment),
@@ -162,14 +158,19 @@ def broker_view(group: str, found: Any, committed: Offsets | None = None) -> Gro
     )
 
 
-def _classic_member(entry: Any, protocol_type: str, protocol: str) -> MemberView:
-    member = MemberView(
+def _plain_member(entry: Any, static_name: str | None) -> MemberView:
+    """What descriptions of both kinds of groups hold of a member."""
+    return MemberView(
         member_id=entry.member_id,
-        instance=entry.group_instance_id or entry.client_id,
-        static=entry.group_instance_id is not None,
+        instance=static_name or entry.client_id,
+        static=static_name is not None,
         client_id=entry.client_id,
         host=entry.client_host.lstrip("/"),
     )
+
+
+def _classic_member(entry: Any, protocol_type: str, protocol: str) -> MemberView:
+    member = _plain_member(entry, entry.group_instance_id)
     metadata, answered = bytes(entry.member_metadata), bytes(entry.member_assignment)
     if not metadata and not answered:
         return member  # a rebalance is under way

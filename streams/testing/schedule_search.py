@@ -20,7 +20,6 @@ from streams.testing.fault_search import FAULTS, Chaos, Fault, check_faults, con
 from streams.testing.quiescence import contents_of
 
 StoreT = TypeVar("StoreT")
-Scenario = Callable[[TestDriver[Any]], object]
 
 SEED_VARIABLE: Final = "SEED"
 """Environment variable with the one seed that is to be run."""
@@ -90,7 +89,28 @@ def search(
     chosen = _seeds(seeds)
 
     def run(seed: int | None) -> _SearchRun:
-        return _run(source, scenario, seed, members, faults, invariant, topics or {}, patience)
+        driven: dict[str, Any] = {"members": members, "topics": topics or {}, "patience": patience}
+        if seed is None:
+            with TestDriver(source, **driven) as driver:
+                scenario(driver)
+                driver.settle()
+                driver.check()
+                if invariant is not None:
+                    invariant(driver)
+                return _SearchRun("", _outcome(driver), Counter(), driver.trace)
+        with TestDriver(source, seed=seed, conditions=conditions_of(seed), start=False, **driven) as driver:
+            chaos = Chaos(driver, seed, faults)
+            try:
+                driver.start()
+                scenario(driver)
+                chaos.stop()
+                driver.start()
+                driver.check()
+                if invariant is not None:
+                    invariant(driver)
+            except Exception as error:
+                return _SearchRun(f"{type(error).__name__}: {error}", None, chaos.happened, driver.trace)
+            return _SearchRun("", _outcome(driver), chaos.happened, driver.trace)
 
     calm = run(None)
     happened: Counter[str] = Counter()
@@ -116,42 +136,6 @@ def _seeds(seeds: int | Iterable[int]) -> list[int]:
     if not chosen:
         raise ConfigError("there is no seed to run: seeds must be 1 or more")
     return chosen
-
-
-def _run(
-    source: EventSource[Any] | Callable[[], EventSource[Any]],
-    scenario: Scenario,
-    seed: int | None,
-    members: int,
-    faults: Collection[Fault],
-    invariant: Scenario | None,
-    topics: Mapping[str, int],
-    patience: float,
-) -> _SearchRun:
-    if seed is None:
-        with TestDriver(source, members, topics=topics, patience=patience) as driver:
-            scenario(driver)
-            driver.settle()
-            driver.check()
-            if invariant is not None:
-                invariant(driver)
-            return _SearchRun("", _outcome(driver), Counter(), driver.trace)
-    conditions = conditions_of(seed)
-    with TestDriver(
-        source, members, seed, topics=topics, conditions=conditions, patience=patience, start=False
-    ) as driver:
-        chaos = Chaos(driver, seed, faults)
-        try:
-            driver.start()
-            scenario(driver)
-            chaos.stop()
-            driver.start()
-            driver.check()
-            if invariant is not None:
-                invariant(driver)
-        except Exception as error:
-            return _SearchRun(f"{type(error).__name__}: {error}", None, chaos.happened, driver.trace)
-        return _SearchRun("", _outcome(driver), chaos.happened, driver.trace)
 
 
 def _outcome(driver: TestDriver[Any]) -> _Outcome:

@@ -18,6 +18,7 @@ from streams.clients.admin import TopicAdmin
 from streams.clients.settings import ClientSettings
 from streams.testing.fixtures import BrokerAddress, OwnBroker
 from tests.broker.battery_kit import Bank, seed_of
+from tests.broker.client_kit import Writer, writing
 from tests.broker.engine_kit import Lab
 from tests.broker.membership_kit import STEADY_MS, Desk, laid_desk
 from tests.broker.membership_kit import untyped as acl
@@ -37,6 +38,13 @@ def settings(kafka_broker: BrokerAddress) -> ClientSettings:
 @pytest.fixture
 def admin(settings: ClientSettings) -> TopicAdmin:
     return TopicAdmin(settings)
+
+
+@pytest.fixture
+def writer(settings: ClientSettings, topic: str) -> Iterator[Writer]:
+    """Transactions into the module's ``topic``."""
+    with writing(settings, topic) as writer:
+        yield writer
 
 
 @pytest.fixture

@@ -28,12 +28,6 @@ def topic(admin: TopicAdmin, topic_prefix: str) -> str:
 
 
 @pytest.fixture
-def writer(settings: ClientSettings, topic: str) -> Iterator[Writer]:
-    with writing(settings, topic) as writer:
-        yield writer
-
-
-@pytest.fixture
 def reader(settings: ClientSettings) -> Iterator[PartitionReader]:
     reader = PartitionReader(settings)
     yield reader

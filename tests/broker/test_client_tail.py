@@ -30,12 +30,6 @@ def topic(admin: TopicAdmin, topic_prefix: str) -> str:
 
 
 @pytest.fixture
-def writer(settings: ClientSettings, topic: str) -> Iterator[Writer]:
-    with writing(settings, topic) as writer:
-        yield writer
-
-
-@pytest.fixture
 def profile() -> Profile:
     return TAIL
 
