@@ -159,7 +159,7 @@ def broker_view(group: str, found: Any, committed: Offsets | None = None) -> Gro
 
 
 def _plain_member(entry: Any, static_name: str | None) -> MemberView:
-    """What descriptions of both kinds of groups hold of a member."""
+    """Read the fields that descriptions of both kinds of groups have."""
     return MemberView(
         member_id=entry.member_id,
         instance=static_name or entry.client_id,
