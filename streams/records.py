@@ -181,7 +181,7 @@ def changelog_record(topic: str, partition: int, change: Change) -> Output:
     return Output(topic, change.value, change.key, headers, partition, 0, partition, change.origin)
 
 
-class Progress(NamedTuple):
+class PolledPartition(NamedTuple):
     """News of one partition: ``records`` (committed ones, in order, maybe none); all below ``position`` was read;
     ``end`` is the high watermark as far as it is known (-1: not yet). ``at_end``: nothing that is committed is left to
     read (an open transaction may keep ``position`` below ``end``)."""

@@ -27,7 +27,7 @@ from streams.clients.received import received
 from streams.clients.settings import ClientSettings, build
 from streams.clients.translate import BAD_OFFSET, NO_SUCH_TOPIC, NOT_AUTHORIZED
 from streams.errors import OffsetError, StreamsError, TopicError
-from streams.records import IncomingRecord, Progress, ReceivedHeaders
+from streams.records import IncomingRecord, PolledPartition, ReceivedHeaders
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class LogConsumer:
         """Undo ``pause``; the next record is the one after the last that ``poll_batch`` returned."""
         self._assign({number: self._paused.pop(number) for number in list(partitions) if number in self._paused})
 
-    def poll_batch(self, timeout_seconds: float, limit: int = 500) -> dict[int, Progress]:
+    def poll_batch(self, timeout_seconds: float, limit: int = 500) -> dict[int, PolledPartition]:
         """Wait for something new and take what else is there, up to ``limit`` records and ends of partitions.
 
         Per partition in order, each record once. Records from before a failure are returned before ``take_failures``
@@ -235,7 +235,7 @@ class LogConsumer:
             return 0 if partition in self._guessed else OFFSET_BEGINNING
         return position
 
-    def _accept(self, messages: list[Message]) -> dict[int, Progress]:
+    def _accept(self, messages: list[Message]) -> dict[int, PolledPartition]:
         """The hot loop, 0.5 us a record on top of librdkafka's own: runs of one partition at a time, since that is how
         they come."""
         topic, positions = self.topic, self._positions
@@ -288,13 +288,13 @@ class LogConsumer:
             )
         if append is not None:
             positions[current] = position
-        news: dict[int, Progress] = {}
+        news: dict[int, PolledPartition] = {}
         for number in [*batches, *(at_end - batches.keys())]:
             records = batches.get(number, [])
             if records or number in at_end:
                 position = positions[number]
                 end = self._end(number) if self._profile.ends else -1
-                news[number] = Progress(records, position, end, number in at_end or position == end)
+                news[number] = PolledPartition(records, position, end, number in at_end or position == end)
         return news
 
     def _end(self, partition: int) -> int:
@@ -305,7 +305,7 @@ class LogConsumer:
             return -1
         return end if end >= self._positions[partition] else -1  # not known, or the log was cut: the next fetch tells
 
-    def _mind_silence(self, news: Mapping[int, Progress]) -> None:
+    def _mind_silence(self, news: Mapping[int, PolledPartition]) -> None:
         """Look after silent partitions, ever more rarely. Assigning one partition makes librdkafka drop the fetches
         that are under way for the others, and it reports each end once only. (Seen after an outage of 30 s in the
         middle of a hand-over: nothing more was fetched, without an error, from a broker that was back.)

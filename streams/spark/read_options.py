@@ -19,7 +19,7 @@ ByPartition = dict[str, dict[int, int]]
 
 
 @dataclass(frozen=True)
-class Topics:
+class TopicChoice:
     """The topics of a read: exactly one of names, a pattern for whole names, and partitions by topic."""
 
     names: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class ReadOptions:
     """The options of a read. ``kafka`` may hold secrets and stays out of ``repr``. Sizes are in offsets."""
 
     kafka: dict[str, str] = field(repr=False)
-    topics: Topics
+    topics: TopicChoice
     starting: Edge
     ending: Edge
     latest_if_no_such_time: bool
@@ -131,7 +131,7 @@ def _refuse(options: Mapping[str, str], stream: bool) -> None:
             raise ConfigError(f"option {name} {why}")
 
 
-def _topics(plain: Mapping[str, str]) -> Topics:
+def _topics(plain: Mapping[str, str]) -> TopicChoice:
     given = [name for name in ("subscribe", "subscribePattern", "assign") if plain.get(name.lower(), "").strip()]
     if not given:
         raise ConfigError(
@@ -146,14 +146,14 @@ def _topics(plain: Mapping[str, str]) -> Topics:
         names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
         if not names:
             raise ConfigError("option subscribe is missing: name the topic, or several with commas between them")
-        return Topics(names=names)
+        return TopicChoice(names=names)
     if option == "subscribePattern":
         try:
             re.compile(text)
         except re.error as error:
             raise ConfigError(f"option subscribePattern is no regular expression: {text!r} ({error})") from None
-        return Topics(pattern=text)
-    return Topics(assigned=_assigned(text))
+        return TopicChoice(pattern=text)
+    return TopicChoice(assigned=_assigned(text))
 
 
 def _assigned(text: str) -> dict[str, tuple[int, ...]]:
@@ -167,7 +167,7 @@ def _assigned(text: str) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _edge(which: str, plain: Mapping[str, str], topics: Topics, default: str) -> Edge:
+def _edge(which: str, plain: Mapping[str, str], topics: TopicChoice, default: str) -> Edge:
     """The connector's precedence: one time for all, then times by partition, then offsets."""
     option = f"{which}Timestamp"
     if option.lower() in plain:
@@ -191,7 +191,7 @@ def _edge(which: str, plain: Mapping[str, str], topics: Topics, default: str) ->
     return Edge(option, offsets)
 
 
-def _by_partition(option: str, text: str, topics: Topics, expected: str) -> ByPartition:
+def _by_partition(option: str, text: str, topics: TopicChoice, expected: str) -> ByPartition:
     try:
         raw = json.loads(text)
         found = {str(t): {int(p): _whole(o) for p, o in partitions.items()} for t, partitions in raw.items()}

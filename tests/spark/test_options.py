@@ -10,7 +10,7 @@ import pytest
 
 from streams.errors import ConfigError
 from streams.spark.options import addressed, agreed, checked, kafka_settings
-from streams.spark.read_options import Edge, ReadOptions, Topics, read_options
+from streams.spark.read_options import Edge, ReadOptions, TopicChoice, read_options
 from streams.spark.write_options import stream_write_options, write_options
 
 pytestmark = pytest.mark.spark
@@ -166,12 +166,12 @@ def test_names_ignore_case_and_have_aliases() -> None:
     options = read_options(
         {"SUBSCRIBE": "a", "Bootstrap.Servers": "b:1", "StartingOffsets": "LATEST", "kafka.debug": "x"}
     )
-    assert options.topics == Topics(names=("a",))
+    assert options.topics == TopicChoice(names=("a",))
     assert options.starting == Edge("startingOffsets", "latest")
     assert options.ending == Edge("endingOffsets", "latest")
     assert options.kafka == {"bootstrap.servers": "b:1", "debug": "x"}
     assert options.committed_only
-    assert batch({}).topics == Topics(names=("a", "b"))
+    assert batch({}).topics == TopicChoice(names=("a", "b"))
 
 
 def test_a_batch_begins_at_the_beginning_and_a_stream_at_the_end() -> None:
@@ -186,9 +186,9 @@ def test_words_may_be_written_in_any_case() -> None:
 
 
 def test_three_ways_to_choose_topics() -> None:
-    assert read_options({"subscribePattern": "a.*", "bootstrap.servers": "b:1"}).topics == Topics(pattern="a.*")
+    assert read_options({"subscribePattern": "a.*", "bootstrap.servers": "b:1"}).topics == TopicChoice(pattern="a.*")
     assigned = read_options({"assign": '{"a": [1, 0, 1]}', "bootstrap.servers": "b:1"}).topics
-    assert assigned == Topics(assigned={"a": (0, 1)})
+    assert assigned == TopicChoice(assigned={"a": (0, 1)})
 
 
 def test_a_time_wins_over_times_by_partition_and_those_over_offsets() -> None:

@@ -10,7 +10,7 @@ from streams import Change, GlobalChangeLog
 from streams.clients.admin import TopicDescription, Watermarks
 from streams.clients.consumer import LOG_START
 from streams.errors import BrokerUnavailable
-from streams.records import Headers, IncomingRecord, Progress
+from streams.records import Headers, IncomingRecord, PolledPartition
 from streams.runtime.bridge import Worker
 from streams.runtime.reading.log_follower import Tail
 from tests.unit.runtime_kit import FakeConsumer
@@ -101,7 +101,7 @@ class MemoryConsumer(FakeConsumer):
         for partition in partitions:
             self.told_end.pop(partition, None)
 
-    def poll_batch(self, timeout_seconds: float, limit: int) -> dict[int, Progress]:
+    def poll_batch(self, timeout_seconds: float, limit: int) -> dict[int, PolledPartition]:
         found = {}
         with self.topic.lock:
             for number, position in self.positions.items():
@@ -114,10 +114,10 @@ class MemoryConsumer(FakeConsumer):
                 batch = [record for record in log.records if record.offset >= position][:limit]
                 if batch and batch[-1] is not log.records[-1]:
                     self.positions[number] = batch[-1].offset + 1
-                    found[number] = Progress(batch, self.positions[number], log.end, False)
+                    found[number] = PolledPartition(batch, self.positions[number], log.end, False)
                 elif batch or (log.stable >= position and self.told_end.get(number) != log.stable):
                     self.positions[number] = self.told_end[number] = log.stable
-                    found[number] = Progress(batch, log.stable, log.end, True)
+                    found[number] = PolledPartition(batch, log.stable, log.end, True)
         if not found:
             threading.Event().wait(0.001)  # nothing came, as a poll has it
         return found

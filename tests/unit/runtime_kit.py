@@ -15,7 +15,7 @@ from streams import EventSource, EventSourceConfig, event_type
 from streams.events import event_type_of
 from streams.group import Assigned, Assignment, GroupEvent, Lost, Snapshot
 from streams.handlers import Handler
-from streams.records import Change, Headers, IncomingRecord, Output, Progress, changelog_record
+from streams.records import Change, Headers, IncomingRecord, Output, PolledPartition, changelog_record
 from streams.runtime.bridge import Worker, in_process
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.engine import Engine
@@ -133,11 +133,13 @@ class FakeConsumer:
     def live(self) -> list[int]:
         return [number for number in self.positions if number not in self.paused]
 
-    def moved(self, batch: Mapping[int, list[IncomingRecord]]) -> dict[int, Progress]:
+    def moved(self, batch: Mapping[int, list[IncomingRecord]]) -> dict[int, PolledPartition]:
         """Go on behind these records: the answer of a poll."""
         for number, records in batch.items():
             self.positions[number] += len(records)
-        return {number: Progress(records, self.positions[number], -1, False) for number, records in batch.items()}
+        return {
+            number: PolledPartition(records, self.positions[number], -1, False) for number, records in batch.items()
+        }
 
     def take_failures(self) -> dict[int, Exception]:
         failures, self.failures = self.failures, {}
@@ -154,7 +156,7 @@ class Consumer(FakeConsumer):
         super().__init__()
         self._broker = broker
 
-    def poll_batch(self, timeout_seconds: float, limit: int) -> dict[int, Progress]:
+    def poll_batch(self, timeout_seconds: float, limit: int) -> dict[int, PolledPartition]:
         logs = {number: self._broker.logs[TOPIC, number][self.positions[number] :][:limit] for number in self.live}
         batch = {number: records for number, records in logs.items() if records}
         if not batch:

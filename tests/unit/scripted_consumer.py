@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from streams.clients.consumer import LogConsumer, Profile
 from streams.clients.settings import ClientSettings
-from streams.records import Progress
+from streams.records import PolledPartition
 
 DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN)
 
@@ -86,7 +86,7 @@ class Reading:
         for name, offset in offsets.items():
             self.consumer.add(int(name[1:]), offset)
 
-    def poll(self, *messages: Message, after: float = 0.0, limit: int = 500) -> dict[int, Progress]:
+    def poll(self, *messages: Message, after: float = 0.0, limit: int = 500) -> dict[int, PolledPartition]:
         self.now += after
         self.script.messages += messages
         return self.consumer.poll_batch(0, limit)

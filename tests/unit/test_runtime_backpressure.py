@@ -14,7 +14,7 @@ import pytest
 from streams import EventSourceConfig
 from streams.core.partition import PartitionState
 from streams.errors import OffsetError
-from streams.records import IncomingRecord, Progress
+from streams.records import IncomingRecord, PolledPartition
 from streams.runtime.ownership.partitions import Partitions
 from streams.runtime.partition.inbox import Inbox
 from streams.runtime.reading.poller import Poller, size_of
@@ -48,7 +48,7 @@ class Endless(FakeConsumer):
         super().__init__()
         self._size = record_size
 
-    def poll_batch(self, timeout_seconds: float, limit: int) -> dict[int, Progress]:
+    def poll_batch(self, timeout_seconds: float, limit: int) -> dict[int, PolledPartition]:
         if not (live := self.live):
             self.closed.wait(timeout_seconds)
         share = limit // max(len(live), 1)

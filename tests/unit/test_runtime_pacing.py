@@ -12,7 +12,7 @@ import pytest
 
 from streams import EventContext
 from streams.group import Assigned, Assignment
-from streams.records import IncomingRecord, Progress
+from streams.records import IncomingRecord, PolledPartition
 from streams.runtime.ownership.takeover import TakeOvers
 from streams.runtime.reading import thread
 from streams.runtime.reading.poller import Poller
@@ -63,11 +63,11 @@ def poller(consumer: Turnstile, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pol
     loop.close()
 
 
-def record() -> dict[int, Progress]:
-    return {0: Progress([IncomingRecord("t", 0, 0, b"k", b"v", None)], 1, -1, False)}
+def record() -> dict[int, PolledPartition]:
+    return {0: PolledPartition([IncomingRecord("t", 0, 0, b"k", b"v", None)], 1, -1, False)}
 
 
-SCRIPTS: dict[str, list[tuple[Callable[[Poller], object] | None, dict[int, Progress], float]]] = {
+SCRIPTS: dict[str, list[tuple[Callable[[Poller], object] | None, dict[int, PolledPartition], float]]] = {
     "nothing happens": [(None, {}, LONG_POLL_SECONDS)],
     "something is queued": [
         (None, record(), POLL_SECONDS),
@@ -101,7 +101,7 @@ def test_polls_are_long_only_when_nothing_is_to_be_done(consumer: Turnstile, pol
 
 @pytest.mark.parametrize("what", [record(), {}], ids=["record", "command"])
 def test_it_is_not_calm_right_after_something_happened(
-    consumer: Turnstile, poller: Poller, monkeypatch: pytest.MonkeyPatch, what: dict[int, Progress]
+    consumer: Turnstile, poller: Poller, monkeypatch: pytest.MonkeyPatch, what: dict[int, PolledPartition]
 ) -> None:
     monkeypatch.setattr(thread, "LONG_AFTER_SECONDS", 1e9)
     poller._long_polls_at = 0.0

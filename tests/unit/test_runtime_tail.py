@@ -11,18 +11,18 @@ from confluent_kafka import KafkaError, KafkaException
 
 from streams.clients.consumer import LOG_START
 from streams.errors import OffsetError, TopicError
-from streams.records import IncomingRecord, Progress
+from streams.records import IncomingRecord, PolledPartition
 from streams.runtime.reading.log_follower import Tail
 from tests.unit.runtime_kit import FakeConsumer
 from tests.unit.waiting import PATIENCE, wait_until
 
 Call = tuple[int, int, list[bytes | None], int, int]
-News = dict[int, Progress] | tuple[dict[int, Progress], dict[int, Exception]] | Exception
+News = dict[int, PolledPartition] | tuple[dict[int, PolledPartition], dict[int, Exception]] | Exception
 
 
-def news(partition: int, *offsets: int, at_end: bool = False, end: int = 100) -> dict[int, Progress]:
+def news(partition: int, *offsets: int, at_end: bool = False, end: int = 100) -> dict[int, PolledPartition]:
     records = [IncomingRecord("t", partition, offset, b"k", b"%d" % offset, None) for offset in offsets]
-    return {partition: Progress(records, (offsets[-1] + 1) if offsets else end, end, at_end)}
+    return {partition: PolledPartition(records, (offsets[-1] + 1) if offsets else end, end, at_end)}
 
 
 class Scripted(FakeConsumer):
@@ -43,7 +43,7 @@ class Scripted(FakeConsumer):
     def remove(self, partitions: Collection[int]) -> None:
         self.told += [("remove", partition) for partition in partitions]
 
-    def poll_batch(self, timeout_seconds: float, limit: int) -> dict[int, Progress]:
+    def poll_batch(self, timeout_seconds: float, limit: int) -> dict[int, PolledPartition]:
         assert not self.closed.is_set()
         self.polls += 1
         try:

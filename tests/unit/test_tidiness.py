@@ -147,6 +147,16 @@ def test_modules_and_public_names_have_docstrings() -> None:
     assert missing == []
 
 
+def test_a_class_has_its_name_for_itself() -> None:
+    """But for a client and its interface in ``ports.py``, and for the tools of tests."""
+    homes: dict[str, list[str]] = {}
+    for path in LIBRARY:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and "testing" not in path.parts:
+                homes.setdefault(node.name, []).append(name_of(path))
+    assert {name: found for name, found in homes.items() if len(set(found) - {"streams/runtime/ports.py"}) > 1} == {}
+
+
 def test_packages_export_by_one_list_and_other_modules_by_none() -> None:
     """But for mere doors, which pass on what another library calls differently in its versions: they have no code."""
     found = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from streams.records import IncomingRecord, Progress
+from streams.records import IncomingRecord, PolledPartition
 from streams.runtime.ports import LogConsumer
 from streams.runtime.reading.thread import ReadingThread
 
@@ -82,7 +82,7 @@ class Tail(ReadingThread):
             raise RuntimeError("the tail was not started")
         super()._launch()
 
-    def _received(self, news: Mapping[int, Progress]) -> None:
+    def _received(self, news: Mapping[int, PolledPartition]) -> None:
         for partition, (records, position, end, at_end) in news.items():
             epoch = self._epochs.get(partition)
             try:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
-from streams.records import IncomingRecord, Progress, ReceivedHeaders, headers_bytes
+from streams.records import IncomingRecord, PolledPartition, ReceivedHeaders, headers_bytes
 from streams.runtime.bridge import Inlet
 from streams.runtime.ports import LogConsumer, Polled
 from streams.runtime.reading.thread import POLL_SECONDS, ReadingThread
@@ -105,7 +105,7 @@ class Poller(ReadingThread):
             return POLL_SECONDS
         return super()._poll_seconds()
 
-    def _received(self, news: Mapping[int, Progress]) -> None:
+    def _received(self, news: Mapping[int, PolledPartition]) -> None:
         records = {partition: progress.records for partition, progress in news.items()}
         sizes = {partition: size_of(found) for partition, found in records.items()}
         with self._lock:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
-from streams.records import Progress
+from streams.records import PolledPartition
 from streams.runtime.ports import LogConsumer
 
 POLL_SECONDS = 0.02
@@ -79,7 +79,7 @@ class ReadingThread:
 
     # -- for subclasses ------------------------------------------------------------------------------------------------
 
-    def _received(self, news: Mapping[int, Progress]) -> None:
+    def _received(self, news: Mapping[int, PolledPartition]) -> None:
         """Hand over the news of one poll."""
         raise NotImplementedError
 
