@@ -220,7 +220,8 @@ class Membership(Protocol):
         ...
 
     def close(self, timeout_seconds: float) -> None:
-        """Leave the group if still in it, end the thread. Blocks up to the timeout; call it off the event loop."""
+        """Leave the group if still in it, end the thread; no event is delivered any more. Blocks up to the timeout;
+        call it off the event loop."""
         ...
 
 
@@ -274,7 +275,8 @@ class TakeOver(Protocol):
         ...
 
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
-        """Return (log start, high watermark) of each partition. The latter counts open and aborted records, too."""
+        """Return (log start, high watermark) of each partition. The latter counts open and aborted records, too. Raises
+        ``TopicError`` for a partition that does not exist until ``deadline``."""
         ...
 
     def identity(self, topic: str, deadline: float) -> TopicIdentity:
@@ -289,7 +291,7 @@ class TakeOver(Protocol):
     def remove_member(self, member_id: str, instance: str | None, deadline: float) -> bool:
         """Take a member that is known to be dead out of the group, without waiting for its session: a dynamic one by
         its id, a static one by its id and its instance. ``False``: it was not in the group (any more). A member that
-        joined under the same instance since stays: ids are not used twice."""
+        joined under the same instance since stays: ids are not used twice. Raises ``ValueError`` without an id."""
         ...
 
     def log_sizes(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -56,18 +57,19 @@ def test_jitter_moves_a_run_and_not_the_rhythm(every: float, share: float, beat:
 
 
 @pytest.mark.parametrize(
-    ("every", "jitter", "said"),
+    ("settings", "said"),
     [
-        (0, 0, "every is 0"),
-        (-1, 0, "every is -1"),
-        (float("nan"), 0, "every is nan"),
-        (1, -0.1, "jitter is -0.1"),
-        (1, 1.1, "jitter is 1.1"),
+        ((0, 0), "every is 0"),
+        ((-1, 0), "every is -1"),
+        ((float("nan"), 0), "every is nan"),
+        ((1, -0.1), "jitter is -0.1"),
+        ((1, 1.1), "jitter is 1.1"),
+        ((1, 0, "later"), "missed is 'later'; it must be one of"),
     ],
 )
-def test_settings_that_make_no_sense(every: float, jitter: float, said: str) -> None:
+def test_settings_that_make_no_sense(settings: tuple[Any, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        Schedule(every, jitter)
+        Schedule(*settings)
 
 
 def route(name: str) -> Route:

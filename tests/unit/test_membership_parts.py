@@ -20,6 +20,7 @@ from streams.group import (
     GroupEvent,
     Lost,
     MemberReport,
+    Order,
     Revoked,
 )
 
@@ -138,6 +139,19 @@ def test_what_is_awaited_and_not_ours_any_more_is_revoked_too(member: Member) ->
     member.release(1, 0)
     wait(barrier)
     member.release(3, 0)
+    run(barrier)
+    assert isinstance(member.heard[-1], Assigned)
+    assert member.owned == frozenset()
+
+
+def test_what_is_handed_over_meanwhile_ends_the_barrier(member: Member) -> None:
+    for plan in (Assignment(own=frozenset({2})), Assignment(release={2: "other"})):
+        run(member.plan(plan))
+    barrier = member.plan(Assignment())
+    for to in ("another", "other"):
+        wait(barrier)
+        member.membership.handed_over(2, Order(to, 2))
+        member.drain()
     run(barrier)
     assert isinstance(member.heard[-1], Assigned)
     assert member.owned == frozenset()
