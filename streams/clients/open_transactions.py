@@ -141,9 +141,11 @@ class OpenTransactions(Questions):
 
     async def _describe(self, name: str, deadline: float) -> dict[tuple[int, str, int], tuple[str, str]]:
         state = await describe_transaction(self._client, name, deadline)
+        if state is None:
+            return {}
         return {
             (state.producer_id, entry.topic, number): (name, state.transaction_state)
-            for entry in (() if state is None else state.topics)
+            for entry in state.topics
             for number in entry.partitions
         }
 

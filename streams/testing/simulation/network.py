@@ -61,12 +61,12 @@ class SimTransport(asyncio.Transport):
         """Close at once. What is on its way may arrive all the same."""
         self.is_closed = True
 
-    def writelines(self, parts: Iterable[bytes | bytearray | memoryview]) -> None:
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
         """Send a request, in one frame."""
         process = self._process
         if self._is_gone():
             return
-        request = Request(b"".join(parts)[4:])
+        request = Request(b"".join(list_of_data)[4:])
         process.passes(f"{request.name}.before")
         if self._is_gone():
             return
