@@ -298,8 +298,8 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Ta
       group and topic by default); ``replication_factor`` and ``min_insync_replicas`` for those that are created.
     * Start: ``auto_offset_reset`` is for partitions without any committed offset: ``earliest``, ``latest`` or
       ``error``.
-    * Transactions: ``producer`` is the client that sends them: ``librdkafka``, or ``wire``, which speaks Kafka's
-      protocol on the event loop (new: see the guide to running).
+    * Transactions: ``producer`` is the client that sends them: ``wire``, which speaks Kafka's protocol on the event
+      loop, or ``librdkafka`` (in this release only: see the guide to running).
     * Errors: ``decode_policy`` for records that cannot be read or have an unknown type; ``error_policy`` for
       handlers (each handler may have its own).
     * Groups of settings: ``group`` (``GroupConfig``: strategy, membership, moves, standbys), ``timeouts``
@@ -327,7 +327,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Ta
     replication_factor: int = 1
     min_insync_replicas: int = 1
     auto_offset_reset: str = "earliest"
-    producer: str = "librdkafka"
+    producer: str = "wire"
     decode_policy: ErrorPolicy = STOP
     error_policy: ErrorPolicy = STOP
     group: GroupConfig = GroupConfig()
