@@ -34,8 +34,6 @@ STRATEGIES = ("incremental", "cooperative-sticky", "range", "roundrobin")
 """Strategies that share partitions among the members (``core/strategies.py``)."""
 MEMBERSHIPS = ("streams", "librdkafka", "broker")
 """Implementations of the group protocol for a member."""
-PRODUCERS = ("librdkafka", "wire")
-"""Implementations of the transactional producer."""
 
 A_DAY = 86_400
 """In seconds."""
@@ -298,8 +296,6 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Ta
       group and topic by default); ``replication_factor`` and ``min_insync_replicas`` for those that are created.
     * Start: ``auto_offset_reset`` is for partitions without any committed offset: ``earliest``, ``latest`` or
       ``error``.
-    * Transactions: ``producer`` is the client that sends them: ``wire``, which speaks Kafka's protocol on the event
-      loop, or ``librdkafka`` (in this release only: see the guide to running).
     * Errors: ``decode_policy`` for records that cannot be read or have an unknown type; ``error_policy`` for
       handlers (each handler may have its own).
     * Groups of settings: ``group`` (``GroupConfig``: strategy, membership, moves, standbys), ``timeouts``
@@ -327,7 +323,6 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Ta
     replication_factor: int = 1
     min_insync_replicas: int = 1
     auto_offset_reset: str = "earliest"
-    producer: str = "wire"
     decode_policy: ErrorPolicy = STOP
     error_policy: ErrorPolicy = STOP
     group: GroupConfig = GroupConfig()
@@ -371,8 +366,6 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Ta
                 f"min_insync_replicas is {self.min_insync_replicas}; it must be between 1 and replication_factor "
                 f"({self.replication_factor})"
             )
-        if self.producer not in PRODUCERS:
-            raise ConfigError(f"producer is {self.producer!r}; use one of {', '.join(PRODUCERS)}")
         if self.auto_offset_reset not in ("earliest", "latest", "error"):
             raise ConfigError(f"auto_offset_reset is {self.auto_offset_reset!r}; use 'earliest', 'latest' or 'error'")
         for name in ("client_settings", "source_client_settings"):

@@ -19,6 +19,7 @@
     ├── ``MembershipLost``           the engine: what the member owned is void, it joins again
     ├── ``MembershipFatal``          the operator: the group will not have this member at all
     ├── ``TransactionFailed``        the engine first, then the operator: a transactional call failed (`call` names it)
+    │     └── ``RecordsRefused``     for its records, or for what they need
     ├── ``ProcessJobError``          the caller: a job cannot go to another process, or nothing came back from there
     ├── ``BatchError``               the caller: the call of a batcher did not answer with one result per item
     ├── ``NotCaughtUp``              the caller: a global change log has not received everything in time
@@ -34,7 +35,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from streams.records import Delivery
+    from streams.records import Delivery, RefusedRecord
 
 
 class StreamsError(Exception):
@@ -164,6 +165,16 @@ class TransactionFailed(StreamsError):
         self.call = call
         self.code = code
         self.kind = kind
+
+
+class RecordsRefused(TransactionFailed):
+    """Records of a transaction are refused, or what they need is missing (``refused``, one at least)."""
+
+    def __init__(self, call: str, refused: Sequence[RefusedRecord], who: str = "") -> None:
+        first = next((record for record in refused if record.is_own), refused[0])
+        reason = f"{who}: {first.reason}" if who else first.reason
+        super().__init__(call, first.code, "abortable" if first.is_own else "blocked", reason)
+        self.refused = refused
 
 
 class NotDelivered(StreamsError):

@@ -10,7 +10,7 @@ from streams.config import PoolConfig
 from streams.core import partition, transaction
 from streams.core.batching import Seal, decide, is_full
 from streams.core.partition import PartitionState
-from streams.core.recovery import Patience, Remedy, rebuild_all, remedy
+from streams.core.recovery import Patience, Remedy, remedy
 from streams.core.transaction import Transaction, TransactionState
 
 P, T = PartitionState, TransactionState
@@ -123,7 +123,3 @@ def test_recovery_table(kind: str, ours: bool, requested: bool, attempts: int, s
         Remedy.RESEND: ours and kind in ("abortable", "fenced", "unknown") and not unclear and not tired,
     }
     assert [name for name, holds in expected.items() if holds] == [step]
-
-
-def test_only_what_smells_of_an_outage_rebuilds_all_producers() -> None:
-    assert [kind for kind in KINDS if rebuild_all(kind)] == ["unknown"]
