@@ -61,7 +61,6 @@ async def _drive_engine(loop: VirtualTimeLoop, source: EventSource[Any], meter: 
     with (
         mock.patch("streams.clients.consumer.Consumer", consumer),
         mock.patch("streams.clients.consumer.time", SimpleNamespace(monotonic=partial(float, 1))),  # none is silent
-        mock.patch("streams.clients.transactional.Producer", ScriptedProducer),
         mock.patch("streams.clients.producing.cluster.connect", connected),
     ):
         running = loop.create_task(
@@ -137,18 +136,11 @@ def by_hand(meter: Meter, warm: int, events: int, per_transaction: int = 5_000) 
 JOB = Job(bootstrap_servers="127.0.0.1:1", group="g", source="in", output="out", changelog="g.in.changelog")
 
 
-def by_wire(job: Job) -> EventSource[Any]:
-    """Build the event source with a plain handler, and the producer that speaks the protocol itself."""
-    return source_of(msgspec.structs.replace(job, options={"config.producer": "wire"}))
-
-
 SYSTEMS: dict[str, Callable[[Meter, int, int], None]] = {
     "engine": partial(by_engine, source_of),
-    "wire": partial(by_engine, by_wire),
     "batch": partial(by_engine, by_batch),
     "scheduler": partial(by_engine, by_scheduler),
     "concurrency": partial(by_engine, by_concurrency),
     "hand-written": by_hand,
 }
-"""Plain handler (with librdkafka's producer, and with the wire producer), batch handler, ``AsyncJobScheduler``,
-``concurrency=``, and the loop written by hand."""
+"""Plain handler, batch handler, ``AsyncJobScheduler``, ``concurrency=``, and the loop written by hand."""

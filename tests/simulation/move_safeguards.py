@@ -71,7 +71,7 @@ def plans_forget_who_expects_what(original: Any, read: Any, partition: int, owne
     return original(read, partition, owner, None)
 
 
-@instead(Holdings, "handed_over", "withdrawn", "evictions", "unclear_moves", seed=10)
+@instead(Holdings, "handed_over", "withdrawn", "unclear_moves", "evictions", seed=49)
 def withdrawn_orders_count_when_carried_out(self: Holdings, partition: int, order: Order) -> None:
     self.owned -= {partition}
     self.releasing = {number: other for number, other in self.releasing.items() if number != partition}
@@ -105,7 +105,7 @@ async def handed_over_before_it_is_committed(self: Partitions, worker: Partition
     return _released(self, worker)
 
 
-@instead(Broker, "produce", "donor", "unclear_moves", seed=3)
+@instead(Broker, "produce", "donor", "unclear_moves", seed=116)
 def markers_are_not_part_of_the_transaction(
     original: Any, self: Broker, name: str, epoch: int, topic: str, partition: int, entry: LogEntry
 ) -> bool:
@@ -133,7 +133,7 @@ def late_answers_end_other_barriers(patch: Patch) -> None:
     patch.setattr(GroupMember, "end_barrier", nothing)
 
 
-@missed("copies", "slow_restores", "evictions", seed=2)
+@missed("copies", "slow_restores", "evictions", seed=58)
 def standbys_are_promoted_as_they_are(patch: Patch) -> None:
     def reaches(self: Replicas, partition: int, goal: int) -> bool:
         copy = self._copies.get(partition)

@@ -153,7 +153,7 @@ left_out(
 )  # fmt: skip
 
 
-@instead(Partitions, "give_up", "section 8", "slow_rebalances", seed=3)
+@instead(Partitions, "give_up", "section 8", "slow_rebalances", seed=89)
 async def released_while_another_drain_runs(original: Any, self: Partitions, worker: PartitionWorker) -> None:
     if worker.state is not PartitionState.DRAINING:
         await original(self, worker)
