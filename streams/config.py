@@ -91,7 +91,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     admitted is kept until its outcome is known; where a line is too slow for so much, transactions get smaller.
     ``target_batch_size``, ``max_batch_size``: events or records (whichever is more) at which a transaction is sealed
     when the pipeline is free, and at which intake stops. ``batch_delay_seconds``: how long a transaction waits for
-    company when nothing is in flight; 0 sends at once.
+    further events when nothing is in flight; 0 sends at once. ``None``: as long as commits take, at most 10 ms.
     """
 
     pool_size: int = 3
@@ -99,12 +99,13 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     target_batch_size: int = 1000
     max_batch_size: int = 10_000
     max_batch_bytes: int = 32 * 1024 * 1024
-    batch_delay_seconds: float = 0.01
+    batch_delay_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("pool_size", "pending_transactions", "target_batch_size", "max_batch_size", "max_batch_bytes"):
             _count(f"PoolConfig.{name}", getattr(self, name), 1)
-        _at_least("PoolConfig.batch_delay_seconds", self.batch_delay_seconds, 0)
+        if self.batch_delay_seconds is not None:
+            _at_least("PoolConfig.batch_delay_seconds", self.batch_delay_seconds, 0)
         if self.pool_size < self.pending_transactions + 2:
             raise ConfigError(
                 f"PoolConfig.pool_size is {self.pool_size}; it must be at least pending_transactions + 2 "

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from streams.config import PoolConfig
-from streams.core import partition, transaction
+from streams.core import batching, partition, transaction
 from streams.core.batching import Seal, decide, is_full
 from streams.core.partition import PartitionState
 from streams.core.recovery import Patience, Remedy, remedy
@@ -94,6 +94,20 @@ def test_batching_rule(
     size: int, age: float, in_flight: int, verdict: Seal, config: PoolConfig, size_bytes: int
 ) -> None:
     assert decide(config, size=size, size_bytes=size_bytes, age_seconds=age, in_flight=in_flight) is verdict
+
+
+def test_the_delay_follows_the_commits_unless_it_is_set() -> None:
+    rule = batching.first(PoolConfig())
+    assert rule.batch_delay_seconds == batching.LONGEST_DELAY_SECONDS
+    delays = []
+    for commit_seconds in (0.002, 0.002, 0.002, 0.002, 0.5, 0.5):
+        rule = batching.paced(rule, PoolConfig(), commit_seconds)
+        delays.append(rule.batch_delay_seconds or 0)
+    assert delays[:4] == sorted(delays[:4], reverse=True)
+    assert 0.002 < delays[3] < 0.006
+    assert delays[4:] == [batching.LONGEST_DELAY_SECONDS] * 2
+    assert batching.first(NAGLE) is NAGLE
+    assert batching.paced(POOL, POOL, 9.0) is POOL
 
 
 def test_intake_stops_at_the_maximum_only() -> None:

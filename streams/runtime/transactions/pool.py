@@ -68,8 +68,8 @@ class TransactionPool:
         self._serial = 0
         self._encode_at = 0  # the number of the open one's outputs at which they are encoded, as far as they are there
         self._due = False  # whether the flush stage knows that the open one is large enough to be sealed
-        self.rule = config.pool
-        """The settings, with the bound in bytes that has proved to fit the time."""
+        self.rule = batching.first(config.pool)
+        """The settings, with the bound in bytes that has proved to fit the time, and the delay that fits the commits."""
         self._urgent = False
         self._work = Signal()  # something to seal or send
         self._flushed = Signal()  # something to commit
@@ -237,7 +237,7 @@ class TransactionPool:
                         self._seal(txn)
                         return txn
                     if verdict is batching.Seal.LATER:
-                        wait = self._config.pool.batch_delay_seconds - age
+                        wait = (self.rule.batch_delay_seconds or 0) - age
             await self._work.wait(wait)
 
     def _seal(self, txn: Transaction) -> None:
@@ -315,7 +315,9 @@ class TransactionPool:
         self.unsettled.popleft()
         self._encoded.pop(txn.serial, None)
         self.give_back_slot(txn)
-        self.rule = batching.larger(self.rule, txn.bytes, self._config.pool.max_batch_bytes)
+        config = self._config.pool
+        self.rule = batching.larger(self.rule, txn.bytes, config.max_batch_bytes)
+        self.rule = batching.paced(self.rule, config, self._now() - txn.sealed_at)
         for younger in self.unsettled:
             younger.first_failure_at = None  # it goes on: the limits are for a transaction that does not
         txn.settle(None)
