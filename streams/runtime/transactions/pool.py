@@ -69,7 +69,7 @@ class TransactionPool:
         self._encode_at = 0  # the number of the open one's outputs at which they are encoded, as far as they are there
         self._due = False  # whether the flush stage knows that the open one is large enough to be sealed
         self.rule = batching.first(config.pool)
-        """The settings, with the bound in bytes that has proved to fit the time, and the delay that fits the commits."""
+        """The settings, with the bound in bytes that has proved to fit the time, and a delay that fits the commits."""
         self._urgent = False
         self._work = Signal()  # something to seal or send
         self._flushed = Signal()  # something to commit
