@@ -100,6 +100,13 @@ def test_every_message_that_a_page_explains_is_in_the_code(page: str) -> None:
     assert not is_there("topic ... was never " + "mentioned")
 
 
+def test_a_word_of_the_glossary_has_one_meaning() -> None:
+    words = re.findall(r"^\| ([^|]+) \| ", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+    single = [word for entry in words if entry != "word" for word in entry.split(", ")]
+    assert len(single) > 50
+    assert sorted({word for word in single if single.count(word) > 1}) == []
+
+
 def nightly(path: Path) -> set[str]:
     """The tests of a file that ``make test`` leaves out whole (cases of a parametrized test count as in the gate)."""
     tree = ast.parse(path.read_text())
