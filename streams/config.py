@@ -27,8 +27,8 @@ INSTANCE_VARIABLE = "KES_INSTANCE_ID"
 """Environment variable with this process's stable name, used when the settings name none (``kes run`` sets it)."""
 
 DELIVERY_SHARE = 0.8
-"""Of a transaction's time, for its records to be acknowledged: they must have failed before the broker gives the
-transaction up, so that the reason is known."""
+"""Share of a transaction's time in which its records must be acknowledged. They fail before the broker aborts the
+transaction, so that the reason is known."""
 
 STRATEGIES = ("incremental", "cooperative-sticky", "range", "roundrobin")
 """Strategies that share partitions among the members (``core/strategies.py``)."""
@@ -83,15 +83,16 @@ def host_name() -> str:
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The pool of transactional producers and its batching rule (names and defaults of the ancestor's ``EosConfig``).
+    """The pool of transactional producers and its batching rule (names and defaults of go-kafka-event-source's
+    ``EosConfig``).
 
-    ``pool_size``: producers ("slots") used in turn; at least ``pending_transactions`` + 2, because one transactional
-    id cannot commit back to back. ``pending_transactions``: sealed transactions that may be under way at a time.
-    ``max_batch_bytes``: the same bound in bytes of outputs and changes (keys, values and headers), because what is
-    admitted is kept until its outcome is known; where a line is too slow for so much, transactions get smaller.
+    ``pool_size``: producers ("slots") used in turn; at least ``pending_transactions`` + 2, because one transactional id
+    cannot commit back to back. ``pending_transactions``: sealed transactions that may be under way at a time.
     ``target_batch_size``, ``max_batch_size``: events or records (whichever is more) at which a transaction is sealed
-    when the pipeline is free, and at which intake stops. ``batch_delay_seconds``: how long a transaction waits for
-    further events when nothing is in flight; 0 sends at once. ``None``: as long as commits take, at most 10 ms.
+    when the pipeline is free, and at which intake stops. ``max_batch_bytes``: intake also stops at so many bytes of
+    outputs and changes (keys, values and headers), because they are kept until their outcome is known; if a line is too
+    slow for so much, transactions get smaller. ``batch_delay_seconds``: how long a transaction waits for further events
+    when nothing is in flight; 0 sends at once. ``None``: as long as commits take, at most 10 ms.
     """
 
     pool_size: int = 3
@@ -179,12 +180,12 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
 class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The times that an event source waits.
 
-    ``session_timeout_seconds``: after so long without a heartbeat the group gives up a member; it must be more than
-    ``transaction_timeout_seconds``, and three times ``heartbeat_interval_seconds``. ``rebalance_timeout_seconds``:
-    for members to take part in a rebalance; also how long the event loop may stand still before the member leaves the
-    group. ``drain_timeout_seconds``: for running events when a partition is given up or the source stops.
-    ``call_timeout_seconds``: for one transactional call. ``recovery_timeout_seconds``: for bringing a failed
-    transaction to an end before the source stops with an error.
+    ``session_timeout_seconds``: the group gives up a member after so long without a heartbeat. It must be more than
+    ``transaction_timeout_seconds``, and at least three times ``heartbeat_interval_seconds``.
+    ``rebalance_timeout_seconds``: for members to take part in a rebalance; also how long the event loop may stand still
+    before the member leaves the group. ``drain_timeout_seconds``: for running events when a partition is given up or
+    the source stops. ``call_timeout_seconds``: for one transactional call. ``recovery_timeout_seconds``: for bringing a
+    failed transaction to an end before the source stops with an error.
     """
 
     session_timeout_seconds: float = 6.0
@@ -220,10 +221,10 @@ class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True):
 class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Records that were read and wait to be handled.
 
-    ``max_queued_records`` / ``max_queued_bytes`` per partition; beyond either the partition is paused.
-    ``max_queued_bytes_total`` for all partitions of the process: beyond half of it, those that hold their share of the
-    other half are paused, too. ``max_poll_records``: records that the poll thread hands over at once. Each time it
-    waits for the event loop's thread, so with a backlog many at once cost less.
+    ``max_queued_records`` and ``max_queued_bytes`` are per partition; beyond either the partition is paused.
+    ``max_queued_bytes_total`` is for all partitions of the process: beyond half of it, partitions that hold their share
+    of the other half are paused, too. ``max_poll_records``: records that the poll thread hands over at once. Each
+    hand-over waits for the event loop's thread, so with a backlog many at once cost less.
     """
 
     max_queued_records: int = 5_000
@@ -305,10 +306,10 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Ta
     * Callbacks, on the event loop: ``on_partition_activated(partition)``, ``on_partition_revoked(partition)``,
       ``metrics_handler(measurement)``.
 
-    The settings of ``group``, ``timeouts`` and ``queues`` are known here by their own names as well, in the constructor
+    The settings of ``group``, ``timeouts`` and ``queues`` exist here under their own names as well, in the constructor
     and as attributes: ``EventSourceConfig(..., num_standbys=1)`` is ``EventSourceConfig(...,
     group=GroupConfig(num_standbys=1))``. These flat names are for settings written before there were groups; the next
-    release drops them. One that is given beside its group replaces that one setting.
+    release drops them. A flat name beside its group replaces that one setting.
     """
 
     group_id: str

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class StreamsError(Exception):
-    """Base of all errors raised by this package. Never raised itself."""
+    """Base class of all errors of this package. Never raised itself."""
 
 
 class ConfigError(StreamsError, ValueError):
@@ -62,12 +62,12 @@ class OffsetError(StreamsError):
 
 
 class TopicReplaced(OffsetError):
-    """The source or the changelog was deleted and created again: state and offsets belong to a topic that is gone."""
+    """The source or the changelog was deleted and created again: state and offsets belong to the deleted topic."""
 
 
 class EventFailure(StreamsError):
     """An event failed for good, and its error policy stops the event source. The message names topic, partition, offset
-    and attempts; ``__cause__`` is what the handler (or the decoder) raised."""
+    and attempts; ``__cause__`` is the exception of the handler (or the decoder)."""
 
 
 class BrokerUnavailable(StreamsError):
@@ -79,23 +79,23 @@ class EmbeddedBrokerError(StreamsError):
 
 
 class RecordError(StreamsError):
-    """One record (input, output or change) cannot be handled; the event's error policy decides."""
+    """A record (input, output or change) cannot be handled; the event's error policy decides."""
 
 
 class DecodeError(RecordError):
-    """Bytes that do not fit their type header, or an unknown type header."""
+    """The bytes of a record do not fit its type header, or the type is unknown."""
 
 
 class EncodeError(RecordError):
-    """A value that its codec cannot turn into bytes."""
+    """A value cannot be turned into bytes by its codec."""
 
 
 class PlanError(RecordError):
-    """A planner's answer for an event is not what a job or a batch takes. The message names event and record."""
+    """A planner returned something that is no plan of a job or a batch. The message names event and record."""
 
 
 class RecordRefused(RecordError):
-    """The client or the broker refuses an output or a change for itself (too large, an invalid topic name)."""
+    """The client or the broker refuses an output or a change (too large, an invalid topic name)."""
 
 
 class StoreError(StreamsError):
@@ -103,11 +103,11 @@ class StoreError(StreamsError):
 
 
 class StagingError(StreamsError):
-    """Rows that a write on Spark has staged cannot be written, kept or read. The message names the path."""
+    """Staged rows of a write on Spark cannot be written, kept or read. The message names the path."""
 
 
 class MembershipLost(StreamsError):
-    """The member is not in the group any more; everything that it owned is void."""
+    """This member is not in the group any more; everything that it owned is void."""
 
 
 class MembershipFatal(StreamsError):
@@ -124,11 +124,11 @@ class ProcessJobError(StreamsError):
 
 
 class BatchError(StreamsError):
-    """The function of a batcher answered something other than one result per item. The message names the batcher."""
+    """The function of a batcher did not return one result per item. The message names the batcher."""
 
 
 class WouldDeadlock(StreamsError, RuntimeError):
-    """A handler requested an interjection of its own partition and was about to wait for it: neither would ever end."""
+    """A handler was about to wait for an interjection of its own partition: neither would ever end."""
 
 
 class NotCaughtUp(StreamsError, TimeoutError):

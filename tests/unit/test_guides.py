@@ -68,6 +68,14 @@ def test_the_examples_of_a_page_run_and_so_does_its_test(program: Program, page:
         getattr(made, test)()
 
 
+def test_the_application_that_is_compared(program: Program) -> None:
+    page = program("coming-from")
+    with TestDriver(page.source) as driver:
+        for cents in (5, 7):
+            driver.send(page.Deposited("ann", cents), key="ann")
+        assert driver.outputs("bank-balances", page.Balance) == [page.Balance("ann", 5), page.Balance("ann", 12)]
+
+
 # -- asynchronous work -------------------------------------------------------------------------------------------------
 
 
