@@ -46,6 +46,9 @@ LEGAL_MOVES: Final[dict[TransactionState, frozenset[TransactionState]]] = {
     _S.DROPPED: frozenset(),
 }
 
+UNSENT: Final = (_S.OPEN, _S.SENDABLE)
+"""States in which no request of it is made: its offsets meet the group's fence later."""
+
 Waiter = Callable[[BaseException | None], None]
 """Called once with the outcome: ``None`` when committed, else the reason why not."""
 
@@ -182,7 +185,7 @@ class Transaction:
 
     def taken_back(self, now: float) -> None:
         """Return to the state before the first attempt, to be sent again: it is known not to be committed."""
-        if self.state not in (TransactionState.OPEN, TransactionState.SENDABLE):  # else it was not sent at all
+        if self.state not in UNSENT:
             self.to(TransactionState.SENDABLE)
         self.flushed_at = None
         self.commit_requested = False
