@@ -61,7 +61,6 @@ async def _drive_engine(loop: VirtualTimeLoop, source: EventSource[Any], meter: 
     with (
         mock.patch("streams.clients.consumer.Consumer", consumer),
         mock.patch("streams.clients.consumer.time", SimpleNamespace(monotonic=partial(float, 1))),  # none is silent
-        mock.patch("streams.clients.transactional.Producer", ScriptedProducer),
         mock.patch("streams.clients.producing.cluster.connect", connected),
     ):
         running = loop.create_task(
