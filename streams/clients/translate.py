@@ -3,7 +3,7 @@
 Spark, the embedded broker and the test tools have no list of codes of their own. Messages carry the broker's or the
 client's *name* of an error, never a number.
 Sources of the tables: librdkafka's ``INTRODUCTION.md`` (transactional error handling), and measurements against Kafka
-4.1.1: the code, and which of the three flags (fatal, abort needed, retriable) comes with it.
+4.1.1.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class ProducerSettings(NamedTuple):
         check_addresses(bootstrap_servers)
         for name, advice in OF_LIBRDKAFKA_S_PRODUCER.items():
             if name in client_settings:
-                raise ConfigError(f"the kafka setting {name!r} does nothing for transactions: {advice}")
+                raise ConfigError(f"the kafka setting {name!r} has no effect on transactions: {advice}")
         return cls(
             bootstrap_servers,
             client_id,
