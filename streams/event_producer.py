@@ -19,7 +19,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, TypedDict, Unpack
 
-from streams.clients.sending import SendQueue, Transactions
+from streams.clients.producing.blocking import Transactions
+from streams.clients.sending import SendQueue
 from streams.clients.settings import ClientSettings
 from streams.config import BOOTSTRAP_VARIABLE
 from streams.errors import ConfigError, RecordRefused
@@ -89,6 +90,7 @@ class EventProducer:
         self._limit = max_queued_records
         self._delivery_seconds = delivery_timeout_seconds
         self._transaction_seconds = transaction_timeout_seconds
+        self._transactions()  # to refuse its settings here
         self._running: BlockingEventProducer | AsyncEventProducer | None = None
 
     def __enter__(self) -> BlockingEventProducer:

@@ -21,6 +21,7 @@ from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechani
 from streams.broker import KafkaBroker, KafkaCluster, kafka_broker
 from streams.broker.probe import HOST, free_port
 from streams.clients.admin import TopicAdmin
+from streams.clients.group_wire import group_metadata
 from streams.clients.producing.broker_connection import connect
 from streams.clients.producing.cluster import Cluster
 from streams.clients.producing.encoded_transaction import EncodedTransaction
@@ -39,6 +40,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
 ANYBODY = Snapshot(1, -1, "", b"CGMDv2:\xff\xff\xff\xffgroup\0\0\1")
 """The metadata of no member: the broker takes offsets under it, and does not fence them."""
+NOBODY = Snapshot(1, 5, "nobody", group_metadata("group", 5, "nobody", None))
 SESSION_MS = 2_000
 
 
@@ -124,8 +126,13 @@ async def test_what_is_committed_is_there_and_what_is_aborted_is_not(
                 await transact(slot, topic, 900)
             assert failed.value.kind == "fenced"
             await transact(second, topic, 120)
+            with pytest.raises(TransactionFailed, match="UNKNOWN_MEMBER_ID") as failed:
+                await second.flush(await encoded(second, topic, 200), topic, {0: 220}, lambda: NOBODY)
+            assert failed.value.kind == "lost"
+            await second.abort()
     wanted = [n for number in (0, 2, 3, 5, 6) for n in range(number * 20, number * 20 + 20)]
     assert committed(ClientSettings(address), topic) == wanted
+    assert TopicAdmin(ClientSettings(address)).committed("group", topic) == {0: 140}
 
 
 @pytest.mark.nightly
