@@ -164,11 +164,12 @@ class BlockingEventProducer:
         """Collect records, and commit them together at the end of the block: readers of committed records see all of
         them or none. After an exception of the block nothing is sent.
 
-        Raises ``RecordRefused`` (nothing is committed) and ``TransactionFailed``. With the kind ``unknown`` and the
+        Raises ``RecordRefused`` (nothing is committed), ``Stopped`` and ``TransactionFailed``. With the kind ``unknown`` and the
         call ``commit_transaction`` the records may be committed or not; with any other they are not.
         """
         records = TransactionRecords(self._transactions.transactional_id, self._limit)
         yield records
+        self._queue.open()
         with self._committing:
             self._transactions.commit(records.outputs)
 
@@ -250,6 +251,7 @@ class AsyncEventProducer:
         """
         records = TransactionRecords(self._transactions.transactional_id, self._limit)
         yield records
+        self._queue.open()
         if self._worker is None:
             self._worker = Worker("kes-producer")
         await self._worker.call(self._transactions.commit, records.outputs)  # one at a time, in order

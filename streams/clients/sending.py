@@ -52,7 +52,7 @@ class SendQueue:
 
         ``serve`` calls ``settle`` with its outcome. Without one, ``raise_failures`` raises what failed.
         """
-        producer = self._open()
+        producer = self.open()
         try:
             taken = producer.produce_reported(record, Sent(self, producer, record, settle))
         except BrokerUnavailable:
@@ -67,7 +67,7 @@ class SendQueue:
     def serve(self, seconds: float) -> None:
         """Wait for acknowledgements for so long, and take those that there are."""
         self._sends = 0
-        producer = self._open()
+        producer = self.open()
         if self._alone is not None:
             self._alone.poll(0)
         producer.poll(seconds)
@@ -118,7 +118,8 @@ class SendQueue:
     def _connect(self, *, one_by_one: bool = False) -> PlainProducer:
         return PlainProducer(self._settings, delivery_timeout_ms=self._timeout_ms, one_by_one=one_by_one)
 
-    def _open(self) -> PlainProducer:
+    def open(self) -> PlainProducer:
+        """Return the client. Raises ``Stopped`` once this is closed."""
         if self._producer is None:
             raise Stopped("the producer is closed: its block has ended")
         return self._producer

@@ -89,7 +89,8 @@ KINDS = pytest.mark.parametrize("kind", ["async", "blocking"])
 async def test_events_arrive_typed_placed_by_their_keys_and_in_order(
     settings: ClientSettings, topic: str, kind: str
 ) -> None:
-    async with started(kind, EventProducer(settings.bootstrap_servers, max_queued_records=10)) as producer:
+    small = EventProducer(settings.bootstrap_servers, max_queued_records=10, transactional_id=topic)
+    async with started(kind, small) as producer:
         for number in range(300):  # thirty times what may be on its way
             await producer.send_soon(topic, Added(f"k{number % 7}", number), key=f"k{number % 7}")
         delivery = await producer.send(
@@ -101,6 +102,9 @@ async def test_events_arrive_typed_placed_by_their_keys_and_in_order(
         await producer.flush()
     with pytest.raises(Stopped):
         await producer.send_soon(topic, Added("late"))
+    with pytest.raises(Stopped):
+        async with producer.transaction():
+            pass
     found = read(settings, topic)
     (last,) = [record for record in found[1] if record.header("trace")]
     assert (last.offset, last.partition, last.timestamp_ms) == (delivery.offset, delivery.partition, 1_700_000_000_000)
