@@ -164,8 +164,9 @@ class BlockingEventProducer:
         """Collect records, and commit them together at the end of the block: readers of committed records see all of
         them or none. After an exception of the block nothing is sent.
 
-        Raises ``RecordRefused`` (nothing is committed), ``Stopped`` and ``TransactionFailed``. With the kind ``unknown`` and the
-        call ``commit_transaction`` the records may be committed or not; with any other they are not.
+        Raises ``RecordRefused`` (nothing is committed), ``Stopped`` and ``TransactionFailed``. With the kind
+        ``unknown`` and the call ``commit_transaction`` the records may be committed or not; with any other they are
+        not.
         """
         records = TransactionRecords(self._transactions.transactional_id, self._limit)
         yield records
