@@ -23,7 +23,6 @@ from streams.records import IncomingRecord, Record
 from streams.topics import TopicSpec
 
 _SECONDS: Final = 30.0
-_STRETCH: Final = 10_000
 _POLL_SECONDS: Final = 0.1
 _CLOSE_SECONDS: Final = 2.0
 _AT_REST: Final = ("Empty", "Dead", "")
@@ -139,22 +138,10 @@ class GroupChecks:
             self._client.ask(f"setting the offsets of group {config.group_id}", deadline, attempt)
 
     def last_records(self, topic: str, partitions: list[int], key: bytes) -> dict[int, IncomingRecord]:
-        """The last committed record with this key in each partition; those without one are left out. Reads backwards,
-        in ever longer stretches."""
-        left = self._group_log.log_range(topic, partitions, self._deadline())
-        found: dict[int, IncomingRecord] = {}
-        stretch = _STRETCH
-
-        def receive(number: int, records: list[IncomingRecord]) -> None:
-            found.update((number, record) for record in records if record.key == key)
-
+        """The last committed record with this key in each partition; those without one are left out."""
+        ranges = self._group_log.log_range(topic, partitions, self._deadline())
         with contextlib.closing(PartitionReader(self._settings)) as reader:
-            while left := {number: (low, high) for number, (low, high) in left.items() if low < high}:
-                spans = {number: (max(low, high - stretch), high) for number, (low, high) in left.items()}
-                reader.read(topic, spans, receive, stalled_after_seconds=self._seconds, cancelled=lambda: False)
-                left = {number: (left[number][0], start) for number, (start, _) in spans.items() if number not in found}
-                stretch *= 8
-        return found
+            return reader.last_with_key(topic, ranges, key, stalled_after_seconds=self._seconds)
 
     def write(self, topic: str, key: bytes, values: Mapping[int, bytes]) -> None:
         """Write one record with this key into each of these partitions. On return all in-sync replicas have them.
