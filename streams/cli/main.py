@@ -45,6 +45,9 @@ COMMANDS = {
     "lag": Command("streams.cli.lag", "Committed offset, end and distance of every partition."),
     "group": Command("streams.cli.group", "The members of a group, who has what, and what is on its way."),
     "transactions": Command("streams.cli.transactions", "Transactions that are open in topics: list, hanging, abort."),
+    "tail": Command(
+        "streams.cli.tail", "The committed records of a topic, decoded, from when on, by key, as they come."
+    ),
     "dlq": Command("streams.cli.dlq", "Dead letters: list, show, replay (send again), drop."),
     "verify": Command("streams.cli.verify", "Kill and freeze an event source, compare what it leaves.", "broker"),
 }
