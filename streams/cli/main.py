@@ -48,6 +48,7 @@ COMMANDS = {
     "tail": Command(
         "streams.cli.tail", "The committed records of a topic, decoded, from when on, by key, as they come."
     ),
+    "state": Command("streams.cli.state", "The state of an event source, from its changelog: ls, get, scan."),
     "dlq": Command("streams.cli.dlq", "Dead letters: list, show, replay (send again), drop."),
     "verify": Command("streams.cli.verify", "Kill and freeze an event source, compare what it leaves.", "broker"),
 }
