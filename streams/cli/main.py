@@ -50,6 +50,7 @@ COMMANDS = {
     ),
     "state": Command("streams.cli.state", "The state of an event source, from its changelog: ls, get, scan."),
     "dlq": Command("streams.cli.dlq", "Dead letters: list, show, replay (send again), drop."),
+    "skip": Command("streams.cli.skip", "Pass a record that stops an event source, without a deployment."),
     "verify": Command("streams.cli.verify", "Kill and freeze an event source, compare what it leaves.", "broker"),
 }
 

@@ -131,7 +131,7 @@ def scan(
 
 
 class _Partitions:
-    """What the changelog of one partition adds up to."""
+    """Sums of the changelog of one partition."""
 
     def __init__(self) -> None:
         self._sizes: dict[bytes, int] = {}

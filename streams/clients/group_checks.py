@@ -8,15 +8,19 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, Self
 
+from confluent_kafka import Consumer
+
 from streams.clients import kafka_python_settings
 from streams.clients.admin import TopicAdmin
+from streams.clients.connection import ConnectionLog
 from streams.clients.group_view import GroupQuestions
 from streams.clients.kafka_python import errors as kafka_errors
 from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, commit_request, entries_of
 from streams.clients.plain_producer import PlainProducer
 from streams.clients.reader import PartitionReader
-from streams.clients.settings import ClientSettings
+from streams.clients.settings import ClientSettings, build
 from streams.clients.takeover import KafkaPythonTakeOver, SourceLog
+from streams.clients.transactional import TransactionalProducer
 from streams.config import EventSourceConfig
 from streams.errors import OffsetError, Stopped, TopicError
 from streams.records import IncomingRecord, Record
@@ -98,6 +102,20 @@ class GroupChecks:
         self.refuse_if_alive()
         # The barrier: what a missed fence left open must not be committed after we have looked.
         self._refuse_position(self.committed(list(range(self._config.num_partitions))))
+
+    def hold(self, producer: TransactionalProducer, offsets: Mapping[int, int]) -> None:
+        """Add offsets of the group to the producer's open transaction, and check after that that no member is alive:
+        a member that joins later waits, before it takes over one of these partitions, for the end of the transaction
+        (its barrier: committed offsets that are pending). Raises ``OffsetError``, ``TransactionFailed``."""
+        config = self._config
+        settings = {**self._settings.consumer(partition_eof=False, role="group"), "group.id": config.group_id}
+        consumer = build(Consumer, settings, ConnectionLog(config.bootstrap_servers, "kes-checks"))
+        try:  # it never joins: the broker takes such offsets for as long as the group has no members
+            metadata = consumer.consumer_group_metadata()
+        finally:
+            consumer.close()
+        producer.send_offsets(config.offsets_topic, offsets, metadata, self._seconds)
+        self.refuse_if_alive()
 
     def refuse_if_begun(self) -> None:
         """Refuse as ``refuse_unless_at_rest`` does, from within a transaction that has sent offsets for the group:

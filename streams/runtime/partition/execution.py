@@ -31,9 +31,10 @@ from streams.runtime.partition.unit import Unit
 _log = logging.getLogger(__name__)
 
 WAYS_ON: Final = (
-    ". To go on, repair the event class and deploy it, or set decode_policy=DEAD_LETTER or decode_policy=SKIP"
+    ". To go on, repair the event class and deploy it; or set decode_policy=DEAD_LETTER or decode_policy=SKIP; or stop "
+    "all members and pass this record: kes skip MODULE:SOURCE "
 )
-"""For a record that cannot be read: a restart alone does not help."""
+"""For a record that cannot be read, before its place: a restart alone does not help."""
 
 Handle = Callable[[EventContext[Any]], Any]
 """The function of an event, or of an interjection, on its context. May be asynchronous."""
@@ -257,7 +258,7 @@ class Execution:
         if decision is Decision.EXIT:
             host.exit_now(f"{text}; {decision.value}")
         if decision is Decision.STOP:
-            ways_on = WAYS_ON if route is None else ""
+            ways_on = f"{WAYS_ON}{record.partition}@{record.offset}" if route is None else ""
             raise EventFailure(f"{text}; the source stops, and the next start meets it again{ways_on}") from error
         _log.log(logging.WARNING, "%s; %s", text, decision.value, exc_info=error if route is not None else None)
         ctx = self.context(None if timer is not None else record, timer=timer)
