@@ -45,6 +45,7 @@ COMMANDS = {
     "lag": Command("streams.cli.lag", "Committed offset, end and distance of every partition."),
     "group": Command("streams.cli.group", "The members of a group, who has what, and what is on its way."),
     "transactions": Command("streams.cli.transactions", "Transactions that are open in topics: list, hanging, abort."),
+    "doctor": Command("streams.cli.doctor", "What is wrong with a cluster and an event source, and what to type."),
     "tail": Command(
         "streams.cli.tail", "The committed records of a topic, decoded, from when on, by key, as they come."
     ),
