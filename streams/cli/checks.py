@@ -56,8 +56,8 @@ class Finding(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
-class Patient(NamedTuple):
-    """What is looked at: a source that was named as ``name``, or nothing but the cluster at ``servers``."""
+class Target(NamedTuple):
+    """The object of the checks: a source that was named as ``name``, or nothing but the cluster at ``servers``."""
 
     name: str
     source: EventSource[Any] | None
@@ -88,30 +88,30 @@ class Patient(NamedTuple):
         return time.monotonic() + self.seconds
 
 
-def findings(patient: Patient) -> Iterator[Finding]:
+def findings(target: Target) -> Iterator[Finding]:
     """Look at everything, in the order in which things rest on each other. Without a broker that answers nothing more
     is looked at."""
     yield from libraries()
-    reached = list(_tried("addresses", lambda: addresses(patient.servers)))
+    reached = list(_tried("addresses", lambda: addresses(target.servers)))
     yield from reached
     if all(finding.state == PROBLEM for finding in reached):
         return
-    with ClusterQuestions(patient.servers, patient.security) as questions:
+    with ClusterQuestions(target.servers, target.security) as questions:
         try:
-            brokers = questions.brokers(patient.deadline)
+            brokers = questions.brokers(target.deadline)
         except StreamsError as error:
             yield Finding(
                 "brokers", PROBLEM, str(error), "start them, or correct the address and the security settings"
             )
             return
         yield from brokers_reachable(brokers)
-        yield from _tried("clock", lambda: clock(questions, patient.deadline))
-        if patient.source is not None:
-            yield from _tried("settings", lambda: settings(patient, questions, brokers))
-    if patient.source is None:
+        yield from _tried("clock", lambda: clock(questions, target.deadline))
+        if target.source is not None:
+            yield from _tried("settings", lambda: settings(target, questions, brokers))
+    if target.source is None:
         return
     for name, check in _OF_A_SOURCE.items():
-        yield from _tried(name, lambda check=check: check(patient))  # type: ignore[misc]
+        yield from _tried(name, lambda check=check: check(target))  # type: ignore[misc]
 
 
 def _tried(name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
@@ -204,12 +204,12 @@ def clock(questions: ClusterQuestions, deadline: float) -> Iterator[Finding]:
     yield Finding("clock", PROBLEM if off >= _CLOCK_PROBLEM else WARNING, text, remedy)
 
 
-def settings(patient: Patient, questions: ClusterQuestions, brokers: list[BrokerView]) -> Iterator[Finding]:
+def settings(target: Target, questions: ClusterQuestions, brokers: list[BrokerView]) -> Iterator[Finding]:
     """The source's settings against those of the brokers."""
-    config = patient.config
+    config = target.config
     assert config is not None
     answering = [broker.number for broker in brokers if broker.version]
-    limits = questions.settings(answering[0], _LIMITS, patient.deadline)
+    limits = questions.settings(answering[0], _LIMITS, target.deadline)
     found = list(_beyond(config, limits))
     if config.replication_factor > len(brokers):
         text = f"replication_factor is {config.replication_factor}, and there are {len(brokers)} brokers"
@@ -238,19 +238,19 @@ def _beyond(config: EventSourceConfig, limits: dict[str, str]) -> Iterator[Findi
 # -- the source --------------------------------------------------------------------------------------------------------
 
 
-def topics(patient: Patient) -> Iterator[Finding]:
+def topics(target: Target) -> Iterator[Finding]:
     """Source, changelog and dead letters, as the settings want them."""
-    config = patient.config
-    assert patient.source is not None
+    config = target.config
+    assert target.source is not None
     assert config is not None
-    wanted = wanted_topics(patient.source, [])
-    with closing(TopicAdmin(patient.settings)) as admin, source_admin_of(config, admin, patient.seconds) as elsewhere:
+    wanted = wanted_topics(target.source, [])
+    with closing(TopicAdmin(target.settings)) as admin, source_admin_of(config, admin, target.seconds) as elsewhere:
         for entry in wanted:
             client = elsewhere if entry.purpose == SOURCE else admin
-            [verdict] = examine(client, [entry], patient.seconds, create=False)
+            [verdict] = examine(client, [entry], target.seconds, create=False)
             name = f"{entry.spec.name} ({entry.purpose})"
             if verdict.state == MISSING:
-                yield Finding("topics", WARNING, f"{name} does not exist", f"kes topics apply {patient.name}")
+                yield Finding("topics", WARNING, f"{name} does not exist", f"kes topics apply {target.name}")
             elif verdict.state == DIFFERS:
                 remedy = "change the settings of the source, or the topic, by hand"
                 yield from (Finding("topics", PROBLEM, sentence, remedy) for sentence in verdict.differences)
@@ -258,12 +258,12 @@ def topics(patient: Patient) -> Iterator[Finding]:
                 yield Finding("topics", OK, f"{name} is as wanted")
 
 
-def group(patient: Patient) -> Iterator[Finding]:
+def group(target: Target) -> Iterator[Finding]:
     """Members and position of the group, and whether a start would be refused."""
-    config = patient.config
+    config = target.config
     assert config is not None
-    with closing(GroupQuestions(patient.servers, patient.security)) as questions:
-        view = questions.look(config.group_id, patient.seconds)
+    with closing(GroupQuestions(target.servers, target.security)) as questions:
+        view = questions.look(config.group_id, target.seconds)
     names = ", ".join(member.instance for member in view.members) or "no members"
     text = f"{config.group_id}: {view.state or 'not known to the cluster yet'}, {names}"
     problems = [member for member in view.members if member.problem]
@@ -271,58 +271,58 @@ def group(patient: Patient) -> Iterator[Finding]:
     for member in problems:
         yield Finding("group", PROBLEM, f"{member.instance}: {member.problem}", "use another group_id for it")
     committed = view.committed.get(config.offsets_topic, {})
-    with closing(TopicAdmin(patient.settings)) as admin:
-        if not committed or admin.identity(config.changelog, patient.seconds) is None:
+    with closing(TopicAdmin(target.settings)) as admin:
+        if not committed or admin.identity(config.changelog, target.seconds) is None:
             return
-        marks = admin.watermarks(config.changelog, None, patient.seconds)
-    with closing(PartitionReader(patient.settings)) as reader:
+        marks = admin.watermarks(config.changelog, None, target.seconds)
+    with closing(PartitionReader(target.settings)) as reader:
         ranges = {number: (mark.start, mark.stable) for number, mark in marks.items()}
-        last = reader.last_with_key(config.changelog, ranges, OFFSET_KEY, stalled_after_seconds=patient.seconds)
+        last = reader.last_with_key(config.changelog, ranges, OFFSET_KEY, stalled_after_seconds=target.seconds)
     for number, offset in sorted(committed.items()):
         there = decode_offset(last[number]).offset if number in last else None
         if there is None or there < offset:
             where = f"{config.topic}[{number}]: the group's offset {offset} is ahead of the changelog's ({there})"
-            yield Finding("group", PROBLEM, f"{where}: no start", f"kes offsets accept {patient.name} -p {number}")
+            yield Finding("group", PROBLEM, f"{where}: no start", f"kes offsets accept {target.name} -p {number}")
 
 
-def transactions(patient: Patient) -> Iterator[Finding]:
+def transactions(target: Target) -> Iterator[Finding]:
     """Transactions that hold up readers of the source's topics without an end."""
-    config = patient.config
+    config = target.config
     assert config is not None
-    client = KafkaPythonClient(patient.servers, "kes-doctor", patient.security)
+    client = KafkaPythonClient(target.servers, "kes-doctor", target.security)
     client.start()
     hanging = 0
     try:
-        with closing(TopicAdmin(patient.settings)) as admin:
+        with closing(TopicAdmin(target.settings)) as admin:
             names = [config.changelog, config.dead_letters]
             names += [] if config.source_is_elsewhere else [config.topic]
-            there = {name: found[1] for name in names if (found := admin.identity(name, patient.seconds))}
+            there = {name: found[1] for name in names if (found := admin.identity(name, target.seconds))}
         for name, count in there.items():
-            for txn in OpenTransactions(client).find(name, range(count), patient.deadline):
+            for txn in OpenTransactions(client).find(name, range(count), target.deadline):
                 if txn.is_hanging:
                     hanging += 1
                     where = f"{name}[{txn.partition}]: a transaction from {txn.start_offset} on is never ended"
                     arguments = f"--topic {name} --partition {txn.partition} --start-offset {txn.start_offset}"
-                    yield Finding("transactions", PROBLEM, where, f"kes transactions abort {patient.name} {arguments}")
+                    yield Finding("transactions", PROBLEM, where, f"kes transactions abort {target.name} {arguments}")
     finally:
         client.close(_CLOSE_SECONDS)
     if not hanging:
         yield Finding("transactions", OK, "none hangs")
 
 
-def keys(patient: Patient) -> Iterator[Finding]:
+def keys(target: Target) -> Iterator[Finding]:
     """The newest records of the source: are their keys where murmur2 puts them?"""
-    config = patient.config
+    config = target.config
     assert config is not None
-    servers = config.source_bootstrap_servers or patient.servers
+    servers = config.source_bootstrap_servers or target.servers
     overrides = config.source_client_settings if config.source_is_elsewhere else config.client_settings
     source_settings = ClientSettings(servers, overrides, client_id="kes-doctor")
     with closing(TopicAdmin(source_settings)) as admin, closing(PartitionReader(source_settings)) as reader:
-        if admin.identity(config.topic, patient.seconds) is None:
+        if admin.identity(config.topic, target.seconds) is None:
             return
-        marks: dict[int, Watermarks] = admin.watermarks(config.topic, None, patient.seconds)
+        marks: dict[int, Watermarks] = admin.watermarks(config.topic, None, target.seconds)
         spans = {number: (max(mark.start, mark.stable - _SAMPLE), mark.stable) for number, mark in marks.items()}
-        found = reader.read_all(config.topic, spans, stalled_after_seconds=patient.seconds)
+        found = reader.read_all(config.topic, spans, stalled_after_seconds=target.seconds)
     records = [record for records in found.values() for record in records if record.key is not None]
     wrong = [record for record in records if partition_of(record.key or b"", len(marks)) != record.partition]
     if not wrong:

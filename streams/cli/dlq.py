@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable
 from contextlib import closing
 from typing import Annotated, Any, Final, NamedTuple
@@ -58,7 +59,7 @@ class _Wanted(NamedTuple):
         return (
             (not self.places or letter.place in self.places)
             and (self.partition is None or record.partition == self.partition)
-            and (self.key is None or record.key == self.key.encode())
+            and (self.key is None or record.key == os.fsencode(self.key))
             and (self.type is None or record.record_type == self.type)
         )
 

@@ -8,7 +8,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from streams.cli.checks import OK, PROBLEM, UNKNOWN, WARNING, Finding, Patient, findings
+from streams.cli.checks import OK, PROBLEM, UNKNOWN, WARNING, Finding, Target, findings
 from streams.cli.cluster import Json, Servers, brokers, named_source
 from streams.cli.console import answers, emit
 
@@ -30,14 +30,14 @@ def doctor(
     Exit codes: 0 no problem was found; 1 one was; 2 wrong usage.
     """
     named = named_source(source) if source else None
-    patient = Patient(source, named, brokers(bootstrap_servers, named.config if named else None), timeout)
+    target = Target(source, named, brokers(bootstrap_servers, named.config if named else None), timeout)
     found: list[Finding] = []
-    for finding in findings(patient):
+    for finding in findings(target):
         found.append(finding)
         if not json:
             answers().print(_line(finding), soft_wrap=True)
     count = sum(finding.state == PROBLEM for finding in found)
-    data = {"bootstrap_servers": patient.servers, "problems": count, "findings": [*map(msgspec.structs.asdict, found)]}
+    data = {"bootstrap_servers": target.servers, "problems": count, "findings": [*map(msgspec.structs.asdict, found)]}
     emit(data, json, lambda: Text(f"{count} problems" if count != 1 else "1 problem"))
     if count:
         raise typer.Exit(1)

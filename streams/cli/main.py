@@ -38,6 +38,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "demo": Command("streams.cli.demo", "Real flights through Spark, Kafka and exactly-once handlers.", "demo"),
+    "new": Command("streams.cli.new", "A small project to begin with: event source, test, producer."),
     "run": Command("streams.cli.run", "Run an event source in worker processes that are kept alive."),
     "broker": Command("streams.cli.broker", "An embedded real Kafka: start, stop, status.", "broker"),
     "topics": Command("streams.cli.topics", "Topics as the settings want them: plan, apply, grow."),

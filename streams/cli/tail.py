@@ -146,7 +146,7 @@ class _Shown:
 
     def __init__(self, key: str | None, limit: int, show: Callable[[IncomingRecord], None]) -> None:
         self._limit = limit
-        self._key = None if key is None else key.encode()
+        self._key = None if key is None else os.fsencode(key)
         self._show = show
         self._count = 0
 

@@ -13,7 +13,9 @@ from streams import EventSource, Record
 from streams.cli import checks, main
 from streams.clients.cluster_view import ClockView, ClusterQuestions
 from streams.clients.group_checks import GroupChecks
+from streams.clients.open_transactions import OpenTransactions
 from streams.errors import ConfigError
+from streams.group import OpenTransaction
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord
 from streams.testing.fixtures import BrokerAddress
 from streams.topics import TopicSpec
@@ -66,6 +68,12 @@ async def test_a_source_that_is_well(lab: Lab, office: Office) -> None:
     assert found["keys", "ok"] == ["the keys of the newest 1 records are where murmur2 puts them -> "]
 
 
+def hanging(topic: str) -> OpenTransaction:
+    """A transaction without a coordinator (``test_hanging_transaction.py`` has a real one)."""
+    numbers = {"partition": 1, "producer_id": 7, "producer_epoch": 0, "coordinator_epoch": 0, "last_timestamp_ms": 0}
+    return OpenTransaction(topic=topic, start_offset=4711, **numbers)
+
+
 async def test_all_that_is_wrong_with_a_source_is_named_with_what_to_type(
     lab: Lab, office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +93,7 @@ async def test_all_that_is_wrong_with_a_source_is_named_with_what_to_type(
     producer.produce(record.topic, record.value, record.key, 0)
     assert producer.flush(PATIENCE) == 0
     monkeypatch.setattr(ClusterQuestions, "clock", lambda self, deadline: ClockView(-100.0, 0.1))
+    monkeypatch.setattr(OpenTransactions, "find", lambda self, topic, numbers, deadline: [hanging(topic)])
     found = await office.look(source, code=1)
     said = {check: "\n".join(texts) for (check, state), texts in found.items() if state == "problem"}
     assert "the cluster's clock is 100 s behind this machine's -> synchronise" in said["clock"]
@@ -98,6 +107,9 @@ async def test_all_that_is_wrong_with_a_source_is_named_with_what_to_type(
     assert f"{lab.topic}[0]: the group's offset 5 is ahead of the changelog's (3): no start" in said["group"]
     assert f"{lab.topic}[1]: the group's offset 1 is ahead of the changelog's (None)" in said["group"]
     assert "-> kes offsets accept shop:source -p 0" in said["group"]
+    arguments = f"--topic {lab.changelog} --partition 1 --start-offset 4711"
+    assert f"{lab.changelog}[1]: a transaction from 4711 on is never ended" in said["transactions"]
+    assert f"-> kes transactions abort shop:source {arguments}" in said["transactions"]
     assert f"1 of the newest 2 records of {lab.topic} are in other partitions" in said["keys"]
     assert "partitioner=murmur2_random" in said["keys"]
 
