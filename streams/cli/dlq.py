@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.text import Text
 
 from streams.cli.cluster import Json, Servers, Timeout, await_listener, brokers, named_source
-from streams.cli.console import complain, emit, notices, progress
+from streams.cli.console import complain, emit, notices, print_whole, progress
 from streams.cli.letter_tables import described, summary_of, table_of, whole
 from streams.cli.letters import Letter, LetterBox, Settled, resent
 from streams.cli.records import (
@@ -274,7 +274,8 @@ def _settle(
             look = _open_ones(task, box, limit)
             prepared(box, look.letters)
             if look.letters:
-                notices().print(table_of(look.letters), Text(_counted(look, len(look.letters))))
+                print_whole(notices(), table_of(look.letters))
+                notices().print(Text(_counted(look, len(look.letters))))
                 typer.confirm(f"{len(look.letters):,} letters: to be {deed}?", abort=True, err=True)
             task = task._replace(wanted=task.wanted._replace(places={each.place for each in look.letters}))
         done, left, places = 0, 0, []

@@ -181,7 +181,7 @@ class LetterBox:
         behind = {number: 0 if whole else found.prefix for number, found in settled.items()}
         spans = {number: (max(start, behind[number]), end) for number, (start, end) in ranges.items()}
         total, done = sum(max(end - start, 0) for start, end in spans.values()), 0
-        what = f"reading {self.topic}"
+        what = "reading the letters"
 
         def take(number: int, records: list[IncomingRecord]) -> None:
             nonlocal done

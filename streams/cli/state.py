@@ -194,7 +194,7 @@ def _changelog(
 
                 def take(number: int, records: list[IncomingRecord]) -> None:
                     at[number] = records[-1].offset + 1
-                    report(f"reading {topic}", sum(at.values()) - first, total)
+                    report("reading the changelog", sum(at.values()) - first, total)
                     receive(number, records)
 
                 reader.read(topic, spans, take, stalled_after_seconds=timeout, cancelled=lambda: False)

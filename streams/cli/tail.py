@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
@@ -169,7 +170,7 @@ class _Scan:
     def __init__(self, reader: PartitionReader, topic: str, seconds: float) -> None:
         self._reader, self._topic, self._seconds = reader, topic, seconds
         self._began = time.monotonic()
-        self._report = LogLines("records", time.monotonic, notices().print)
+        self._report = LogLines("records", time.monotonic, partial(notices().print, soft_wrap=True, markup=False))
 
     def forward(self, spans: Mapping[int, tuple[int, int]], shown: _Shown) -> None:
         """Show from the start of each span on, until all is shown, or enough."""

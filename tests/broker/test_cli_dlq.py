@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,7 +13,7 @@ import msgspec
 import pytest
 
 from streams import DEAD_LETTER, EventContext, EventSource
-from streams.cli import letters
+from streams.cli import letters, main
 from streams.cli.letters import LetterBox, resent
 from streams.clients.settings import ClientSettings
 from streams.errors import TransactionFailed
@@ -140,6 +142,48 @@ def test_a_letter_that_goes_by_reference_takes_its_record_from_the_source(lab: L
     again = lab._records(lab.topic, 0)[1]
     assert (again.key, again.value) == (b"large", added("x" * 500))
     assert [name for name, _ in again.headers or ()] == ["__grt__", "mine", "__kes_origin"]
+
+
+@pytest.mark.parametrize(("answer", "code", "sent"), [("y\n", 0, 2), ("n\n", 1, 0), ("", 1, 0)])
+def test_it_shows_the_letters_and_asks(
+    lab: Lab,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answer: str,
+    code: int,
+    sent: int,
+) -> None:
+    asyncio.run(lab.create(lab.topic, lab.dead_letter_topic))
+    write_letters(lab, record_at(lab, 0, "\x1b[2J"), record_at(lab, 1, "[bold]"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
+    words = ["--topic", lab.dead_letter_topic, "--bootstrap-servers", lab.bootstrap]
+    assert main.main(["dlq", "list", *words]) == 0
+    assert main.main(["dlq", "show", "0@1", *words]) == 0
+    out = capsys.readouterr().out
+    assert out.replace("\n", "").isprintable()
+    assert "2 open letters" in out
+    assert f"0@1  open  from {lab.topic}[0]@1\n  key: [bold]\n  type: Added" in out
+    assert main.main(["dlq", "replay", "--all", *words]) == code
+    out, err = capsys.readouterr()
+    assert "\\x1b[2J" in err
+    assert "2 letters: to be sent again? [y/N]" in err
+    assert ("sent again: 2 letters" in out) is bool(sent)
+    assert len(lab._records(lab.topic, None)) == sent
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    assert main.main(["dlq", "drop", "0@0", *words]) == 0
+    out = capsys.readouterr().out
+    assert out.endswith("nothing to do: no chosen letter is open\n" if sent else "dropped: 1 letters\n")
+
+
+def test_a_topic_or_a_letter_that_is_not_there(lab: Lab, kes: Kes) -> None:
+    source = picky(lab, {"is": False})
+    assert f"topic {lab.dead_letter_topic} does not exist" in kes(source, "dlq", "list")[2]
+    asyncio.run(lab.create(lab.dead_letter_topic))
+    write_letters(lab, record_at(lab, 0))
+    for words in (("show",), ("replay", "--yes"), ("drop", "--yes")):
+        code, answer, err = kes(source, "dlq", words[0], "0@7", *words[1:])
+        assert (code, answer) == (1, None)
+        assert f"{lab.dead_letter_topic} has no dead letter at 0@7" in err
 
 
 def test_two_at_the_same_time_and_one_that_dies_half_way_send_nothing_twice(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import sys
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from streams import EventSource
+from streams.cli import main
 from streams.clients.group_checks import GroupChecks
 from streams.clients.transactional import TransactionalProducer
 from streams.errors import EventFailure, OffsetError
@@ -78,6 +82,25 @@ async def test_poison_is_passed_and_kept_as_a_dead_letter(shop: Shop) -> None:
     await lab.check_settled(lab.topic, lab.output, lab.changelog, lab.dead_letter_topic)
 
 
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1)])
+async def test_it_shows_the_record_and_asks(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answer: str, code: int
+) -> None:
+    await shop.until_poison()
+    monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
+    module = ModuleType("shop")
+    vars(module).update(source=shop.source)
+    monkeypatch.setitem(sys.modules, "shop", module)
+    assert await asyncio.to_thread(main.main, ["skip", "shop:source", "0@1"]) == code
+    out, err = capsys.readouterr()
+    assert '{"name":5}' in err
+    assert "(cannot be read: " in err
+    assert "This record is passed, and nothing is kept of it elsewhere. Go on behind it? [y/N]" in err
+    assert out.lstrip() == ("" if code else f"{shop.lab.topic}[0] goes on behind 1\n")
+    assert await shop.lab.changelog_offset(0) == (1 if code else 2)
+    assert await shop.lab.dead_letters() == []
+
+
 async def test_poison_at_the_very_start_and_what_is_refused(lab: Lab, kes: Kes) -> None:
     """No offset is in the changelog then."""
     shop = Shop(lab, kes)
@@ -113,7 +136,9 @@ async def test_a_record_behind_markers_and_aborted_ones_is_the_next_one(lab: Lab
         writer.producer.close()
     await lab.send(POISON)
     await lab.flush()
-    assert "the next record is the one at 2, not 0" in (await shop.skip("0@0"))[2]
+    [poison] = await lab.records(lab.topic, 0)
+    assert poison.offset > 0
+    assert f"the next record is the one at {poison.offset}, not 0" in (await shop.skip("0@0"))[2]
     assert "there is no record at 0 or behind it yet" in (await shop.skip("1@0"))[2]
 
 
