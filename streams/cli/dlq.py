@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.text import Text
 
 from streams.cli.cluster import Json, Servers, Timeout, await_listener, brokers, named_source
-from streams.cli.console import complain, emit, notices, print_whole, progress
+from streams.cli.console import complain, emit, notices, print_whole
 from streams.cli.letter_tables import described, summary_of, table_of, whole
 from streams.cli.letters import Letter, LetterBox, Settled, resent
 from streams.cli.records import (
@@ -241,8 +241,7 @@ def _collect(box: LetterBox, wanted: _Wanted, limit: int, *, settled: bool = Fal
             if len(found) < limit and (settled or not letter.is_settled):
                 found.append(letter)
 
-    with progress("records") as show_progress:
-        ranges = box.scan(receive, whole=settled, progress=show_progress)
+    ranges = box.scan(receive, whole=settled)
     return _Look(sorted(found, key=lambda letter: letter.place), counts[False], counts[True], ranges)
 
 
@@ -276,7 +275,7 @@ def _settle(
             if look.letters:
                 print_whole(notices(), table_of(look.letters))
                 notices().print(Text(_counted(look, len(look.letters))))
-                typer.confirm(f"{len(look.letters):,} letters: to be {deed}?", abort=True, err=True)
+                typer.confirm(f"{_letters(len(look.letters))} to be {deed}?", abort=True, err=True)
             task = task._replace(wanted=task.wanted._replace(places={each.place for each in look.letters}))
         done, left, places = 0, 0, []
         if yes or task.wanted.places:
@@ -285,8 +284,7 @@ def _settle(
                 pairs = prepared(box, look.letters)
                 places = [str(letter.place) for letter in look.letters]
                 try:
-                    with progress("letters") as show_progress:
-                        done = settler.settle(pairs, look.ranges, lambda done: show_progress(deed, done, len(pairs)))
+                    done = settler.settle(pairs, look.ranges)
                 except TransactionFailed as error:
                     raise _explained(error, task.topic) from error
                 left = look.open - done
@@ -294,7 +292,7 @@ def _settle(
     emit(
         {"topic": task.topic, "settled": done, "left": left, "letters": places},
         json,
-        lambda: Text(f"{deed}: {done:,} letters{more}" if done else "nothing to do: no chosen letter is open"),
+        lambda: Text(f"{deed}: {_letters(done)}{more}" if done else "nothing to do: no chosen letter is open"),
     )
 
 
@@ -365,4 +363,8 @@ def _refuse_problems(problems: list[str]) -> None:
 
 def _counted(look: _Look, shown: int) -> str:
     more = f", {shown:,} of them shown" if shown < look.open else ""
-    return f"{look.open:,} open letters{more}" if look.open else "no open letters"
+    return f"open: {_letters(look.open)}{more}" if look.open else "no open letters"
+
+
+def _letters(count: int) -> str:
+    return f"{count:,} letter" + ("" if count == 1 else "s")

@@ -26,13 +26,14 @@ Letters that the source writes meanwhile, and copies that it handles, change not
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 import msgspec
 
 from streams.cli.records import Place
+from streams.cli.scans import OffsetProgress, late_lines
 from streams.clients.admin import TopicAdmin
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
@@ -165,13 +166,7 @@ class LetterBox:
         self._reader.close()
         self._admin.close()
 
-    def scan(
-        self,
-        receive: Callable[[Letter], None],
-        *,
-        whole: bool = False,
-        progress: Callable[[str, int, int], None] = lambda what, done, total: None,
-    ) -> dict[int, Settled]:
+    def scan(self, receive: Callable[[Letter], None], *, whole: bool = False) -> dict[int, Settled]:
         """Hand in the letters up to the end of the topic as it is now, per partition in order; returns what is settled.
         ``whole``: also those of before the first open one. Raises ``TopicError``, ``BrokerUnavailable``."""
         marks = self._admin.watermarks(self.topic, None, self._seconds)
@@ -180,21 +175,16 @@ class LetterBox:
         settled = {number: _settled_by(last.get(number)) for number in ranges}
         behind = {number: 0 if whole else found.prefix for number, found in settled.items()}
         spans = {number: (max(start, behind[number]), end) for number, (start, end) in ranges.items()}
-        total, done = sum(max(end - start, 0) for start, end in spans.values()), 0
-        what = "reading the letters"
+        progress = OffsetProgress(f"reading {self.topic}", spans)
 
         def take(number: int, records: list[IncomingRecord]) -> None:
-            nonlocal done
+            progress.reached(number, records)
             for record in records:
                 if not (record.key or b"").startswith(RESERVED_KEY_PREFIX):
                     receive(letter_of(record, behind[number], is_settled=record.offset in settled[number]))
                     behind[number] = record.offset + 1
-            done += len(records)
-            progress(what, done, total)
 
         self._reader.read(self.topic, spans, take, stalled_after_seconds=self._seconds, cancelled=lambda: False)
-        if done < total:  # markers and aborted records have offsets, too
-            progress(what, total, total)
         return settled
 
     def originals(self, letters: Iterable[Letter]) -> dict[Place, IncomingRecord | str]:
@@ -246,19 +236,14 @@ class Settler:
     def __init__(self, topic: str, producer: TransactionalProducer, seconds: float) -> None:
         self._topic, self._producer, self._seconds = topic, producer, seconds
 
-    def settle(
-        self,
-        letters: Iterable[tuple[Letter, Output | None]],
-        settled: dict[int, Settled],
-        progress: Callable[[int], None] = lambda done: None,
-    ) -> int:
+    def settle(self, letters: Sequence[tuple[Letter, Output | None]], settled: dict[int, Settled]) -> int:
         """Send the records (``None``: drop the letter), and mark their letters; ``settled`` is kept up to date. Returns
-        the number of letters. ``progress`` is called with it after each transaction.
+        the number of letters.
 
         Raises ``TransactionFailed`` (kind ``unknown``: the last transaction is in doubt, the next run clears it up;
         ``fenced``: another process has begun) and ``RecordRefused``. Those of the transactions before are settled.
         """
-        done = 0
+        done, progress = 0, late_lines("letters")
         for batch in _batches(letters):
             for letter, _ in batch:
                 settled[letter.record.partition].add(letter.after, letter.record.offset + 1)
@@ -266,7 +251,7 @@ class Settler:
             outputs = [output for _, output in batch if output is not None]
             self._commit([*outputs, *(self._mark(number, settled[number]) for number in touched)])
             done += len(batch)
-            progress(done)
+            progress(f"settling in {self._topic}", done, len(letters))
         return done
 
     def close(self) -> None:

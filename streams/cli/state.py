@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from streams.cli.cluster import Json, Servers, SourceName, Timeout, admin_of, brokers, named_source
-from streams.cli.console import complain, emit, progress
+from streams.cli.console import complain, emit
 from streams.cli.records import harmless, one_line, plain, plain_bytes, plain_text, shortened, shown_time
+from streams.cli.scans import OffsetProgress
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.codecs import RESERVED_KEY_PREFIX
@@ -188,16 +189,13 @@ def _changelog(
         spans = {number: (marks[number].start, marks[number].stable) for number in sorted(wanted or marks)}
 
         def read(receive: _Receive) -> None:
-            at = {number: start for number, (start, _) in spans.items()}
-            first, total = sum(at.values()), sum(end - start for start, end in spans.values())
-            with progress("records") as report:
+            progress = OffsetProgress(f"reading {topic}", spans)
 
-                def take(number: int, records: list[IncomingRecord]) -> None:
-                    at[number] = records[-1].offset + 1
-                    report("reading the changelog", sum(at.values()) - first, total)
-                    receive(number, records)
+            def take(number: int, records: list[IncomingRecord]) -> None:
+                progress.reached(number, records)
+                receive(number, records)
 
-                reader.read(topic, spans, take, stalled_after_seconds=timeout, cancelled=lambda: False)
+            reader.read(topic, spans, take, stalled_after_seconds=timeout, cancelled=lambda: False)
 
         yield list(spans), read
 

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from datetime import datetime
-from functools import partial
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
 from streams.cli.cluster import Servers, Timeout, await_listener, brokers, named_source
-from streams.cli.console import LogLines, as_json, notices
+from streams.cli.console import as_json
 from streams.cli.records import Decoder, facts_of, harmless, one_line, place_of, shown_time
+from streams.cli.scans import OffsetProgress
 from streams.clients.admin import TopicAdmin, Watermarks
 from streams.clients.consumer import TAIL, LogConsumer
 from streams.clients.reader import PartitionReader
@@ -33,8 +33,6 @@ _LAST: Final = 10
 """Records that are shown where the command line does not say from where on."""
 _NO_LIMIT: Final = 10**15
 _PAUSE_SECONDS: Final = 0.2
-_QUIET_SECONDS: Final = 2.0
-"""A scan that ends sooner reports no progress."""
 _STRETCH: Final = 1_000
 _AGO: Final = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
@@ -169,8 +167,6 @@ class _Scan:
 
     def __init__(self, reader: PartitionReader, topic: str, seconds: float) -> None:
         self._reader, self._topic, self._seconds = reader, topic, seconds
-        self._began = time.monotonic()
-        self._report = LogLines("records", time.monotonic, partial(notices().print, soft_wrap=True, markup=False))
 
     def forward(self, spans: Mapping[int, tuple[int, int]], shown: _Shown) -> None:
         """Show from the start of each span on, until all is shown, or enough."""
@@ -211,13 +207,10 @@ class _Scan:
         receive: Callable[[int, list[IncomingRecord]], None],
         cancelled: Callable[[], bool],
     ) -> None:
-        at = {number: start for number, (start, end) in spans.items() if start < end}
-        first, total = sum(at.values()), sum(spans[number][1] for number in at) - sum(at.values())
+        progress = OffsetProgress(f"reading {self._topic}", spans)
 
         def take(number: int, records: list[IncomingRecord]) -> None:
-            at[number] = records[-1].offset + 1
-            if time.monotonic() - self._began > _QUIET_SECONDS:
-                self._report(f"reading {self._topic}", sum(at.values()) - first, total)
+            progress.reached(number, records)
             receive(number, records)
 
         with contextlib.suppress(Stopped):  # enough is shown

@@ -161,18 +161,18 @@ def test_it_shows_the_letters_and_asks(
     assert main.main(["dlq", "show", "0@1", *words]) == 0
     out = capsys.readouterr().out
     assert out.replace("\n", "").isprintable()
-    assert "2 open letters" in out
+    assert "open: 2 letters\n" in out
     assert f"0@1  open  from {lab.topic}[0]@1\n  key: [bold]\n  type: Added" in out
     assert main.main(["dlq", "replay", "--all", *words]) == code
     out, err = capsys.readouterr()
     assert "\\x1b[2J" in err
-    assert "2 letters: to be sent again? [y/N]" in err
+    assert "2 letters to be sent again? [y/N]" in err
     assert ("sent again: 2 letters" in out) is bool(sent)
     assert len(lab._records(lab.topic, None)) == sent
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     assert main.main(["dlq", "drop", "0@0", *words]) == 0
     out = capsys.readouterr().out
-    assert out.endswith("nothing to do: no chosen letter is open\n" if sent else "dropped: 1 letters\n")
+    assert out.endswith("nothing to do: no chosen letter is open\n" if sent else "dropped: 1 letter\n")
 
 
 def test_a_topic_or_a_letter_that_is_not_there(lab: Lab, kes: Kes) -> None:
@@ -213,7 +213,7 @@ def test_two_at_the_same_time_and_one_that_dies_half_way_send_nothing_twice(
 
         monkeypatch.setattr(settler, "_commit", committed)
         try:
-            return settler.settle(((letter, resent(letter, None)) for letter in found), settled)
+            return settler.settle([(letter, resent(letter, None)) for letter in found], settled)
         except (KeyboardInterrupt, TransactionFailed):
             return -1
         finally:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from streams.cli import main, tail
+from streams.cli import main, scans
 from streams.clients.admin import TopicAdmin
 from streams.clients.settings import ClientSettings
 from streams.records import Headers
@@ -134,7 +134,7 @@ def test_control_characters_are_escapes_and_a_long_scan_reports_progress(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tail, "_QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(scans, "QUIET_SECONDS", 0.0)
     arguments = ["tail", topic, "--from", "0", "--headers", "--bootstrap-servers", kafka_broker.bootstrap_servers]
     assert main.main(arguments) == 0
     out, err = capsys.readouterr()
