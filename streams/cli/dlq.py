@@ -337,7 +337,7 @@ def _problems(
         if not letter.is_addressed:
             problem = "it does not say where it came from"
         elif count is None:
-            problem = f"topic {harmless(letter.facts['topic'])} does not exist any more: create it, or drop the letter"
+            problem = f"topic {letter.facts['topic']} does not exist any more: create it, or drop the letter"
         elif int(letter.facts["partition"]) >= count:
             problem = f"topic {letter.facts['topic']} has {count} partitions only"
         elif isinstance(original, str):
@@ -353,7 +353,7 @@ def _refuse_problems(problems: list[str]) -> None:
     if not problems:
         return
     for problem in problems[:_MOST_NAMED]:
-        complain(problem)
+        complain(harmless(problem))
     more = f" ({len(problems) - _MOST_NAMED} more)" if len(problems) > _MOST_NAMED else ""
     raise TopicError(
         f"{len(problems)} letters cannot be sent again{more}, so nothing is: repair what is named, choose others, or "

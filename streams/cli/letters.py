@@ -34,12 +34,13 @@ import msgspec
 
 from streams.cli.records import Place
 from streams.cli.scans import OffsetProgress, late_lines
+from streams.cli.transaction import send, transaction
 from streams.clients.admin import TopicAdmin
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.clients.transactional import TransactionalProducer
 from streams.codecs import RESERVED_KEY_PREFIX
-from streams.errors import OffsetError, StreamsError, TopicError, TransactionFailed
+from streams.errors import OffsetError, TopicError
 from streams.records import Headers, IncomingRecord, Output
 from streams.runtime.partition.dead_letters import PARTS, PREFIX
 
@@ -202,6 +203,8 @@ class LetterBox:
         if at is None:
             return f"{gone} is nowhere"
         try:
+            if number >= (self.partitions(topic) or 0):
+                return f"{gone} is gone with its topic"
             mark = self._admin.watermarks(topic, [number], self._seconds)[number]
             if not mark.start <= at < mark.end:
                 return f"{gone} is not in the log any more"
@@ -214,8 +217,11 @@ class LetterBox:
         return records[0]
 
     def partitions(self, topic: str) -> int | None:
-        """Return the number of partitions of a topic; ``None``: there is no such topic."""
-        identity = self._admin.identity(topic, self._seconds)
+        """Return the number of partitions of a topic; ``None``: there is no such topic, or none can have that name."""
+        try:
+            identity = self._admin.identity(topic, self._seconds)
+        except TopicError:
+            return None
         return None if identity is None else identity[1]
 
     def settler(self) -> Settler:
@@ -263,18 +269,8 @@ class Settler:
         return Output(self._topic, value, MARK_KEY, None, partition, 0, partition, -1)
 
     def _commit(self, outputs: list[Output]) -> None:
-        producer = self._producer
-        producer.begin()
-        try:
-            for output in outputs:
-                while not producer.produce(output):
-                    producer.flush(self._seconds)
-            producer.flush(self._seconds)
-        except StreamsError as error:
-            if not isinstance(error, TransactionFailed) or error.kind in ("abortable", "blocked"):
-                producer.abort(self._seconds)
-            raise
-        producer.commit(self._seconds)
+        with transaction(self._producer, self._seconds):
+            send(self._producer, outputs, self._seconds)
 
 
 def resent(letter: Letter, original: IncomingRecord | None) -> Output:
@@ -298,6 +294,8 @@ def _settled_by(mark: IncomingRecord | None) -> Settled:
         raise OffsetError(f"{mark.where}: the mark of settled letters cannot be read: {error}") from error
     if found.v > _MARK_FORMAT:
         raise OffsetError(f"{mark.where}: the mark of settled letters has format {found.v}: update this program first")
+    if any(not 0 <= start < end for start, end in found.settled):
+        raise OffsetError(f"{mark.where}: the mark of settled letters has a range that is none")
     return Settled(found.settled)
 
 

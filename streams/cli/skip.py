@@ -33,6 +33,7 @@ from rich.text import Text
 from streams.cli.cluster import Json, Servers, SourceName, Timeout, admin_of, brokers, named_source
 from streams.cli.console import emit, notices
 from streams.cli.records import Content, Decoder, Place, checked_place, harmless, one_line, shortened, shown_time
+from streams.cli.transaction import IN_DOUBT, send, transaction
 from streams.clients.group_checks import GroupChecks
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
@@ -109,13 +110,16 @@ def skip(
             outputs.append(letter.within(found.program().message_limit))
         moved = OffsetRecord(place.offset + 1, _WRITER, 0, 0, checks.source_id(), checks.changelog_id())
         outputs.append(_offset_record(config, place.partition, moved))
-        with _transaction(producer, timeout):
-            checks.hold(producer, {place.partition: place.offset + 1})
-            if _position(config, checks, place.partition, committed) != position:
-                raise OffsetError(f"a member of the group {config.group_id} has handled records meanwhile; look again")
-            for output in outputs:
-                producer.produce(output)
-            producer.flush(timeout)
+        try:
+            with transaction(producer, timeout):
+                checks.hold(producer, {place.partition: place.offset + 1})
+                if _position(config, checks, place.partition, committed) != position:
+                    raise OffsetError(f"a member of group {config.group_id} has handled records meanwhile; look again")
+                send(producer, outputs, timeout)
+        except TransactionFailed as error:
+            if error.kind in IN_DOUBT:
+                raise OffsetError(f"{error}. Whether the record was passed is not known: run it again") from error
+            raise
     data = {
         "group": config.group_id,
         "topic": config.topic,
@@ -194,23 +198,6 @@ def _producer_of(config: EventSourceConfig, timeout: float) -> Iterator[Transact
     with closing(TransactionalProducer(settings, name, transaction_timeout_ms=_TRANSACTION_MS)) as producer:
         producer.init(timeout)
         yield producer
-
-
-@contextmanager
-def _transaction(producer: TransactionalProducer, timeout: float) -> Iterator[None]:
-    """A transaction that is committed at the end of the block, and aborted if that raises."""
-    producer.begin()
-    try:
-        yield
-        producer.commit(timeout)
-    except TransactionFailed as error:
-        if error.kind in ("unknown", "fenced"):
-            raise OffsetError(f"{error}. Whether the record was passed is not known: run it again") from error
-        producer.abort(timeout)
-        raise
-    except BaseException:
-        producer.abort(timeout)
-        raise
 
 
 def _reader_of(config: EventSourceConfig) -> PartitionReader:

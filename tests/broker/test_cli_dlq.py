@@ -111,16 +111,19 @@ def test_what_cannot_be_sent_again_is_named_and_nothing_is_sent(lab: Lab, kes: K
         record_at(lab, 2, topic=f"{lab.topic}-gone"),
         record_at(lab, 3, headers=[("__kes_dlq_left_out_value", b"7"), *ADDED]),
         record_at(lab, 4, partition=0, value=b"\x1b[31m<b>\xff"),
+        record_at(lab, 5, topic="no topic\x1b[2J", headers=[("__kes_dlq_left_out_value", b"7"), *ADDED]),
     )
     code, answer, err = kes(source, "dlq", "replay", "--all", "--yes")
     assert (code, answer) == (1, None)
     assert "no handler for the event type 'Gone'" in err
     assert f"topic {lab.topic}-gone does not exist any more" in err
     assert f"the record at {lab.topic}[0]@3 is not in the log any more" in err
-    assert "4 letters cannot be sent again, so nothing is" in err
+    assert "topic no topic\\x1b[2J does not exist any more" in err
+    assert "5 letters cannot be sent again, so nothing is" in err
     assert "\x1b" not in err
     assert lab._records(lab.topic, None) == []
-    assert kes(source, "dlq", "drop", "0@2", "0@3", "--yes")[1]["settled"] == 2
+    assert "is gone with its topic" in kes(source, "dlq", "show", "0@5")[1]["letters"][0]["problem"]
+    assert kes(source, "dlq", "drop", "0@2", "0@3", "0@5", "--yes")[1]["settled"] == 3
     code, answer, _ = kes(source, "dlq", "replay", "--all", "--force", "--yes")
     assert (code, answer["letters"]) == (0, ["0@0", "0@1", "0@4"])
     assert [record.value for record in lab._records(lab.topic, None)] == [added("a"), added("a"), b"\x1b[31m<b>\xff"]

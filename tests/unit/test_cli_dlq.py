@@ -96,7 +96,12 @@ def test_the_first_origin_stays() -> None:
 
 @pytest.mark.parametrize(
     ("value", "error"),
-    [(b"", "cannot be read"), (None, "cannot be read"), (b'{"v":2,"settled":[]}', "has format 2: update this program")],
+    [
+        (b'{"v":1,"settled":[[5,3]]}', "a range that is none"),
+        (b"", "cannot be read"),
+        (None, "cannot be read"),
+        (b'{"v":2,"settled":[]}', "has format 2: update this program"),
+    ],
 )
 def test_a_mark_of_another_program_is_an_error(value: bytes | None, error: str) -> None:
     from streams.cli.letters import _settled_by
