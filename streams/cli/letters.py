@@ -94,13 +94,21 @@ class Settled:
 
 
 class Letter(NamedTuple):
-    """A record of a dead-letter topic. ``facts``: the last ``__kes_dlq_*`` header of each name, without the prefix.
-    ``after``: the offset behind the letter before it. ``is_settled``: it was sent again, or dropped."""
+    """A record of a dead-letter topic. Nothing in it is trusted. ``after``: the offset behind the letter before it.
+    ``is_settled``: it was sent again, or dropped."""
 
     record: IncomingRecord
-    facts: Mapping[str, str]
     after: int
     is_settled: bool
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """Return the last ``__kes_dlq_*`` header of each name, without the prefix."""
+        return {
+            name.removeprefix(PREFIX): (value or b"").decode(errors="backslashreplace")
+            for name, value in self.record.headers or ()
+            if name.startswith(PREFIX)
+        }
 
     @property
     def place(self) -> Place:
@@ -134,16 +142,6 @@ class Letter(NamedTuple):
 def number_in(text: str) -> int | None:
     """Return the number that a fact is; ``None``: it is none."""
     return int(text) if text.isdecimal() and len(text) < 19 else None
-
-
-def letter_of(record: IncomingRecord, after: int, *, is_settled: bool) -> Letter:
-    """Read the facts of a letter. Nothing in it is trusted."""
-    facts = {
-        name.removeprefix(PREFIX): (value or b"").decode(errors="backslashreplace")
-        for name, value in record.headers or ()
-        if name.startswith(PREFIX)
-    }
-    return Letter(record, facts, after, is_settled)
 
 
 class LetterBox:
@@ -182,7 +180,7 @@ class LetterBox:
             progress.reached(number, records)
             for record in records:
                 if not (record.key or b"").startswith(RESERVED_KEY_PREFIX):
-                    receive(letter_of(record, behind[number], is_settled=record.offset in settled[number]))
+                    receive(Letter(record, behind[number], record.offset in settled[number]))
                     behind[number] = record.offset + 1
 
         self._reader.read(self.topic, spans, take, stalled_after_seconds=self._seconds, cancelled=lambda: False)

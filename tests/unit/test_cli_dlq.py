@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from streams.cli import dlq
 from streams.cli.letter_tables import described, summary_of, whole
-from streams.cli.letters import Mark, Settled, letter_of, resent
+from streams.cli.letters import Letter, Mark, Settled, resent
 from streams.cli.records import Decoder, checked_place, harmless, one_line, plain, plain_bytes
 from streams.errors import OffsetError
 from streams.records import Headers, IncomingRecord
@@ -53,9 +53,9 @@ def test_a_mark_says_of_each_letter_whether_it_is_settled(gaps: list[tuple[int, 
         assert settled.ranges == [(0, offsets[-1] + 1)]
 
 
-def letter(headers: Headers, *, key: bytes | None = b"k", value: bytes | None = b"{}") -> dlq.Letter:
+def letter(headers: Headers, *, key: bytes | None = b"k", value: bytes | None = b"{}") -> Letter:
     named = [("__kes_dlq_" + name, content) for name, content in headers]
-    return letter_of(IncomingRecord("dlq", 1, 7, key, value, named, 5), 0, is_settled=False)
+    return Letter(IncomingRecord("dlq", 1, 7, key, value, named, 5), 0, False)
 
 
 BAD: list[Headers] = [
