@@ -47,10 +47,14 @@ def emit(data: Any, json: bool, table: Callable[[], RenderableType]) -> None:
         sys.stdout.write(as_json(data))
         sys.stdout.flush()
     else:
-        shown, console = table(), answers()
-        widest = Measurement.get(console, console.options.update(max_width=_WIDEST), shown).maximum
-        console.width = max(console.width, widest)
-        console.print(shown)
+        print_whole(answers(), table())
+
+
+def print_whole(console: Console, shown: RenderableType) -> None:
+    """Print a table on a console of as many columns as it needs."""
+    widest = Measurement.get(console, console.options.update(max_width=_WIDEST), shown).maximum
+    console.width = max(console.width, widest)
+    console.print(shown)
 
 
 def as_json(data: Any) -> str:

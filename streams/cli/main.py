@@ -38,6 +38,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "demo": Command("streams.cli.demo", "Real flights through Spark, Kafka and exactly-once handlers.", "demo"),
+    "new": Command("streams.cli.new", "A small project to begin with: event source, test, producer."),
     "run": Command("streams.cli.run", "Run an event source in worker processes that are kept alive."),
     "broker": Command("streams.cli.broker", "An embedded real Kafka: start, stop, status.", "broker"),
     "topics": Command("streams.cli.topics", "Topics as the settings want them: plan, apply, grow."),
@@ -45,6 +46,13 @@ COMMANDS = {
     "lag": Command("streams.cli.lag", "Committed offset, end and distance of every partition."),
     "group": Command("streams.cli.group", "The members of a group, who has what, and what is on its way."),
     "transactions": Command("streams.cli.transactions", "Transactions that are open in topics: list, hanging, abort."),
+    "doctor": Command("streams.cli.doctor", "What is wrong with a cluster and an event source, and what to type."),
+    "tail": Command(
+        "streams.cli.tail", "The committed records of a topic, decoded, from when on, by key, as they come."
+    ),
+    "state": Command("streams.cli.state", "The state of an event source, from its changelog: ls, get, scan."),
+    "dlq": Command("streams.cli.dlq", "Dead letters: list, show, replay (send again), drop."),
+    "skip": Command("streams.cli.skip", "Pass a record that stops an event source, without a deployment."),
     "verify": Command("streams.cli.verify", "Kill and freeze an event source, compare what it leaves.", "broker"),
 }
 

@@ -209,6 +209,13 @@ class TopicAdmin:
         end = self._offsets(wanted, _LATEST, IsolationLevel.READ_UNCOMMITTED, deadline)
         return {number: Watermarks(start[number], stable[number], end[number]) for number in numbers}
 
+    def offsets_at(self, topic: str, timestamp_ms: int, timeout_seconds: float = 10.0) -> dict[int, int]:
+        """Return of each partition the offset of its first record of this time or later; -1: there is none."""
+        deadline = time.monotonic() + timeout_seconds
+        wanted = [TopicPartition(topic, number) for number in range(self._partitions(topic, deadline))]
+        at = _untyped.OffsetSpec.for_timestamp(timestamp_ms)
+        return self._offsets(wanted, at, IsolationLevel.READ_UNCOMMITTED, deadline)
+
     def committed(
         self, group: str, topic: str, timeout_seconds: float = 10.0, partitions: Collection[int] | None = None
     ) -> dict[int, int]:

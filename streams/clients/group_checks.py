@@ -11,9 +11,11 @@ from typing import Final, Self
 from streams.clients import kafka_python_settings
 from streams.clients.admin import TopicAdmin
 from streams.clients.group_view import GroupQuestions
+from streams.clients.group_wire import metadata_of_no_member
 from streams.clients.kafka_python import errors as kafka_errors
 from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, commit_request, entries_of
 from streams.clients.plain_producer import PlainProducer
+from streams.clients.producing.blocking import BlockingSlot
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.clients.takeover import KafkaPythonTakeOver, SourceLog
@@ -23,7 +25,6 @@ from streams.records import IncomingRecord, Record
 from streams.topics import TopicSpec
 
 _SECONDS: Final = 30.0
-_STRETCH: Final = 10_000
 _POLL_SECONDS: Final = 0.1
 _CLOSE_SECONDS: Final = 2.0
 _AT_REST: Final = ("Empty", "Dead", "")
@@ -100,6 +101,14 @@ class GroupChecks:
         # The barrier: what a missed fence left open must not be committed after we have looked.
         self._refuse_position(self.committed(list(range(self._config.num_partitions))))
 
+    def hold(self, slot: BlockingSlot, offsets: Mapping[int, int]) -> None:
+        """Send offsets of the group into a transaction, and check after that that no member is alive: a member that
+        joins later waits, before it takes over one of these partitions, for the end of the transaction (its barrier:
+        committed offsets that are pending). Raises ``OffsetError``, ``TransactionFailed``."""
+        metadata = metadata_of_no_member(self._config.group_id)
+        slot.send_offsets(self._config.offsets_topic, offsets, metadata)
+        self.refuse_if_alive()
+
     def refuse_if_begun(self) -> None:
         """Refuse as ``refuse_unless_at_rest`` does, from within a transaction that has sent offsets for the group:
         while they are pending there is no barrier to wait for."""
@@ -139,22 +148,10 @@ class GroupChecks:
             self._client.ask(f"setting the offsets of group {config.group_id}", deadline, attempt)
 
     def last_records(self, topic: str, partitions: list[int], key: bytes) -> dict[int, IncomingRecord]:
-        """The last committed record with this key in each partition; those without one are left out. Reads backwards,
-        in ever longer stretches."""
-        left = self._group_log.log_range(topic, partitions, self._deadline())
-        found: dict[int, IncomingRecord] = {}
-        stretch = _STRETCH
-
-        def receive(number: int, records: list[IncomingRecord]) -> None:
-            found.update((number, record) for record in records if record.key == key)
-
+        """The last committed record with this key in each partition; those without one are left out."""
+        ranges = self._group_log.log_range(topic, partitions, self._deadline())
         with contextlib.closing(PartitionReader(self._settings)) as reader:
-            while left := {number: (low, high) for number, (low, high) in left.items() if low < high}:
-                spans = {number: (max(low, high - stretch), high) for number, (low, high) in left.items()}
-                reader.read(topic, spans, receive, stalled_after_seconds=self._seconds, cancelled=lambda: False)
-                left = {number: (left[number][0], start) for number, (start, _) in spans.items() if number not in found}
-                stretch *= 8
-        return found
+            return reader.last_with_key(topic, ranges, key, stalled_after_seconds=self._seconds)
 
     def write(self, topic: str, key: bytes, values: Mapping[int, bytes]) -> None:
         """Write one record with this key into each of these partitions. On return all in-sync replicas have them.

@@ -67,6 +67,11 @@ def group_metadata(group_id: str, generation: int, member_id: str, group_instanc
     return b"CGMDv2:" + struct.pack("=i", generation) + group + member + (b"\0" + instance[0] if instance else b"\1")
 
 
+def metadata_of_no_member(group_id: str) -> bytes:
+    """Group metadata (``CGMDv2``) of a command that is no member. The broker does not fence it."""
+    return b"CGMDv2:" + struct.pack("=i", -1) + group_id.encode() + b"\0\0\1"
+
+
 class Metadata(msgspec.Struct, frozen=True):
     """Fields of librdkafka's group metadata bytes."""
 

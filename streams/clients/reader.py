@@ -14,6 +14,8 @@ from streams.errors import Stopped
 from streams.records import IncomingRecord
 
 _POLL_SECONDS = 0.05
+_STRETCH = 10_000
+"""Offsets that are read first where the last record of a kind is looked for."""
 
 
 class PartitionReader:
@@ -92,6 +94,25 @@ class PartitionReader:
             stalled_after_seconds=stalled_after_seconds,
             cancelled=lambda: False,
         )
+        return found
+
+    def last_with_key(
+        self, topic: str, ranges: Mapping[int, tuple[int, int]], key: bytes, *, stalled_after_seconds: float
+    ) -> dict[int, IncomingRecord]:
+        """Return the last committed record with this key in each range (first offset, high watermark); partitions
+        without one are left out. Reads backwards, in ever longer stretches. Raises as ``read``."""
+        left = dict(ranges)
+        found: dict[int, IncomingRecord] = {}
+        stretch = _STRETCH
+
+        def receive(number: int, records: list[IncomingRecord]) -> None:
+            found.update((number, record) for record in records if record.key == key)
+
+        while left := {number: (low, high) for number, (low, high) in left.items() if low < high}:
+            spans = {number: (max(low, high - stretch), high) for number, (low, high) in left.items()}
+            self.read(topic, spans, receive, stalled_after_seconds=stalled_after_seconds, cancelled=lambda: False)
+            left = {number: (left[number][0], start) for number, (start, _) in spans.items() if number not in found}
+            stretch *= 8
         return found
 
     def close(self) -> None:

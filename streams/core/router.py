@@ -98,6 +98,12 @@ class Route:
         self.version = event_type.version if event_type is not None else 1
         self.wire_version = None if self.version == 1 else b"%d" % self.version
 
+    @property
+    def handler_name(self) -> str:
+        """``module.function``; of a callable without a name its class's."""
+        handler = self.handler if hasattr(self.handler, "__qualname__") else type(self.handler)
+        return f"{handler.__module__}.{handler.__qualname__}"
+
     def with_policy(self, policy: ErrorPolicy) -> Route:
         made, arguments = self.__reduce__()
         return made(*arguments, policy=policy)

@@ -44,6 +44,14 @@ class SimpleStore(JournalledBytes, Generic[T]):
         data = self._get(self._encode_key(key))
         return None if data is None else self._codec.decode(data)
 
+    def decode_key(self, key: bytes) -> str:
+        """Decode a key in the changelog, for tools. Raises ``DecodeError``."""
+        return str_codec.decode(key)
+
+    def decode_value(self, value: bytes) -> T:
+        """Decode a value in the changelog, for tools. Raises ``DecodeError``."""
+        return self._codec.decode(value)
+
     def put(self, item: T) -> Change:
         """Keep an item under its key."""
         journal = self._journal

@@ -184,6 +184,14 @@ class Table(JournalledBytes, Generic[K, V]):
         """The highest key with its value, or ``None`` if the table is empty."""
         return next(self.range(reverse=True), None)
 
+    def decode_key(self, key: bytes) -> K:
+        """Decode a key in the changelog, for tools. Raises ``DecodeError``."""
+        return self._decode_key(key)
+
+    def decode_value(self, value: bytes) -> V:
+        """Decode a value in the changelog, for tools. Raises ``DecodeError``."""
+        return self._decode_value(value)
+
     def _ordered(self) -> OrderedKeyValueEngine:
         engine = self._engine
         if not hasattr(engine, "range"):

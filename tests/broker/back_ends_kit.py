@@ -252,9 +252,12 @@ def _names_partition(record: IncomingRecord) -> bool:
     return record.header("partition") is not None
 
 
+OF_THE_RUN = {f"{PREFIX}failed_at_ms", f"{PREFIX}instance"}
+
+
 def _letter(record: IncomingRecord) -> tuple[Any, ...]:
     headers = [
-        (name, b"now" if name == f"{PREFIX}failed_at_ms" or _is_present(name, value) else _one_way(value))
+        (name, b"here and now" if name in OF_THE_RUN or _is_present(name, value) else _one_way(value))
         for name, value in record.headers or ()
     ]
     return record.partition, record.key, record.value, headers

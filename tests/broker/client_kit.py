@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import struct
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,11 +28,6 @@ def rows(partition: int, *values: str) -> list[Row]:
 
 def numbers(first: int, end: int) -> list[str]:
     return [str(number) for number in range(first, end)]
-
-
-def group_metadata(group: str) -> bytes:
-    """librdkafka's serialised group metadata, of generation -1 and no member: the broker does not fence it."""
-    return b"CGMDv2:" + struct.pack("=i", -1) + group.encode() + b"\0\0\1"
 
 
 class Writer:

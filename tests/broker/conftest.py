@@ -70,15 +70,15 @@ def bank_group(membership: str, kafka_broker: BrokerAddress, topic_prefix: str, 
 
 @pytest.fixture
 def kes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, Any, str]]:
-    """The command in this process, as ``kes(source, *words)`` with ``shop:source`` and ``--json`` for this source: exit
-    code, answer, messages."""
+    """The command in this process, as ``kes(source, *words)`` with ``shop:source`` (behind the first two words) and
+    ``--json`` for this source: exit code, answer, messages."""
     monkeypatch.setattr(console, "configure_logging", lambda verbosity: None)
 
-    def run(source: EventSource[Any], *words: str) -> tuple[int, Any, str]:
+    def run(source: EventSource[Any], *words: str, behind: int = 2) -> tuple[int, Any, str]:
         module = ModuleType("shop")
         vars(module).update(source=source)
         monkeypatch.setitem(sys.modules, "shop", module)
-        code = main.main([*words[:2], "shop:source", *words[2:], "--json"])
+        code = main.main([*words[:behind], "shop:source", *words[behind:], "--json"])
         out, err = capsys.readouterr()
         return code, json.loads(out) if out else None, err
 

@@ -188,7 +188,7 @@ def test_a_record_that_cannot_be_read_ends_the_run_at_once(
     assert len(failures) == len(met_by)  # once by each worker that had the partition before all of them had stopped
     for line in failures:
         assert line.count(f"{topic_prefix}in[1]@0") == 1
-        assert line.endswith("set decode_policy=DEAD_LETTER or decode_policy=SKIP")
+        assert line.endswith("pass this record: kes skip MODULE:SOURCE 1@0")
 
 
 def test_lag_in_a_topic_that_does_not_exist(kes: Kes) -> None:

@@ -9,13 +9,14 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from streams.clients.admin import TopicAdmin
+from streams.clients.group_wire import metadata_of_no_member
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable, OffsetError, Stopped, TopicError
 from streams.records import IncomingRecord
 from streams.testing.faults import KafkaProxy, Rule
 from streams.topics import TopicSpec
-from tests.broker.client_kit import PATIENCE, Writer, create, group_metadata, numbers, rows, truncate, writing
+from tests.broker.client_kit import PATIENCE, Writer, create, numbers, rows, truncate, writing
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
@@ -180,7 +181,7 @@ def test_pending_offsets_are_waited_for(admin: TopicAdmin, writer: Writer, topic
     group = topic + ".group"
     assert admin.committed(group, topic) == {}
     writer.begin()
-    writer.producer.send_offsets_to_transaction([TopicPartition(topic, 0, 7)], group_metadata(group), PATIENCE)
+    writer.producer.send_offsets_to_transaction([TopicPartition(topic, 0, 7)], metadata_of_no_member(group), PATIENCE)
     with pytest.raises(BrokerUnavailable, match="may still be open"):
         admin.committed(group, topic, timeout_seconds=2.0)
     writer.commit()

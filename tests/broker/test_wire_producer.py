@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechani
 from streams.broker import KafkaBroker, KafkaCluster, kafka_broker
 from streams.broker.probe import HOST, free_port
 from streams.clients.admin import TopicAdmin
-from streams.clients.group_wire import group_metadata
+from streams.clients.group_wire import group_metadata, metadata_of_no_member
 from streams.clients.producing.broker_connection import connect
 from streams.clients.producing.cluster import Cluster
 from streams.clients.producing.encoded_transaction import EncodedTransaction
@@ -38,7 +38,7 @@ from streams.topics import TopicSpec
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
-ANYBODY = Snapshot(1, -1, "", b"CGMDv2:\xff\xff\xff\xffgroup\0\0\1")
+ANYBODY = Snapshot(1, -1, "", metadata_of_no_member("group"))
 """The metadata of no member: the broker takes offsets under it, and does not fence them."""
 NOBODY = Snapshot(1, 5, "nobody", group_metadata("group", 5, "nobody", None))
 SESSION_MS = 2_000

@@ -225,7 +225,7 @@ def test_what_stops_the_source_is_raised_by_the_call(driver: Driver) -> None:
 def test_a_record_that_cannot_be_read_is_named_once_with_the_ways_on(
     header: bytes, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ways_on = r"repair the event class and deploy it, or set decode_policy=DEAD_LETTER or decode_policy=SKIP"
+    ways_on = r"repair the event class and deploy it; .* decode_policy=SKIP; or .*: kes skip MODULE:SOURCE 1@0"
     with TestDriver(build(decode_policy=STOP)) as made:
         with pytest.raises(EventFailure, match=rf"^added\[1\]@0: {problem}cannot be read.* {ways_on}$") as caught:
             made.send_record(Record("added", b'{"text":7}', headers=[("__grt__", header)], partition=1))

@@ -26,7 +26,7 @@ from streams import (
 )
 from streams.errors import EventFailure, StoreError
 from streams.metrics import EventFailed, Measurement
-from streams.runtime.partition.dead_letters import LONGEST_TEXT
+from streams.runtime.partition.dead_letters import LONGEST_TEXT, LONGEST_TRACE
 from streams.testing import TestDriver
 from tests.unit.handlers_kit import OUT, config, counts, driven, letters, misbehave, send, totals
 from tests.vocabulary import KINDS, TOTALS, Added, Total, Words, count, tell_total, write
@@ -119,6 +119,28 @@ def test_whatever_an_exception_says_its_letter_is_small_and_readable(error: type
         assert letters(driver, "error") == [(error.__name__,)] * 2
         assert {len(message) == LONGEST_TEXT for (message,) in letters(driver, "message")} == {error is Rude}
         assert counts(driver) == {"good": 1}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_letter_names_handler_member_and_the_lines_of_the_users_code(kind: str) -> None:
+    def inner(depth: int) -> None:
+        if depth:
+            inner(depth - 1)
+        raise ValueError("deep down")
+
+    def work(ctx: EventContext[Any], event: Added) -> None:
+        inner(3 if event.deed == "once" else 60)
+
+    with driven(work, kind, on_error=DEAD_LETTER) as driver:
+        send(driver, "a", deed="once")
+        send(driver, "b", deed="deep")
+        [(handler, instance, trace), (_, _, deep)] = letters(driver, "handler", "instance", "trace")
+    assert handler.endswith("patient" if kind == "async" else "<locals>.work")
+    assert instance == "member-0"
+    assert trace.count("in inner\n") == 4
+    assert trace.endswith('raise ValueError("deep down")')
+    assert "streams" not in trace.replace(__file__, "")
+    assert (len(deep) <= LONGEST_TRACE, deep.endswith('raise ValueError("deep down")')) == (True, True)
 
 
 @pytest.mark.parametrize("kind", KINDS)

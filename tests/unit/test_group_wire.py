@@ -47,6 +47,7 @@ ASSIGNMENT = Assignment(
 def test_group_metadata_is_what_librdkafka_reads() -> None:
     assert group_wire.group_metadata("g", 5, "m", None) == b"CGMDv2:\x05\x00\x00\x00g\x00m\x00\x01"
     assert group_wire.group_metadata("g", 258, "m", "i") == b"CGMDv2:\x02\x01\x00\x00g\x00m\x00\x00i\x00"
+    assert group_wire.metadata_of_no_member("g") == b"CGMDv2:\xff\xff\xff\xffg\x00\x00\x01"
 
 
 @pytest.mark.parametrize("wrong", [("", 3, "m"), ("g", -1, "m"), ("g", 3, ""), ("g", 3, "mü"), ("g", 3, "m\0")])

@@ -155,15 +155,28 @@ BYTES = st.one_of(st.none(), st.integers(0, 3_000).map(bytes))
 HEADERS: st.SearchStrategy[Headers] = st.lists(st.tuples(st.text(max_size=20), BYTES), max_size=5)
 
 
+def raised() -> RuntimeError:
+    """An error with a trace of its own."""
+    try:
+        raise RuntimeError("why")
+    except RuntimeError as error:
+        return error
+
+
+def left_out_nothing(names: list[str]) -> bool:
+    return not any("left_out" in name for name in names)
+
+
 @given(key=BYTES, value=BYTES, headers=HEADERS, limit=st.integers(1_000, 12_000))
 def test_a_letter_fits_and_keeps_what_it_can(key: bytes, value: bytes, headers: Headers, limit: int) -> None:
     record = IncomingRecord("t", 1, 7, key, value, headers)
-    whole = dead_letter("letters", record, RuntimeError("why"), 1, 0)
+    whole = dead_letter("letters", record, raised(), 1, 0)
     letter = whole.within(limit)
     assert letter.size == record_size(letter.key, letter.value, letter.headers) <= limit
     if whole.size <= limit:
         assert letter is whole
     names = [name for name, _ in letter.headers or ()][-letter.facts :]
+    assert left_out_nothing(names) or "__kes_dlq_trace" not in names, "the trace goes before any part of the record"
     left_out = [name.removeprefix("__kes_dlq_left_out_") for name in names if "left_out" in name]
     assert left_out == [part for part in PARTS if part in left_out]
     assert (letter.key, letter.value) == (
@@ -178,6 +191,12 @@ def test_a_letter_fits_and_keeps_what_it_can(key: bytes, value: bytes, headers: 
 def test_a_timers_letter_is_never_cut() -> None:
     """Its event is nowhere else."""
     record = IncomingRecord("t", 1, -1, b"k", b"v" * 5_000, [("__grt__", b"Ring")])
-    letter = dead_letter("letters", record, RuntimeError(), 1, 0, Timer("ring", 0, "Ring", b"v" * 5_000))
+    timer = Timer("ring", 0, "Ring", b"v" * 5_000)
+    letter = dead_letter("letters", record, RuntimeError(), 1, 0, timer)
     assert isinstance(letter, DeadLetter)
     assert (letter.within(1_000), letter.by_reference) == (letter, None)
+    traced = dead_letter("letters", record, raised(), 1, 0, timer)
+    assert traced.by_reference == traced.within(1_000)
+    assert traced.within(1_000).value == b"v" * 5_000
+    assert "__kes_dlq_trace" in dict(traced.headers or ())
+    assert "__kes_dlq_trace" not in dict(traced.within(1_000).headers or ())

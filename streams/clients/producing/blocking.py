@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Final
 
-from anyio.from_thread import start_blocking_portal
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from streams.clients.producing.cluster import Cluster
 from streams.clients.producing.encoded_transaction import EncodedTransaction
@@ -24,6 +24,65 @@ _RETRY_SECONDS: Final = 0.1
 _TOO_LARGE: Final = ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE")
 
 
+class BlockingSlot:
+    """A transactional id for a command: the calls of ``WireSlot``, blocking. One thread at a time; raises as that one.
+
+    ``group_id``: the group of ``send_offsets``. ``seconds``: the time of a call. Raises ``ConfigError``.
+    """
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        transactional_id: str,
+        *,
+        group_id: str = "",
+        transaction_seconds: float,
+        seconds: float,
+    ) -> None:
+        self._cluster = Cluster(_settings_of(settings))
+        self._slot = WireSlot(
+            transactional_id,
+            self._cluster,
+            group_id,
+            call_timeout_seconds=seconds,
+            transaction_timeout_seconds=transaction_seconds,
+        )
+        self._seconds = seconds
+        self._resources = contextlib.ExitStack()
+        self._portal = _portal(self._resources, self._slot)
+
+    def open(self) -> None:
+        """Take the id: what it left open is aborted, and the process that used it is fenced."""
+        self._portal.call(self._slot.reopen, ())
+
+    def send(self, outputs: Sequence[Output]) -> None:
+        """Send records into the transaction, which begins with the first call; wait until they are acknowledged."""
+        self._portal.call(self._send, outputs)
+
+    def send_offsets(self, topic: str, offsets: Mapping[int, int], metadata: bytes) -> None:
+        """Send offsets of the group into the transaction; they are pending until its end."""
+        records = EncodedTransaction(self._cluster, self._seconds)
+        self._portal.call(self._slot.flush, records, topic, offsets, lambda: Snapshot(0, -1, "", metadata))
+
+    def commit(self) -> None:
+        """Commit the transaction."""
+        self._portal.call(self._slot.commit, lambda: None)
+
+    def abort(self) -> None:
+        """Abort the transaction, if one has begun."""
+        self._portal.call(self._slot.abort)
+
+    def close(self) -> None:
+        """End what is under way, and close connections, loop and thread. An open transaction is left to its time, or to
+        the next process with the id."""
+        self._resources.close()
+
+    async def _send(self, outputs: Sequence[Output]) -> None:
+        records = EncodedTransaction(self._cluster, self._seconds)
+        await records.complete(outputs)
+        await self._slot.flush(records, "", {}, _no_fence)
+
+
 class Transactions:
     """The transactional producer: records without offsets, which no group fences. One thread at a time; an event loop
     may be running on it, which waits meanwhile."""
@@ -32,10 +91,7 @@ class Transactions:
         """``timeout_seconds``: the time of a transaction at the broker. ``seconds``: the time of ``commit``. Without an
         id nothing can be committed. Raises ``ConfigError``."""
         self.transactional_id = transactional_id
-        # Settings of librdkafka's producer alone are for the program's other records.
-        own = {name: value for name, value in settings.overrides.items() if name not in OF_LIBRDKAFKA_S_PRODUCER}
-        servers, name = settings.bootstrap_servers, settings.client_id
-        self._settings = ProducerSettings.of(servers, name, own) if transactional_id else None
+        self._settings = _settings_of(settings) if transactional_id else None
         self._transaction_seconds = timeout_seconds
         self._seconds = seconds
         self._call_seconds = seconds * DELIVERY_SHARE  # a call without success says why before the time is over
@@ -72,9 +128,7 @@ class Transactions:
             call_timeout_seconds=self._call_seconds,
             transaction_timeout_seconds=self._transaction_seconds,
         )
-        portal = self._resources.enter_context(start_blocking_portal())
-        self._resources.callback(portal.call, portal.stop, True)  # True: tasks are cancelled
-        self._resources.callback(portal.call, slot.abandon)
+        portal = _portal(self._resources, slot)
         self._start = lambda outputs: portal.start_task_soon(self._commit, slot, cluster, outputs)
         return self._start
 
@@ -126,6 +180,20 @@ def _judged(failure: TransactionFailed, requests: int) -> tuple[StreamsError, bo
     if failure.kind == "fenced" and requests > 1:
         failure.kind = "unknown"  # an earlier request, which was not answered, may have committed it before that
     return failure, bool(requests) or failure.kind == "fenced"
+
+
+def _settings_of(settings: ClientSettings) -> ProducerSettings:
+    """Return the settings, without those that librdkafka's producer alone has: they are for other records."""
+    own = {name: value for name, value in settings.overrides.items() if name not in OF_LIBRDKAFKA_S_PRODUCER}
+    return ProducerSettings.of(settings.bootstrap_servers, settings.client_id, own)
+
+
+def _portal(resources: contextlib.ExitStack, slot: WireSlot) -> BlockingPortal:
+    """Start an event loop on a thread. Its end cancels the tasks there, and closes the slot before."""
+    portal = resources.enter_context(start_blocking_portal())
+    resources.callback(portal.call, portal.stop, True)  # True: tasks are cancelled
+    resources.callback(portal.call, slot.abandon)
+    return portal
 
 
 def _no_fence() -> Snapshot:

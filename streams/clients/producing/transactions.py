@@ -149,21 +149,21 @@ class WireSlot:
     async def flush(
         self, records: EncodedTransaction, topic: str, offsets: Mapping[int, int], fence: Callable[[], Snapshot]
     ) -> None:
-        """Begin a transaction: send all records and, beside them, the offsets under the newest group metadata; wait
-        until all in-sync replicas have them.
+        """Send all records and, beside them, the offsets under the newest group metadata; wait until all in-sync
+        replicas have them. The first call begins a transaction, further ones add to it.
 
         ``offsets``: the next offset to read, by partition of ``topic``. ``fence`` is called right before they are sent;
         an error of it is raised here. After a failure the transaction is to be aborted.
         """
-        if not offsets and self._group_id:
+        if not offsets and self._group_id and not self._has_begun:
             raise ValueError("a transaction without offsets is not fenced by the group")
         self._check_open("flush")
         self._cluster.refresh_if_old()
         async with self._bounded("flush", self._delivery_seconds):
-            if self._protocol.bumps_epoch:
+            if self._protocol.bumps_epoch and not self._has_begun:
                 self._sequences.clear()  # they begin at 0 in each epoch
-            rounds = records.encoded.rounds(self._sequences)
-            if not rounds:
+            rounds = records.encoded.rounds(self._sequences) or [[]]
+            if not rounds[0] and not offsets:
                 return
             self._has_begun = True
             nodes = {self._leader(part) for part in rounds[0]}  # each partition is in the first round
@@ -222,12 +222,14 @@ class WireSlot:
         pauses = Pauses()
         while True:
             connection = await self._connections.get(self._coordinator)
-            calls = [connection.call(messages.ADD_PARTITIONS, 3, messages.add_partitions(self._who, topics))]
+            calls = []
+            if topics:
+                calls.append(connection.call(messages.ADD_PARTITIONS, 3, messages.add_partitions(self._who, topics)))
             if with_offsets:
                 calls.append(connection.call(messages.ADD_OFFSETS, 3, messages.add_offsets(self._who, self._group_id)))
             added = await asyncio.gather(*calls)
             places = [(topic, number) for topic, numbers in topics.items() for number in numbers]
-            failed = messages.partition_codes(added[0], places)
+            failed = messages.partition_codes(added[0], places) if topics else {}
             blocked = [
                 answers.refused_record(*where, code, "", None)
                 for where, code in failed.items()
@@ -237,7 +239,7 @@ class WireSlot:
                 raise RecordsRefused("flush", blocked, self.transactional_id)
             codes = {code: "{}[{}]".format(*where) for where, code in failed.items()}
             codes.pop(KafkaError.OPERATION_NOT_ATTEMPTED, None)  # because another partition of the request failed
-            if with_offsets and (code := messages.code_of(added[1])):
+            if with_offsets and (code := messages.code_of(added[-1])):
                 codes[code] = f"group {self._group_id}"
             if not codes:
                 return

@@ -1,12 +1,15 @@
 """Dead letters: the record as it came, with its origin and its error in further headers.
 
-A letter always fits. Parts that make it too large are left out, and a header names them: first the record's own
-headers, then its value, then its key. All of them are still in the source, at the place that the letter names.
+A letter always fits. Parts that make it too large are left out: first the stack trace, which is ours, then the record's
+own headers, then its value, then its key, each named by a header. All parts of the record are still in the source, at
+the place that the letter names.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import traceback
+from pathlib import Path
+from typing import Final, Literal
 
 from streams.core.policy import text_of
 from streams.core.timers import Timer
@@ -19,12 +22,18 @@ PREFIX = "__kes_dlq_"
 LONGEST_TEXT = 2_000
 """Characters of the error's text that travel with a dead letter."""
 
+LONGEST_TRACE = 2_000
+"""Characters of the stack trace: its last lines, which are nearest to the error."""
+
 LONGEST_KEY = 1_000
 """Bytes of a key that is kept by a letter that goes by reference."""
 
 Part = Literal["headers", "value", "key"]
 PARTS: tuple[Part, ...] = "headers", "value", "key"
 """The parts that can be left out, in this order."""
+
+_TRACE: Final = PREFIX + "trace"
+_TOOLKIT: Final = str(Path(__file__).parents[2]) + "/"
 
 
 class DeadLetter(Output, gc=False):
@@ -41,7 +50,7 @@ class DeadLetter(Output, gc=False):
 
     def within(self, limit: int) -> DeadLetter:
         """Return the letter with as much of the record as fits into so many bytes."""
-        letter = self
+        letter = self if self.size <= limit else self._without_trace()
         for part in PARTS:
             if letter.size > limit:
                 letter = letter._without(part)
@@ -50,10 +59,15 @@ class DeadLetter(Output, gc=False):
     @property
     def by_reference(self) -> DeadLetter | None:
         """Return the letter without the parts that are in the source; ``None``: this is it."""
-        letter = self._without("headers")._without("value")
+        letter = self._without_trace()._without("headers")._without("value")
         if len(letter.key or b"") > LONGEST_KEY:
             letter = letter._without("key")
         return letter if letter.size < self.size else None
+
+    def _without_trace(self) -> DeadLetter:
+        headers = self.headers or []
+        facts = [fact for fact in headers[-self.facts :] if fact[0] != _TRACE]
+        return self._with(self.value, self.key, headers[: -self.facts], facts)
 
     def _without(self, part: Part) -> DeadLetter:
         headers = self.headers or []
@@ -64,18 +78,20 @@ class DeadLetter(Output, gc=False):
             return self
         fact = PREFIX + "left_out_" + part, str(sizes[part]).encode()
         value, key = None if part == "value" else self.value, None if part == "key" else self.key
-        own = [] if part == "headers" else own
+        return self._with(value, key, [] if part == "headers" else own, [*facts, fact])
+
+    def _with(self, value: bytes | None, key: bytes | None, own: Headers, facts: Headers) -> DeadLetter:
         return DeadLetter(
             self.topic,
             value,
             key,
-            [*own, *facts, fact],
+            [*own, *facts],
             self.partition,
             self.timestamp_ms,
             self.origin_partition,
             self.origin,
-            self.facts + 1,
-            True,
+            len(facts),
+            self.is_copy,
         )
 
 
@@ -86,9 +102,12 @@ def dead_letter(
     attempts: int,
     now_ms: int,
     timer: Timer | None = None,
+    handler: str = "",
+    instance: str = "",
 ) -> DeadLetter:
     """Make the record for the dead-letter topic: same key, value and headers, same partition number. That of a timer's
-    event names the timer and its due time; its offset is -1."""
+    event names the timer and its due time; its offset is -1. ``handler`` and ``instance``: the function that failed and
+    the member that it ran on, if they are known."""
     cause = reason_of(error)
     facts = {
         "topic": record.topic,
@@ -102,7 +121,17 @@ def dead_letter(
     }
     if timer is not None:
         facts |= {"timer": timer.name, "due_ms": str(timer.due_ms)}
+    facts |= {"handler": handler} if handler else {}
+    facts |= {"instance": instance} if instance else {}
+    facts |= {"trace": trace} if (trace := short_trace(cause)) else {}
     headers: Headers = list(record.headers or ())
     headers += [(PREFIX + name, text.encode(errors="replace")) for name, text in facts.items()]
     origin, at = (record.offset if timer is None else timer.origin), record.partition
     return DeadLetter(topic, record.value, record.key, headers, at, 0, at, origin, len(facts), timer is None)
+
+
+def short_trace(error: BaseException) -> str:
+    """Return the frames of the user's code that the error came through, without the toolkit's own; ``""`` if there are
+    none. The last ``LONGEST_TRACE`` characters of it."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_TOOLKIT)]
+    return "".join(traceback.format_list(frames)).rstrip()[-LONGEST_TRACE:]

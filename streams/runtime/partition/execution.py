@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import anyio
@@ -31,12 +31,32 @@ from streams.runtime.partition.unit import Unit
 _log = logging.getLogger(__name__)
 
 WAYS_ON: Final = (
-    ". To go on, repair the event class and deploy it, or set decode_policy=DEAD_LETTER or decode_policy=SKIP"
+    ". To go on, repair the event class and deploy it; or set decode_policy=DEAD_LETTER or decode_policy=SKIP; or stop "
+    "all members and pass this record: kes skip MODULE:SOURCE "
 )
-"""For a record that cannot be read: a restart alone does not help."""
+"""For a record that cannot be read, before its place: a restart alone does not help."""
 
 Handle = Callable[[EventContext[Any]], Any]
 """The function of an event, or of an interjection, on its context. May be asynchronous."""
+
+
+def read_event(
+    routes: Mapping[bytes, Route], default: Route | None, record: IncomingRecord, where: str = ""
+) -> tuple[Route | None, Any, DecodeError | None]:
+    """Decode a record as its handler would have it: return (route, event, None), or the reason why there is none;
+    ``where``: the record's name in errors."""
+    name = record.header(TYPE_HEADER)
+    route = routes.get(name) if name is not None else None
+    if route is None:
+        route = default
+        if route is None:
+            advice = "register a handler for it, or a default handler"
+            return None, None, DecodeError(f"{where or record.where}: {describe_type(record)}; {advice}")
+    versions = [content for header, content in record.headers or () if header == VERSION_HEADER]
+    try:
+        return route, route.decode(record.value, parse_version(versions[0]) if versions else 1), None
+    except DecodeError as error:
+        return route, None, DecodeError(f"{where or record.where}: {error}")
 
 
 class Begun(NamedTuple):
@@ -58,19 +78,10 @@ class Execution:
         """Decode a record: return (route, event, None), or the reason why there is none; ``where``: the record's name
         in errors. The event is what the route's handler takes: for a batch handler a list of one."""
         router = self._host.router
-        name = record.header(TYPE_HEADER)
-        route = router.routes.get(name) if name is not None else None
-        if route is None:
-            route = router.default
-            if route is None:
-                advice = "register a handler for it, or a default handler"
-                return None, None, DecodeError(f"{where or record.where}: {describe_type(record)}; {advice}")
-        versions = [content for header, content in record.headers or () if header == VERSION_HEADER]
-        try:
-            event = route.decode(record.value, parse_version(versions[0]) if versions else 1)
-        except DecodeError as error:
-            return route, None, DecodeError(f"{where or record.where}: {error}")
-        return route, event if route.kind is None else route.kind.argument(record, event), None
+        route, event, unreadable = read_event(router.routes, router.default, record, where)
+        if unreadable is not None or route is None or route.kind is None:
+            return route, event, unreadable
+        return route, route.kind.argument(record, event), None
 
     async def one(self, record: IncomingRecord, failure: BaseException | None) -> None:
         """Handle one record to its end: decode errors, retries, policies. ``failure``: of the first attempt, if it
@@ -245,12 +256,14 @@ class Execution:
         if decision is Decision.EXIT:
             host.exit_now(f"{text}; {decision.value}")
         if decision is Decision.STOP:
-            ways_on = WAYS_ON if route is None else ""
+            ways_on = f"{WAYS_ON}{record.partition}@{record.offset}" if route is None else ""
             raise EventFailure(f"{text}; the source stops, and the next start meets it again{ways_on}") from error
         _log.log(logging.WARNING, "%s; %s", text, decision.value, exc_info=error if route is not None else None)
         ctx = self.context(None if timer is not None else record, timer=timer)
         if decision is Decision.DEAD_LETTER:
-            letter = dead_letter(host.config.dead_letters, record, error, attempts, host.wall_ms(), timer)
+            handler, instance = "" if route is None else route.handler_name, host.config.instance_id
+            topic, now = host.config.dead_letters, host.wall_ms()
+            letter = dead_letter(topic, record, error, attempts, now, timer, handler, instance)
             ctx._outputs.append(letter.within(host.message_limit))
         unit = self._unit(ctx)
         failed = unit.complete(ctx, None, self._watermark(record, timer))

@@ -1,0 +1,346 @@
+"""The checks of ``kes doctor``: each looks at one thing, changes nothing, and says what is wrong and what to type."""
+
+from __future__ import annotations
+
+import platform
+import re
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from streams.cli.cluster import source_admin_of
+from streams.cli.records import harmless
+from streams.cli.topics import DIFFERS, MISSING, SOURCE, examine, wanted_topics
+from streams.clients import kafka_python_settings
+from streams.clients.admin import TopicAdmin, Watermarks
+from streams.clients.cluster_view import BrokerView, ClusterQuestions, librdkafka_version
+from streams.clients.group_view import GroupQuestions
+from streams.clients.kafka_python_client import KafkaPythonClient, check_addresses
+from streams.clients.open_transactions import OpenTransactions
+from streams.clients.reader import PartitionReader
+from streams.clients.settings import ClientSettings
+from streams.config import EventSourceConfig
+from streams.errors import StreamsError
+from streams.event_source import EventSource
+from streams.records import IncomingRecord
+from streams.runtime.changelog import OFFSET_KEY, decode_offset
+from streams.sak.murmur2 import partition_of
+
+OK: Final = "ok"
+WARNING: Final = "warning"
+PROBLEM: Final = "problem"
+UNKNOWN: Final = "unknown"
+
+DISTRIBUTION: Final = "kafka-event-source"
+OLDEST_KAFKA: Final = (3, 0)
+_CLOCK_WARNING, _CLOCK_PROBLEM = 5.0, 60.0
+_SAMPLE: Final = 200
+"""Offsets at the end of each partition whose keys are looked at."""
+_CONNECT_SECONDS: Final = 2.0
+_CLOSE_SECONDS: Final = 2.0
+_LIMITS: Final = ["transaction.max.timeout.ms", "group.min.session.timeout.ms", "group.max.session.timeout.ms"]
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that was looked at: ``state`` is one of ``ok``, ``warning``, ``problem`` and ``unknown`` (it could not
+    be looked at). ``remedy``: what to do or to type."""
+
+    check: str
+    state: str
+    text: str
+    remedy: str = ""
+
+
+class Target(NamedTuple):
+    """The object of the checks: a source that was named as ``name``, or nothing but the cluster at ``servers``."""
+
+    name: str
+    source: EventSource[Any] | None
+    servers: str
+    seconds: float
+
+    @property
+    def config(self) -> EventSourceConfig | None:
+        """Return the settings of the source, with the address that is used."""
+        if self.source is None:
+            return None
+        return msgspec.structs.replace(self.source.config, bootstrap_servers=self.servers)
+
+    @property
+    def security(self) -> dict[str, Any]:
+        """Return kafka-python's settings."""
+        return kafka_python_settings.security_of({} if self.source is None else self.source.config.client_settings)
+
+    @property
+    def settings(self) -> ClientSettings:
+        """Return librdkafka's settings."""
+        overrides = None if self.source is None else self.source.config.client_settings
+        return ClientSettings(self.servers, overrides, client_id="kes-doctor")
+
+    @property
+    def deadline(self) -> float:
+        """Return the time when a question that begins now is given up."""
+        return time.monotonic() + self.seconds
+
+
+def findings(target: Target) -> Iterator[Finding]:
+    """Look at everything, in the order in which things rest on each other. Without a broker that answers nothing more
+    is looked at."""
+    yield from libraries()
+    reached = list(_tried("addresses", lambda: addresses(target.servers)))
+    yield from reached
+    if all(finding.state == PROBLEM for finding in reached):
+        return
+    with ClusterQuestions(target.servers, target.security) as questions:
+        try:
+            brokers = questions.brokers(target.deadline)
+        except StreamsError as error:
+            yield Finding(
+                "brokers", PROBLEM, str(error), "start them, or correct the address and the security settings"
+            )
+            return
+        yield from brokers_reachable(brokers)
+        yield from _tried("clock", lambda: clock(questions, target.deadline))
+        if target.source is not None:
+            yield from _tried("settings", lambda: settings(target, questions, brokers))
+    if target.source is None:
+        return
+    for name, check in _OF_A_SOURCE.items():
+        yield from _tried(name, lambda check=check: check(target))  # type: ignore[misc]
+
+
+def _tried(name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from list(check())
+    except StreamsError as error:
+        yield Finding(name, UNKNOWN, str(error))
+
+
+# -- this machine ------------------------------------------------------------------------------------------------------
+
+
+def libraries() -> Iterator[Finding]:
+    """Versions of the client libraries, and whether they are those that this package is made for."""
+    try:
+        wanted = [line for line in requires(DISTRIBUTION) or () if "extra ==" not in line]
+        own = version(DISTRIBUTION)
+    except PackageNotFoundError:
+        wanted, own = [], "(not installed)"
+    yield Finding("libraries", OK, f"kes {own}, Python {platform.python_version()}, librdkafka {librdkafka_version()}")
+    for line in wanted:
+        name, bounds = re.match(r"([\w.-]+)\s*(.*)", line.partition(";")[0]).groups()  # type: ignore[union-attr]
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            yield Finding("libraries", PROBLEM, f"{name} is not installed", f"pip install '{name}{bounds.strip()}'")
+            continue
+        if not fits(found, bounds):
+            text = f"{name} is {found}, and {bounds.strip()} is needed"
+            yield Finding("libraries", PROBLEM, text, f"pip install '{name}{bounds.strip()}'")
+
+
+def fits(found: str, bounds: str) -> bool:
+    """Check a version against bounds like ``>=2.16.1,<2.17``. Other kinds of bounds are taken for kept."""
+    for operator, bound in re.findall(r"(>=|<)\s*([\d.]+)", bounds):
+        if (_numbers(found) >= _numbers(bound)) is not (operator == ">="):
+            return False
+    return True
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    found = [int(part) for part in re.findall(r"\d+", re.split(r"[a-z+-]", text)[0])]
+    return tuple(found + [0] * (4 - len(found)))
+
+
+# -- the cluster -------------------------------------------------------------------------------------------------------
+
+
+def addresses(servers: str) -> Iterator[Finding]:
+    """The addresses that this machine is given: does something take connections there?"""
+    check_addresses(servers)
+    for address in servers.split(","):
+        host, _, port = address.strip().rpartition(":")
+        yield _reachable("addresses", host.strip("[]"), int(port), "the address of bootstrap_servers")
+
+
+def brokers_reachable(brokers: list[BrokerView]) -> Iterator[Finding]:
+    """The brokers, at the addresses that they give to clients."""
+    for broker in brokers:
+        found = _reachable("brokers", broker.host, broker.port, f"broker {broker.number}, by its advertised.listeners,")
+        if found.state != OK:
+            yield found
+        elif not broker.version:
+            yield Finding("brokers", PROBLEM, f"broker {broker.number} at {broker.host}:{broker.port} does not answer")
+        elif tuple(map(int, broker.version.split("."))) < OLDEST_KAFKA:
+            yield Finding("brokers", PROBLEM, f"broker {broker.number} is Kafka {broker.version}", "3.0 is needed")
+        else:
+            what = f"broker {broker.number} at {broker.host}:{broker.port} answers like Kafka {broker.version}"
+            yield Finding("brokers", OK, what)
+
+
+def _reachable(check: str, host: str, port: int, what: str) -> Finding:
+    try:
+        socket.create_connection((host, port), _CONNECT_SECONDS).close()
+    except OSError as error:
+        remedy = "check name, port, firewall and whether it runs"
+        return Finding(check, PROBLEM, f"{what} {host}:{port} takes no connection: {error}", remedy)
+    return Finding(check, OK, f"{host}:{port} takes connections")
+
+
+def clock(questions: ClusterQuestions, deadline: float) -> Iterator[Finding]:
+    """The clock of the controller beside that of this machine."""
+    ahead, uncertainty = questions.clock(deadline)
+    off = max(abs(ahead) - uncertainty, 0.0)
+    text = f"the cluster's clock is {abs(ahead):.3g} s {'ahead of' if ahead > 0 else 'behind'} this machine's"
+    if off < _CLOCK_WARNING:
+        yield Finding("clock", OK, f"the cluster's clock and this machine's agree (within {off + uncertainty:.2g} s)")
+        return
+    remedy = "synchronise the clocks (chrony, ntpd): record times, retention and timers go by them"
+    yield Finding("clock", PROBLEM if off >= _CLOCK_PROBLEM else WARNING, text, remedy)
+
+
+def settings(target: Target, questions: ClusterQuestions, brokers: list[BrokerView]) -> Iterator[Finding]:
+    """The source's settings against those of the brokers."""
+    config = target.config
+    assert config is not None
+    answering = [broker.number for broker in brokers if broker.version]
+    limits = questions.settings(answering[0], _LIMITS, target.deadline)
+    found = list(_beyond(config, limits))
+    if config.replication_factor > len(brokers):
+        text = f"replication_factor is {config.replication_factor}, and there are {len(brokers)} brokers"
+        found.append(Finding("settings", PROBLEM, text, "lower it, or add brokers: topics cannot be created"))
+    elif config.replication_factor < 3 <= len(brokers):
+        text = f"replication_factor is {config.replication_factor}: records are lost with so many disks"
+        found.append(Finding("settings", WARNING, text, "set replication_factor=3, min_insync_replicas=2"))
+    yield from found or [Finding("settings", OK, "timeouts and replication fit the brokers")]
+
+
+def _beyond(config: EventSourceConfig, limits: dict[str, str]) -> Iterator[Finding]:
+    timeouts = config.timeouts
+    asked = {
+        "transaction.max.timeout.ms": ("transaction_timeout_seconds", timeouts.transaction_timeout_seconds, 1),
+        "group.max.session.timeout.ms": ("session_timeout_seconds", timeouts.session_timeout_seconds, 1),
+        "group.min.session.timeout.ms": ("session_timeout_seconds", timeouts.session_timeout_seconds, -1),
+    }
+    for limit, (name, seconds, sign) in asked.items():
+        if limit in limits and sign * seconds * 1000 > sign * int(limits[limit]):
+            text = f"{name} is {seconds:g}, and the brokers' {limit} is {limits[limit]}"
+            yield Finding(
+                "settings", PROBLEM, text, f"{'lower' if sign > 0 else 'raise'} {name}, or change the brokers"
+            )
+
+
+# -- the source --------------------------------------------------------------------------------------------------------
+
+
+def topics(target: Target) -> Iterator[Finding]:
+    """Source, changelog and dead letters, as the settings want them."""
+    config = target.config
+    assert target.source is not None
+    assert config is not None
+    wanted = wanted_topics(target.source, [])
+    with closing(TopicAdmin(target.settings)) as admin, source_admin_of(config, admin, target.seconds) as elsewhere:
+        for entry in wanted:
+            client = elsewhere if entry.purpose == SOURCE else admin
+            [verdict] = examine(client, [entry], target.seconds, create=False)
+            name = f"{entry.spec.name} ({entry.purpose})"
+            if verdict.state == MISSING:
+                yield Finding("topics", WARNING, f"{name} does not exist", f"kes topics apply {target.name}")
+            elif verdict.state == DIFFERS:
+                remedy = "change the settings of the source, or the topic, by hand"
+                yield from (Finding("topics", PROBLEM, sentence, remedy) for sentence in verdict.differences)
+            else:
+                yield Finding("topics", OK, f"{name} is as wanted")
+
+
+def group(target: Target) -> Iterator[Finding]:
+    """Members and position of the group, and whether a start would be refused."""
+    config = target.config
+    assert config is not None
+    with closing(GroupQuestions(target.servers, target.security)) as questions:
+        view = questions.look(config.group_id, target.seconds)
+    names = ", ".join(member.instance for member in view.members) or "no members"
+    text = f"{config.group_id}: {view.state or 'not known to the cluster yet'}, {names}"
+    problems = [member for member in view.members if member.problem]
+    yield Finding("group", OK if view.settled else WARNING, text, "" if view.settled else "it rebalances: look again")
+    for member in problems:
+        yield Finding("group", PROBLEM, f"{member.instance}: {member.problem}", "use another group_id for it")
+    committed = view.committed.get(config.offsets_topic, {})
+    with closing(TopicAdmin(target.settings)) as admin:
+        if not committed or admin.identity(config.changelog, target.seconds) is None:
+            return
+        marks = admin.watermarks(config.changelog, None, target.seconds)
+    with closing(PartitionReader(target.settings)) as reader:
+        ranges = {number: (mark.start, mark.stable) for number, mark in marks.items()}
+        last = reader.last_with_key(config.changelog, ranges, OFFSET_KEY, stalled_after_seconds=target.seconds)
+    for number, offset in sorted(committed.items()):
+        there = decode_offset(last[number]).offset if number in last else None
+        if there is None or there < offset:
+            where = f"{config.topic}[{number}]: the group's offset {offset} is ahead of the changelog's ({there})"
+            yield Finding("group", PROBLEM, f"{where}: no start", f"kes offsets accept {target.name} -p {number}")
+
+
+def transactions(target: Target) -> Iterator[Finding]:
+    """Transactions that hold up readers of the source's topics without an end."""
+    config = target.config
+    assert config is not None
+    client = KafkaPythonClient(target.servers, "kes-doctor", target.security)
+    client.start()
+    hanging = 0
+    try:
+        with closing(TopicAdmin(target.settings)) as admin:
+            names = [config.changelog, config.dead_letters]
+            names += [] if config.source_is_elsewhere else [config.topic]
+            there = {name: found[1] for name in names if (found := admin.identity(name, target.seconds))}
+        for name, count in there.items():
+            for txn in OpenTransactions(client).find(name, range(count), target.deadline):
+                if txn.is_hanging:
+                    hanging += 1
+                    where = f"{name}[{txn.partition}]: a transaction from {txn.start_offset} on is never ended"
+                    arguments = f"--topic {name} --partition {txn.partition} --start-offset {txn.start_offset}"
+                    yield Finding("transactions", PROBLEM, where, f"kes transactions abort {target.name} {arguments}")
+    finally:
+        client.close(_CLOSE_SECONDS)
+    if not hanging:
+        yield Finding("transactions", OK, "none hangs")
+
+
+def keys(target: Target) -> Iterator[Finding]:
+    """The newest records of the source: are their keys where murmur2 puts them?"""
+    config = target.config
+    assert config is not None
+    servers = config.source_bootstrap_servers or target.servers
+    overrides = config.source_client_settings if config.source_is_elsewhere else config.client_settings
+    source_settings = ClientSettings(servers, overrides, client_id="kes-doctor")
+    with closing(TopicAdmin(source_settings)) as admin, closing(PartitionReader(source_settings)) as reader:
+        if admin.identity(config.topic, target.seconds) is None:
+            return
+        marks: dict[int, Watermarks] = admin.watermarks(config.topic, None, target.seconds)
+        spans = {number: (max(mark.start, mark.stable - _SAMPLE), mark.stable) for number, mark in marks.items()}
+        found = reader.read_all(config.topic, spans, stalled_after_seconds=target.seconds)
+    records = [record for records in found.values() for record in records if record.key is not None]
+    wrong = [record for record in records if partition_of(record.key or b"", len(marks)) != record.partition]
+    if not wrong:
+        yield Finding("keys", OK, f"the keys of the newest {len(records):,} records are where murmur2 puts them")
+        return
+    yield Finding(
+        "keys",
+        PROBLEM,
+        f"{len(wrong):,} of the newest {len(records):,} records of {config.topic} are in other partitions than their "
+        f"keys belong to (murmur2): {_example(wrong[-1], len(marks))}. A key in two partitions has two states",
+        "send with streams.EventProducer, or partitioner=murmur2_random in clients of librdkafka; nothing is wrong if "
+        "each key is always sent to the same partition on purpose, or if partitions were added",
+    )
+
+
+def _example(record: IncomingRecord, partitions: int) -> str:
+    due = partition_of(record.key or b"", partitions)
+    return f"{record.where}, key {harmless(record.key)[:40]}, belongs to partition {due}"
+
+
+_OF_A_SOURCE: Final = {"topics": topics, "group": group, "transactions": transactions, "keys": keys}

@@ -1,0 +1,370 @@
+"""``kes dlq``: the dead letters of an event source: list and show them, send them again, drop them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable
+from contextlib import closing
+from typing import Annotated, Any, Final, NamedTuple
+
+import typer
+from rich.console import Group
+from rich.text import Text
+
+from streams.cli.cluster import Json, Servers, Timeout, await_listener, brokers, named_source
+from streams.cli.console import complain, emit, notices, print_whole
+from streams.cli.letter_tables import described, summary_of, table_of, whole
+from streams.cli.letters import Letter, LetterBox, Settled, resent
+from streams.cli.records import (
+    Decoder,
+    Place,
+    harmless,
+    place_of,
+)
+from streams.clients.settings import ClientSettings
+from streams.errors import ConfigError, OffsetError, StreamsError, TopicError, TransactionFailed
+from streams.event_source import EventSource
+from streams.records import IncomingRecord, Output
+
+app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, replay (send again), drop.")
+
+_MOST_NAMED: Final = 10
+_NO_LIMIT: Final = 10**12
+
+_Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[MODULE:SOURCE] [PARTITION@OFFSET]...", help="The source, and letters by their place in the topic."
+    ),
+]
+_Topic = Annotated[str, typer.Option("--topic", help="The dead-letter topic, if no source is named.")]
+_Partition = Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only letters of this partition.")]
+_Key = Annotated[str | None, typer.Option("--key", help="Only letters with this key (text).")]
+_Type = Annotated[str | None, typer.Option("--type", help="Only letters with this event type.")]
+_All = Annotated[bool, typer.Option("--all", help="All letters that are open, as far as the other options choose.")]
+_Limit = Annotated[int, typer.Option(min=1, max=100_000, help="So many letters at most, the oldest ones.")]
+_Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+class _Wanted(NamedTuple):
+    """The letters that the command line chooses; of no places: all of them."""
+
+    places: Collection[Place]
+    partition: int | None
+    key: str | None
+    type: str | None
+
+    def takes(self, letter: Letter) -> bool:
+        record = letter.record
+        return (
+            (not self.places or letter.place in self.places)
+            and (self.partition is None or record.partition == self.partition)
+            and (self.key is None or record.key == os.fsencode(self.key))
+            and (self.type is None or record.record_type == self.type)
+        )
+
+
+class _Task(NamedTuple):
+    """A command line, understood."""
+
+    source: EventSource[Any] | None
+    settings: ClientSettings
+    topic: str
+    wanted: _Wanted
+    timeout: float
+
+
+@app.callback()
+def dlq() -> None:
+    """Dead letters: the records that an error policy gave up on."""
+
+
+@app.command("list")
+def list_letters(
+    words: _Words = None,
+    topic: _Topic = "",
+    partition: _Partition = None,
+    key: _Key = None,
+    type_: _Type = None,
+    limit: _Limit = 50,
+    settled: Annotated[bool, typer.Option("--settled", help="Also those that were sent again, or dropped.")] = False,
+    bootstrap_servers: Servers = "",
+    timeout: Timeout = 30.0,
+    json: Json = False,
+) -> None:
+    """List the letters that are open: neither sent again nor dropped. Changes nothing.
+
+    Exit codes: 0 listed, also when there are none; 1 no such topic, or no broker answers; 2 wrong usage.
+    """
+    task = _understood(words, topic, bootstrap_servers, timeout, _Wanted((), partition, key, type_))
+    with LetterBox(task.settings, task.topic, timeout) as box:
+        look = _collect(box, task.wanted, limit, settled=settled)
+    facts = {"topic": task.topic, "open": look.open, "letters": [summary_of(letter) for letter in look.letters]}
+    summary = Text(_counted(look, len(look.letters)))
+    emit(facts, json, lambda: Group(table_of(look.letters), summary) if look.letters else summary)
+
+
+@app.command()
+def show(
+    words: _Words = None,
+    topic: _Topic = "",
+    partition: _Partition = None,
+    key: _Key = None,
+    type_: _Type = None,
+    limit: _Limit = 10,
+    bootstrap_servers: Servers = "",
+    timeout: Timeout = 30.0,
+    json: Json = False,
+) -> None:
+    """Show letters whole: the event, as the source would read it now, what failed, where, and the stack trace.
+
+    Exit codes: 0 shown; 1 no such letter or topic, or no broker answers; 2 wrong usage.
+    """
+    task = _understood(words, topic, bootstrap_servers, timeout, _Wanted((), partition, key, type_))
+    decoder = Decoder(task.source)
+    with LetterBox(task.settings, task.topic, timeout) as box:
+        found = _collect(box, task.wanted, limit, settled=bool(task.wanted.places)).letters
+        _refuse_missing(task, found)
+        originals = _originals(box, found)
+    shown = [whole(letter, decoder, originals.get(letter.place)) for letter in found]
+    emit(
+        {"topic": task.topic, "letters": shown},
+        json,
+        lambda: Group(*(described(facts) for facts in shown)) if shown else Text("no open letters"),
+    )
+
+
+@app.command()
+def replay(
+    words: _Words = None,
+    topic: _Topic = "",
+    all_: _All = False,
+    partition: _Partition = None,
+    key: _Key = None,
+    type_: _Type = None,
+    limit: _Limit = 10_000,
+    force: Annotated[bool, typer.Option("--force", help="Also what the source could not read now.")] = False,
+    yes: _Yes = False,
+    bootstrap_servers: Servers = "",
+    timeout: Timeout = 30.0,
+    json: Json = False,
+) -> None:
+    """Send letters to the topic and the partition that they came from, in their order, each once.
+
+    Key, value and headers are the record's; `__kes_dlq_*` headers are taken away, and `__kes_origin` names the place
+    of the first failure. Records and the note that their letters are settled are in one transaction: repeating the
+    command, also at the same time or after a crash, sends nothing twice. The source may be running.
+
+    Nothing is sent if a chosen letter cannot be: its topic is gone, a part of it was left out and is not in the source
+    any more, or (when a source is named, without --force) the source could not read it.
+
+    Exit codes: 0 sent, or all of them were settled before; 1 refused, not confirmed, or no broker answers; 2 wrong
+    usage.
+    """
+    task = _understood(words, topic, bootstrap_servers, timeout, _Wanted((), partition, key, type_))
+    if task.source is not None and task.source.config.source_is_elsewhere:
+        raise ConfigError(
+            "the source topic is on another cluster than the dead letters: no transaction spans both, so a replay "
+            "could send a letter twice. Send it with a tool of your own, then `kes dlq drop` it"
+        )
+    decoder = None if force or task.source is None else Decoder(task.source)
+
+    def prepared(box: LetterBox, letters: list[Letter]) -> list[tuple[Letter, Output | None]]:
+        originals = _originals(box, letters)
+        _refuse_problems(_problems(box, letters, originals, decoder))
+        return [(letter, resent(letter, _record(originals.get(letter.place)))) for letter in letters]
+
+    _settle(task, prepared, "sent again", limit, chosen=all_, yes=yes, json=json)
+
+
+@app.command()
+def drop(
+    words: _Words = None,
+    topic: _Topic = "",
+    all_: _All = False,
+    partition: _Partition = None,
+    key: _Key = None,
+    type_: _Type = None,
+    limit: _Limit = 10_000,
+    yes: _Yes = False,
+    bootstrap_servers: Servers = "",
+    timeout: Timeout = 30.0,
+    json: Json = False,
+) -> None:
+    """Mark letters as settled without sending them. They stay in the topic until its retention deletes them.
+
+    Exit codes: 0 dropped, or settled before; 1 not confirmed, or no broker answers; 2 wrong usage.
+    """
+    task = _understood(words, topic, bootstrap_servers, timeout, _Wanted((), partition, key, type_))
+    _settle(
+        task, lambda box, letters: [(each, None) for each in letters], "dropped", limit, chosen=all_, yes=yes, json=json
+    )
+
+
+# -- choosing ----------------------------------------------------------------------------------------------------------
+
+
+def _understood(words: list[str] | None, topic: str, servers: str, timeout: float, wanted: _Wanted) -> _Task:
+    places = [place for word in words or () if (place := place_of(word)) is not None]
+    names = [word for word in words or () if place_of(word) is None]
+    if len(names) > 1:
+        raise typer.BadParameter(f"{names[1]!r} is not PARTITION@OFFSET, as in 2@1473", param_hint="PARTITION@OFFSET")
+    if bool(names) == bool(topic):
+        raise typer.BadParameter(
+            "name MODULE:SOURCE, or its dead-letter topic with --topic", param_hint="MODULE:SOURCE"
+        )
+    source = named_source(names[0]) if names else None
+    config = None if source is None else source.config
+    addresses = brokers(servers, config)
+    settings = ClientSettings(addresses, config.client_settings if config else None, client_id="kes-dlq")
+    await_listener(addresses, timeout)
+    return _Task(source, settings, config.dead_letters if config else topic, wanted._replace(places=places), timeout)
+
+
+class _Look(NamedTuple):
+    """The letters that are chosen, up to the limit; how many are ``open`` and ``settled`` in all; what is settled."""
+
+    letters: list[Letter]
+    open: int
+    settled: int
+    ranges: dict[int, Settled]
+
+
+def _collect(box: LetterBox, wanted: _Wanted, limit: int, *, settled: bool = False) -> _Look:
+    """Look for letters, the first ones of each partition; ``settled``: also for those that are."""
+    found: list[Letter] = []
+    counts = [0, 0]
+
+    def receive(letter: Letter) -> None:
+        if wanted.takes(letter):
+            counts[letter.is_settled] += 1
+            if len(found) < limit and (settled or not letter.is_settled):
+                found.append(letter)
+
+    ranges = box.scan(receive, whole=settled)
+    return _Look(sorted(found, key=lambda letter: letter.place), counts[False], counts[True], ranges)
+
+
+def _refuse_missing(task: _Task, found: list[Letter]) -> None:
+    missing = sorted(set(task.wanted.places) - {letter.place for letter in found})
+    if missing:
+        raise OffsetError(f"{task.topic} has no dead letter at {', '.join(map(str, missing[:_MOST_NAMED]))}")
+
+
+# -- settling ----------------------------------------------------------------------------------------------------------
+
+
+def _settle(
+    task: _Task,
+    prepared: Callable[[LetterBox, list[Letter]], list[tuple[Letter, Output | None]]],
+    deed: str,
+    limit: int,
+    *,
+    chosen: bool,
+    yes: bool,
+    json: bool,
+) -> None:
+    if not chosen and not task.wanted.places:
+        raise typer.BadParameter("name letters by PARTITION@OFFSET, or say --all", param_hint="PARTITION@OFFSET")
+    if json and not yes:
+        raise typer.BadParameter("--json cannot ask: say --yes", param_hint="--yes")
+    with LetterBox(task.settings, task.topic, task.timeout) as box:
+        if not yes:
+            look = _open_ones(task, box, limit)
+            prepared(box, look.letters)
+            if look.letters:
+                print_whole(notices(), table_of(look.letters))
+                notices().print(Text(_counted(look, len(look.letters))))
+                typer.confirm(f"{_letters(len(look.letters))} to be {deed}?", abort=True, err=True)
+            task = task._replace(wanted=task.wanted._replace(places={each.place for each in look.letters}))
+        done, left, places = 0, 0, []
+        if yes or task.wanted.places:
+            with closing(box.settler()) as settler:  # from here on no other process settles letters, so look now
+                look = _open_ones(task, box, limit)
+                pairs = prepared(box, look.letters)
+                places = [str(letter.place) for letter in look.letters]
+                try:
+                    done = settler.settle(pairs, look.ranges)
+                except TransactionFailed as error:
+                    raise _explained(error, task.topic) from error
+                left = look.open - done
+    more = f"; {left:,} more are open" if left else ""
+    emit(
+        {"topic": task.topic, "settled": done, "left": left, "letters": places},
+        json,
+        lambda: Text(f"{deed}: {_letters(done)}{more}" if done else "nothing to do: no chosen letter is open"),
+    )
+
+
+def _open_ones(task: _Task, box: LetterBox, limit: int) -> _Look:
+    """Look for the letters that are chosen and open. Raises ``OffsetError`` for a place without a letter."""
+    by_place = bool(task.wanted.places)
+    look = _collect(box, task.wanted, _NO_LIMIT if by_place else limit, settled=by_place)
+    _refuse_missing(task, look.letters)
+    return look._replace(letters=[letter for letter in look.letters if not letter.is_settled])
+
+
+def _explained(error: TransactionFailed, topic: str) -> StreamsError:
+    if error.kind == "fenced":
+        return OffsetError(
+            f"another `kes dlq` of {topic} began meanwhile, and this one was ended: nothing is sent twice. Run it "
+            "again to see what is left"
+        )
+    if error.kind == "unknown":
+        return OffsetError(f"{error}. The last transaction is in doubt: run it again, nothing is sent twice")
+    return error
+
+
+def _originals(box: LetterBox, letters: Iterable[Letter]) -> dict[Place, IncomingRecord | str]:
+    return box.originals(letter for letter in letters if letter.left_out)
+
+
+def _record(original: IncomingRecord | str | None) -> IncomingRecord | None:
+    return original if isinstance(original, IncomingRecord) else None
+
+
+def _problems(
+    box: LetterBox, letters: list[Letter], originals: dict[Place, IncomingRecord | str], decoder: Decoder | None
+) -> list[str]:
+    """Say of each letter that cannot be sent why."""
+    topics = sorted({letter.facts["topic"] for letter in letters if letter.is_addressed})
+    counts = {topic: box.partitions(topic) for topic in topics}
+    found = []
+    for letter in letters:
+        original = originals.get(letter.place)
+        count = counts.get(letter.facts.get("topic", "")) if letter.is_addressed else 0
+        problem = ""
+        if not letter.is_addressed:
+            problem = "it does not say where it came from"
+        elif count is None:
+            problem = f"topic {letter.facts['topic']} does not exist any more: create it, or drop the letter"
+        elif int(letter.facts["partition"]) >= count:
+            problem = f"topic {letter.facts['topic']} has {count} partitions only"
+        elif isinstance(original, str):
+            problem = original
+        elif decoder is not None:
+            problem = decoder.content(_record(original) or letter.record).problem
+        if problem:
+            found.append(f"{letter.place}: {problem}")
+    return found
+
+
+def _refuse_problems(problems: list[str]) -> None:
+    if not problems:
+        return
+    for problem in problems[:_MOST_NAMED]:
+        complain(harmless(problem))
+    more = f" ({len(problems) - _MOST_NAMED} more)" if len(problems) > _MOST_NAMED else ""
+    raise TopicError(
+        f"{len(problems)} letters cannot be sent again{more}, so nothing is: repair what is named, choose others, or "
+        "drop them; --force sends what the source cannot read"
+    )
+
+
+def _counted(look: _Look, shown: int) -> str:
+    more = f", {shown:,} of them shown" if shown < look.open else ""
+    return f"open: {_letters(look.open)}{more}" if look.open else "no open letters"
+
+
+def _letters(count: int) -> str:
+    return f"{count:,} letter" + ("" if count == 1 else "s")

@@ -1,0 +1,48 @@
+"""``kes doctor``: what is wrong with a cluster and an event source, and what to type."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+import typer
+from rich.text import Text
+
+from streams.cli.checks import OK, PROBLEM, UNKNOWN, WARNING, Finding, Target, findings
+from streams.cli.cluster import Json, Servers, brokers, named_source
+from streams.cli.console import answers, emit
+
+app = typer.Typer()
+
+_STYLES: Final = {OK: "green", WARNING: "yellow", PROBLEM: "bold red", UNKNOWN: "yellow"}
+
+
+@app.command()
+def doctor(
+    source: Annotated[str, typer.Argument(metavar="[MODULE:SOURCE]", help="A source, to look at what it needs.")] = "",
+    bootstrap_servers: Servers = "",
+    timeout: Annotated[float, typer.Option("--timeout", min=0.1, max=86_400, help="Seconds for each question.")] = 10.0,
+    json: Json = False,
+) -> None:
+    """Look for what is wrong, and say what to do: libraries, brokers, clocks; of a source, its settings, topics, group,
+    transactions and keys. Changes nothing, and the source may be running.
+
+    Exit codes: 0 no problem was found; 1 one was; 2 wrong usage.
+    """
+    named = named_source(source) if source else None
+    target = Target(source, named, brokers(bootstrap_servers, named.config if named else None), timeout)
+    found: list[Finding] = []
+    for finding in findings(target):
+        found.append(finding)
+        if not json:
+            answers().print(_line(finding), soft_wrap=True)
+    count = sum(finding.state == PROBLEM for finding in found)
+    data = {"bootstrap_servers": target.servers, "problems": count, "findings": [*map(msgspec.structs.asdict, found)]}
+    emit(data, json, lambda: Text(f"{count} problems" if count != 1 else "1 problem"))
+    if count:
+        raise typer.Exit(1)
+
+
+def _line(finding: Finding) -> Text:
+    line = Text(f"{finding.state:<8}", style=_STYLES[finding.state]) + Text(f"{finding.check:<13}{finding.text}")
+    return line + Text(f"\n{'':<21}{finding.remedy}") if finding.remedy else line

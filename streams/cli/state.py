@@ -1,0 +1,286 @@
+"""``kes state``: the state of an event source as its changelog has it, without disturbing the source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Annotated, Any, Final, NamedTuple
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from streams.cli.cluster import Json, Servers, SourceName, Timeout, admin_of, brokers, named_source
+from streams.cli.console import complain, emit
+from streams.cli.records import harmless, one_line, plain, plain_bytes, plain_text, shortened, shown_time
+from streams.cli.scans import OffsetProgress
+from streams.clients.reader import PartitionReader
+from streams.clients.settings import ClientSettings
+from streams.codecs import RESERVED_KEY_PREFIX
+from streams.errors import DecodeError, TopicError
+from streams.event_source import EventSource
+from streams.records import TYPE_HEADER, IncomingRecord, TopicPartition
+from streams.runtime.changelog import OFFSET_KEY, TIMER_PREFIX, decode_offset, decode_timer
+from streams.runtime.ownership.replicas import make_store
+
+app = typer.Typer(no_args_is_help=True, help="The state of an event source, from its changelog: ls, get, scan.")
+
+_WIDEST: Final = 100
+
+_Partition = Annotated[
+    list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this one. May be repeated.")
+]
+
+
+class _Entry(NamedTuple):
+    """An entry of a store: its last record in the changelog. ``key`` and ``value``: as plain data."""
+
+    partition: int
+    key: Any
+    value: Any
+    type: str
+    problem: str
+    changed_at_ms: int
+
+    @property
+    def name(self) -> str:
+        """Return the key as it is typed."""
+        return one_line(self.key)
+
+
+@app.callback()
+def state() -> None:
+    """The state of an event source, as its changelog has it. Changes nothing, and the source may run meanwhile."""
+
+
+@app.command("ls")
+def list_partitions(
+    source: SourceName,
+    partition: _Partition = None,
+    bootstrap_servers: Servers = "",
+    timeout: Timeout = 30.0,
+    json: Json = False,
+) -> None:
+    """Count keys, bytes and timers of each partition, and show how far its input is handled.
+
+    Exit codes: 0 shown; 1 the source has no changelog yet, or no broker answers; 2 wrong usage.
+    """
+    found = named_source(source)
+    rows: dict[int, _Partitions] = {}
+
+    def receive(number: int, records: list[IncomingRecord]) -> None:
+        row = rows[number]
+        for record in records:
+            row.receive(record)
+
+    with _changelog(found, bootstrap_servers, timeout, partition) as (numbers, read):
+        rows.update({number: _Partitions() for number in numbers})
+        read(receive)
+    data = [row.facts(number) for number, row in rows.items()]
+    emit({"changelog": found.config.changelog, "partitions": data}, json, lambda: _partition_table(data))
+
+
+@app.command()
+def get(
+    source: SourceName,
+    key: Annotated[str, typer.Argument(help="The key, as `scan` shows it: o1, 17, or JSON.")],
+    partition: _Partition = None,
+    bootstrap_servers: Servers = "",
+    timeout: Timeout = 30.0,
+    json: Json = False,
+) -> None:
+    """Show the value of one key.
+
+    Exit codes: 0 shown; 1 there is no such key, the source has no changelog yet, or no broker answers; 2 wrong usage.
+    """
+    found = _entries(named_source(source), bootstrap_servers, timeout, partition, lambda name: name == key)
+    emit(
+        {"key": key, "entries": [_facts(entry) for entry in found]},
+        json,
+        lambda: Text("\n".join(_line(entry) for entry in found) if found else f"no such key: {harmless(key)}"),
+    )
+    if len(found) > 1:
+        numbers = ", ".join(str(entry.partition) for entry in found)
+        complain(
+            f"the key is in the partitions {numbers}, with a state of its own in each: its events come from producers "
+            "that partition differently, or a handler uses another key than that of its event"
+        )
+    if not found:
+        raise typer.Exit(1)
+
+
+@app.command()
+def scan(
+    source: SourceName,
+    prefix: Annotated[str, typer.Option("--prefix", help="Only keys that begin so.")] = "",
+    partition: _Partition = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="So many entries at most.")] = 100,
+    bootstrap_servers: Servers = "",
+    timeout: Timeout = 30.0,
+    json: Json = False,
+) -> None:
+    """Show keys and values, by partition and key.
+
+    Exit codes: 0 shown; 1 the source has no changelog yet, or no broker answers; 2 wrong usage.
+    """
+    found = _entries(named_source(source), bootstrap_servers, timeout, partition, lambda name: name.startswith(prefix))
+    shown = found[:limit]
+    emit({"keys": len(found), "entries": [_facts(entry) for entry in shown]}, json, lambda: _entry_table(shown))
+    if len(shown) < len(found) and not json:
+        complain(f"{len(shown):,} of {len(found):,} keys are shown: --limit shows more, --prefix chooses")
+
+
+class _Partitions:
+    """Sums of the changelog of one partition."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[bytes, int] = {}
+        self._timers: set[bytes] = set()
+        self._records = 0
+        self._offset: int | None = None
+        self._changed_at_ms = -1
+
+    def receive(self, record: IncomingRecord) -> None:
+        self._records += 1
+        key = record.key
+        if key is None:
+            return
+        if not key.startswith(RESERVED_KEY_PREFIX):
+            self._changed_at_ms = record.timestamp_ms
+            if record.value is None:
+                self._sizes.pop(key, None)
+            else:
+                self._sizes[key] = len(key) + len(record.value)
+        elif key == OFFSET_KEY and record.value is not None:
+            self._offset = decode_offset(record).offset
+        elif key.startswith(TIMER_PREFIX):
+            self._timers.discard(key) if decode_timer(record)[1] is None else self._timers.add(key)
+
+    def facts(self, partition: int) -> dict[str, Any]:
+        return {
+            "partition": partition,
+            "keys": len(self._sizes),
+            "bytes": sum(self._sizes.values()),
+            "timers": len(self._timers),
+            "next_offset": self._offset,
+            "changelog_records": self._records,
+            "changed_at_ms": self._changed_at_ms,
+        }
+
+
+_Receive = Callable[[int, list[IncomingRecord]], None]
+
+
+@contextmanager
+def _changelog(
+    source: EventSource[Any], servers: str, timeout: float, wanted: list[int] | None
+) -> Iterator[tuple[list[int], Callable[[_Receive], None]]]:
+    """The partitions, and a function that reads everything that is committed in them now."""
+    config = source.config
+    addresses, topic = brokers(servers, config), config.changelog
+    settings = ClientSettings(addresses, config.client_settings, client_id="kes-state")
+    with admin_of(addresses, config, timeout) as admin, closing(PartitionReader(settings)) as reader:
+        if admin.identity(topic, timeout) is None:
+            raise TopicError(f"{topic} does not exist: the source has not run yet, or its settings name another one")
+        marks = admin.watermarks(topic, None, timeout)
+        for number in set(wanted or ()) - marks.keys():
+            raise TopicError(f"topic {topic} has the partitions 0 to {len(marks) - 1}, not {number}")
+        spans = {number: (marks[number].start, marks[number].stable) for number in sorted(wanted or marks)}
+
+        def read(receive: _Receive) -> None:
+            progress = OffsetProgress(f"reading {topic}", spans)
+
+            def take(number: int, records: list[IncomingRecord]) -> None:
+                progress.reached(number, records)
+                receive(number, records)
+
+            reader.read(topic, spans, take, stalled_after_seconds=timeout, cancelled=lambda: False)
+
+        yield list(spans), read
+
+
+def _entries(
+    source: EventSource[Any], servers: str, timeout: float, wanted: list[int] | None, takes: Callable[[str], bool]
+) -> list[_Entry]:
+    """The entries whose keys are taken, in order."""
+    store = make_store(source.program().store_factory, TopicPartition(source.config.topic, 0))
+    last: dict[tuple[int, bytes], IncomingRecord] = {}
+
+    def receive(number: int, records: list[IncomingRecord]) -> None:
+        for record in records:
+            key = record.key
+            if key is None or key.startswith(RESERVED_KEY_PREFIX):
+                continue
+            if record.value is None:
+                last.pop((number, key), None)
+            elif (number, key) in last or takes(one_line(_decoded(store, "decode_key", key)[0])):
+                last[number, key] = record
+
+    try:
+        with _changelog(source, servers, timeout, wanted) as (_, read):
+            read(receive)
+        found = [_entry(record, store) for record in last.values()]
+    finally:
+        store.revoked()
+    return sorted(found, key=lambda entry: (entry.partition, entry.name))
+
+
+def _entry(record: IncomingRecord, store: Any) -> _Entry:
+    key, wrong_key = _decoded(store, "decode_key", record.key or b"")
+    value, wrong_value = _decoded(store, "decode_value", record.value or b"")
+    wrong = wrong_key or wrong_value
+    kind = harmless(record.header(TYPE_HEADER) or b"")
+    return _Entry(record.partition, key, value, kind, f"{record.where}: {wrong}" if wrong else "", record.timestamp_ms)
+
+
+def _decoded(store: Any, method: str, data: bytes) -> tuple[Any, str]:
+    """Return what the bytes are to the store, as plain data, and why it cannot read them. Stores of the user's keep
+    bytes that only they understand."""
+    problem = ""
+    if (decode := getattr(store, method, None)) is not None:
+        try:
+            return plain(decode(data)), ""
+        except DecodeError as error:
+            problem = str(error)
+    return plain_text(data) if method == "decode_key" else plain_bytes(data), problem
+
+
+def _facts(entry: _Entry) -> dict[str, Any]:
+    return entry._asdict()
+
+
+def _line(entry: _Entry) -> str:
+    problem = f"  (cannot be read: {harmless(entry.problem)})" if entry.problem else ""
+    return f"{entry.partition}  {shown_time(entry.changed_at_ms)}  {entry.name}  {one_line(entry.value)}{problem}"
+
+
+def _entry_table(entries: list[_Entry]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("partition", "changed at", "key", "value"):
+        table.add_column(name, no_wrap=True, justify="right" if name == "partition" else "left")
+    for entry in entries:
+        value = shortened(one_line(entry.value), _WIDEST)
+        text = Text(value) if not entry.problem else Text(shortened(harmless(entry.problem), _WIDEST), style="red")
+        table.add_row(str(entry.partition), shown_time(entry.changed_at_ms), Text(shortened(entry.name, 60)), text)
+    return table
+
+
+def _partition_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_footer=True)
+    table.add_column("partition", footer="all", justify="right")
+    for name in ("keys", "bytes", "timers"):
+        table.add_column(name, footer=f"{sum(row[name] for row in rows):,}", justify="right", no_wrap=True)
+    for name in ("next offset", "records", "changed at"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        offset = "-" if row["next_offset"] is None else f"{row['next_offset']:,}"
+        numbers = [f"{row[name]:,}" for name in ("keys", "bytes", "timers")]
+        table.add_row(
+            str(row["partition"]),
+            *numbers,
+            offset,
+            f"{row['changelog_records']:,}",
+            shown_time(row["changed_at_ms"]),
+        )
+    return table

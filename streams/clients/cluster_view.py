@@ -1,0 +1,114 @@
+"""A cluster as its brokers describe it: who they are, their versions and settings, and the time by their clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+import confluent_kafka
+import msgspec
+
+from streams.clients.kafka_python import DescribeConfigsRequest, DescribeQuorumRequest
+from streams.clients.kafka_python_client import KafkaPythonClient, raise_for
+from streams.clients.questions import Questions
+
+_BROKER: Final = 4
+"""Kafka's number for settings of brokers."""
+_CLOSE_SECONDS: Final = 2.0
+
+
+def librdkafka_version() -> str:
+    """Return the version of librdkafka that is loaded."""
+    text: str = confluent_kafka.libversion()[0]
+    return text
+
+
+class BrokerView(msgspec.Struct, frozen=True):
+    """A broker, at the address that it gives to clients. ``version``: the newest Kafka that has all of its requests;
+    ``""``: it did not answer."""
+
+    number: int
+    host: str
+    port: int
+    version: str
+
+
+class ClockView(NamedTuple):
+    """The controller's clock minus ours, in seconds, and by how much that may be wrong."""
+
+    ahead: float
+    uncertainty: float
+
+
+class ClusterQuestions(Questions):
+    """Requests about one cluster. ``security`` are kafka-python settings. Blocks; making one starts a thread.
+    ``with ClusterQuestions(...) as questions``."""
+
+    def __init__(self, bootstrap_servers: str, security: Mapping[str, Any]) -> None:
+        client = KafkaPythonClient(bootstrap_servers, "kes-cli", security)
+        client.start()
+        super().__init__(client)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close(_CLOSE_SECONDS)
+
+    def brokers(self, deadline: float) -> list[BrokerView]:
+        """The brokers of the cluster. Raises ``BrokerUnavailable`` when none answers."""
+
+        async def work() -> list[BrokerView]:
+            await self._connected(deadline)
+            versions, _ = await self._each_broker("asking the brokers", deadline, self._version_of)
+            return [
+                BrokerView(broker.node_id, broker.host, broker.port, versions.get(broker.node_id, ""))
+                for broker in sorted(self._client.manager.cluster.brokers(), key=lambda broker: broker.node_id)
+            ]
+
+        return self._client.call(work, deadline)
+
+    def settings(self, number: int, names: list[str], deadline: float) -> dict[str, str]:
+        """These settings of a broker. Raises ``ConfigError`` without the right to see them."""
+        resource = DescribeConfigsRequest.DescribeConfigsResource(
+            resource_type=_BROKER, resource_name=str(number), configuration_keys=names
+        )
+        request = DescribeConfigsRequest(resources=[resource], include_synonyms=False, include_documentation=False)
+
+        async def attempt(limit: float) -> dict[str, str]:
+            [result] = (await self._client.send(request, number, limit)).results
+            raise_for(result.error_code)
+            return {entry.name: entry.value for entry in result.configs if entry.value is not None}
+
+        return self._ask(f"reading the settings of broker {number}", deadline, attempt)
+
+    def clock(self, deadline: float) -> ClockView:
+        """The time of the active controller, which is always caught up with itself. Raises ``ConfigError`` without the
+        right to describe the cluster, and for a cluster that is too old."""
+        topic_of = DescribeQuorumRequest.TopicData
+        topic = topic_of(topic_name="__cluster_metadata", partitions=[topic_of.PartitionData(partition_index=0)])
+        request = DescribeQuorumRequest(topics=[topic], min_version=1)
+
+        async def attempt(limit: float) -> ClockView:
+            before = time.time()
+            answer = await self._client.send(request, None, limit)
+            after = time.time()
+            raise_for(answer.error_code)
+            partition = answer.topics[0].partitions[0]
+            raise_for(partition.error_code)
+            [theirs] = [
+                voter.last_caught_up_timestamp / 1000
+                for voter in partition.current_voters
+                if voter.replica_id == partition.leader_id
+            ]
+            return ClockView(theirs - (before + after) / 2, (after - before) / 2)
+
+        return self._ask("asking for the time", deadline, attempt)
+
+    async def _version_of(self, number: int, deadline: float) -> str:
+        connection = await self._client.manager.get_connection(number)
+        return ".".join(map(str, connection.broker_version or ()))

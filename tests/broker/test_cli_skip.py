@@ -1,0 +1,200 @@
+"""``kes skip`` on a real broker: a record at which a source stops is passed, exactly once, and nothing else is."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from streams import EventSource
+from streams.cli import main
+from streams.clients.group_checks import GroupChecks
+from streams.clients.producing.blocking import BlockingSlot
+from streams.errors import EventFailure, OffsetError
+from tests.broker.client_kit import writing
+from tests.broker.engine_kit import Lab, Running, facts, start_failure
+from tests.unit.waiting import stays, wait_until
+from tests.vocabulary import Totals
+
+pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(180)]
+
+PARTITIONS = 2
+Kes = Callable[..., tuple[int, Any, str]]
+POISON = b'{"name":5}'
+
+
+class Shop:
+    """A source over two partitions that stops at what it cannot read, and ``kes skip`` for it."""
+
+    def __init__(self, lab: Lab, kes: Kes) -> None:
+        self.lab, self._kes = lab, kes
+        self.source: EventSource[Totals] = lab.telling(instance_id="shop")
+
+    async def skip(self, *words: str) -> tuple[int, Any, str]:
+        return await asyncio.to_thread(self._kes, self.source, "skip", *words, "--yes", behind=1)
+
+    async def until_poison(self) -> None:
+        """Run until the source stops at the poison."""
+        assert isinstance(await start_failure(self.source), EventFailure)
+
+    async def run_to(self, *offsets: int) -> None:
+        """Run up to these offsets, and stop in good order."""
+        async with Running(self.source) as running:
+            await running.until_handled(*offsets)
+
+
+@pytest.fixture
+async def shop(lab: Lab, kes: Kes) -> Shop:
+    """``a``, poison, ``b`` in partition 0; ``c`` in partition 1."""
+    await lab.create()
+    shop = Shop(lab, kes)
+    await lab.add("a")
+    await lab.send(POISON)
+    await lab.add("b")
+    await lab.add("c", partition=1)
+    return shop
+
+
+async def test_poison_is_passed_and_kept_as_a_dead_letter(shop: Shop) -> None:
+    lab = shop.lab
+    await shop.until_poison()
+    await shop.until_poison()  # as kes run would find it
+    code, answer, err = await shop.skip("0@1", "--dead-letter")
+    assert (code, answer and answer["next_offset"]) == (0, 2), err
+    code, _, err = await shop.skip("0@1", "--dead-letter")
+    assert code == 1
+    assert "the record at 1 is handled already, the next one is 2" in err
+    await shop.run_to(3, 1)
+    assert sorted(await lab.totals()) == [("a", 1), ("b", 1), ("c", 1)]
+    [(letter, found)] = await lab.dead_letters()
+    assert (letter.value, found["offset"], found["error"], found["instance"]) == (
+        POISON,
+        "1",
+        "DecodeError",
+        "kes skip",
+    )
+    assert "Expected `str`, got `int`" in found["message"]
+    await lab.check_settled(lab.topic, lab.output, lab.changelog, lab.dead_letter_topic)
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1)])
+async def test_it_shows_the_record_and_asks(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answer: str, code: int
+) -> None:
+    await shop.until_poison()
+    monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
+    module = ModuleType("shop")
+    vars(module).update(source=shop.source)
+    monkeypatch.setitem(sys.modules, "shop", module)
+    assert await asyncio.to_thread(main.main, ["skip", "shop:source", "0@1"]) == code
+    out, err = capsys.readouterr()
+    assert '{"name":5}' in err
+    assert "(cannot be read: " in err
+    assert "This record is passed, and nothing is kept of it elsewhere. Go on behind it? [y/N]" in err
+    assert out.lstrip() == ("" if code else f"{shop.lab.topic}[0] goes on behind 1\n")
+    assert await shop.lab.changelog_offset(0) == (1 if code else 2)
+    assert await shop.lab.dead_letters() == []
+
+
+async def test_poison_at_the_very_start_and_what_is_refused(lab: Lab, kes: Kes) -> None:
+    """No offset is in the changelog then."""
+    shop = Shop(lab, kes)
+    await lab.create()
+    await lab.send(POISON)
+    await lab.add("a")
+    await shop.until_poison()
+    for place, said in {
+        "0@1": "the next record is the one at 0, not 1",
+        "0@77": "the next record is the one at 0, not 77",
+        "1@0": "there is no record at 0 or behind it yet",
+        "2@0": "has the partitions 0 to 1, not 2",
+    }.items():
+        code, answer, err = await shop.skip(place)
+        assert (code, answer) == (1, None)
+        assert said in err
+    assert (await shop.skip("0@0"))[0] == 0
+    async with Running(shop.source) as running:
+        await running.until_handled(2, 0)
+        code, _, err = await shop.skip("0@2")
+        assert code == 1
+        assert f"group {lab.group} is alive (shop): stop all members" in err
+    assert await lab.totals() == [("a", 1)]
+    assert await lab.dead_letters() == []
+
+
+async def test_a_record_behind_markers_and_aborted_ones_is_the_next_one(lab: Lab, kes: Kes) -> None:
+    shop = Shop(lab, kes)
+    assert "the source has not run yet" in (await shop.skip("0@0"))[2]
+    await shop.source.create_source()
+    with writing(lab.settings, lab.topic) as writer:
+        writer.abort((0, "k", "aborted"))
+        writer.producer.close()
+    await lab.send(POISON)
+    await lab.flush()
+    [poison] = await lab.records(lab.topic, 0)
+    assert poison.offset > 0
+    assert f"the next record is the one at {poison.offset}, not 0" in (await shop.skip("0@0"))[2]
+    assert "there is no record at 0 or behind it yet" in (await shop.skip("1@0"))[2]
+
+
+async def test_a_member_that_starts_meanwhile_waits_and_goes_on_behind_the_record(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It joins after the look, and before the commit."""
+    lab = shop.lab
+    await shop.until_poison()
+    loop, started = asyncio.get_running_loop(), []
+    hold = GroupChecks.hold
+
+    async def start() -> None:
+        running = Running(lab.telling(instance_id="other"), active=1)
+        started.append(running)
+        running.task = asyncio.create_task(running.source.consume_events())
+
+    def hold_and_start(self: GroupChecks, slot: BlockingSlot, offsets: Mapping[int, int]) -> None:
+        hold(self, slot, offsets)
+        asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+        wait_until(lambda: self._questions.look(lab.group, 10.0).state == "Stable")
+        running = started[0]
+        stays(lambda: not running.task.done() and running.active <= 1, 1.0, "the member waits for partition 0")
+
+    monkeypatch.setattr(GroupChecks, "hold", hold_and_start)
+    code, _, err = await shop.skip("0@1")
+    assert code == 0, err
+    [running] = started
+    await running.until_handled(3, 1)
+    await running.__aexit__(None, None, None)
+    assert sorted(await lab.totals()) == [("a", 1), ("b", 1), ("c", 1)]
+
+
+@pytest.mark.parametrize("member", [True, False], ids=["a member came", "the command dies"])
+async def test_an_end_before_the_commit_leaves_everything_as_it_was(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, member: bool
+) -> None:
+    lab = shop.lab
+    await shop.until_poison()
+    hold, abort = GroupChecks.hold, BlockingSlot.abort
+
+    def held(self: GroupChecks, slot: BlockingSlot, offsets: Mapping[int, int]) -> None:
+        hold(self, slot, offsets)
+        if member:
+            raise OffsetError("group is alive")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(GroupChecks, "hold", held)
+    if not member:
+        monkeypatch.setattr(BlockingSlot, "abort", lambda self: None)
+    assert (await shop.skip("0@1", "--dead-letter"))[0] == (1 if member else 130)
+    monkeypatch.setattr(BlockingSlot, "abort", abort)
+    monkeypatch.setattr(GroupChecks, "hold", hold)
+    assert await lab.dead_letters() == []
+    assert await lab.changelog_offset(0) == 1
+    if not member:  # what is pending is ended by the next run, under the same id
+        code, _, err = await shop.skip("0@1", "--dead-letter")
+        assert code == 0, err
+        assert [facts(letter)["offset"] for letter, _ in await lab.dead_letters()] == ["1"]
