@@ -1,4 +1,4 @@
-"""Settings of the wire producer, from the librdkafka settings of the event source: one set serves all clients.
+"""Settings of the producer, from the librdkafka settings of the event source: one set serves all clients.
 
 A setting that only librdkafka's producer has is refused by name, never dropped. Batches are compressed by gzip of the
 standard library, or by cramjam (extra ``compression``).
@@ -49,7 +49,7 @@ class ProducerSettings(NamedTuple):
         check_addresses(bootstrap_servers)
         for name, advice in _OF_LIBRDKAFKA_S_PRODUCER.items():
             if name in client_settings:
-                raise ConfigError(f"the kafka setting {name!r} does nothing with producer='wire': {advice}")
+                raise ConfigError(f"the kafka setting {name!r} has no effect on transactions: {advice}")
         return cls(
             bootstrap_servers,
             client_id,
