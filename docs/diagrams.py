@@ -48,7 +48,7 @@ TRANSACTION = Machine(
     bends={("sending", "sendable"): 34, ("flushed", "sendable"): 80, ("committing", "sendable"): 126},
     moves={
         ("open", "sendable"): "sealed: by the batching rule, or at once for a barrier",
-        ("sendable", "sending"): "its turn to be sent: a slot, the rest of the records, the offsets with the group's metadata",
+        ("sendable", "sending"): "its turn to be sent: a slot, all records, the offsets with the group's metadata",
         ("sending", "flushed"): "every record is acknowledged, the offsets are accepted",
         (
             "flushed",

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from . import state
 from .broker import arrive, bump, end, marker, owner_of
+from .failures import Steps, slot_steps
 from .membership import coordinator_steps, crash_steps, membership_steps
-from .pipeline import Steps, intake_steps, pipeline_steps, slot_steps
+from .pipeline import intake_steps, pipeline_steps
 from .rules import Fault, Model, Rule
 from .state import GROUP, NAMES, TAKE_OVER, Status, World
 from .takeover import takeover_steps

@@ -91,7 +91,7 @@ class Rule(Enum):
     R3_NEW_PRODUCER = ("R3", "the producer is aborted and used again after an unclear answer", LATE_V1)
     R3_END_ONCE_PER_EPOCH = ("R3", "an end without an answer is requested again under v1, too", LATE_V1)
     R3_ANSWERED_BEFORE_ABORT = ("R3", "aborted under v1 while records are under way", OLD_V1)
-    R3_LATER_ABORTED_FIRST = ("R3", "the outcome is looked up while a later open transaction of ours holds it up", LATE_V1)
+    R3_LATER_ABORTED_FIRST = ("R3", "the outcome is looked up while a later transaction of ours holds it up", LATE_V1)
     R4_LATER_SENT_AGAIN = ("R4", "only the transaction that failed is sent again, those behind it are not", LATE_V1)
     R4_WAIT_FOR_SNAPSHOT = ("R4, 8a", "after a refused generation the work is dropped instead of sent again", PIPE)
     R5_LOST_IS_NOT_REVOKED = ("R5", "a store outlives the loss of the membership and is used again", EVICT)
@@ -160,6 +160,10 @@ DEEP = (
            restarts=0),
     Config("three members", pool=1, records=1, faults=1, moves=2, restarts=0, kinds=_kinds("EVICT"), members=3,
            together=True),
+    # The offsets of three transactions pending at once.
+    Config("three at once", pool=3, records=3, faults=1, moves=0, restarts=0, kinds=_kinds("TIMEOUT")),
+    Config("three at once, v1", pool=3, records=3, faults=1, moves=0, restarts=0, kinds=_kinds("TIMEOUT"), version=1),
+    AMNESIA_LAG,
     Config("slow engine", pool=1, records=1, faults=1, moves=2, restarts=0, kinds=_kinds("EVICT"), lag=True,
            together=True),
     Config("moves of both kinds", pool=1, records=1, faults=0, moves=5, restless=True, restarts=0, cold=True),
