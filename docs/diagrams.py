@@ -48,12 +48,12 @@ TRANSACTION = Machine(
     bends={("sending", "sendable"): 34, ("flushed", "sendable"): 80, ("committing", "sendable"): 126},
     moves={
         ("open", "sendable"): "sealed: by the batching rule, or at once for a barrier",
-        ("sendable", "sending"): "its turn to be flushed: a slot, the rest of the outputs, the changelog",
-        ("sending", "flushed"): "every record is acknowledged",
+        ("sendable", "sending"): "its turn to be sent: a slot, all records, the offsets with the group's metadata",
+        ("sending", "flushed"): "every record is acknowledged, the offsets are accepted",
         (
             "flushed",
             "committing",
-        ): "it is the oldest: offsets with the group's metadata, then the end of the transaction",
+        ): "it is the oldest: a second look at the membership, then the end is requested",
         ("committing", "committed"): "it answered, or the changelog says so",
         ("sending", "sendable"): "a failure: known to be aborted, to be sent again",
         ("flushed", "sendable"): "an older one failed: ended, to be sent again after it",

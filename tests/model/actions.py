@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from . import state
 from .broker import arrive, bump, end, marker, owner_of
+from .failures import Steps, slot_steps
 from .membership import coordinator_steps, crash_steps, membership_steps
-from .pipeline import Steps, intake_steps, pipeline_steps, slot_steps
+from .pipeline import intake_steps, pipeline_steps
 from .rules import Fault, Model, Rule
 from .state import GROUP, NAMES, TAKE_OVER, Status, World
 from .takeover import takeover_steps
+
+_REQUESTS = ("Produce", "TxnOffsetCommit", "EndTxn(commit)", "EndTxn(abort)")  # by ``Request``
 
 
 class Protocol(Model):
@@ -39,14 +42,14 @@ class Protocol(Model):
                 if member.pipe:
                     pipeline_steps(world, self, instance, steps, luck)
                 intake_steps(world, self, instance, steps)
-                slot_steps(world, self, instance, steps)
+                slot_steps(world, self, instance, steps, luck)
                 takeover_steps(world, self, instance, steps)
                 membership_steps(world, self, instance, steps, luck)
             crash_steps(world, self, instance, luck)
         coordinator_steps(world, self, steps, luck)
         for late in world.late:
-            what = "EndTxn(commit)" if late.part < 0 else "TxnOffsetCommit"
-            luck.append((f"a late {what} of {_name(world, late.tid)} arrives", arrive(world, late)))
+            told = f"a late {_REQUESTS[late.request]} of {_name(world, late.tid)} arrives"
+            luck.append((told, arrive(world, self, late)))
         return steps, luck
 
     def _expire(self, world: World, tid: int, steps: Steps, luck: Steps) -> None:

@@ -1,13 +1,15 @@
-"""The broker's half: transaction coordinator (transactions v1), logs with markers, the group's transactional offsets.
+"""The broker's half: transaction coordinator (v1 and v2), logs with markers, the group's transactional offsets.
 
 EndTxn carries the producer's id and epoch, nothing else: whatever transaction is ongoing under that epoch when it
-arrives is the one it ends. Settling a transaction takes several writes, one marker per log, in any order.
+arrives is the one it ends. Under v2 each end gives the next epoch. Settling a transaction takes several writes, one
+marker per log, in any order.
 """
 
 from __future__ import annotations
 
+from .rules import Model
 from .search import Broken, put
-from .state import GROUP, NO_MARK, Entry, Kind, Late, Log, Phase, Slot, Status, World, changed
+from .state import GROUP, NO_MARK, Entry, Kind, Late, Log, Phase, Request, Slot, Status, Txn, World, changed
 
 SUPERSEDED = -1
 
@@ -28,24 +30,39 @@ def enlist(world: World, tid: int, target: int) -> World:
 
 
 def end(world: World, tid: int, commit: bool) -> World:
-    """EndTxn under the current epoch; on an id without an ongoing transaction it changes nothing."""
+    """EndTxn under the current epoch; on an id without an ongoing transaction it changes nothing. Under v2 it gives the
+    next epoch, so what is in flight under the old one can only be refused."""
     status, targets = world.tids[tid]
     if status != Status.ONGOING:
         return world
+    if world.bumps_epoch:
+        world = _without_late(world, tid)
     return world._replace(
         tids=put(world.tids, tid, (Status.PREPARE_COMMIT if commit else Status.PREPARE_ABORT, targets))
     )
 
 
 def bump(world: World, tid: int) -> World:
-    """A new epoch: whoever holds the old one is fenced, and its requests in flight can only be refused."""
+    """A new epoch: the holder of the old one is fenced, and its requests in flight can only be refused."""
     instance, slot = owner_of(world, tid)
-    member = world.members[instance]
-    if member.slots[slot] == Slot.READY:
-        world = changed(world, instance, slots=put(member.slots, slot, Slot.FENCED))
-    if world.late:
-        world = world._replace(late=tuple(late for late in world.late if late.tid != tid))
-    return world
+    slots = world.members[instance].slots
+    if slots[slot] == Slot.READY:
+        world = changed(world, instance, slots=put(slots, slot, Slot.FENCED))
+    elif slots[slot] == Slot.ABORT:  # its abort is refused, and it is opened again
+        world = changed(world, instance, slots=put(slots, slot, Slot.INIT))
+    return _without_late(world, tid)
+
+
+def _without_late(world: World, tid: int) -> World:
+    if not world.late:
+        return world
+    return world._replace(late=tuple(late for late in world.late if late.tid != tid))
+
+
+def takes(world: World, tid: int) -> bool:
+    """Whether records and offsets under the current epoch are taken. Under v1 they are enlisted before, and the broker
+    verifies that; under v2 they begin the transaction."""
+    return status_of(world, tid) == Status.ONGOING or (world.bumps_epoch and status_of(world, tid) == Status.EMPTY)
 
 
 def initialise(world: World, tid: int) -> tuple[World, bool]:
@@ -56,11 +73,15 @@ def initialise(world: World, tid: int) -> tuple[World, bool]:
     return bump(end(world, tid, commit=False), tid), False
 
 
-def append(world: World, part: int, entry: Entry) -> World:
-    """Records land in the changelog of ``part`` (and with them the outputs)."""
-    log = world.logs[part]
-    world = world._replace(logs=put(world.logs, part, log._replace(entries=(*log.entries, entry))))
-    return enlist(world, entry.tid, 1 << part)
+def append(world: World, tid: int, txn: Txn) -> World:
+    """Records land in the changelog (and with them the outputs)."""
+    return enlist(_logged(world, tid, txn), tid, 1 << txn.part)
+
+
+def _logged(world: World, tid: int, txn: Txn) -> World:
+    log = world.logs[txn.part]
+    entry = Entry(tid, False, txn.start, txn.end, txn.count, txn.mark)
+    return world._replace(logs=put(world.logs, txn.part, log._replace(entries=(*log.entries, entry))))
 
 
 def add_offset(world: World, tid: int, part: int, offset: int) -> World:
@@ -164,13 +185,16 @@ def _lower_ends(world: World, part: int, index: int) -> World:
     return world
 
 
-def arrive(world: World, late: Late) -> World:
-    """A request that nobody waits for any more reaches its coordinator. Its epoch is current (see :func:`bump`)."""
+def arrive(world: World, model: Model, late: Late) -> World:
+    """A request that no process waits for any more arrives. Its epoch is current (see :func:`bump`)."""
     world = world._replace(late=tuple(item for item in world.late if item is not late))
-    if late.part < 0:
-        return end(world, late.tid, commit=True)
-    if world.tids[late.tid][0] != Status.ONGOING:
-        return world  # the partition verifies with the coordinator that the transaction is ongoing
-    if may_commit_offsets(world, owner_of(world, late.tid)[0], late.generation, late.member_id):
+    tid, txn = late.tid, late.txn
+    if late.request in (Request.COMMIT, Request.ABORT):
+        return end(world, tid, commit=late.request == Request.COMMIT)
+    if late.request == Request.RECORDS:
+        if takes(world, tid):
+            return append(world, tid, txn)
+        return world if model.config.verified else _logged(world, tid, txn)  # behind the marker: it hangs
+    if not takes(world, tid) or may_commit_offsets(world, owner_of(world, tid)[0], txn.generation, late.member_id):
         return world
-    return add_offset(world, late.tid, late.part, late.end)
+    return add_offset(world, tid, txn.part, txn.end)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from .pipeline import Steps, engine_lost, membership_lost
+from .failures import Steps, engine_lost, membership_lost
 from .rules import Fault, Model, Rule
 from .search import put
 from .state import (

@@ -45,6 +45,10 @@ class Config(NamedTuple):
     """The engine hears what the membership tells it later than the group does (its event loop is busy)."""
     together: bool = False
     """All members are in the group from the start (else the others join)."""
+    version: int = 2
+    """Of the transaction protocol: with 2 each end gives the next epoch (KIP-890)."""
+    verified: bool = True
+    """With version 1: leaders ask the coordinator whether a transaction is ongoing (Kafka 3.6 and later)."""
 
 
 def _kinds(*names: str) -> frozenset[Fault]:
@@ -54,8 +58,12 @@ def _kinds(*names: str) -> frozenset[Fault]:
 PIPE = Config("pipeline", records=2, faults=0, moves=0, restarts=0)
 EVICT = Config("eviction", pool=1, records=1, faults=1, moves=0, restarts=0, kinds=_kinds("EVICT"))
 CRASH = Config("crash", pool=1, records=1, faults=1, moves=0, restarts=0, kinds=_kinds("CRASH"))
+CRASH_TWO = CRASH._replace(name="crash, two records", pool=2, records=2)
 TIMEOUT = Config("timeout", pool=1, records=1, faults=1, moves=0, restarts=0, kinds=_kinds("TIMEOUT"))
-LATE = Config("timeout", records=2, faults=1, moves=0, restarts=0, kinds=_kinds("TIMEOUT"))
+TIMEOUT_V1 = TIMEOUT._replace(name="timeout, v1", version=1)
+LATE = Config("late", records=2, faults=1, moves=0, restarts=0, kinds=_kinds("TIMEOUT"))
+LATE_V1 = LATE._replace(name="late, v1", version=1)
+OLD_V1 = Config("old brokers", pool=1, records=1, faults=0, moves=0, restarts=0, version=1, verified=False)
 ZOMBIE = Config("zombie", pool=1, records=1, faults=2, moves=0, restarts=0, kinds=_kinds("EVICT", "TIMEOUT"))
 DYING = Config("dying zombie", pool=1, records=1, faults=2, moves=0, restarts=0, kinds=_kinds("EVICT", "CRASH"))
 MOVE = Config("move", pool=1, records=1, faults=0, moves=2, restless=True, restarts=0)
@@ -66,6 +74,7 @@ THERE_AND_BACK = Config(
 )
 REVOKE = Config("revoke", pool=1, records=1, faults=0, moves=1, restarts=0, warm=False, cold=True)
 AMNESIA = Config("amnesia", pool=1, records=1, faults=1, moves=0, restarts=0, kinds=_kinds("AMNESIA"))
+AMNESIA_LAG = AMNESIA._replace(name="amnesia, slow engine", lag=True)
 AMNESIA_MOVE = Config("move, amnesia", pool=1, records=1, faults=1, moves=2, restarts=0, kinds=_kinds("AMNESIA"))
 
 
@@ -76,17 +85,19 @@ class Rule(Enum):
 
     R1_REAL_METADATA = ("R1", "offsets are sent with generation -1, which the broker accepts from anybody", ZOMBIE)
     R2_PRODUCE_IN_ORDER = ("R2", "T(n+1) is produced although T(n) is not flushed", PIPE)
-    R2_COMMIT_IN_ORDER = ("R2", "T(n+1) is committed although T(n) is not settled", PIPE)
-    R3_NOT_GUESSED_ABORTED = ("R3", "an unclear answer is taken for an abort", TIMEOUT)
-    R3_NOT_GUESSED_COMMITTED = ("R3", "an unclear answer is taken for a commit", TIMEOUT)
-    R3_NEW_PRODUCER = ("R3", "the producer is aborted and used again after an unclear answer", LATE)
-    R3_LATER_ABORTED_FIRST = ("R3", "the outcome is looked up while a later open transaction of ours holds it up", LATE)
-    R4_LATER_SENT_AGAIN = ("R4", "only the transaction that failed is sent again, later open ones go on", PIPE)
+    R2_COMMIT_IN_ORDER = ("R2", "T(n+1) is committed although T(n) is not settled", CRASH_TWO)
+    R3_NOT_GUESSED_ABORTED = ("R3", "an unclear answer is taken for an abort", TIMEOUT_V1)
+    R3_NOT_GUESSED_COMMITTED = ("R3", "an unclear answer is taken for a commit", TIMEOUT_V1)
+    R3_NEW_PRODUCER = ("R3", "the producer is aborted and used again after an unclear answer", LATE_V1)
+    R3_END_ONCE_PER_EPOCH = ("R3", "an end without an answer is requested again under v1, too", LATE_V1)
+    R3_ANSWERED_BEFORE_ABORT = ("R3", "aborted under v1 while records are under way", OLD_V1)
+    R3_LATER_ABORTED_FIRST = ("R3", "the outcome is looked up while a later transaction of ours holds it up", LATE_V1)
+    R4_LATER_SENT_AGAIN = ("R4", "only the transaction that failed is sent again, those behind it are not", LATE_V1)
     R4_WAIT_FOR_SNAPSHOT = ("R4, 8a", "after a refused generation the work is dropped instead of sent again", PIPE)
     R5_LOST_IS_NOT_REVOKED = ("R5", "a store outlives the loss of the membership and is used again", EVICT)
     R5_LOST_SETTLES_ITS_SLOTS = ("R5", "open transactions of a lost membership are left to the broker's timeout", EVICT)
-    R7_DEADLINE = ("R7", "a call that hangs is waited for, whatever the time", TIMEOUT)
     INCARNATION = ("8a", "a transaction of a lost membership is sent with the metadata of the new one", EVICT)
+    SECOND_LOOK = ("R5, 8a", "the membership is not looked at again right before the commit", AMNESIA_LAG)
     S6_OFFSET_IN_CHANGELOG = ("6", "processing starts at the group's offset, on the changelog's state", AMNESIA)
     S7_FENCE = ("7.1", "transactions that departed members left open are not ended", CRASH)
     S7_FENCE_WHILE_WAITING = ("7.1", "a departed member that opens a transaction later is not fenced again", DYING)
@@ -130,6 +141,9 @@ STANDARD = (
     # Two pipelined transactions, and one fault anywhere, while the other member joins.
     Config("pipeline", records=1, faults=1, kinds=_kinds("EVICT", "CRASH", "TIMEOUT"), moves=0, restarts=0),
     Config("two records", records=2, faults=1, kinds=_kinds("TIMEOUT"), moves=0, restarts=0),
+    # The same under transactions v1, with leaders that verify what they take, and without.
+    Config("two records, v1", records=2, faults=1, kinds=_kinds("TIMEOUT"), moves=0, restarts=0, version=1),
+    Config("old brokers", pool=1, records=1, faults=1, moves=0, restarts=0, version=1, verified=False),
     # A warm move back and forth with one fault anywhere.
     Config("warm move", pool=1, records=1, faults=1, moves=1, restless=True, restarts=0),
     # The same by revoke.
@@ -146,6 +160,10 @@ DEEP = (
            restarts=0),
     Config("three members", pool=1, records=1, faults=1, moves=2, restarts=0, kinds=_kinds("EVICT"), members=3,
            together=True),
+    # The offsets of three transactions pending at once.
+    Config("three at once", pool=3, records=3, faults=1, moves=0, restarts=0, kinds=_kinds("TIMEOUT")),
+    Config("three at once, v1", pool=3, records=3, faults=1, moves=0, restarts=0, kinds=_kinds("TIMEOUT"), version=1),
+    AMNESIA_LAG,
     Config("slow engine", pool=1, records=1, faults=1, moves=2, restarts=0, kinds=_kinds("EVICT"), lag=True,
            together=True),
     Config("moves of both kinds", pool=1, records=1, faults=0, moves=5, restless=True, restarts=0, cold=True),

@@ -26,16 +26,23 @@ class Status:
 
 
 class Slot:
-    """A transactional producer as its process sees it. FENCED: somebody initialised our id, we shall find out. INIT: a
-    new producer of the id is being initialised."""
+    """A transactional producer as its process sees it. FENCED: another process initialised our id, we shall find out.
+    ABORT: all its requests are answered, its transaction is being aborted. INIT: it is being opened again."""
 
-    READY, FENCED, INIT = range(3)
+    READY, FENCED, ABORT, INIT = range(4)
 
 
 class Phase:
-    """Of a transaction in a member's pipeline. FOUND: unclear to its member, but readable in the changelog by now."""
+    """Of a transaction in a member's pipeline. SENDING: records and offsets are under way. LANDED: the records are
+    there, ACCEPTED: the offsets are, FLUSHED: both. REFUSED: the offsets are not, and the records are under way.
+    ENDING: the end is under way; AGAIN: without an answer, and is requested again. FOUND: unclear to its member, but
+    readable in the changelog by now. ABORTING: its slot is being aborted, or opened again."""
 
-    FILLED, FLUSHED, OFFSETS, ACCEPTED, ENDING, UNCLEAR, FOUND, ABORTING, HUNG = range(9)
+    FILLED, SENDING, LANDED, ACCEPTED, REFUSED, FLUSHED, ENDING, AGAIN, UNCLEAR, FOUND, ABORTING = range(11)
+
+
+UNDER_WAY = (Phase.SENDING, Phase.LANDED, Phase.ACCEPTED, Phase.REFUSED, Phase.ENDING)
+"""Phases in which a request has no answer yet."""
 
 
 class Kind:
@@ -137,7 +144,8 @@ class Event(NamedTuple):
 
 
 class Txn(NamedTuple):
-    """One open transaction of a member: input [start, end) of one partition, ``count`` the changelog value after it."""
+    """One open transaction of a member: input [start, end) of one partition, ``count`` the changelog value after it.
+    ``slot`` is -1 while no producer has it."""
 
     slot: int
     phase: int
@@ -210,14 +218,22 @@ class Log(NamedTuple):
     """The last marker with records after it; kept only where such a marker is obeyed."""
 
 
+NO_TXN = Txn(-1, Phase.FILLED, -1, 0, 0, 0)
+
+
+class Request:
+    """Of a transaction."""
+
+    RECORDS, OFFSETS, COMMIT, ABORT = range(4)
+
+
 class Late(NamedTuple):
-    """A request that nobody waits for any more: TxnOffsetCommit (``part`` >= 0) or EndTxn(commit) (``part`` -1)."""
+    """A request whose sender does not wait for it any more. ``txn``: what records and offsets are of."""
 
     tid: int
-    part: int
-    end: int
-    generation: int
-    member_id: int
+    request: int
+    txn: Txn = NO_TXN
+    member_id: int = 0
 
 
 class World(NamedTuple):
@@ -233,6 +249,8 @@ class World(NamedTuple):
     moves: int
     restarts: int
     forgot: bool
+    bumps_epoch: bool
+    """Transactions v2: each end gives the next epoch."""
     earlier: tuple[Group, ...]
     """The group after its last rebalance but one, and after its last; kept only where a stale memory is searched."""
 
@@ -283,5 +301,6 @@ def initial(config: Config) -> World:
         config.moves,
         config.restarts,
         False,
+        config.version == 2,
         (group,) if Fault.STALE_MEMORY in config.kinds else (),
     )

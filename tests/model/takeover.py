@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .broker import initialise
-from .pipeline import Steps
+from .failures import Steps
 from .rules import Model, Rule
 from .search import Broken, put
 from .state import NAMES, NO_MARK, Done, Join, Kind, Mark, Note, Role, Status, World, changed

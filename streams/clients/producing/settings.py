@@ -1,4 +1,4 @@
-"""Settings of the wire producer, from the librdkafka settings of the event source: one set serves all clients.
+"""Settings of the producer, from the librdkafka settings of the event source: one set serves all clients.
 
 A setting that only librdkafka's producer has is refused by name, never dropped. Batches are compressed by gzip of the
 standard library, or by cramjam (extra ``compression``).

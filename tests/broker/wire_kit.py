@@ -1,0 +1,106 @@
+"""Transactions of the wire producer on a real broker, and what a topic holds after them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import import_module
+from typing import Any
+
+from streams.broker.probe import HOST
+from streams.clients.admin import TopicAdmin
+from streams.clients.group_wire import metadata_of_no_member
+from streams.clients.producing.broker_connection import connect
+from streams.clients.producing.cluster import Cluster
+from streams.clients.producing.encoded_transaction import EncodedTransaction
+from streams.clients.producing.settings import ProducerSettings
+from streams.clients.producing.transactions import WireSlot
+from streams.clients.reader import PartitionReader
+from streams.clients.settings import ClientSettings
+from streams.group import Snapshot
+from streams.records import IncomingRecord, Output
+from streams.topics import TopicSpec
+
+ANYBODY = Snapshot(1, -1, "", metadata_of_no_member("group"))
+"""The metadata of no member: the broker takes offsets under it, and does not fence them."""
+
+
+@asynccontextmanager
+async def slot_at(
+    address: str,
+    name: str,
+    settings: dict[str, Any] | None = None,
+    topic: str = "",
+    transaction_seconds: float = 30,
+) -> AsyncIterator[WireSlot]:
+    cluster = Cluster(ProducerSettings.of(address, "client", settings or {}))
+    slot = WireSlot(name, cluster, "group", call_timeout_seconds=20, transaction_timeout_seconds=transaction_seconds)
+    try:
+        await slot.reopen([topic])
+        yield slot
+    finally:
+        sockets = [connection._transport.get_extra_info("socket") for connection in slot._connections.values()]
+        slot.abandon()
+        while any(sock.fileno() >= 0 for sock in sockets):
+            await asyncio.sleep(0)
+
+
+async def encoded(slot: WireSlot, topic: str, first: int, count: int = 20) -> EncodedTransaction:
+    records = EncodedTransaction(slot._cluster, 20)
+    await records.complete(
+        [Output(topic, b"%d" % n, b"k%d" % (n % 7), [("h", b"x")], -1, 0, 0, n) for n in range(first, first + count)]
+    )
+    return records
+
+
+async def send(slot: WireSlot, topic: str, first: int, *, source: str = "") -> None:
+    """Begin a transaction with records and offsets, all acknowledged."""
+    await slot.flush(await encoded(slot, topic, first), source or topic, {0: first + 20}, lambda: ANYBODY)
+
+
+async def transact(slot: WireSlot, topic: str, first: int, *, commit: bool = True, source: str = "") -> None:
+    await send(slot, topic, first, source=source)
+    if commit:
+        await slot.commit(lambda: None)
+    else:
+        await slot.abort()
+        if not slot.is_open:
+            await slot.reopen([topic])
+
+
+def committed(settings: ClientSettings, topic: str) -> list[int]:
+    admin, seen = TopicAdmin(settings), list[IncomingRecord]()
+    reader = PartitionReader(settings)
+    ranges = {number: (marks.start, marks.end) for number, marks in admin.watermarks(topic).items()}
+    reader.read(
+        topic, ranges, lambda _, records: seen.extend(records), stalled_after_seconds=30, cancelled=lambda: False
+    )
+    reader.close()
+    admin.close()
+    return sorted(int(record.value or b"-1") for record in seen)
+
+
+def create(settings: ClientSettings, spec: TopicSpec) -> None:
+    admin = TopicAdmin(settings)
+    admin.create([spec])
+    admin.committed("group", spec.name)  # so that the group has a coordinator
+    admin.close()
+
+
+async def set_transaction_version(address: str, level: int) -> None:
+    """Finalize this level, and wait until the broker says so."""
+    request: Any = import_module("kafka.protocol.admin").UpdateFeaturesRequest
+    update = request.FeatureUpdateKey(
+        feature="transaction.version", max_version_level=level, upgrade_type=3 if level < 2 else 1
+    )
+    port, asked = int(address.rpartition(":")[2]), False
+    while True:
+        connection = await connect(HOST, port, "client", {})  # the answer to each new one has the levels
+        if connection.features.get("transaction.version", 0) == level:
+            return connection.close()
+        if not asked:
+            answer = await connection.ask(request(feature_updates=[update], timeout_ms=20_000), 1)
+            assert not answer.error_code, answer
+            asked = True
+        connection.close()
