@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, TextIO
 
+import msgspec
 import typer
 from rich.text import Text
 
 from streams.cli.console import as_json, notices
+from streams.cli.logging_setup import LogFormat, LogLevel, LogOptions, checked_file, configure_logging
 from streams.cli.source_name import checked_name
 from streams.cli.supervisor import RestartPolicy, Status, Supervisor, worker_command
-from streams.cli.worker import GC_THRESHOLD
+from streams.cli.worker import GC_THRESHOLD, WorkerOptions
 from streams.config import host_name
+
+_log = logging.getLogger("streams.cli.run")
 
 app = typer.Typer()
 
 _STYLES = {"started": "green", "exited": "yellow", "removed": "yellow", "gave up": "bold red", "killed": "bold red"}
+_LEVELS = {"restarting": logging.WARNING, "killed": logging.WARNING, "gave up": logging.ERROR}
 
 
 @app.command()
@@ -40,6 +47,14 @@ def run(
         ),
     ] = GC_THRESHOLD,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Warnings only.")] = False,
+    log_level: Annotated[
+        LogLevel | None, typer.Option(case_sensitive=False, help="Of all loggers, yours too. Default: info.")
+    ] = None,
+    log_format: Annotated[LogFormat, typer.Option(help="Of the lines on standard error.")] = LogFormat.TEXT,
+    log_config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Python's logging configuration (.json, .toml, .ini) of the workers."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Starts, exits, restarts as JSON lines on stdout.")] = False,
 ) -> None:
     """Run an event source in worker processes that are kept alive.
@@ -50,20 +65,32 @@ def run(
     70 a worker failed too often; 128 + signal (130, 143): killed before the drain was complete.
     """
     checked_name(source)
-    verbosity = max(0 if quiet else 1, context.parent.params["verbose"] if context.parent else 0)
+    if log_config is not None and (log_level is not None or log_format is not LogFormat.TEXT):
+        raise typer.BadParameter("the file decides level and format: leave out --log-level and --log-format")
+    verbosity = context.parent.params["verbose"] if context.parent else 0
+    level = log_level or (LogLevel.DEBUG if verbosity > 1 else LogLevel.WARNING if quiet else LogLevel.INFO)
+    logs = LogOptions(level, log_format, "" if log_config is None else checked_file(log_config))
+    configure_logging(msgspec.structs.replace(logs, config=""))
     supervisor = Supervisor(
-        worker_command(source, verbosity, gc_threshold),
+        worker_command(WorkerOptions(source, logs, gc_threshold)),
         workers=workers,
         instance_prefix=instance_prefix or host_name(),
         policy=RestartPolicy(max_crashes=max_crashes, window_seconds=window_seconds),
         drain_seconds=drain_seconds,
-        status=_status_json if json else _StatusLines(quiet),
+        status=_status_json if json else _log_status if log_format is LogFormat.JSON else _StatusLines(quiet),
     )
     raise typer.Exit(supervisor.run())
 
 
 def _status_json(status: Status) -> None:
     _write(sys.stdout, as_json(status))
+
+
+def _log_status(status: Status) -> None:
+    name, level = status.get("worker", ""), _LEVELS.get(status["event"], logging.INFO)
+    if status["event"] == "exited" and status["code"] != 0:
+        level = logging.WARNING
+    _log.log(level, "%s", sentence(status), extra={"worker": name, "status": status})
 
 
 class _StatusLines:

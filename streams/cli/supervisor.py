@@ -25,8 +25,10 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+import msgspec
+
 from streams.cli.supervisor_channel import Channel, GroupIdentity, Message, Remove, Removed
-from streams.cli.worker import EXIT_BAD_RECORD
+from streams.cli.worker import EXIT_BAD_RECORD, WorkerOptions
 from streams.cli.worker import EXIT_PROBLEM as WORKER_PROBLEM
 
 EXIT_DONE = 0
@@ -299,9 +301,9 @@ class Supervisor:
         self._status({"event": event, "worker": worker.instance_id, **more})
 
 
-def worker_command(source: str, verbosity: int, gc_threshold: int) -> list[str]:
+def worker_command(options: WorkerOptions) -> list[str]:
     """The command line of one worker process, but for its last argument (its end of the channel)."""
-    return [sys.executable, "-m", "streams.cli.worker", source, str(verbosity), str(gc_threshold)]
+    return [sys.executable, "-m", "streams.cli.worker", msgspec.json.encode(options).decode()]
 
 
 def _reason(code: int) -> str:
