@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -15,9 +17,10 @@ from rich.text import Text
 from streams.cli.console import as_json, notices
 from streams.cli.logging_setup import LogFormat, LogLevel, LogOptions, checked_file, configure_logging
 from streams.cli.source_name import checked_name
-from streams.cli.supervisor import RestartPolicy, Status, Supervisor, worker_command
+from streams.cli.supervisor import RestartPolicy, Status, Supervisor, worker_command, worker_names
 from streams.cli.worker import GC_THRESHOLD, WorkerOptions
 from streams.config import host_name
+from streams.errors import ConfigError
 
 _log = logging.getLogger("streams.cli.run")
 
@@ -55,6 +58,9 @@ def run(
         Path | None,
         typer.Option(metavar="FILE", help="Python's logging configuration (.json, .toml, .ini) of the workers."),
     ] = None,
+    metrics: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="HOST:PORT or PORT for Prometheus (/metrics), /live and /ready.")
+    ] = "",
     json: Annotated[bool, typer.Option("--json", help="Starts, exits, restarts as JSON lines on stdout.")] = False,
 ) -> None:
     """Run an event source in worker processes that are kept alive.
@@ -71,15 +77,42 @@ def run(
     level = log_level or (LogLevel.DEBUG if verbosity > 1 else LogLevel.WARNING if quiet else LogLevel.INFO)
     logs = LogOptions(level, log_format, "" if log_config is None else checked_file(log_config))
     configure_logging(msgspec.structs.replace(logs, config=""))
-    supervisor = Supervisor(
-        worker_command(WorkerOptions(source, logs, gc_threshold)),
-        workers=workers,
-        instance_prefix=instance_prefix or host_name(),
-        policy=RestartPolicy(max_crashes=max_crashes, window_seconds=window_seconds),
-        drain_seconds=drain_seconds,
-        status=_status_json if json else _log_status if log_format is LogFormat.JSON else _StatusLines(quiet),
-    )
-    raise typer.Exit(supervisor.run())
+    report = _status_json if json else _log_status if log_format is LogFormat.JSON else _StatusLines(quiet)
+    prefix = instance_prefix or host_name()
+    with _served(metrics, worker_names(prefix, workers)) as noted:
+
+        def status(status: Status) -> None:
+            noted(status)
+            if status["event"] != "serving":
+                report(status)
+
+        supervisor = Supervisor(
+            worker_command(WorkerOptions(source, logs, gc_threshold, bool(metrics))),
+            workers=workers,
+            instance_prefix=prefix,
+            policy=RestartPolicy(max_crashes=max_crashes, window_seconds=window_seconds),
+            drain_seconds=drain_seconds,
+            status=status,
+        )
+        code = supervisor.run()
+    raise typer.Exit(code)
+
+
+@contextmanager
+def _served(address: str, names: list[str]) -> Iterator[Callable[[Status], None]]:
+    """Serve the metrics of all workers, if there is an address; yield what is to be called with each status."""
+    if not address:
+        yield lambda status: None
+        return
+    try:
+        from streams.cli.worker_metrics import WorkerMetrics
+    except ModuleNotFoundError as error:
+        if error.name != "prometheus_client":
+            raise
+        raise ConfigError("--metrics needs prometheus-client: pip install 'kafka-event-source[prometheus]'") from error
+    board = WorkerMetrics(names)
+    with board.serve(address):
+        yield board.noted
 
 
 def _status_json(status: Status) -> None:

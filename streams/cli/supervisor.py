@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from streams.cli.supervisor_channel import Channel, GroupIdentity, Message, Remove, Removed
+from streams.cli.supervisor_channel import Channel, GroupIdentity, Message, Remove, Removed, Serving
 from streams.cli.worker import EXIT_BAD_RECORD, WorkerOptions
 from streams.cli.worker import EXIT_PROBLEM as WORKER_PROBLEM
 
@@ -120,7 +120,7 @@ class Supervisor:
         status: Callable[[Status], None],
     ) -> None:
         self._command = list(command)
-        self._workers = [_Worker(f"{instance_prefix}-{n}", Restarts(policy)) for n in range(workers)]
+        self._workers = [_Worker(name, Restarts(policy)) for name in worker_names(instance_prefix, workers)]
         self._policy = policy
         self._drain_seconds = drain_seconds
         self._status = status
@@ -213,6 +213,8 @@ class Supervisor:
                         worker.member = message
                         if message.member_id:
                             self._report("joining", worker, member_id=message.member_id)
+                    case Serving():
+                        self._report("serving", worker, port=message.port)
                     case Removed():
                         dead = self._dead.pop(message.member_id, None)
                         if dead is not None and message.found:
@@ -299,6 +301,11 @@ class Supervisor:
 
     def _report(self, event: str, worker: _Worker, **more: Any) -> None:
         self._status({"event": event, "worker": worker.instance_id, **more})
+
+
+def worker_names(prefix: str, workers: int) -> list[str]:
+    """Return the names of so many workers: ``KES_INSTANCE_ID`` of each."""
+    return [f"{prefix}-{number}" for number in range(workers)]
 
 
 def worker_command(options: WorkerOptions) -> list[str]:

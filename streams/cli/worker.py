@@ -24,7 +24,7 @@ import msgspec
 from streams.cli.console import complain
 from streams.cli.failures import innermost
 from streams.cli.logging_setup import LogFormat, LogOptions, configure_logging
-from streams.cli.supervisor_channel import Channel, GroupIdentity, Remove, Removed
+from streams.cli.supervisor_channel import Channel, GroupIdentity, Remove, Removed, Serving
 from streams.core.policy import FINAL
 from streams.errors import (
     ConfigError,
@@ -68,6 +68,7 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     source: str
     logs: LogOptions
     gc_threshold: int = GC_THRESHOLD
+    metrics: bool = False
 
 
 def main(argv: Sequence[str]) -> int:
@@ -79,6 +80,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         configure_logging(options.logs, worker=name)
         supervised.source = load(options.source)
+        if options.metrics:
+            supervised.serve_metrics()
         collect_rarely(options.gc_threshold)
         supervised.source.run()
     except KeyboardInterrupt:
@@ -121,6 +124,15 @@ class _Supervised:
         os.kill(os.getpid(), signal.SIGTERM)
         threading.Event().wait(ORPHAN_DRAIN_SECONDS)
         os._exit(EXIT_FAILED)
+
+    def serve_metrics(self) -> None:
+        """Serve the source's metrics to the supervisor, on a free port of the loopback address."""
+        from streams.event_source import EventSource
+        from streams.observability import PrometheusMetrics
+
+        if not isinstance(self.source, EventSource):
+            raise ConfigError(f"--metrics needs an EventSource; the source is {type(self.source).__name__}")
+        self._channel.send(Serving(PrometheusMetrics(self.source).serve("127.0.0.1:0").port))
 
     def left(self) -> None:
         """Report after a good end of ``run`` that there is nothing to remove (a static member keeps its place)."""
