@@ -142,13 +142,24 @@ def by_wire(job: Job) -> EventSource[Any]:
     return source_of(msgspec.structs.replace(job, options={"config.producer": "wire"}))
 
 
+def with_metrics(made: Callable[[Job], EventSource[Any]], job: Job) -> EventSource[Any]:
+    """Build an event source whose metrics are exported."""
+    from streams.observability import PrometheusMetrics
+
+    source = made(job)
+    PrometheusMetrics(source)
+    return source
+
+
 SYSTEMS: dict[str, Callable[[Meter, int, int], None]] = {
     "engine": partial(by_engine, source_of),
     "wire": partial(by_engine, by_wire),
     "batch": partial(by_engine, by_batch),
     "scheduler": partial(by_engine, by_scheduler),
     "concurrency": partial(by_engine, by_concurrency),
+    "metrics": partial(by_engine, partial(with_metrics, source_of)),
+    "scheduler-metrics": partial(by_engine, partial(with_metrics, by_scheduler)),
     "hand-written": by_hand,
 }
 """Plain handler (with librdkafka's producer, and with the wire producer), batch handler, ``AsyncJobScheduler``,
-``concurrency=``, and the loop written by hand."""
+``concurrency=``, the first and the scheduler with their metrics exported, and the loop written by hand."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 from streams.metrics import (
     BatchFailed,
@@ -39,9 +40,11 @@ class Kind(enum.Enum):
     HISTOGRAM = "histogram"
 
 
-class Instrument(NamedTuple):
-    """One exported metric. ``name`` is without ``_total``; ``at_start``: label values that are exported as 0 before
-    anything happened, so that the first time is an increase. ``buckets``: upper bounds, in seconds."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Instrument:
+    """One exported metric; each is equal to itself only. ``name`` is without ``_total``; ``at_start``: label values
+    that are exported as 0 before anything happened, so that the first time is an increase. ``buckets``: upper bounds,
+    in seconds."""
 
     name: str
     kind: Kind
@@ -51,13 +54,8 @@ class Instrument(NamedTuple):
     buckets: tuple[float, ...] = ()
 
 
-class Sample(NamedTuple):
-    """A value for an instrument: to be added (counter), set (gauge), or observed (histogram)."""
-
-    instrument: Instrument
-    value: float
-    labels: Labels = ()
-
+Sample = tuple[Instrument, float, Labels]
+"""A value for an instrument: to be added (counter), set (gauge), or observed (histogram); and its labels."""
 
 FAST: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 SLOW: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -165,82 +163,79 @@ WORKER_STARTS = _counter("kes_worker_starts", "Starts of the worker process by t
 INSTRUMENTS: Final = tuple(_ALL)
 
 
-def readings(measurement: Measurement) -> Iterator[Sample]:
-    """Yield the values of one measurement."""
+def readings(measurement: Measurement) -> list[Sample]:
+    """Return the values of one measurement. On the loop, so it makes plain tuples, and the most frequent come first."""
     match measurement:
         case JobEnded(name, _, seconds, attempts, outcome):
-            yield Sample(JOBS, 1, (name, outcome))
-            yield Sample(JOB_SECONDS, seconds, (name,))
-            if attempts > 1:
-                yield Sample(JOBS_RETRIED, attempts - 1, (name,))
-        case TransactionSettled():
-            yield from _of_transaction(measurement)
-        case EventFailed():
-            yield Sample(EVENTS_FAILED, 1, (measurement.response,))
+            ended: list[Sample] = [(JOBS, 1, (name, outcome)), (JOB_SECONDS, seconds, (name,))]
+            return ended if attempts == 1 else [*ended, (JOBS_RETRIED, attempts - 1, (name,))]
+        case TransactionSettled(committed, attempts, events, outputs, changes, _, opened, commit, flush):
+            resent: Sample = (TRANSACTIONS_RESENT, attempts - 1, ())
+            if not committed:
+                return [(TRANSACTIONS, 1, ("not_committed",)), resent]
+            return [
+                (TRANSACTIONS, 1, ("committed",)),
+                resent,
+                (EVENTS, events, ()),
+                (OUTPUTS, outputs, ()),
+                (CHANGES, changes, ()),
+                (TRANSACTION_OPEN, opened, ()),
+                (TRANSACTION_FLUSH, flush, ()),
+                (TRANSACTION_COMMIT, commit, ()),
+            ]
+        case EventFailed(_, _, _, response):
+            return [(EVENTS_FAILED, 1, (response,))]
         case BatchFailed():
-            yield Sample(BATCHES_FAILED, 1)
+            return [(BATCHES_FAILED, 1, ())]
         case MembershipChanged():
-            yield Sample(MEMBERSHIPS_LOST if measurement.lost else REBALANCES, 1)
-        case TakeOverDone():
-            yield Sample(TAKEOVERS, 1, ("true" if measurement.warm else "false",))
-            restore = measurement.restore_seconds
-            yield Sample(TAKEOVER_SECONDS, measurement.fence_seconds + measurement.barrier_seconds + restore)
-            yield Sample(RESTORE_SECONDS, restore)
-        case PartitionMoved():
-            yield Sample(MOVES, 1, (measurement.direction,))
-            yield Sample(MOVE_SECONDS, measurement.seconds, (measurement.direction,))
+            return [(MEMBERSHIPS_LOST if measurement.lost else REBALANCES, 1, ())]
+        case TakeOverDone(_, _, _, fence, barrier, restore, warm):
+            return [
+                (TAKEOVERS, 1, ("true" if warm else "false",)),
+                (TAKEOVER_SECONDS, fence + barrier + restore, ()),
+                (RESTORE_SECONDS, restore, ()),
+            ]
+        case PartitionMoved(_, direction, _, seconds):
+            return [(MOVES, 1, (direction,)), (MOVE_SECONDS, seconds, (direction,))]
         case OffsetMismatch():
-            yield Sample(OFFSETS_MISMATCHED, 1)
+            return [(OFFSETS_MISMATCHED, 1, ())]
         case CallAbandoned():
-            yield Sample(CALLS_ABANDONED, 1)
-        case PartitionsAdded():
-            yield Sample(PARTITIONS_UNREAD, measurement.partitions - measurement.known)
-
-
-def _of_transaction(settled: TransactionSettled) -> Iterator[Sample]:
-    yield Sample(TRANSACTIONS, 1, ("committed" if settled.committed else "not_committed",))
-    if settled.attempts > 1:
-        yield Sample(TRANSACTIONS_RESENT, settled.attempts - 1)
-    if settled.committed:
-        yield Sample(EVENTS, settled.events)
-        yield Sample(OUTPUTS, settled.outputs)
-        yield Sample(CHANGES, settled.changes)
-        yield Sample(TRANSACTION_OPEN, settled.open_seconds)
-        yield Sample(TRANSACTION_FLUSH, settled.flush_seconds)
-        yield Sample(TRANSACTION_COMMIT, settled.commit_seconds)
+            return [(CALLS_ABANDONED, 1, ())]
+        case PartitionsAdded(_, known, partitions):
+            return [(PARTITIONS_UNREAD, partitions - known, ())]
 
 
 def figures(statistics: SourceStatistics) -> Iterator[Sample]:
     """Yield the values of the statistics of one moment."""
     for state in SourceState:
-        yield Sample(STATE, state is statistics.state, (state.value,))
-    yield Sample(GENERATION, statistics.generation)
-    yield Sample(UNSETTLED, statistics.unsettled_transactions)
-    yield Sample(HUNG_CALLS, statistics.hung_calls)
+        yield STATE, state is statistics.state, (state.value,)
+    yield GENERATION, statistics.generation, ()
+    yield UNSETTLED, statistics.unsettled_transactions, ()
+    yield HUNG_CALLS, statistics.hung_calls, ()
     for name in _PARTITION_STATES:
-        yield Sample(PARTITIONS, sum(each.state == name for each in statistics.partitions), (name,))
+        yield PARTITIONS, sum(each.state == name for each in statistics.partitions), (name,)
     for name in _COPY_STATES:
-        yield Sample(COPIES, sum(copy.state == name for copy in statistics.copies), (name,))
+        yield COPIES, sum(copy.state == name for copy in statistics.copies), (name,)
     for (direction,) in _DIRECTIONS:
         moves = sum(move.direction == direction for move in statistics.moves)
-        yield Sample(MOVES_UNDER_WAY, moves, (direction,))
+        yield MOVES_UNDER_WAY, moves, (direction,)
     for each in statistics.partitions:
         label = (str(each.partition),)
-        yield Sample(NEXT_OFFSET, each.next_offset, label)
-        yield Sample(QUEUED_RECORDS, each.queued_records, label)
-        yield Sample(QUEUED_BYTES, each.queued_bytes, label)
-        yield Sample(PAUSED, each.paused, label)
-        yield Sample(EVENTS_AHEAD, each.events_ahead, label)
-        yield Sample(TIMERS, each.timers, label)
+        yield NEXT_OFFSET, each.next_offset, label
+        yield QUEUED_RECORDS, each.queued_records, label
+        yield QUEUED_BYTES, each.queued_bytes, label
+        yield PAUSED, each.paused, label
+        yield EVENTS_AHEAD, each.events_ahead, label
+        yield TIMERS, each.timers, label
         if each.lag is not None:
-            yield Sample(LAG, each.lag, label)
+            yield LAG, each.lag, label
         if each.next_timer_ms is not None:
-            yield Sample(NEXT_TIMER, each.next_timer_ms / 1000, label)
+            yield NEXT_TIMER, each.next_timer_ms / 1000, label
     for copy in statistics.copies:
-        yield Sample(COPY_LEFT, copy.records_left, (str(copy.partition),))
-        yield Sample(COPY_LAG, copy.lag_seconds, (str(copy.partition),))
+        yield COPY_LEFT, copy.records_left, (str(copy.partition),)
+        yield COPY_LAG, copy.lag_seconds, (str(copy.partition),)
     for stage in statistics.stages:
-        yield Sample(STAGE_RUNNING, stage.running, (stage.name,))
-        yield Sample(STAGE_WAITING, stage.waiting, (stage.name,))
-        yield Sample(STAGE_KEYS, stage.keys, (stage.name,))
-        yield Sample(STAGE_BATCHES, stage.batches, (stage.name,))
+        yield STAGE_RUNNING, stage.running, (stage.name,)
+        yield STAGE_WAITING, stage.waiting, (stage.name,)
+        yield STAGE_KEYS, stage.keys, (stage.name,)
+        yield STAGE_BATCHES, stage.batches, (stage.name,)

@@ -109,9 +109,9 @@ class _Observed:
 
     def _present(self) -> Iterable[Sample]:
         statistics = self.health.look(SCRAPE_SECONDS)
-        yield Sample(catalogue.LOOP_ANSWERED, statistics is not None)
+        yield catalogue.LOOP_ANSWERED, statistics is not None, ()
         if statistics is not None:
-            yield Sample(catalogue.INFO, 1, (self._source.config.topic, statistics.instance_id))
+            yield catalogue.INFO, 1, (self._source.config.topic, statistics.instance_id)
             yield from figures(statistics)
 
 

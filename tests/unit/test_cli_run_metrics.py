@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ def free_port() -> int:
 
 
 def get(port: int, path: str) -> tuple[int, str]:
+    """Status and text; 0: nothing listens there yet."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
@@ -47,13 +49,18 @@ def get(port: int, path: str) -> tuple[int, str]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
+    except urllib.error.URLError as error:
+        return 0, str(error)
 
 
 def by_worker(port: int, name: str) -> dict[str, float]:
-    """The samples of this name, by their worker."""
-    families = text_string_to_metric_families(get(port, "/metrics")[1])
-    found = [sample for family in families for sample in family.samples if sample.name == name]
-    return {sample.labels["worker"]: sample.value for sample in found}
+    """The sum of the samples of this name, by worker."""
+    sums: dict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(get(port, "/metrics")[1]):
+        for sample in family.samples:
+            if sample.name == name:
+                sums[sample.labels["worker"]] += sample.value
+    return dict(sums)
 
 
 def test_one_address_serves_all_workers_and_outlives_each(kes: Callable[..., Kes], tmp_path: Path) -> None:
