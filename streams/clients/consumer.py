@@ -298,7 +298,7 @@ class LogConsumer:
         return news
 
     def ends(self) -> dict[int, int]:
-        """Return the high watermarks of the partitions that are read, as far as they are known. No broker is asked:
+        """Return the high watermarks of the partitions that are read, as far as they are known. No request is sent:
         they came with the last fetch of each."""
         return {partition: end for partition in self._positions if (end := self._end(partition)) >= 0}
 

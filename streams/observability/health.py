@@ -15,7 +15,7 @@ from streams.observability.http_server import Verdict
 from streams.statistics import SourceState, SourceStatistics
 
 PROBE_SECONDS: Final = 0.5
-"""The wait of a probe for the loop's answer: Kubernetes waits for one second, unless told otherwise."""
+"""The wait of a probe for the loop's answer: Kubernetes waits for one second."""
 SCRAPE_SECONDS: Final = 2.0
 """The wait of a scrape, which has ten."""
 _AT_WORK: Final = (SourceState.STARTING, SourceState.RUNNING, SourceState.STOPPING)
