@@ -123,7 +123,7 @@ def _log_status(status: Status) -> None:
     name, level = status.get("worker", ""), _LEVELS.get(status["event"], logging.INFO)
     if status["event"] == "exited" and status["code"] != 0:
         level = logging.WARNING
-    _log.log(level, "%s", sentence(status), extra={"worker": name, "status": status})
+    _log.log(level, sentence(status), extra={"worker": name, "status": status})
 
 
 class _StatusLines:

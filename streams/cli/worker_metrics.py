@@ -29,7 +29,7 @@ PROBE_SECONDS: Final = 0.8
 """The same for a probe."""
 SILENT_SECONDS: Final = 60.0
 """A worker that answers no probe for so long is not live. (One whose loop alone stands still says so itself.)"""
-_MOST_THREADS: Final = 16
+_MOST_THREADS: Final = 64
 
 
 @dataclass
@@ -50,7 +50,9 @@ class WorkerMetrics:
     def __init__(self, names: Sequence[str], now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._places = {name: _Place() for name in names}
-        self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="kes-worker-metrics")
+        self._threads = ThreadPoolExecutor(
+            min(max(len(names), 1), _MOST_THREADS), thread_name_prefix="kes-worker-metrics"
+        )
         self.registry = CollectorRegistry()
         self.registry.register(self)
 

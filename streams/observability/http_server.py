@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from errno import EADDRINUSE
 from socketserver import TCPServer
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
@@ -60,10 +61,8 @@ class HttpServer:
             kind = type("_Server", (_BoundedServer,), {"address_family": family})
             self._server: Any = make_server(host, port, self._answer, kind, _Handler)
         except OSError as error:
-            raise ConfigError(
-                f"metrics cannot be served at {address}: {error.strerror or error}; stop the process that has the "
-                "port, or name another one"
-            ) from error
+            way_out = "; stop the process that has it, or name another port" if error.errno == EADDRINUSE else ""
+            raise ConfigError(f"metrics cannot be served at {address}: {error.strerror or error}{way_out}") from error
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="kes-metrics", daemon=True)
         self._thread.start()
@@ -86,8 +85,8 @@ class HttpServer:
         probe = self._probes.get(path)
         if probe is None:
             status, text = "404 Not Found", f"there are /metrics, {', '.join(self._probes)}"
-        elif environ["REQUEST_METHOD"] != "GET":
-            status, text = "405 Method Not Allowed", "use GET"
+        elif environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            status, text = "405 Method Not Allowed", "use GET or HEAD"
         else:
             try:
                 is_good, text = probe(dict(parse_qsl(environ.get("QUERY_STRING", ""))))
@@ -96,7 +95,7 @@ class HttpServer:
                 status, text = "400 Bad Request", str(error)
         body = f"{text}\n".encode()
         start(status, [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))])
-        return [body]
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
 
 
 def parse_address(address: str) -> tuple[str, int]:

@@ -106,7 +106,7 @@ def test_a_port_that_is_taken_starts_no_worker(kes: Callable[..., Kes]) -> None:
     assert running.seen == []
     said = " ".join(running.complaints.split())
     assert "kes: config error: metrics cannot be served at 127.0.0.1:" in said
-    assert "Address already in use; stop the process that has the port, or name another one" in said
+    assert "Address already in use; stop the process that has it, or name another port" in said
     assert "Traceback" not in said
 
 

@@ -365,6 +365,12 @@ def test_other_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         with contextlib.closing(socket.create_connection(("127.0.0.1", server.port), 10)) as client:
             client.sendall(b"POST /live HTTP/1.0\r\n\r\n")
             assert b"405 Method Not Allowed" in client.recv(1000)
+        with contextlib.closing(socket.create_connection(("127.0.0.1", server.port), 10)) as client:
+            client.sendall(b"HEAD /live HTTP/1.0\r\n\r\n")
+            with client.makefile("rb") as answer:
+                head = answer.read()
+        assert head.startswith(b"HTTP/1.0 200 OK")
+        assert head.endswith(b"\r\n\r\n")
         code, text = get(server, "/metrics", Accept="application/openmetrics-text; version=1.0.0")
         assert code == 200
         assert text.endswith("# EOF\n")
