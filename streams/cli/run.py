@@ -109,7 +109,7 @@ def _served(address: str, names: list[str]) -> Iterator[Callable[[Status], None]
     except ModuleNotFoundError as error:
         if error.name != "prometheus_client":
             raise
-        raise ConfigError("--metrics needs prometheus-client: pip install 'kafka-event-source[prometheus]'") from error
+        raise ConfigError("--metrics needs prometheus_client: pip install 'kafka-event-source[prometheus]'") from error
     board = WorkerMetrics(names)
     with board.serve(address):
         yield board.noted

@@ -21,7 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from streams.observability import HttpServer
 from streams.observability.catalogue import WORKER_STARTS, WORKER_UP
-from streams.observability.http_server import Verdict, metrics_application
+from streams.observability.health import Verdict
+from streams.observability.http_server import metrics_application
 
 SCRAPE_SECONDS: Final = 3.0
 """The wait for a worker's metrics. It waits for its own loop for less."""

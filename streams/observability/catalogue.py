@@ -161,6 +161,7 @@ WORKER_UP = _gauge("kes_worker_up", "1: the worker process runs and answered thi
 WORKER_STARTS = _counter("kes_worker_starts", "Starts of the worker process by this supervisor.")
 
 INSTRUMENTS: Final = tuple(_ALL)
+OF_SOURCES: Final = tuple(each for each in _ALL if each not in (WORKER_UP, WORKER_STARTS))
 
 
 def readings(measurement: Measurement) -> list[Sample]:

@@ -7,11 +7,10 @@ import concurrent.futures
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from streams.errors import Stopped
 from streams.event_source import EventSource
-from streams.observability.http_server import Verdict
 from streams.statistics import SourceState, SourceStatistics
 
 PROBE_SECONDS: Final = 0.5
@@ -19,6 +18,18 @@ PROBE_SECONDS: Final = 0.5
 SCRAPE_SECONDS: Final = 2.0
 """The wait of a scrape, which has ten."""
 _AT_WORK: Final = (SourceState.STARTING, SourceState.RUNNING, SourceState.STOPPING)
+
+
+class Verdict(NamedTuple):
+    """The answer of a probe: status 200 or 503, with its reasons as text."""
+
+    is_good: bool
+    text: str
+
+    @classmethod
+    def of(cls, verdicts: list[Verdict]) -> Verdict:
+        """Join the verdicts: good when all are."""
+        return cls(all(verdict.is_good for verdict in verdicts), "\n".join(verdict.text for verdict in verdicts))
 
 
 class SourceHealth:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from errno import EADDRINUSE
 from socketserver import TCPServer
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import parse_qsl
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
@@ -20,24 +20,13 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
 from streams.errors import ConfigError
+from streams.observability.health import Verdict
 
 CLIENT_SECONDS: Final = 10.0
 MOST_CLIENTS: Final = 32
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 """A WSGI application."""
-
-
-class Verdict(NamedTuple):
-    """The answer of a probe: status 200 or 503, with its reasons as text."""
-
-    is_good: bool
-    text: str
-
-    @classmethod
-    def of(cls, verdicts: list[Verdict]) -> Verdict:
-        """Join the verdicts: good when all are."""
-        return cls(all(verdict.is_good for verdict in verdicts), "\n".join(verdict.text for verdict in verdicts))
 
 
 Probe = Callable[[dict[str, str]], Verdict]

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from streams.event_source import EventSource
-from streams.metrics import Measurement
-from streams.observability import catalogue
-from streams.observability.catalogue import INSTRUMENTS, Instrument, Kind, Labels, Sample, figures, readings
-from streams.observability.health import SCRAPE_SECONDS, SourceHealth
-from streams.observability.http_server import HttpServer, Verdict, metrics_application
-
-_SUPERVISORS: Final = (catalogue.WORKER_UP, catalogue.WORKER_STARTS)
+from streams.observability.catalogue import OF_SOURCES, Instrument, Kind, Labels
+from streams.observability.health import Verdict
+from streams.observability.http_server import HttpServer, metrics_application
+from streams.observability.observed_source import ObservedSource
 
 
 class PrometheusMetrics:
@@ -32,7 +27,7 @@ class PrometheusMetrics:
 
     def __init__(self, *sources: EventSource[Any]) -> None:
         self.registry = CollectorRegistry()
-        self._sources = [_Observed(source) for source in sources]
+        self._sources = [ObservedSource(source) for source in sources]
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
@@ -58,61 +53,12 @@ class PrometheusMetrics:
         """Yield all metrics, for the registry. Any thread; on the loop of a source itself, without the ends of its
         partitions (and so without their lag)."""
         found = [(observed.group, observed.samples()) for observed in self._sources]
-        for instrument in INSTRUMENTS:
-            if instrument not in _SUPERVISORS:
-                family = _family(instrument)
-                for group, samples in found:
-                    for labels, value in samples[instrument].items():
-                        _add(family, instrument, (group, *labels), value)
-                yield family
-
-
-class _Observed:
-    """One source: what its measurements add up to, and a look at its statistics."""
-
-    def __init__(self, source: EventSource[Any]) -> None:
-        self.group = source.config.group_id
-        self.health = SourceHealth(source)
-        self._source = source
-        # Written on the source's loop only, so it has no lock; read by copies, which are made in one step.
-        self._sums: dict[tuple[Instrument, Labels], Any] = {
-            (instrument, labels): [0.0] * (len(instrument.buckets) + 2) if instrument.buckets else 0.0
-            for instrument in INSTRUMENTS
-            for labels in instrument.at_start
-            if instrument not in _SUPERVISORS
-        }
-        source.add_metrics_handler(self._measured)
-
-    def _measured(self, measurement: Measurement) -> None:
-        sums = self._sums
-        for instrument, value, labels in readings(measurement):
-            place = instrument, labels
-            if instrument.kind is Kind.COUNTER:
-                sums[place] = sums.get(place, 0.0) + value
-            elif instrument.kind is Kind.GAUGE:
-                sums[place] = value
-            else:  # counts of the buckets, of what is above them, and the sum
-                counts = sums.get(place)
-                if counts is None:
-                    counts = sums[place] = [0.0] * (len(instrument.buckets) + 2)
-                counts[bisect_left(instrument.buckets, value)] += 1
-                counts[-1] += value
-
-    def samples(self) -> dict[Instrument, dict[Labels, Any]]:
-        """Return the present values by instrument and labels."""
-        found: dict[Instrument, dict[Labels, Any]] = defaultdict(dict)
-        for (instrument, labels), value in self._sums.copy().items():
-            found[instrument][labels] = value.copy() if isinstance(value, list) else value
-        for instrument, value, labels in self._present():
-            found[instrument][labels] = float(value)
-        return found
-
-    def _present(self) -> Iterable[Sample]:
-        statistics = self.health.look(SCRAPE_SECONDS)
-        yield catalogue.LOOP_ANSWERED, statistics is not None, ()
-        if statistics is not None:
-            yield catalogue.INFO, 1, (self._source.config.topic, statistics.instance_id)
-            yield from figures(statistics)
+        for instrument in OF_SOURCES:
+            family = _family(instrument)
+            for group, samples in found:
+                for labels, value in samples[instrument].items():
+                    _add(family, instrument, (group, *labels), value)
+            yield family
 
 
 def _family(instrument: Instrument) -> Any:

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from streams.cli.worker_metrics import SILENT_SECONDS, WorkerMetrics
 from streams.observability import HttpServer
-from streams.observability.http_server import Verdict
+from streams.observability.health import Verdict
 from tests.unit.cli_kit import kes_with
 from tests.unit.cli_run_kit import Kes, kes
 from tests.unit.waiting import wait_until

@@ -32,9 +32,10 @@ from streams.metrics import (
     TakeOverDone,
     TransactionSettled,
 )
-from streams.observability import HttpServer, PrometheusMetrics, http_server, prometheus
+from streams.observability import HttpServer, PrometheusMetrics, http_server, observed_source
 from streams.observability.catalogue import INSTRUMENTS, WORKER_STARTS, WORKER_UP, Kind
-from streams.observability.http_server import Verdict, parse_address
+from streams.observability.health import Verdict
+from streams.observability.http_server import parse_address
 from streams.statistics import (
     CopyStatistics,
     MoveStatistics,
@@ -49,8 +50,12 @@ from tests.unit.waiting import wait_until
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
+def config_of(group: str, **settings: Any) -> EventSourceConfig:
+    return EventSourceConfig(group_id=group, topic="in", num_partitions=4, **settings)
+
+
 def source_of(group: str = "g", **settings: Any) -> EventSource[Any]:
-    return EventSource(EventSourceConfig(group_id=group, topic="in", num_partitions=4, **settings))
+    return EventSource(config_of(group, **settings))
 
 
 def get(server: HttpServer, path: str, **headers: str) -> tuple[int, str]:
@@ -158,7 +163,7 @@ class _FullSource(EventSource[Any]):
 
 
 def full() -> PrometheusMetrics:
-    source: EventSource[Any] = _FullSource(EventSourceConfig(group_id="g", topic="in", num_partitions=4))
+    source: EventSource[Any] = _FullSource(config_of("g"))
     metrics = PrometheusMetrics(source)
     for measurement, _ in MEASURED:
         source._measured(source.config).metrics_handler(measurement)  # type: ignore[misc]
@@ -274,7 +279,7 @@ async def test_a_running_source_is_live_and_ready_and_its_lag_is_known(bench: Be
 async def test_a_loop_that_stands_still_is_seen_and_does_not_hold_up_a_scrape(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prometheus, "SCRAPE_SECONDS", 0.2)
+    monkeypatch.setattr(observed_source, "SCRAPE_SECONDS", 0.2)
     metrics = PrometheusMetrics(bench.make(nothing))
     (observed,) = metrics._sources
     await bench.start()
