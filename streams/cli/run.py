@@ -15,7 +15,7 @@ import typer
 from rich.text import Text
 
 from streams.cli.console import as_json, notices
-from streams.cli.logging_setup import LogFormat, LogLevel, LogOptions, checked_file, configure_logging
+from streams.cli.logging_setup import LogFormat, LogLevel, LogOptions, checked_file, configure_logging, verbose_options
 from streams.cli.source_name import checked_name
 from streams.cli.supervisor import RestartPolicy, Status, Supervisor, worker_command, worker_names
 from streams.cli.worker import GC_THRESHOLD, WorkerOptions
@@ -74,7 +74,7 @@ def run(
     if log_config is not None and (log_level is not None or log_format is not LogFormat.TEXT):
         raise typer.BadParameter("the file decides level and format: leave out --log-level and --log-format")
     verbosity = context.parent.params["verbose"] if context.parent else 0
-    level = log_level or (LogLevel.DEBUG if verbosity > 1 else LogLevel.WARNING if quiet else LogLevel.INFO)
+    level = log_level or verbose_options(max(0 if quiet else 1, verbosity)).level
     logs = LogOptions(level, log_format, "" if log_config is None else checked_file(log_config))
     configure_logging(msgspec.structs.replace(logs, config=""))
     report = _status_json if json else _log_status if log_format is LogFormat.JSON else _StatusLines(quiet)
