@@ -79,7 +79,7 @@ class JsonFormatter(logging.Formatter):
 class _Flood:
     until: float
     lines: int = 0
-    last: logging.LogRecord | None = None  # held back
+    last: dict[str, Any] | None = None  # of those held back: its fields, without what may be large
 
 
 class FloodHandler(logging.Handler):
@@ -110,7 +110,7 @@ class FloodHandler(logging.Handler):
         """Pass the record on, or count it."""
         self._end_windows()
         try:
-            kind = _kind_of(record)
+            kind, text = _kind_of(record), record.getMessage()
         except Exception:  # a format that does not fit its arguments: the target reports it
             self.target.handle(record)
             return
@@ -123,7 +123,7 @@ class FloodHandler(logging.Handler):
         if flood.lines <= self._limit or record.levelno >= logging.CRITICAL:
             self.target.handle(record)
         else:
-            flood.last = record
+            flood.last = {**vars(record), "msg": text, "args": None, "exc_info": None, "exc_text": None}
             self._wake_in(flood.until - self._now())
 
     def flush(self) -> None:
@@ -151,9 +151,8 @@ class FloodHandler(logging.Handler):
         if flood.last is None:
             return
         more = flood.lines - self._limit
-        fields = {**vars(flood.last), "repeats": more, "exc_info": None, "exc_text": None, "args": None}
-        fields["msg"] = f"{more:,} more lines like this within {self._window:g} s; the last: {flood.last.getMessage()}"
-        self.target.handle(logging.makeLogRecord(fields))
+        text = f"{more:,} more lines like this within {self._window:g} s; the last: {flood.last['msg']}"
+        self.target.handle(logging.makeLogRecord({**flood.last, "repeats": more, "msg": text}))
 
     def _wake_in(self, seconds: float) -> None:
         """Have the count written in time, although no further line may come."""
