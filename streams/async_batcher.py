@@ -32,13 +32,13 @@ class AsyncBatcher(Generic[StoreT, ValueT]):
     of each event, when all of *its* items are done.
 
     ``execute(items)`` gets a ``list[BatchItem]`` and is ``async def`` (a task of the event loop), a plain function (on
-    a thread), or, with ``kind="process"``, a plain function that runs in a process (function, items and results must
-    be picklable). It returns a list with **one result per item, in their order**; an exception in it is that item's
-    error, and no other's (``await asyncio.gather(..., return_exceptions=True)`` is such a list). ``None`` stands for
-    ``None`` for each. What it raises is the error of all of its items (once ``config.retry`` has given up), and so is
-    a wrong number of results (``BatchError``). What it sets on the items is not looked at. Calls run **at least
-    once**: again after a crash, a lost partition or an aborted attempt, perhaps in other company, so they must bear
-    that (an upsert, an idempotency key, a fence).
+    a thread), or, with ``kind="process"``, a plain function that runs in a process (function, items and results must be
+    picklable). It returns a list with **one result per item, in their order**; an exception in it is that item's error,
+    and no other's (``await asyncio.gather(..., return_exceptions=True)`` is such a list). ``None`` stands for ``None``
+    for each. An exception that it raises is the error of all of its items (once ``config.retry`` has given up), and so
+    is a wrong number of results (``BatchError``). Attributes that it sets on the items are ignored. Calls run **at
+    least once**: again after a crash, a lost partition or an aborted attempt, perhaps in other company, so they must
+    bear that (an upsert, an idempotency key, a fence).
 
     Items of one key and partition are never in two running calls, and keep the order of their events, also within a
     call, which may have several of them. ``BatcherConfig`` decides when a call begins; partitions take turns.
@@ -47,16 +47,16 @@ class AsyncBatcher(Generic[StoreT, ValueT]):
     forwards, and takes effect exactly once. Its items have ``result``, in the order the planner gave them; an event
     that has no items gets there too, with an empty list. ``on_failure(ctx, items)`` is called in its place when at
     least one of the items has an ``error``; without it such an event goes to its error policy's last word, with the
-    first of the errors. Other events of the same call are not touched. Later items of a key that failed are not called
-    before the event's turn is over, so that it can have its consequences first (later items of that key in the *same*
-    call are the call's business; later ones of the same event fail with it).
+    first of the errors. Other events of the same call are not touched. Later items of a failed key are not called
+    before the event's turn is over, so that the failure has its consequences first (later items of that key in the
+    *same* call are the call's business; later ones of the same event fail with it).
 
-    What waits never blocks: an event for whose items there is no room stays where it is, and only its partition's
-    reading waits with it. When a partition is given up, its items that are in no call yet are withdrawn, and a call
-    that runs is cancelled only when no partition needs any of its items.
+    A full queue never blocks: an event for whose items there is no room stays where it is, and only its partition's
+    reading waits with it. When a partition is given up, its items that are in no call yet are withdrawn. A running call
+    is cancelled only when no partition needs any of its items.
 
-    Made before the event source starts, and belongs to it. May be the ``then`` of an ``AsyncJobScheduler``: the result
-    of a job becomes one item, with the job's key.
+    Make it before the event source starts; it belongs to that source. It may be the ``then`` of an
+    ``AsyncJobScheduler``: the result of a job becomes one item, with the job's key.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class AsyncBatcher(Generic[StoreT, ValueT]):
     ) -> Callable[[P], P]:
         """Batch the items of each event of this class.
 
-        Either the function that is decorated (or given) makes of ``(record, event)`` a list of items, each a ``(key,
-        value)`` or a ``BatchItem(key, value, user_data)``, or a single one of them, or ``None`` (nothing to do: the
-        event completes in its turn, without the finalizer); or ``key`` alone maps an event to the key, and the event
-        itself is the value of its only item. The function runs ahead of the event's turn, so it has no store; what it
-        raises goes to ``on_error`` (default: ``config.error_policy``). Raises ``RegistrationError``.
+        The decorated (or given) function turns ``(record, event)`` into a list of items, each a ``(key, value)`` or a
+        ``BatchItem(key, value, user_data)``, or a single one of them, or ``None`` (nothing to do: the event completes
+        in its turn, without the finalizer). Or ``key`` alone maps an event to the key, and the event itself is the
+        value of its only item. The function runs ahead of the event's turn, so it has no store; its exceptions go to
+        ``on_error`` (default: ``config.error_policy``). Raises ``RegistrationError``.
         """
         return self._source._register_planner(
             self._definition, self._definition.execute, _checked, event_class, planner, key, on_error
@@ -107,8 +107,8 @@ class AsyncBatcher(Generic[StoreT, ValueT]):
     async def submit(self, ctx: EventContext[StoreT], items: Sequence[Given[ValueT]]) -> list[BatchItem[ValueT]]:
         """Batch items of a handler or an interjection that has its turn already; returns them, with their results.
 
-        They travel with those of other partitions. The partition waits meanwhile (nothing else has its turn): for work
-        that depends on the store; what can run ahead should be registered. Neither finalizer nor ``on_failure`` is
+        They travel with those of other partitions, and the partition waits meanwhile (nothing else has its turn). It is
+        for work that depends on the store; register work that can run ahead. Neither finalizer nor ``on_failure`` is
         called. Raises the first error that an item has; items that are given as ``BatchItem`` have theirs.
         """
         stage = ctx._host.stages.get(self._definition)

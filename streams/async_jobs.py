@@ -35,7 +35,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
     ``kind="process"``, a plain function that keeps a processor busy (in a process; function, item and result must be
     picklable). Jobs of one key and partition run one after the other, in the order of their events; others run side by
     side, within ``config``. A job has no store and no context. It runs **at least once**: again after a crash, a lost
-    partition or an aborted attempt, so what it does outside must bear that (an idempotency key, an upsert).
+    partition or an aborted attempt, so its effects outside must bear a repetition (an idempotency key, an upsert).
 
     ``finalizer(ctx, item, result)`` is a handler like any other: it runs in the order of the partition, has the store,
     forwards, and takes effect exactly once. ``on_failure(ctx, item, error)`` is called in its place when a job has
@@ -43,12 +43,12 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
     the job's, ``config.retry``). ``then`` passes results on to another scheduler as its items, with the same key,
     instead of finalizing: stages with limits of their own, still in order per key.
 
-    What waits never blocks: an event for whose job there is no room stays where it is, and only its partition's reading
-    waits with it. While the first event in a partition's order is not done nothing behind it is committed; other
-    partitions are not held up. When a partition is given up in good order, jobs that run and are next in its order are
-    waited for (``drain_timeout_seconds``), the rest is cancelled and done again by the next owner.
+    A full queue never blocks: an event for whose job there is no room stays where it is, and only its partition's
+    reading waits with it. Until the first event in a partition's order is done, nothing behind it is committed; other
+    partitions go on. When a partition is given up in good order, running jobs that are next in its order are waited for
+    (``drain_timeout_seconds``). The rest is cancelled, and the next owner does it again.
 
-    Made before the event source starts, and belongs to it.
+    Make it before the event source starts; it belongs to that source.
     """
 
     @overload
@@ -125,23 +125,23 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
     ) -> Callable[[P], P]:
         """Schedule a job for each event of this class.
 
-        Either the function that is decorated (or given) maps record and event to the job's ``(key, item)``, or to
-        ``None`` if there is nothing to do (then the event completes in its turn, without the finalizer); or ``key``
-        alone maps the event to the key, and the event itself is the item. A key is anything hashable that compares by
-        value. The function runs ahead of the event's turn, once, so it has no store; an event for which it raises goes
-        to the last word of ``on_error`` (default: ``config.error_policy``) at its turn. Raises ``RegistrationError``.
+        The decorated (or given) function maps record and event to the job's ``(key, item)``, or to ``None`` if there is
+        nothing to do (then the event completes in its turn, without the finalizer). Or ``key`` alone maps the event to
+        the key, and the event itself is the item. A key is anything hashable that compares by value. The function runs
+        ahead of the event's turn, once, so it has no store; an event for which it raises goes to the last word of
+        ``on_error`` (default: ``config.error_policy``) at its turn. Raises ``RegistrationError``.
         """
         return self._source._register_planner(
             self._definition, self._definition.job, _checked, event_class, planner, key, on_error
         )
 
     async def schedule(self, ctx: EventContext[StoreT], item: ItemT) -> Answer:
-        """Run one job and its finalizer for a handler or an interjection that has its turn already; they are its rest:
-        ``return scheduler.schedule(ctx, item)``.
+        """Run one job and its finalizer as the rest of a handler or an interjection that has its turn: ``return
+        scheduler.schedule(ctx, item)``.
 
-        The job takes its slot like the others. The partition waits meanwhile (nothing else has its turn): for work that
-        depends on the store; what can run ahead should be registered. Raises what the job raises, unless ``on_failure``
-        takes it.
+        The job takes a slot like the others, and the partition waits meanwhile (nothing else has its turn). It is for
+        work that depends on the store; register work that can run ahead. Raises the job's exception, unless
+        ``on_failure`` takes it.
         """
         stage = ctx._host.stages.get(self._definition)
         assert isinstance(stage, JobStage)

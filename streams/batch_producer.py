@@ -24,12 +24,12 @@ AtTurn = Callable[[EventContext[StoreT], list[Delivery]], Answer | Awaitable[Ans
 
 class BatchProducer(Generic[StoreT]):
     """Sends records without a transaction, ahead of the event's turn; the event completes, at its turn, when all of its
-    records are acknowledged by all in-sync replicas. For other clusters, and for readers that are not to wait for
-    transactions; everything else is better off with ``ctx.forward``, which is exactly-once.
+    records are acknowledged by all in-sync replicas. Use it for other clusters, and for readers that do not wait for
+    transactions. For everything else ``ctx.forward`` is better: it is exactly-once.
 
     Here records arrive **at least once**: after a crash, a lost partition or an aborted attempt an event is done again,
     and its records are sent again, also to readers that are ``read_committed``. The producer is idempotent: retries of
-    its own make no copies, and the records of an input partition reach each target partition in their order (but for
+    its own make no copies, and the records of an input partition reach each target partition in their order (except
     those that a broker refused together with others in one batch: they are sent again, one by one).
 
     ``finalizer(ctx, deliveries)`` is a handler like any other: it runs in the order of the partition, has the store,
@@ -40,12 +40,12 @@ class BatchProducer(Generic[StoreT]):
     error policy's last word, with the first of the errors.
 
     ``bootstrap_servers`` and ``client_settings`` are as those of ``EventSourceConfig``. Without an address it is
-    connected as the event source is, and ``client_settings`` come on top of the source's. ``max_queued_records``: of
-    one partition, not acknowledged; beyond, its reading waits (that of no other partition does). An event with more
-    than that goes in alone.
+    connected as the event source is, and ``client_settings`` come on top of the source's. ``max_queued_records``:
+    records of one partition that are not acknowledged; beyond that its reading waits, and no other partition's. An
+    event with more records goes in alone.
 
-    Made before the event source starts, and belongs to it. Raises ``ConfigError``; settings that only the client knows
-    are checked when the first record is sent, and stop the source. In a replay nothing is sent.
+    Make it before the event source starts; it belongs to that source. Raises ``ConfigError``; settings that only the
+    client knows are checked when the first record is sent, and stop the source. In a replay nothing is sent.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class BatchProducer(Generic[StoreT]):
     ) -> Callable[[P], P]:
         """Send the records of each event of this class.
 
-        The function that is decorated (or given) makes of ``(record, event)`` a list of ``Record``s, or a single one,
-        or ``None`` (nothing to do: the event completes in its turn, without the finalizer). It runs ahead of the
-        event's turn, so it has no store; what it raises goes to ``on_error`` (default: ``config.error_policy``).
-        ``to_record`` makes a record of an event object. Raises ``RegistrationError``.
+        The decorated (or given) function turns ``(record, event)`` into a list of ``Record``s, or a single one, or
+        ``None`` (nothing to do: the event completes in its turn, without the finalizer). It runs ahead of the event's
+        turn, so it has no store; its exceptions go to ``on_error`` (default: ``config.error_policy``). ``to_record``
+        makes a record of an event object. Raises ``RegistrationError``.
         """
         return self._source._register_planner(self._definition, None, _checked, event_class, planner, None, on_error)
 
@@ -115,10 +115,10 @@ class BatchProducer(Generic[StoreT]):
     def produce_and_wait(
         self, ctx: EventContext[StoreT], records: Sequence[Record], timeout_seconds: float | None = None
     ) -> list[Delivery]:
-        """``produce`` for a handler registered with ``blocking=True``, on its thread.
+        """Send records as ``produce`` does, for a handler registered with ``blocking=True``, on its thread.
 
-        Raises ``TimeoutError`` when it takes longer than this (what was sent may arrive all the same), ``Stopped`` when
-        the event source stops meanwhile, ``RuntimeError`` on the event loop's own thread.
+        Raises ``TimeoutError`` after ``timeout_seconds`` (records that were sent may arrive all the same), ``Stopped``
+        when the event source stops meanwhile, ``RuntimeError`` on the event loop's own thread.
         """
         host = ctx._host
         wait = wait_for if host.connections is None else host.connections.wait_for

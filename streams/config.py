@@ -27,15 +27,13 @@ INSTANCE_VARIABLE = "KES_INSTANCE_ID"
 """Environment variable with this process's stable name, used when the settings name none (``kes run`` sets it)."""
 
 DELIVERY_SHARE = 0.8
-"""Of a transaction's time, for its records to be acknowledged: they must have failed before the broker gives the
-transaction up, so that the reason is known."""
+"""Share of a transaction's time in which its records must be acknowledged. They fail before the broker aborts the
+transaction, so that the reason is known."""
 
 STRATEGIES = ("incremental", "cooperative-sticky", "range", "roundrobin")
 """Strategies that share partitions among the members (``core/strategies.py``)."""
 MEMBERSHIPS = ("streams", "librdkafka", "broker")
 """Implementations of the group protocol for a member."""
-PRODUCERS = ("librdkafka", "wire")
-"""Implementations of the transactional producer."""
 
 A_DAY = 86_400
 """In seconds."""
@@ -85,15 +83,16 @@ def host_name() -> str:
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The pool of transactional producers and its batching rule (names and defaults of the ancestor's ``EosConfig``).
+    """The pool of transactional producers and its batching rule (names and defaults of go-kafka-event-source's
+    ``EosConfig``).
 
-    ``pool_size``: producers ("slots") used in turn; at least ``pending_transactions`` + 2, because one transactional
-    id cannot commit back to back. ``pending_transactions``: sealed transactions that may be under way at a time.
-    ``max_batch_bytes``: the same bound in bytes of outputs and changes (keys, values and headers), because what is
-    admitted is kept until its outcome is known; where a line is too slow for so much, transactions get smaller.
+    ``pool_size``: producers ("slots") used in turn; at least ``pending_transactions`` + 2, because one transactional id
+    cannot commit back to back. ``pending_transactions``: sealed transactions that may be under way at a time.
     ``target_batch_size``, ``max_batch_size``: events or records (whichever is more) at which a transaction is sealed
-    when the pipeline is free, and at which intake stops. ``batch_delay_seconds``: how long a transaction waits for
-    company when nothing is in flight; 0 sends at once.
+    when the pipeline is free, and at which intake stops. ``max_batch_bytes``: intake also stops at so many bytes of
+    outputs and changes (keys, values and headers), because they are kept until their outcome is known; if a line is too
+    slow for so much, transactions get smaller. ``batch_delay_seconds``: how long a transaction waits for further events
+    when nothing is in flight; 0 sends at once. ``None``: as long as commits take, at most 10 ms.
     """
 
     pool_size: int = 3
@@ -101,12 +100,13 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     target_batch_size: int = 1000
     max_batch_size: int = 10_000
     max_batch_bytes: int = 32 * 1024 * 1024
-    batch_delay_seconds: float = 0.01
+    batch_delay_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("pool_size", "pending_transactions", "target_batch_size", "max_batch_size", "max_batch_bytes"):
             _count(f"PoolConfig.{name}", getattr(self, name), 1)
-        _at_least("PoolConfig.batch_delay_seconds", self.batch_delay_seconds, 0)
+        if self.batch_delay_seconds is not None:
+            _at_least("PoolConfig.batch_delay_seconds", self.batch_delay_seconds, 0)
         if self.pool_size < self.pending_transactions + 2:
             raise ConfigError(
                 f"PoolConfig.pool_size is {self.pool_size}; it must be at least pending_transactions + 2 "
@@ -180,12 +180,12 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
 class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The times that an event source waits.
 
-    ``session_timeout_seconds``: after so long without a heartbeat the group gives up a member; it must be more than
-    ``transaction_timeout_seconds``, and three times ``heartbeat_interval_seconds``. ``rebalance_timeout_seconds``:
-    for members to take part in a rebalance; also how long the event loop may stand still before the member leaves the
-    group. ``drain_timeout_seconds``: for running events when a partition is given up or the source stops.
-    ``call_timeout_seconds``: for one transactional call. ``recovery_timeout_seconds``: for bringing a failed
-    transaction to an end before the source stops with an error.
+    ``session_timeout_seconds``: the group gives up a member after so long without a heartbeat. It must be more than
+    ``transaction_timeout_seconds``, and at least three times ``heartbeat_interval_seconds``.
+    ``rebalance_timeout_seconds``: for members to take part in a rebalance; also how long the event loop may stand still
+    before the member leaves the group. ``drain_timeout_seconds``: for running events when a partition is given up or
+    the source stops. ``call_timeout_seconds``: for one transactional call. ``recovery_timeout_seconds``: for bringing a
+    failed transaction to an end before the source stops with an error.
     """
 
     session_timeout_seconds: float = 6.0
@@ -221,10 +221,10 @@ class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True):
 class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Records that were read and wait to be handled.
 
-    ``max_queued_records`` / ``max_queued_bytes`` per partition; beyond either the partition is paused.
-    ``max_queued_bytes_total`` for all partitions of the process: beyond half of it, those that hold their share of the
-    other half are paused, too. ``max_poll_records``: records that the poll thread hands over at once. Each time it
-    waits for the event loop's thread, so with a backlog many at once cost less.
+    ``max_queued_records`` and ``max_queued_bytes`` are per partition; beyond either the partition is paused.
+    ``max_queued_bytes_total`` is for all partitions of the process: beyond half of it, partitions that hold their share
+    of the other half are paused, too. ``max_poll_records``: records that the poll thread hands over at once. Each
+    hand-over waits for the event loop's thread, so with a backlog many at once cost less.
     """
 
     max_queued_records: int = 5_000
@@ -298,8 +298,6 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Ta
       group and topic by default); ``replication_factor`` and ``min_insync_replicas`` for those that are created.
     * Start: ``auto_offset_reset`` is for partitions without any committed offset: ``earliest``, ``latest`` or
       ``error``.
-    * Transactions: ``producer`` is the client that sends them: ``librdkafka``, or ``wire``, which speaks Kafka's
-      protocol on the event loop (new: see the guide to running).
     * Errors: ``decode_policy`` for records that cannot be read or have an unknown type; ``error_policy`` for
       handlers (each handler may have its own).
     * Groups of settings: ``group`` (``GroupConfig``: strategy, membership, moves, standbys), ``timeouts``
@@ -308,10 +306,10 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Ta
     * Callbacks, on the event loop: ``on_partition_activated(partition)``, ``on_partition_revoked(partition)``,
       ``metrics_handler(measurement)``.
 
-    The settings of ``group``, ``timeouts`` and ``queues`` are known here by their own names as well, in the constructor
+    The settings of ``group``, ``timeouts`` and ``queues`` exist here under their own names as well, in the constructor
     and as attributes: ``EventSourceConfig(..., num_standbys=1)`` is ``EventSourceConfig(...,
     group=GroupConfig(num_standbys=1))``. These flat names are for settings written before there were groups; the next
-    release drops them. One that is given beside its group replaces that one setting.
+    release drops them. A flat name beside its group replaces that one setting.
     """
 
     group_id: str
@@ -327,7 +325,6 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Ta
     replication_factor: int = 1
     min_insync_replicas: int = 1
     auto_offset_reset: str = "earliest"
-    producer: str = "librdkafka"
     decode_policy: ErrorPolicy = STOP
     error_policy: ErrorPolicy = STOP
     group: GroupConfig = GroupConfig()
@@ -371,8 +368,6 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Ta
                 f"min_insync_replicas is {self.min_insync_replicas}; it must be between 1 and replication_factor "
                 f"({self.replication_factor})"
             )
-        if self.producer not in PRODUCERS:
-            raise ConfigError(f"producer is {self.producer!r}; use one of {', '.join(PRODUCERS)}")
         if self.auto_offset_reset not in ("earliest", "latest", "error"):
             raise ConfigError(f"auto_offset_reset is {self.auto_offset_reset!r}; use 'earliest', 'latest' or 'error'")
         for name in ("client_settings", "source_client_settings"):

@@ -19,6 +19,7 @@
     ├── ``MembershipLost``           the engine: what the member owned is void, it joins again
     ├── ``MembershipFatal``          the operator: the group will not have this member at all
     ├── ``TransactionFailed``        the engine first, then the operator: a transactional call failed (`call` names it)
+    │     └── ``RecordsRefused``     for its records, or for what they need
     ├── ``ProcessJobError``          the caller: a job cannot go to another process, or nothing came back from there
     ├── ``BatchError``               the caller: the call of a batcher did not answer with one result per item
     ├── ``NotCaughtUp``              the caller: a global change log has not received everything in time
@@ -34,11 +35,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from streams.records import Delivery
+    from streams.records import Delivery, RefusedRecord
 
 
 class StreamsError(Exception):
-    """Base of all errors raised by this package. Never raised itself."""
+    """Base class of all errors of this package. Never raised itself."""
 
 
 class ConfigError(StreamsError, ValueError):
@@ -61,12 +62,12 @@ class OffsetError(StreamsError):
 
 
 class TopicReplaced(OffsetError):
-    """The source or the changelog was deleted and created again: state and offsets belong to a topic that is gone."""
+    """The source or the changelog was deleted and created again: state and offsets belong to the deleted topic."""
 
 
 class EventFailure(StreamsError):
     """An event failed for good, and its error policy stops the event source. The message names topic, partition, offset
-    and attempts; ``__cause__`` is what the handler (or the decoder) raised."""
+    and attempts; ``__cause__`` is the exception of the handler (or the decoder)."""
 
 
 class BrokerUnavailable(StreamsError):
@@ -78,23 +79,23 @@ class EmbeddedBrokerError(StreamsError):
 
 
 class RecordError(StreamsError):
-    """One record (input, output or change) cannot be handled; the event's error policy decides."""
+    """A record (input, output or change) cannot be handled; the event's error policy decides."""
 
 
 class DecodeError(RecordError):
-    """Bytes that do not fit their type header, or an unknown type header."""
+    """The bytes of a record do not fit its type header, or the type is unknown."""
 
 
 class EncodeError(RecordError):
-    """A value that its codec cannot turn into bytes."""
+    """A value cannot be turned into bytes by its codec."""
 
 
 class PlanError(RecordError):
-    """A planner's answer for an event is not what a job or a batch takes. The message names event and record."""
+    """A planner returned something that is no plan of a job or a batch. The message names event and record."""
 
 
 class RecordRefused(RecordError):
-    """The client or the broker refuses an output or a change for itself (too large, an invalid topic name)."""
+    """The client or the broker refuses an output or a change (too large, an invalid topic name)."""
 
 
 class StoreError(StreamsError):
@@ -102,11 +103,11 @@ class StoreError(StreamsError):
 
 
 class StagingError(StreamsError):
-    """Rows that a write on Spark has staged cannot be written, kept or read. The message names the path."""
+    """Staged rows of a write on Spark cannot be written, kept or read. The message names the path."""
 
 
 class MembershipLost(StreamsError):
-    """The member is not in the group any more; everything that it owned is void."""
+    """This member is not in the group any more; everything that it owned is void."""
 
 
 class MembershipFatal(StreamsError):
@@ -123,11 +124,11 @@ class ProcessJobError(StreamsError):
 
 
 class BatchError(StreamsError):
-    """The function of a batcher answered something other than one result per item. The message names the batcher."""
+    """The function of a batcher did not return one result per item. The message names the batcher."""
 
 
 class WouldDeadlock(StreamsError, RuntimeError):
-    """A handler requested an interjection of its own partition and was about to wait for it: neither would ever end."""
+    """A handler was about to wait for an interjection of its own partition: neither would ever end."""
 
 
 class NotCaughtUp(StreamsError, TimeoutError):
@@ -164,6 +165,16 @@ class TransactionFailed(StreamsError):
         self.call = call
         self.code = code
         self.kind = kind
+
+
+class RecordsRefused(TransactionFailed):
+    """Records of a transaction are refused, or what they need is missing (``refused``, one at least)."""
+
+    def __init__(self, call: str, refused: Sequence[RefusedRecord], who: str = "") -> None:
+        first = next((record for record in refused if record.is_own), refused[0])
+        reason = f"{who}: {first.reason}" if who else first.reason
+        super().__init__(call, first.code, "abortable" if first.is_own else "blocked", reason)
+        self.refused = refused
 
 
 class NotDelivered(StreamsError):

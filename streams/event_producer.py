@@ -19,7 +19,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, TypedDict, Unpack
 
-from streams.clients.sending import SendQueue, Transactions
+from streams.clients.producing.blocking import Transactions
+from streams.clients.sending import SendQueue
 from streams.clients.settings import ClientSettings
 from streams.config import BOOTSTRAP_VARIABLE
 from streams.errors import ConfigError, RecordRefused
@@ -29,16 +30,16 @@ from streams.runtime.bridge import Worker
 from streams.runtime.signal import Broadcast
 
 POLL_SECONDS: Final = 0.001
-"""Time between two looks for acknowledgements on an event loop, while any is missing. A look takes a microsecond; one
+"""Time between two checks for acknowledgements on an event loop, while any is missing. A check takes a microsecond; one
 from a thread of its own would wait for the GIL once per record."""
 _BLOCKING_SECONDS: Final = 0.01
 _CLOSE_SECONDS: Final = 5.0
 
 
 class RecordOptions(TypedDict, total=False):
-    """Arguments of ``send`` beside topic and event, as those of ``EventContext.forward``: the ``key`` decides the
-    partition (murmur2) unless ``partition`` names one; ``headers`` come after the type's own; ``timestamp_ms`` is the
-    time of sending if missing."""
+    """Further arguments of ``send``, as those of ``EventContext.forward``: the ``key`` decides the partition (murmur2)
+    unless ``partition`` names one; ``headers`` come after the type's own; ``timestamp_ms`` is the time of sending if
+    missing."""
 
     key: str | bytes | None
     headers: Iterable[tuple[str, bytes | None]]
@@ -51,16 +52,16 @@ class EventProducer:
 
     Records are idempotent (a retry makes no copy), acknowledged by all in-sync replicas, and in the order of the calls
     within each partition. Keys go to the partitions where event sources, Spark and Kafka's Java clients look for them
-    (murmur2). An event may be a ready ``Record``, a tombstone say; then it is the only argument.
+    (murmur2). A ready ``Record`` (a tombstone, for example) may stand in place of topic and event.
 
     ``bootstrap_servers`` (else ``KES_BOOTSTRAP_SERVERS``) and ``client_settings`` are as those of
-    ``EventSourceConfig``. ``max_queued_records``: sent and not acknowledged; beyond, calls wait.
+    ``EventSourceConfig``. ``max_queued_records``: records sent and not acknowledged; beyond that calls wait.
     ``delivery_timeout_seconds``: how long a record is tried. ``transactional_id`` names the producer of
     ``transaction()``: one id per process, the same after a restart; a transaction that takes longer than
     ``transaction_timeout_seconds`` is aborted by the broker. Raises ``ConfigError``.
 
-    At the end of the block all records are waited for. ``NotDelivered`` lists those that failed and that no ``send``
-    has reported: refused ones, which are not there, and those in doubt, which may be.
+    The end of the block waits for all records. ``NotDelivered`` then lists the failures that no ``send`` has raised:
+    refused records, which are not in the topic, and records in doubt, which may be.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class EventProducer:
         self._limit = max_queued_records
         self._delivery_seconds = delivery_timeout_seconds
         self._transaction_seconds = transaction_timeout_seconds
+        self._transactions()  # to refuse its settings here
         self._running: BlockingEventProducer | AsyncEventProducer | None = None
 
     def __enter__(self) -> BlockingEventProducer:
@@ -149,7 +151,7 @@ class BlockingEventProducer:
 
     def send_soon(self, topic: str | Record, event: object = None, /, **options: Unpack[RecordOptions]) -> None:
         """Send an event without waiting for it, unless ``max_queued_records`` are on their way. ``flush``, or the end
-        of the block, raises what became of it. Raises ``EncodeError``, ``RecordRefused``, ``RegistrationError``."""
+        of the block, raises its failure. Raises ``EncodeError``, ``RecordRefused``, ``RegistrationError``."""
         self._put(_record(topic, event, options))
 
     def flush(self) -> None:
@@ -162,11 +164,13 @@ class BlockingEventProducer:
         """Collect records, and commit them together at the end of the block: readers of committed records see all of
         them or none. After an exception of the block nothing is sent.
 
-        Raises ``RecordRefused`` (nothing is committed), and ``TransactionFailed``: with the kind ``unknown`` and the
-        call ``commit_transaction`` the records may be committed or not, else they are not.
+        Raises ``RecordRefused`` (nothing is committed), ``Stopped`` and ``TransactionFailed``. With the kind
+        ``unknown`` and the call ``commit_transaction`` the records may be committed or not; with any other they are
+        not.
         """
         records = TransactionRecords(self._transactions.transactional_id, self._limit)
         yield records
+        self._queue.open()
         with self._committing:
             self._transactions.commit(records.outputs)
 
@@ -200,7 +204,7 @@ class BlockingEventProducer:
 
 
 class AsyncEventProducer:
-    """A running producer, made by ``async with EventProducer(...)``. On its event loop."""
+    """A running producer, made by ``async with EventProducer(...)``. Use it on its event loop."""
 
     def __init__(self, queue: SendQueue, transactions: Transactions, limit: int) -> None:
         self._queue = queue
@@ -248,6 +252,7 @@ class AsyncEventProducer:
         """
         records = TransactionRecords(self._transactions.transactional_id, self._limit)
         yield records
+        self._queue.open()
         if self._worker is None:
             self._worker = Worker("kes-producer")
         await self._worker.call(self._transactions.commit, records.outputs)  # one at a time, in order

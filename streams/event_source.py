@@ -51,10 +51,10 @@ class EventSource(Handlers[StoreT]):
     source is stateless. Register handlers, then ``run`` (or ``await consume_events()`` in a loop of your own, or
     ``kes run module:source``). One object runs once at a time; registering ends with the first start.
 
-    ``lifespan`` makes an asynchronous context manager for what handlers and jobs need as long as the source runs (an
-    HTTP client, a database pool): entered on its event loop before any partition is worked on, left after the last.
-    What it raises on the way in stops the source with a ``StreamsError``. Replays (``streams.spark.replay``) do not
-    enter it.
+    ``lifespan`` makes an asynchronous context manager of things that handlers and jobs need as long as the source runs
+    (an HTTP client, a database pool). It is entered on the event loop before any partition is worked on, and left after
+    the last. An exception on the way in stops the source with a ``StreamsError``. Replays (``streams.spark.replay``) do
+    not enter it.
     """
 
     @overload
@@ -91,17 +91,17 @@ class EventSource(Handlers[StoreT]):
     async def interject(
         self, partition: int, handler: Callable[[EventContext[StoreT]], Any], /, *, blocking: bool = False
     ) -> Any:
-        """Run a handler once, in this partition's order and transaction. Returns what it answered, when that is
-        *committed*. It takes its place between two events: it waits neither for those that are queued nor for work
-        that runs ahead. ``blocking=True`` runs a plain function on a thread of the partition.
+        """Run a handler once, in this partition's order and transaction. Returns its answer once it is *committed*. The
+        handler has its place between two events: it waits neither for queued events nor for work that runs ahead.
+        ``blocking=True`` runs a plain function on a thread of the partition.
 
-        On the loop of the event source; ``interject_threadsafe`` is for other threads. Raises what the handler raises
-        (its effects are undone then), ``NotOwned`` when the partition is not active on this member or is given up
-        before the commit, ``MembershipLost`` when it was lost before the commit, ``Stopped``. Awaiting it always ends.
-        A caller that is cancelled before the interjection began withdraws it. When the partition is restarted meanwhile
-        (another event of it is refused by the broker, or a store cannot undo one) it has its turn afterwards; if it had
-        begun, it begins anew. A handler must not await it for its own partition (``WouldDeadlock``, where that can be
-        seen).
+        Call it on the loop of the event source; ``interject_threadsafe`` is for other threads. Raises the handler's own
+        exception (its effects are undone then), ``NotOwned`` when the partition is not active on this member or is
+        given up before the commit, ``MembershipLost`` when it was lost before the commit, ``Stopped``. Awaiting it
+        always ends. A caller that is cancelled before the interjection began withdraws it. When the partition is
+        restarted meanwhile (another event of it is refused by the broker, or a store cannot undo one) it has its turn
+        afterwards; if it had begun, it begins anew. A handler must not await it for its own partition:
+        ``WouldDeadlock``, as far as that can be detected.
         """
         return await self._running().ad_hoc.interject(partition, handler, blocking=blocking)
 
@@ -113,11 +113,11 @@ class EventSource(Handlers[StoreT]):
         blocking: bool = False,
         return_exceptions: bool = False,
     ) -> dict[int, Any]:
-        """``interject`` on every partition that is active on this member. Returns the answers by partition, in the
+        """Run ``interject`` on every partition that is active on this member. Returns the answers by partition, in the
         order of their numbers, once all have ended.
 
-        Each partition has its own order and transaction: they run side by side, and some may be committed while others
-        fail. All are waited for; then the errors are raised as one ``ExceptionGroup`` (each with a note that names its
+        Each partition has its own order and transaction. They run side by side, and some may be committed while others
+        fail. When all have ended, errors are raised as one ``ExceptionGroup`` (each with a note that names its
         partition), or, with ``return_exceptions``, returned in the place of answers.
         """
         return await self._running().ad_hoc.interject_all(
@@ -127,9 +127,9 @@ class EventSource(Handlers[StoreT]):
     def interject_threadsafe(
         self, partition: int, handler: Callable[[EventContext[StoreT]], Any], /, *, blocking: bool = False
     ) -> concurrent.futures.Future[Any]:
-        """``interject`` from any thread, and from other event loops (``await asyncio.wrap_future(...)``). The handler
-        runs where handlers run. Its future always ends; do not wait for it on the event source's loop. Raises
-        ``Stopped`` when the source is not running."""
+        """Run ``interject`` from any thread, or from another event loop (``await asyncio.wrap_future(...)``). The
+        handler runs on the event source's loop, as ever. The future always ends; do not wait for it on the event
+        source's loop. Raises ``Stopped`` when the source is not running."""
         return self._running().ad_hoc.interject_threadsafe(partition, handler, blocking=blocking)
 
     # -- running -------------------------------------------------------------------------------------------------------
@@ -151,13 +151,13 @@ class EventSource(Handlers[StoreT]):
         await self._consume(lambda config: KafkaConnections(config))
 
     async def stop(self) -> None:
-        """Drain and stop: running events end, what is complete is committed, the group is left. Returns when that is
+        """Drain and stop: running events end, complete ones are committed, the group is left. Returns when that is
         done."""
         self._ask_to_stop(drain=True)
         await self.wait_stopped()
 
     def stop_now(self) -> None:
-        """Stop without draining: what is not committed is dropped, and the next owner does it again. Any thread."""
+        """Stop without draining: uncommitted work is dropped, and the next owner does it again. Any thread."""
         self._ask_to_stop(drain=False)
 
     async def wait_stopped(self) -> None:
@@ -196,7 +196,7 @@ class EventSource(Handlers[StoreT]):
             raise Stopped("the event source is not running") from error
 
     def statistics(self) -> SourceStatistics:
-        """Return its present state in figures. Called on the loop of the event source."""
+        """Return the present state in figures. Call it on the loop of the event source."""
         return self._statistics({})
 
     def _statistics(self, ends: Mapping[int, int]) -> SourceStatistics:
@@ -244,8 +244,9 @@ class EventSource(Handlers[StoreT]):
     def remove_member(self, member_id: str, instance: str = "", timeout_seconds: float = 10.0) -> bool:
         """Take a member *that is known to be dead* out of the group, so that its session need not end first.
 
-        ``instance`` is that of a static member. ``False``: it was not in the group any more. Harmless when its place
-        was taken meanwhile. Blocks: any thread but the loop's. Raises ``Stopped``, ``BrokerUnavailable``.
+        ``instance`` is that of a static member. ``False``: it was not in the group any more. Harmless when a successor
+        took its place meanwhile. Blocks: call it on any thread but the loop's. Raises ``Stopped``,
+        ``BrokerUnavailable``.
         """
         client = self._running().takeover_client
         return client.remove_member(member_id, instance or None, time.monotonic() + timeout_seconds)
@@ -397,14 +398,15 @@ class EventSource(Handlers[StoreT]):
     # -- topics --------------------------------------------------------------------------------------------------------
 
     def specs(self) -> list[TopicSpec]:
-        """Return the topics that this source needs, as they must be: source, changelog, dead letters (and the stand-in
-        for a source on another cluster, ``config.offsets_topic``)."""
+        """Return the specifications of the topics that this source needs: source, changelog, dead letters (and the
+        stand-in for a source on another cluster, ``config.offsets_topic``)."""
         return source_topics.specs(self.config)
 
     async def create_source(self) -> list[str]:
-        """Create the topics that are missing, verify the others. Returns the names of those created.
+        """Create missing topics, verify the others. Returns the names of the created ones.
 
-        Raises ``TopicError`` that names each difference (nothing that exists is changed) and ``BrokerUnavailable``.
+        Raises ``TopicError``, which names each difference (an existing topic is never changed), and
+        ``BrokerUnavailable``.
         """
         config = self.config.resolved()
         return await source_topics.create_and_verify(config, KafkaConnections(config))

@@ -1,4 +1,4 @@
-"""Event types: a class, its name and version on the wire, and how older versions become the present one.
+"""Event types: a class, its name and version on the wire, and the steps from older versions to the present one.
 
     @event_type("Deposited", version=2)
     class Deposited(msgspec.Struct, frozen=True):
@@ -10,8 +10,8 @@
     def add_currency(old: dict[str, Any]) -> dict[str, Any]:
         return old | {"currency": "EUR"}
 
-The name travels in the header ``__grt__``, the version in ``__grv__`` (left out when it is 1). What comes from the
-wire is only ever looked up and decoded, never imported or executed.
+The name travels in the header ``__grt__``, the version in ``__grv__`` (left out when it is 1). Data from the wire is
+only looked up and decoded, never imported or executed.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class EventType(Generic[T]):
         return event_type_of, (self.cls,)
 
     def decode(self, value: bytes | None, version: int = 1) -> T:
-        """The event in these bytes, brought up to the present version. Raises ``DecodeError``, and nothing else."""
+        """Decode an event and bring it up to the present version. Raises ``DecodeError``, and nothing else."""
         if version != self.version or value is None:
             return self._decode_other(value, version)
         return self._decode(value)
@@ -149,8 +149,8 @@ def event_type(
 def event_type(
     name: type[T] | str | None = None, /, *, version: int = 1, codec: Codec[Any] | None = None
 ) -> type[T] | Callable[[type[T]], type[T]]:
-    """Name an event class for the wire; bare, or with a name (default: the class's), a version (default 1) and a
-    codec.
+    """Declare an event class: its name on the wire (default: the class's), version (default 1) and codec. May stand
+    without brackets.
 
     The codec is JSON unless given; a class that is no dataclass, ``msgspec.Struct`` or pydantic model needs one. Put
     it above ``@dataclass``. Raises ``RegistrationError``. Two classes may have one name: one event source takes only
@@ -199,7 +199,8 @@ def _check_class(cls: type) -> None:
 
 
 def upcaster(cls: type, *, from_version: int) -> Callable[[U], U]:
-    """Make a function the step from one version of an event to the next, on the decoded dict, which it may change.
+    """Register a function as the step from one version of an event to the next. It gets the decoded dict, and may
+    change it.
 
     Steps are chained up to the class's version. Raises ``RegistrationError`` if the class is not declared with a higher
     version, if the step exists already, or if the class's codec has no dict form (JSON, msgpack and pydantic have one).
@@ -225,7 +226,7 @@ def upcaster(cls: type, *, from_version: int) -> Callable[[U], U]:
 
 
 def event_type_of(cls: type[T]) -> EventType[T]:
-    """The event type of a class: one dict lookup once it is known.
+    """Return the event type of a class; one dict lookup after the first call.
 
     Dataclasses, structs and pydantic models without ``@event_type`` get their own name and version 1. Raises
     ``RegistrationError`` for other classes, and for those whose fields cannot be decoded. A subclass is a type of its
@@ -249,7 +250,7 @@ def to_record(
     partition: int | None = None,
     timestamp_ms: int | None = None,
 ) -> Record:
-    """A record of an event object, with its type header: what ``ctx.forward`` sends of it.
+    """Make the record of an event object, with its type header, as ``ctx.forward`` does.
 
     Raises ``EncodeError`` and ``RegistrationError`` (not an event class).
     """
@@ -283,7 +284,7 @@ def _prepare(cls: type[T]) -> EventType[T]:
 
 
 def parse_version(header: bytes | None) -> int:
-    """The version in a ``__grv__`` header: decimal digits, from 1. Raises ``DecodeError``. Not called without a
+    """Parse the version in a ``__grv__`` header: decimal digits, from 1. Raises ``DecodeError``. Not called without a
     header.
     """
     if header is None or not header.isdigit() or len(header) > 9 or (version := int(header)) < 1:

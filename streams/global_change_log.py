@@ -57,17 +57,16 @@ class GlobalChangeLog:
     the topic. ``start``, ``stop``, ``wait_...`` and ``statistics`` belong to one event loop; ``pause`` and ``resume``
     may be called from any thread, receivers included. A receiver that is slow holds up all partitions, never the loop.
 
-    **When something is wrong.** An outage of the cluster passes: the log goes on by itself. It *fails* when a receiver
+    **When something is wrong.** After an outage of the cluster the log goes on by itself. It *fails* when a receiver
     raises or a record cannot be decoded and ``on_error`` is a stop (``RecordError``, ``DecodeError``, with
-    ``topic[partition]@offset``), when its place in a log was deleted or the topic was made again (``OffsetError``),
-    and when the topic is gone or may not be read (``TopicError``). Nothing is received any more then, tables refuse to
-    be read, and the error is raised by ``wait_caught_up``, ``wait_stopped``, and ``async with``, whose body is
-    cancelled.
+    ``topic[partition]@offset``), when its place in a log was deleted or the topic was made again (``OffsetError``), and
+    when the topic is gone or may not be read (``TopicError``). Nothing is received any more then, tables refuse to be
+    read, and the error is raised by ``wait_caught_up``, ``wait_stopped``, and ``async with``, whose body is cancelled.
 
     ``on_error``: an ``ErrorPolicy`` (retries, then stop or skip), or a function ``(record, error) -> ErrorResponse``,
     on the reading thread, that answers ``CONTINUE`` or ``FAIL_CONSUMER``. ``client_settings`` are librdkafka's, as in
     ``EventSourceConfig``. ``client_id`` also stands for the ``group.id`` that librdkafka wants to have (no group is
-    joined). ``topic_timeout_seconds``: how long a topic that is not there is waited for.
+    joined). ``topic_timeout_seconds``: how long to wait for a missing topic.
 
     An object runs once. Raises ``ConfigError``.
     """
@@ -97,8 +96,9 @@ class GlobalChangeLog:
 
     @classmethod
     def of(cls, config: EventSourceConfig, **settings: Any) -> GlobalChangeLog:
-        """Over the changelog of an event source: a live view of all its stores. ``settings`` are those of this class.
-        The event source must have made its topics, or make them within ``topic_timeout_seconds``."""
+        """Make a global change log of the changelog of an event source: a live view of all its stores. ``settings`` are
+        those of this class. The event source must have made its topics, or make them within
+        ``topic_timeout_seconds``."""
         config = config.resolved()
         common = {"bootstrap_servers": config.bootstrap_servers, "client_settings": config.client_settings}
         return cls(config.changelog, **{**common, **settings})
@@ -116,8 +116,8 @@ class GlobalChangeLog:
         * a plain function ``receiver(record)`` that gets the ``IncomingRecord`` (``value is None``: a tombstone), and
           so partition, offset, time and headers.
 
-        Both are called on the reading thread, one at a time. Raises ``RegistrationError`` for what is neither, and
-        after the start: a receiver that comes later would miss what was received before.
+        Both are called on the reading thread, one at a time. Raises ``RegistrationError`` for anything else, and after
+        the start: a later receiver would miss earlier records.
         """
         self._check_not_started()
         given: Any = receiver
@@ -143,9 +143,9 @@ class GlobalChangeLog:
         key_codec: Codec[K] | None = None,
         value_codec: Codec[V] | None = None,
     ) -> GlobalTable[K, V]:
-        """A table that this log keeps up to date, before the start. The arguments are those of ``Table.factory``; event
-        classes are read in every version that they can be brought up from. Each value is decoded once when it comes, so
-        that a bad one is a matter of ``on_error``. Raises ``ConfigError``, ``RegistrationError``."""
+        """Make a table that this log keeps up to date; before the start. The arguments are those of ``Table.factory``.
+        Event classes are read in every version that has upcasters. Each value is decoded once when it comes, so that
+        ``on_error`` decides about a bad one. Raises ``ConfigError``, ``RegistrationError``."""
         self._check_not_started()
         table = make_table(self.topic, key, value, ordered, key_codec, value_codec)
         self._reader.tables.append(table)
@@ -172,7 +172,7 @@ class GlobalChangeLog:
 
     async def stop(self) -> None:
         """Stop reading; returns when no receiver runs any more and ``revoked`` was called. A receiver that does not
-        come back within ten seconds is left to itself (logged). Both threads end, the one for questions when the answer
+        come back within ten seconds is left to itself (logged). Both threads end, the one for requests when the answer
         that it waits for has come or is overdue. Repeating is harmless; does not raise a failure."""
         await self._reader.stop()
 
@@ -181,7 +181,7 @@ class GlobalChangeLog:
         await self._reader.wait_stopped()
 
     async def __aenter__(self) -> Self:
-        """``start``, and cancel the body if the log fails. Enter and leave it in the same task."""
+        """Start, and cancel the body if the log fails. Enter and leave it in the same task."""
         await self._reader.start()
         self._body = anyio.CancelScope().__enter__()
         self._reader.on_failure(self._body.cancel)
@@ -190,7 +190,7 @@ class GlobalChangeLog:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """``stop``. Raises the error that the log failed with, unless the body ended with an error of its own."""
+        """Stop. Raises the error that the log failed with, unless the body ended with an error of its own."""
         body, self._body = self._body, None
         assert body is not None
         cancelled = body.__exit__(kind, error, trace)
@@ -208,45 +208,46 @@ class GlobalChangeLog:
         transaction has ended, and the high watermark. The receivers have had every committed record below the LSO
         when this returns; aborted records, markers, compacted holes and empty partitions count as passed.
 
-        What lies between the two belongs to transactions that are open, or stands behind such a one, or was committed
-        just now (a commit is answered before its markers are written, so the LSO may be behind it for a moment). Such
-        transactions get ``settle_seconds`` to end. ``True``: everything below the high watermark of the call was
-        received, and so every record committed by then. ``False``: an open transaction still holds something back
-        (logged); it comes by itself when the transaction ends, at the latest by its timeout. With ``math.inf`` the
-        answer is ``True`` or ``NotCaughtUp``; with 0 nothing above the LSO is waited for.
+        Records between the two belong to open transactions, or stand behind one, or were committed just now (a commit
+        is answered before its markers are written, so the LSO may be behind it for a moment). Such transactions get
+        ``settle_seconds`` to end. ``True``: everything below the high watermark of the call was received, and so every
+        record committed by then. ``False``: an open transaction still holds something back (logged); it comes by itself
+        when the transaction ends, at the latest by its timeout. With ``math.inf`` the answer is ``True`` or
+        ``NotCaughtUp``; with 0 nothing above the LSO is waited for.
 
         Raises ``NotCaughtUp`` after ``timeout_seconds`` (``None``: waits on, progress is logged), ``BrokerUnavailable``
         if no broker answered until then, ``Stopped``, and the error that the log failed with. Paused partitions are
-        waited for; what ``resume(at_offset=...)`` jumped over counts as received.
+        waited for; records that ``resume(at_offset=...)`` jumped over count as received.
         """
         return await self._reader.wait_caught_up(timeout_seconds, settle_seconds)
 
     def statistics(self) -> GlobalChangeLogStatistics:
-        """Return its present state in figures."""
+        """Return the present state in figures."""
         caught_up, partitions = self._reader.statistics()
         return GlobalChangeLogStatistics(self.state, self.topic, caught_up, partitions)
 
     @property
     def state(self) -> SourceState:
-        """State of the log in its life cycle."""
+        """Return the state of the log in its life cycle."""
         return self._reader.state
 
     # -- pausing -------------------------------------------------------------------------------------------------------
 
     def pause(self, partitions: Collection[int] | None = None) -> None:
-        """Hand over nothing of these partitions (``None``: of all that there are now) until ``resume``. The record that
-        receivers have at this moment is the last one. From any thread. Raises ``ConfigError`` for a partition that
-        there is not, ``Stopped``.
+        """Hand over nothing of these partitions (``None``: of all present ones) until ``resume``. The record that
+        receivers have at this moment is the last one. From any thread. Raises ``ConfigError`` for an unknown partition,
+        ``Stopped``.
 
-        Not for longer than the topic's ``delete.retention.ms`` (a day by default): tombstones that compaction removes
-        meanwhile are never seen, and what they delete stays in the view.
+        Do not pause for longer than the topic's ``delete.retention.ms`` (a day by default): tombstones that compaction
+        removes meanwhile are never seen, and their keys stay in the view.
         """
         self._reader.running().pause(partitions)
 
     def resume(self, partitions: Collection[int] | int | None = None, at_offset: int | None = None) -> None:
         """Undo ``pause``: each goes on after the last record that was received. With ``at_offset`` (for one partition,
-        paused or not) it goes on there: receivers get again what lies behind it, and never what was jumped over. An
-        offset that is not in the log makes the log fail with ``OffsetError``. From any thread. Raises as ``pause``."""
+        paused or not) it goes on there: receivers get the records from there on again, and never those that were jumped
+        over. An offset that is not in the log makes the log fail with ``OffsetError``. From any thread. Raises as
+        ``pause``."""
         if at_offset is not None and not isinstance(partitions, int):
             raise ConfigError("at_offset is an offset of one partition: resume(partition, at_offset)")
         chosen = [partitions] if isinstance(partitions, int) else partitions
@@ -254,7 +255,7 @@ class GlobalChangeLog:
 
 
 def _is_plain(function: object) -> TypeGuard[Callable[..., object]]:
-    """Check whether the function does its work when it is called, and not when its result is awaited."""
+    """Check that the function does its work when it is called, not when its result is awaited."""
     call = getattr(function, "__call__", None)  # noqa: B004  # of an object, it is what may be a coroutine
     return call is not None and not inspect.iscoroutinefunction(function) and not inspect.iscoroutinefunction(call)
 

@@ -31,13 +31,12 @@ class GlobalTable(Table[K, V], Generic[K, V]):
     also while changes come in; ``get`` takes no lock. A scan sees what ``Table`` promises for one that is written to
     meanwhile: it is no snapshot.
 
-    A key that two partitions have has no one value: ``get`` and ``in`` raise ``StoreError`` that names the partitions,
-    scans give the key once for each. The state of an event source may be like that, and a topic whose number of
-    partitions was changed. ``of_partition(n)`` reads one partition alone.
+    A key of two partitions has no single value: ``get`` and ``in`` raise a ``StoreError`` that names the partitions,
+    and scans give the key once for each. The state of an event source may have such keys, and so may a topic whose
+    number of partitions was changed. ``of_partition(n)`` reads one partition alone.
 
     Before ``wait_caught_up`` has returned the table is not complete. After the log was stopped, or has failed, every
-    reading raises ``StoreError``: what is not kept up to date any more does not pass for the truth. Writing methods
-    raise ``StoreError`` always.
+    reading raises ``StoreError``: old data does not pass for the truth. Writing methods raise ``StoreError`` always.
     """
 
     def __init__(
@@ -54,13 +53,13 @@ class GlobalTable(Table[K, V], Generic[K, V]):
         self._closed = ""
 
     def of_partition(self, number: int) -> Table[K, V]:
-        """The table of one partition alone; empty if there is nothing in it (or no such partition). Read-only, and for
-        any thread, too."""
+        """Return the table of one partition alone; empty if there is nothing in it (or no such partition). Read-only;
+        any thread may use it."""
         return self._view(number)[0]
 
     def receive(self, record: IncomingRecord) -> None:
-        """Take a record of the topic. For the log, on its thread. Raises ``DecodeError`` for a key or a value that can
-        not be read, and keeps what it has of the key."""
+        """Take a record of the topic. For the log, on its thread. Raises ``DecodeError`` for a key or a value that
+        cannot be read, and keeps the key's old value."""
         key = cast(bytes, record.key)
         self._decode_key(key)
         value = record.value
@@ -115,8 +114,8 @@ class GlobalTable(Table[K, V], Generic[K, V]):
             return found
 
     def _checked(self, record: IncomingRecord, value: bytes) -> bytes:
-        """The value's bytes as they are kept: decoded once, so that a bad one is met by the log and not by a handler;
-        events of an older version brought up to the present one."""
+        """Return the value's bytes as they are kept. They are decoded once, so that the log meets a bad value and not a
+        handler; events of an older version are brought up to the present one."""
         name = record.header(TYPE_HEADER) if record.headers else None
         event = self._event
         if name is None or event is None:
@@ -142,7 +141,7 @@ def make_table(
     key_codec: Codec[K] | None,
     value_codec: Codec[V] | None,
 ) -> GlobalTable[K, V]:
-    """An empty table; the arguments are those of ``Table.factory``. Raises ``ConfigError``."""
+    """Make an empty table; the arguments are those of ``Table.factory``. Raises ``ConfigError``."""
     keys: Codec[K] = codec_for(key) if key_codec is None else key_codec
     if ordered and not getattr(keys, "order_preserving", False):
         raise ConfigError(f"table(ordered=True): {type(keys).__name__} of {key!r} does not keep keys in order")

@@ -1,10 +1,10 @@
 """The interface of the consumer group to the rest of the toolkit: reports, assignments, events and calls.
 
 A ``Membership`` (``clients/membership.py``; another one in simulations) runs the group protocol on a thread of its own.
-The runtime receives ``GroupEvent`` values, reads ``snapshot`` before it sends offsets, and answers by the few methods
-below. The leader's decision is a pure function from reports to assignments (``core/assignor.py``), given to the
-membership when it is built. A member's claims follow from its last assignment and its steps since
-(``Holdings`` in ``core/group_member.py``).
+The runtime receives ``GroupEvent`` values, reads ``snapshot`` before it sends offsets, and answers through the few
+methods below. The leader's decision is a pure function from reports to assignments (``core/assignor.py``), given to the
+membership when it is built. A member's claims follow from its last assignment and its steps since (``Holdings`` in
+``core/group_member.py``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from streams.topics import TopicIdentity
 
 _MARK: Final = "kes~"
-"""Of our transactional ids: no id of another program looks like ours by chance."""
+"""Marks our transactional ids, so that no id of another program looks like ours by chance."""
 
 
 def transactional_id(group_id: str, instance: str, slot: int) -> str:
@@ -25,7 +25,7 @@ def transactional_id(group_id: str, instance: str, slot: int) -> str:
     open.
 
     The group comes first because rights are granted by prefix. The mark is in the slot, so that members of versions
-    before it do not take such an id for theirs, and do not fence it in a rolling upgrade.
+    before the mark do not take such an id for their own, and do not fence it in a rolling upgrade.
     """
     return f"{group_id}.{instance}.{_MARK}{slot}"
 
@@ -52,11 +52,11 @@ def _instance(group_id: str, transactional_id: str, mark: str) -> str | None:
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """Membership at one moment: replaced as a whole, never changed; reading the attribute is safe from any thread.
+    """Membership at one moment. It is replaced as a whole, never changed, and may be read from any thread.
 
-    ``incarnation`` grows whenever everything owned before became void. ``generation`` is the group's, -1 when not a
+    ``incarnation`` grows whenever everything owned so far becomes void. ``generation`` is the group's, -1 when not a
     member. ``metadata`` are the group metadata bytes for ``send_offsets_to_transaction``; ``None`` when not a member,
-    so bytes that the broker would not fence (generation -1) can not be had.
+    so that no caller gets bytes that the broker would not fence (generation -1).
     """
 
     incarnation: int
@@ -66,8 +66,8 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """A move that was ordered: the owner hands a partition over to the member ``to`` (a member id, never an instance:
-    ids are not used twice). ``generation`` is the one in which it was ordered first."""
+    """An ordered move: the owner hands a partition over to the member ``to`` (a member id, never an instance: ids are
+    not used twice). ``generation`` is the one of the first order."""
 
     to: str
     generation: int
@@ -92,11 +92,11 @@ class Copies(msgspec.Struct, frozen=True, kw_only=True):
 class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
     """The report of one member to the leader, in each JoinGroup.
 
-    ``instance``: the member's stable name, part of its transactional ids. ``owned``: partitions it works on.
-    ``generation``: the last generation it was in (-1: none), which decides double claims. ``releasing``: those of the
-    owned ones that it was ordered to hand over, and has not handed over yet as far as it knows. ``incoming``: those
-    that it expects by order of the leader, and has not taken yet. ``copies``: its warm copies. ``leaving``: it wants to
-    give everything up. ``sequence`` grows with each report; the assignment echoes it.
+    ``instance``: the member's stable name, part of its transactional ids. ``owned``: the partitions that it works on.
+    ``generation``: its last generation (-1: none), which decides double claims. ``releasing``: owned ones that it was
+    ordered to hand over, and has not handed over yet as far as it knows. ``incoming``: partitions that it expects by
+    order of the leader, and has not taken yet. ``copies``: its warm copies. ``leaving``: it gives everything up.
+    ``sequence`` grows with each report; the assignment echoes it.
     """
 
     instance: str
@@ -116,13 +116,12 @@ THIS_GENERATION: Final = 0
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """The leader's orders for one member, in SyncGroup.
 
-    ``own``: the partitions that it shall work on from now on; partitions that it owned and that are in neither ``own``
-    nor ``release`` are revoked. ``standby``: keep a warm copy. ``preparing``: get a copy ready for a move, and report
-    it. ``release``: hand over to the member id given, by a marker. ``incoming``: start when a marker arrives that was
-    ordered in the generation given, or later. ``members``: the instances of all members, so that open transactions of
-    any other instance can be fenced. ``sequence``: echo of the report's. ``quit``: all members are leaving, none is
-    left to hand over to; for a member that did not ask to leave, it means that an older member has the same instance
-    name.
+    ``own``: its partitions from now on; owned ones that are in neither ``own`` nor ``release`` are revoked.
+    ``standby``: keep a warm copy. ``preparing``: get a copy ready for a move, and report it. ``release``: hand over to
+    the member id given, by a marker. ``incoming``: start when a marker arrives that was ordered in the generation
+    given, or later. ``members``: the instances of all members, so that open transactions of any other instance can be
+    fenced. ``sequence``: echo of the report's. ``quit``: all members are leaving, and none is left as a receiver; for a
+    member that is not leaving, it means that an older member has the same instance name.
     """
 
     own: frozenset[int] = frozenset()
@@ -140,10 +139,10 @@ Assignor = Callable[[int, Mapping[str, MemberReport]], dict[str, Assignment]]
 
 
 class Assigned(msgspec.Struct, frozen=True):
-    """A rebalance is complete. ``owned`` is everything owned now, ``added`` the part that is new; ``releasing`` are
-    those of the owned ones that are to be handed over; ``incoming`` those to be taken when a marker of the generation
-    given (or a later one) arrives. This replaces all earlier orders about moves. ``copies``: this member's copies in
-    the report that the plan was made from."""
+    """A rebalance is complete. ``owned`` is everything owned now, ``added`` the new part of it. ``releasing``: owned
+    ones that are to be handed over. ``incoming``: partitions to be taken when a marker of the generation given (or a
+    later one) arrives. This replaces all earlier orders about moves. ``copies``: this member's copies in the report
+    that the plan was made from."""
 
     incarnation: int
     generation: int
@@ -156,7 +155,8 @@ class Assigned(msgspec.Struct, frozen=True):
 
 
 class Revoked(msgspec.Struct, frozen=True):
-    """Give these up by a barrier, then call ``Membership.released``. The rebalance waits for that; heartbeats go on."""
+    """Partitions to be given up by a barrier, which ends with a call of ``Membership.released``. The rebalance waits
+    for it; heartbeats go on."""
 
     incarnation: int
     generation: int
@@ -164,8 +164,8 @@ class Revoked(msgspec.Struct, frozen=True):
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """Everything owned is void (session expired, unknown member). ``incarnation`` is the new one. The membership joins
-    again by itself."""
+    """The membership is lost (session expired, unknown member): everything owned is void. ``incarnation`` is the new
+    one. The membership joins again by itself."""
 
     incarnation: int
     reason: str
@@ -196,13 +196,12 @@ class Membership(Protocol):
 
     def released(self, partitions: Collection[int], incarnation: int, generation: int) -> None:
         """Report that the last transaction on these revoked partitions is settled; nothing will be sent for them any
-        more. ``incarnation`` and ``generation`` are those of the ``Revoked`` that this answers; it answers no other
-        one."""
+        more. ``incarnation`` and ``generation`` are those of the ``Revoked`` that this call answers."""
         ...
 
     def handed_over(self, partition: int, order: Order) -> None:
-        """Report that the release marker of this order is committed: the partition is not ours any more. An order that
-        was withdrawn meanwhile has no effect: then the partition is ours again, to be taken over anew."""
+        """Report that the release marker of this order is committed: the partition is not ours any more. If the order
+        was withdrawn meanwhile the call has no effect: the partition is ours again, to be taken over anew."""
         ...
 
     def took(self, partition: int, incarnation: int) -> None:
@@ -215,8 +214,8 @@ class Membership(Protocol):
         ...
 
     def leave(self) -> None:
-        """Ask the group to take everything away: by moves if it can, else ``Revoked`` follows, then ``Assigned`` with
-        nothing."""
+        """Request that the group takes all partitions away: by moves if possible, else ``Revoked`` follows, then an
+        empty ``Assigned``."""
         ...
 
     def close(self, timeout_seconds: float) -> None:
@@ -226,15 +225,15 @@ class Membership(Protocol):
 
 
 HANGING_SECONDS: Final = 900.0
-"""So long after its last record a transaction that no coordinator lists may be taken for a hanging one: brokers let
-none be open for longer (``transaction.max.timeout.ms``, by default). A list lacks the transactions that the principal
-must not see."""
+"""A transaction that no coordinator lists counts as hanging this long after its last record: brokers let none be open
+for longer (``transaction.max.timeout.ms``, by default). A list lacks the transactions that the principal may not
+see."""
 
 
 class OpenTransaction(msgspec.Struct, frozen=True, kw_only=True):
-    """A transaction that is open in a partition, from ``start_offset`` on. ``transactional_id`` and ``state`` are those
-    of the coordinator that is going to end it; empty: no coordinator has it, it hangs. ``last_timestamp_ms`` is that of
-    its producer's last record."""
+    """A transaction that is open in a partition, from ``start_offset`` on. ``transactional_id`` and ``state`` come from
+    the coordinator that will end it; empty: no coordinator has it, it hangs. ``last_timestamp_ms`` is the time of its
+    producer's last record."""
 
     topic: str
     partition: int
@@ -270,7 +269,7 @@ class TakeOver(Protocol):
 
     def is_member(self, member_id: str, generation: int, deadline: float) -> bool:
         """Check that the group has this member in this generation, and has not begun another one: no other member owns
-        its partitions now. ``False`` also when the group does not answer that; never about an older moment than the
+        its partitions now. ``False`` also if the group cannot answer. The answer is never about a moment before the
         call."""
         ...
 

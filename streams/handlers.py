@@ -76,21 +76,21 @@ class Handlers(Generic[StoreT]):
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Register the handler of one event type, as a decorator or with the handler as second argument.
 
-        The handler is a plain function or ``async def``; it answers nothing (complete) or an ``ExecutionState``.
-        Either way the order of the partition is kept. ``blocking=True`` runs a plain function on a thread of the
+        The handler is a plain function or ``async def``. It returns ``None`` (complete) or an ``ExecutionState``.
+        Either kind keeps the order of the partition. ``blocking=True`` runs a plain function on a thread of the
         partition, so that it may take its time. ``on_error`` overrides ``config.error_policy``. Raises
         ``RegistrationError``.
 
-        ``concurrency`` lets so many handlers of these events (an ``async def``) run at a time in this process, ahead of
-        their turn: those of one record key one after the other, others side by side. Such a handler has no store until
-        it has awaited ``ctx.turn()``; what it awaits before may happen again after a crash (at least once), what it
-        stores and forwards takes effect once and in the order of the partition. With a ``SchedulerConfig`` its other
-        bounds hold too (``timeout_seconds`` is not for handlers; retries are ``on_error``'s).
+        ``concurrency``: up to so many ``async def`` handlers of these events run at a time in this process, ahead of
+        their turn; those of one record key one after the other. Such a handler has no store until it has awaited
+        ``ctx.turn()``. Calls before that may happen again after a crash (at least once); its changes and outputs take
+        effect once and in the order of the partition. With a ``SchedulerConfig`` its other bounds hold too
+        (``timeout_seconds`` is not for handlers; retries are ``on_error``'s).
 
-        ``batch=True``: a plain function that gets a ``BatchContext`` and a list of events, in their order: those of one
-        partition that follow each other, as many as are handled in one go (one at least, 128 at most). They take effect
-        together or not at all. When such a call fails it is undone, and its events are handed in one by one, so that
-        errors, attempts and dead letters are those of one event. Where the lists are cut must not matter.
+        ``batch=True``: a plain function gets a ``BatchContext`` and a list of events that follow each other in one
+        partition, as many as are handled in one go (one at least, 128 at most). They take effect together or not at
+        all. When such a call fails it is undone, and its events are handed in one by one, so that errors, attempts and
+        dead letters are those of one event. Where the lists are cut must not matter.
         """
         event_type = event_type_of(event_class)
         settings = SchedulerConfig(concurrency=concurrency) if isinstance(concurrency, int) else concurrency
@@ -126,7 +126,7 @@ class Handlers(Generic[StoreT]):
         on_error: ErrorPolicy | None = None,
         blocking: bool = False,
     ) -> Callable[[Handler[StoreT, bytes | None]], Handler[StoreT, bytes | None]]:
-        """Register a handler of records whose type has no handler; it gets the value's bytes as they came."""
+        """Register the handler of records whose type has no handler; it gets the value's bytes as they came."""
 
         def register(function: Handler[StoreT, bytes | None]) -> Handler[StoreT, bytes | None]:
             check_callable("the default handler", function, "ctx", "value")
@@ -183,8 +183,8 @@ class Handlers(Generic[StoreT]):
         key: Callable[[Any], Any] | None,
         on_error: ErrorPolicy | None,
     ) -> Callable[[P], P]:
-        """Register a stage that does what ``planner`` plans for each event of a class, ahead of the event's turn; or,
-        with the ``key`` alone, the event itself under its key. ``check`` makes of a plan what the stage takes;
+        """Register a stage that carries out the plan of ``planner`` for each event of a class, ahead of the event's
+        turn; or, with ``key`` alone, the event itself under its key. ``check`` turns a plan into the stage's input;
         ``handler`` names the route (default: the planner). Returns a decorator for planners. Raises
         ``RegistrationError``."""
         name = event_class.__name__

@@ -1,4 +1,4 @@
-"""Settings of work that runs ahead of its turn: how much at once, how long, how often again."""
+"""Settings of work that runs ahead of its turn: limits, timeouts, retries."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class JobRetry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of a scheduler (names of the ancestor's ``SchedulerConfig``).
+    """Limits of a scheduler (names of go-kafka-event-source's ``SchedulerConfig``).
 
     ``concurrency``: jobs that run at a time in this process, all partitions together. ``worker_queue_depth``: jobs of
     one key that may wait behind the one that runs. ``max_concurrent_keys``: keys of one partition that may have jobs.
-    (And of all jobs of one partition at most 16 per slot wait, 1,000 at least.) A partition whose next event finds no
-    room waits with reading on, and no other one does. ``timeout_seconds``: for one attempt of a job (``None``: as long
-    as it takes). ``retry``: ``None`` means one attempt.
+    (And of all jobs of one partition at most 16 per slot wait, 1,000 at least.) If there is no room for a partition's
+    next event, that partition stops reading, and no other one does. ``timeout_seconds``: for one attempt of a job
+    (``None``: as long as it takes). ``retry``: ``None`` means one attempt.
     """
 
     concurrency: int
@@ -122,10 +122,10 @@ def _check_retry(settings: SchedulerConfig | BatcherConfig) -> None:
 _CPUS: Final = os.cpu_count() or 1
 
 COMPUTE: Final = SchedulerConfig(concurrency=_CPUS, worker_queue_depth=1000)
-"""Work for the processors: as many jobs as there are."""
+"""Work that keeps a processor busy: a job per processor."""
 FAST_NETWORK: Final = SchedulerConfig(concurrency=4 * _CPUS)
-"""Calls that are back within milliseconds."""
+"""Calls that return within milliseconds."""
 SLOW_NETWORK: Final = SchedulerConfig(concurrency=16 * _CPUS)
 """Calls that take tens of milliseconds or more."""
 WIDE_NETWORK: Final = SchedulerConfig(concurrency=32 * _CPUS, worker_queue_depth=1000)
-"""Many slow calls, and many of them for one key."""
+"""Slow calls, often many for one key."""

@@ -1,4 +1,4 @@
-"""Answers of a handler, and policies for a record that failed."""
+"""Answers of a handler, and policies for failed records."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ErrorPolicy(msgspec.Struct, frozen=True, kw_only=True):
     ``retries``: further attempts after the first. ``backoff_seconds``: wait before the first retry; doubled for each
     further one up to ``max_backoff_seconds``, with up to a quarter of it added or taken off at random. While an event
     waits for its retry its partition waits with it (order is kept), other partitions go on. ``then``: the last word.
-    Decode errors are never retried: the bytes will not change.
+    Decode errors are never retried: the bytes do not change.
     """
 
     retries: int = 0
@@ -59,9 +59,8 @@ class ErrorPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 STOP: Final = ErrorPolicy()
-"""No retry; leave the group and stop. The default: nothing is lost, and nothing is skipped unless a policy demands
-it."""
+"""No retry; leave the group and stop. This is the default, so that nothing is skipped unless a policy says so."""
 SKIP: Final = ErrorPolicy(then=ErrorResponse.CONTINUE)
 """No retry; skip the record."""
 DEAD_LETTER: Final = ErrorPolicy(then=ErrorResponse.DEAD_LETTER)
-"""No retry; dead-letter topic."""
+"""No retry; write the record to the dead-letter topic."""

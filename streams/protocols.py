@@ -1,10 +1,10 @@
-"""Every contract that a user may implement, on one page.
+"""The contracts that a user may implement, on one page.
 
 Threads: all methods here are called on the event loop's thread, one at a time per partition, unless a method's
 docstring names another one (``receive_change``). An object belongs to one partition; nothing needs a lock.
 
 Exceptions: anything raised by a store while an event runs fails that event (its error policy decides); anything raised
-while a store is restored or revoked stops the event source, because the state can not be trusted any more.
+while a store is restored or revoked stops the event source, because the state cannot be trusted any more.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ class Codec(Protocol[T]):
 
 @runtime_checkable
 class StateStore(Protocol):
-    """The smallest interface of a store: it is filled from its changelog, and freed.
+    """The smallest store: it is filled from its changelog, and freed.
 
     Order: the factory is called when the partition is prepared; then ``receive_change`` once per changelog record, in
     the order of the changelog; then events run; at the end ``revoked``, once, after the last transaction of the
     partition is settled or given up. A store of this kind reports its changes to the engine itself, by
-    ``EventContext.record_change``. If an event fails that has touched it, the engine cannot undo the store's changes:
-    it drops the store and restores the partition from the changelog before it goes on. Stores that journal
+    ``EventContext.record_change``. If an event fails that has touched it, the engine cannot undo the store's changes.
+    It drops the store, and restores the partition from the changelog before it goes on. Stores that journal
     (``JournalledStore``) are undone in place instead.
     """
 
     def receive_change(self, change: Change, /) -> None:
         """Apply one record of the changelog (``value is None``: the key was deleted). Once per record, in order.
 
-        Called on a thread of the toolkit's own, never at the same time as another method of the same store: an object
-        bound to the thread that made it (``sqlite3`` by default) must be allowed to be used here.
+        Called on another thread than the other methods, but never at the same time as one of them. An object that is
+        bound to the thread that made it (``sqlite3`` by default) must allow that.
         """
         ...
 

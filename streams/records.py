@@ -175,6 +175,17 @@ class Output(msgspec.Struct, gc=False):
     origin: int
 
 
+class RefusedRecord(NamedTuple):
+    """A record that the client or the broker refuses. ``is_own``: the record itself is at fault, and not its topic, a
+    right or a clock. ``output``: ``None`` where a whole batch is refused and no record of it is named."""
+
+    topic: str
+    code: str
+    reason: str
+    is_own: bool
+    output: Output | None
+
+
 def changelog_record(topic: str, partition: int, change: Change) -> Output:
     """Make the record of a change in the changelog."""
     headers: Headers | None = [(TYPE_HEADER, change.type.encode())] if change.type else None

@@ -61,7 +61,6 @@ async def _drive_engine(loop: VirtualTimeLoop, source: EventSource[Any], meter: 
     with (
         mock.patch("streams.clients.consumer.Consumer", consumer),
         mock.patch("streams.clients.consumer.time", SimpleNamespace(monotonic=partial(float, 1))),  # none is silent
-        mock.patch("streams.clients.transactional.Producer", ScriptedProducer),
         mock.patch("streams.clients.producing.cluster.connect", connected),
     ):
         running = loop.create_task(
@@ -137,11 +136,6 @@ def by_hand(meter: Meter, warm: int, events: int, per_transaction: int = 5_000) 
 JOB = Job(bootstrap_servers="127.0.0.1:1", group="g", source="in", output="out", changelog="g.in.changelog")
 
 
-def by_wire(job: Job) -> EventSource[Any]:
-    """Build the event source with a plain handler, and the producer that speaks the protocol itself."""
-    return source_of(msgspec.structs.replace(job, options={"config.producer": "wire"}))
-
-
 def with_metrics(made: Callable[[Job], EventSource[Any]], job: Job) -> EventSource[Any]:
     """Build an event source whose metrics are exported."""
     from streams.observability import PrometheusMetrics
@@ -153,7 +147,6 @@ def with_metrics(made: Callable[[Job], EventSource[Any]], job: Job) -> EventSour
 
 SYSTEMS: dict[str, Callable[[Meter, int, int], None]] = {
     "engine": partial(by_engine, source_of),
-    "wire": partial(by_engine, by_wire),
     "batch": partial(by_engine, by_batch),
     "scheduler": partial(by_engine, by_scheduler),
     "concurrency": partial(by_engine, by_concurrency),
@@ -161,5 +154,5 @@ SYSTEMS: dict[str, Callable[[Meter, int, int], None]] = {
     "scheduler-metrics": partial(by_engine, partial(with_metrics, by_scheduler)),
     "hand-written": by_hand,
 }
-"""Plain handler (with librdkafka's producer, and with the wire producer), batch handler, ``AsyncJobScheduler``,
-``concurrency=``, the first and the scheduler with their metrics exported, and the loop written by hand."""
+"""Plain handler, batch handler, ``AsyncJobScheduler``, ``concurrency=``, the first and the scheduler with their metrics
+exported, and the loop written by hand."""

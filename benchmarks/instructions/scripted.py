@@ -194,9 +194,8 @@ class Inline:
     def __init__(self, name: str) -> None:
         self._seconds = CALL_SECONDS
 
-    async def call(self, function: Callable[..., Any], *args: Any, timeout: float | None = None) -> Any:
-        name = getattr(function, "__name__", "")
-        await elapse({"flush": FLUSH_SECONDS, "send_and_commit": COMMIT_SECONDS}.get(name, CALL_SECONDS))
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        await elapse(CALL_SECONDS)
         return function(*args)
 
     def post(self, function: Callable[..., object], *args: Any) -> None:

@@ -1,10 +1,8 @@
-"""Send records of any program: those on their way until they are acknowledged, and transactions without a group."""
+"""Send records of any program: those on their way until they are acknowledged. Transactions: ``producing/blocking``."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -13,9 +11,8 @@ from confluent_kafka import KafkaError, Message
 
 from streams.clients.plain_producer import PlainProducer
 from streams.clients.settings import ClientSettings
-from streams.clients.transactional import TransactionalProducer
-from streams.errors import BrokerUnavailable, NotDelivered, RecordRefused, Stopped, StreamsError, TransactionFailed
-from streams.records import Delivery, Output, Record
+from streams.errors import BrokerUnavailable, NotDelivered, RecordRefused, Stopped, StreamsError
+from streams.records import Delivery, Record
 
 _log = logging.getLogger(__name__)
 
@@ -23,8 +20,6 @@ MAX_FAILURES: Final = 1_000
 """Failures that ``NotDelivered`` lists; it counts the others."""
 _SENDS_PER_SERVE: Final = 64
 _PURGE_SECONDS: Final = 0.1
-_ABORT_SECONDS: Final = 5.0
-_RETRY_SECONDS: Final = 0.1
 
 
 class SendQueue:
@@ -57,7 +52,7 @@ class SendQueue:
 
         ``serve`` calls ``settle`` with its outcome. Without one, ``raise_failures`` raises what failed.
         """
-        producer = self._open()
+        producer = self.open()
         try:
             taken = producer.produce_reported(record, Sent(self, producer, record, settle))
         except BrokerUnavailable:
@@ -72,7 +67,7 @@ class SendQueue:
     def serve(self, seconds: float) -> None:
         """Wait for acknowledgements for so long, and take those that there are."""
         self._sends = 0
-        producer = self._open()
+        producer = self.open()
         if self._alone is not None:
             self._alone.poll(0)
         producer.poll(seconds)
@@ -123,7 +118,8 @@ class SendQueue:
     def _connect(self, *, one_by_one: bool = False) -> PlainProducer:
         return PlainProducer(self._settings, delivery_timeout_ms=self._timeout_ms, one_by_one=one_by_one)
 
-    def _open(self) -> PlainProducer:
+    def open(self) -> PlainProducer:
+        """Return the client. Raises ``Stopped`` once this is closed."""
         if self._producer is None:
             raise Stopped("the producer is closed: its block has ended")
         return self._producer
@@ -153,86 +149,3 @@ class Sent(msgspec.Struct, gc=False):
             return
         partition, offset = message.partition(), message.offset()
         self.queue.reported(self, error, -1 if partition is None else partition, -1 if offset is None else offset)
-
-
-class Transactions:
-    """The transactional producer. One thread at a time."""
-
-    def __init__(self, settings: ClientSettings, transactional_id: str, timeout_seconds: float, seconds: float) -> None:
-        self._settings = settings
-        self.transactional_id = transactional_id
-        self._timeout_ms = int(timeout_seconds * 1000)
-        self._seconds = seconds
-        self._producer: TransactionalProducer | None = None
-
-    def commit(self, outputs: list[Output]) -> None:
-        """Send records in a transaction. The same records are sent again, in another transaction, until the time is
-        over, as long as it is certain that the last one was not committed. Blocks."""
-        deadline = time.monotonic() + self._seconds
-        while outputs:
-            is_requested = False
-            try:
-                producer = self._ready(deadline)
-                _send(producer, outputs, deadline)
-                is_requested = True
-                producer.commit(_left(deadline))
-                return
-            except RecordRefused:
-                self._abort()
-                self.close()
-                raise
-            except TransactionFailed as failure:
-                refused = [] if self._producer is None else self._producer.refused
-                if failure.kind in ("abortable", "blocked"):
-                    self._abort()
-                self.close()
-                if refused:
-                    raise RecordRefused(f"{refused[0].reason}; nothing of the transaction is committed") from failure
-                is_certain = not is_requested or failure.kind in ("abortable", "blocked")
-                is_fatal = failure.kind == "fenced" or failure.code == "FATAL"
-                if not is_certain or is_fatal or time.monotonic() + _RETRY_SECONDS > deadline:
-                    raise
-                time.sleep(_RETRY_SECONDS)
-            except BaseException:
-                self.close()
-                raise
-
-    def close(self) -> None:
-        """Drop the producer. An open transaction is aborted by the broker, or by the next producer with the id."""
-        producer, self._producer = self._producer, None
-        if producer is not None:
-            producer.close()
-
-    def _ready(self, deadline: float) -> TransactionalProducer:
-        if self._producer is None:
-            producer = TransactionalProducer(
-                self._settings, self.transactional_id, transaction_timeout_ms=self._timeout_ms, one_by_one=False
-            )
-            try:
-                producer.init(_left(deadline))
-            except BaseException:
-                producer.close()
-                raise
-            self._producer = producer
-        return self._producer
-
-    def _abort(self) -> None:
-        """Abort, so that readers of committed records do not wait for the transaction's timeout."""
-        if self._producer is not None:
-            with contextlib.suppress(TransactionFailed):
-                self._producer.abort(_ABORT_SECONDS)
-
-
-def _send(producer: TransactionalProducer, outputs: list[Output], deadline: float) -> None:
-    producer.begin()
-    position = producer.produce_many(outputs, 0)
-    while position < len(outputs):  # refused, or the client's queue is full
-        if producer.produce(outputs[position]):
-            position = producer.produce_many(outputs, position + 1)
-        else:
-            producer.flush(_left(deadline))
-    producer.flush(_left(deadline))
-
-
-def _left(deadline: float) -> float:
-    return max(deadline - time.monotonic(), 0.001)

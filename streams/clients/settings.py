@@ -9,7 +9,6 @@ from confluent_kafka import KafkaException
 
 from streams.clients.connection import ConnectionLog
 from streams.clients.translate import error_of
-from streams.config import DELIVERY_SHARE
 from streams.errors import ConfigError
 
 C = TypeVar("C")
@@ -74,23 +73,13 @@ _COMMON: Final[Mapping[str, object]] = {
 }
 
 _PRODUCER: Final[Mapping[str, object]] = {
-    # The next transaction of an id meets CONCURRENT_TRANSACTIONS until the markers of the last one are written, and
-    # waits one backoff per try: 16 transactions/s with the default of 100 ms, 86 with 5 ms (one producer, no pause).
     "retry.backoff.ms": 5,
     "retry.backoff.max.ms": 250,
     "linger.ms": 0,
     "queue.buffering.max.messages": 1_000_000,
     "queue.buffering.max.kbytes": 256 * 1024,
-    # How long a topic may be unknown before its records are refused: 30 s by default, longer than any transaction.
+    # How long a topic may be unknown before its records are refused: 30 s by default.
     "topic.metadata.propagation.max.ms": 2_000,
-}
-
-_TRANSACTIONAL: Final[Mapping[str, object]] = {
-    **_PRODUCER,
-    # Outputs go out while the transaction is filled; with 0 nearly each of them wakes librdkafka's thread, which sends
-    # it alone: 12 us of processor time per event (one output, one change) instead of 9 with 1 or 5. No commit waits
-    # for it: whatever this is, flush sends at once (1.4 ms with 0 and with 1,000).
-    "linger.ms": 1,
 }
 
 _CONSUMER: Final[Mapping[str, object]] = {
@@ -132,25 +121,6 @@ class ClientSettings:
     def __repr__(self) -> str:
         shown = {key: "***" if is_secret(key) else value for key, value in self.overrides.items()}
         return f"ClientSettings({self.bootstrap_servers!r}, {shown!r}, client_id={self.client_id!r})"
-
-    def producer(
-        self, transactional_id: str, transaction_timeout_ms: int, *, one_by_one: bool = False
-    ) -> dict[str, object]:
-        """Configuration of a transactional producer. ``one_by_one``: every record travels in a batch of its own."""
-        config = {**self._base(transactional_id), **_TRANSACTIONAL, **self.overrides}
-        socket_timeout_ms = config["socket.timeout.ms"]
-        if isinstance(socket_timeout_ms, int):  # librdkafka wants an answer within the transaction's time
-            config["socket.timeout.ms"] = min(socket_timeout_ms, transaction_timeout_ms)
-        return {
-            **config,
-            "transactional.id": transactional_id,
-            "transaction.timeout.ms": transaction_timeout_ms,
-            "message.timeout.ms": max(int(transaction_timeout_ms * DELIVERY_SHARE), 1),
-            "enable.idempotence": True,
-            "partitioner": "murmur2_random",
-            "delivery.report.only.error": True,
-            **({"batch.num.messages": 1} if one_by_one else {}),
-        }
 
     def plain_producer(self, delivery_timeout_ms: int, *, one_by_one: bool = False) -> dict[str, object]:
         """Configuration of a producer without transactions: idempotent, acknowledged by all in-sync replicas."""

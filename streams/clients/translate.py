@@ -3,7 +3,7 @@
 Spark, the embedded broker and the test tools have no list of codes of their own. Messages carry the broker's or the
 client's *name* of an error, never a number.
 Sources of the tables: librdkafka's ``INTRODUCTION.md`` (transactional error handling), and measurements against Kafka
-4.1.1: the code, and which of the three flags (fatal, abort needed, retriable) comes with it.
+4.1.1.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
-from streams.errors import BrokerUnavailable, ConfigError, TopicError, TransactionFailed
+from streams.errors import BrokerUnavailable, ConfigError, TopicError
 
 FENCED: Final = frozenset(
     {
@@ -148,25 +148,6 @@ def error_of(exception: BaseException) -> KafkaError:
     """The ``KafkaError`` inside an exception of confluent-kafka; ``_FAIL`` with its text for anything else."""
     first = exception.args[0] if exception.args else None
     return first if isinstance(first, KafkaError) else KafkaError(KafkaError._FAIL, str(exception))
-
-
-def transaction_failed(call: str, exception: BaseException) -> TransactionFailed:
-    """Return the kind of a failed transactional call (``TransactionFailed`` documents the kinds)."""
-    error = error_of(exception)
-    return TransactionFailed(call, error.name(), _kind(error), error.str())
-
-
-def _kind(error: KafkaError) -> str:
-    code = error.code()
-    if code in FENCED:
-        return "fenced"
-    if error.fatal():
-        return "unknown"
-    if code in GROUP_KINDS:
-        return GROUP_KINDS[code]
-    if error.txn_requires_abort():
-        return "blocked" if code in BLOCKED else "abortable"
-    return "unknown"  # timeouts, retriable ones whose time is over, and codes that are new
 
 
 def nothing_listens(addresses: str) -> str:

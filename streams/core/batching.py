@@ -3,6 +3,9 @@
 While a transaction is under way the next one grows, so batches are as large as a commit is slow, and small when the
 broker is quick. The rule knows three numbers of the open transaction and one of the pipeline; it has no state.
 
+How long a transaction waits for further events, if the settings leave that open, is the time that commits take: then
+waiting costs no event more than the commit itself does, and a quick broker is not left idle.
+
 The bytes that a network, or a quota, carries in the time of one transaction are found by trying: the bound in bytes is
 halved when a transaction was too large, and grows slowly while transactions near the bound are committed.
 """
@@ -20,6 +23,10 @@ LEAST_BYTES: Final = 16 * 1024
 """The bound in bytes is not halved further: one event may be larger, and goes alone."""
 GROWTH: Final = 32
 """The bound grows by one part in so many, per transaction: 22 of them double it."""
+LONGEST_DELAY_SECONDS: Final = 0.01
+"""The ancestor's ``BatchDelay``."""
+SMOOTHING: Final = 4
+"""The delay moves by one part in so many towards the time of a commit."""
 
 
 class Seal(enum.Enum):
@@ -38,12 +45,29 @@ def decide(config: PoolConfig, *, size: int, size_bytes: int, age_seconds: float
     its first event, while ``in_flight`` sealed transactions are not settled yet."""
     wanted = size >= config.target_batch_size or size_bytes >= config.max_batch_bytes
     if in_flight == 0:
-        if wanted or age_seconds >= config.batch_delay_seconds:
+        if wanted or age_seconds >= (config.batch_delay_seconds or 0):
             return Seal.NOW
         return Seal.LATER
     if wanted and in_flight < config.pending_transactions:
         return Seal.NOW
     return Seal.WHEN_FREE
+
+
+def first(config: PoolConfig) -> PoolConfig:
+    """Return the rule before the first commit."""
+    return config if config.batch_delay_seconds is not None else _delayed(config, LONGEST_DELAY_SECONDS)
+
+
+def paced(rule: PoolConfig, config: PoolConfig, commit_seconds: float) -> PoolConfig:
+    """Return the rule after a commit that took so long, from the seal on. ``config``: the settings."""
+    delay = rule.batch_delay_seconds
+    if config.batch_delay_seconds is not None or delay is None:
+        return rule
+    return _delayed(rule, min(delay + (commit_seconds - delay) / SMOOTHING, LONGEST_DELAY_SECONDS))
+
+
+def _delayed(rule: PoolConfig, seconds: float) -> PoolConfig:
+    return msgspec.structs.replace(rule, batch_delay_seconds=seconds)
 
 
 def is_full(config: PoolConfig, *, size: int, size_bytes: int) -> bool:

@@ -60,9 +60,3 @@ def remedy(
     if kind in ("abortable", "fenced") and attempts >= patience.attempts:
         return Remedy.STOP
     return Remedy.RESEND_AFTER_NEWS if kind == "stale" else Remedy.RESEND
-
-
-def rebuild_all(kind: str) -> bool:
-    """Check whether the producers of the other slots are to be replaced, too: after anything like an outage, calls on
-    producers made before it may never return (rule R7)."""
-    return kind == "unknown"

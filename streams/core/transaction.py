@@ -46,6 +46,9 @@ LEGAL_MOVES: Final[dict[TransactionState, frozenset[TransactionState]]] = {
     _S.DROPPED: frozenset(),
 }
 
+UNSENT: Final = (_S.OPEN, _S.SENDABLE)
+"""States in which no request of it is made: its offsets meet the group's fence later."""
+
 Waiter = Callable[[BaseException | None], None]
 """Called once with the outcome: ``None`` when committed, else the reason why not."""
 
@@ -107,10 +110,8 @@ class Transaction:
         "first_failure_at",
         "flushed_at",
         "incarnation",
-        "one_by_one",
         "opened_at",
         "outputs",
-        "produced",
         "records",
         "sealed_at",
         "serial",
@@ -132,9 +133,7 @@ class Transaction:
         self.cuts: dict[int, Cut] = {}
         self.admitted: list[Admitted] = []
         self.waiters: list[tuple[int, int, Waiter]] = []  # with its partition, and that one's events before it
-        self.produced = 0
         self.commit_requested = False
-        self.one_by_one = False  # to be sent so that a refusal names its record and no other
         self.attempts = 0
         self.first_failure_at: float | None = None
 
@@ -186,9 +185,8 @@ class Transaction:
 
     def taken_back(self, now: float) -> None:
         """Return to the state before the first attempt, to be sent again: it is known not to be committed."""
-        if self.state not in (TransactionState.OPEN, TransactionState.SENDABLE):  # else it was not sent at all
+        if self.state not in UNSENT:
             self.to(TransactionState.SENDABLE)
-        self.produced = 0
         self.flushed_at = None
         self.commit_requested = False
         if self.first_failure_at is None:
@@ -238,7 +236,6 @@ class Transaction:
     def _part(self) -> Transaction:
         part = Transaction(self.serial, self.incarnation, self.opened_at)
         part.state, part.sealed_at, part.first_failure_at = self.state, self.sealed_at, self.first_failure_at
-        part.one_by_one = self.one_by_one
         return part
 
     def replace(self, output: Output, other: Output) -> None:

@@ -1,12 +1,11 @@
 """The doors between threads or processes and the event loop. Nothing else in the runtime crosses that line.
 
-``Worker.call``: loop -> thread, run one blocking call, await its result, give up at a deadline (per batch: about 60
-us). ``Inlet.put``: thread -> loop, hand over a batch; the loop's function runs soon (per batch: about 15 us).
-``in_process``: loop -> process.
+``Worker.call``: loop -> thread, run one blocking call, await its result (per batch: about 60 us). ``Inlet.put``:
+thread -> loop, hand over a batch; the loop's function runs soon (per batch: about 15 us). ``in_process``: loop ->
+process.
 
-Threads here are daemons: a call into librdkafka that never returns (rule R7 of the protocol) is abandoned with its
-thread and must not keep the process alive. The threads of ``anyio.to_thread`` are not, which is why they are not
-used.
+Threads here are daemons: a call into librdkafka that never returns is abandoned with its thread and must not keep the
+process alive. The threads of ``anyio.to_thread`` are not, which is why they are not used.
 """
 
 from __future__ import annotations
@@ -32,10 +31,6 @@ _Job = tuple[Callable[..., Any], tuple[Any, ...], "asyncio.Future[Any] | None", 
 _log = logging.getLogger(__name__)
 
 
-class DeadlinePassed(Exception):
-    """The call did not come back in time. It may still be running: abandon the worker, or wait for it."""
-
-
 class Worker:
     """A thread of its own that runs one blocking call at a time for the event loop. Calls queue up in order."""
 
@@ -43,22 +38,15 @@ class Worker:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
-    async def call(self, function: Callable[..., T], *args: Any, timeout: float | None = None) -> T:
-        """Run ``function(*args)`` on the thread. Raises what it raises, or ``DeadlinePassed`` after ``timeout``
-        seconds.
+    async def call(self, function: Callable[..., T], *args: Any) -> T:
+        """Run ``function(*args)`` on the thread. Raises what it raises.
 
         Cancelling the caller does not stop the call; later calls of this worker wait for it.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._jobs.put((function, args, future, loop))
-        if timeout is None:
-            return await future
-        timer = loop.call_later(timeout, _fail, future, DeadlinePassed())
-        try:
-            return await future
-        finally:
-            timer.cancel()
+        return await future
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
         """Run it after the calls before it, without waiting for it; what it raises is only logged."""

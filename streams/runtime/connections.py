@@ -1,4 +1,4 @@
-"""The real ``ports.Connections``: librdkafka for data and transactions, kafka-python for the group."""
+"""The real ``ports.Connections``: librdkafka reads, kafka-python is in the group, our own requests are transactions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from streams.clients.librdkafka_connect import connect_librdkafka_group
 from streams.clients.membership import connect_group
 from streams.clients.plain_producer import PlainProducer
 from streams.clients.producing.cluster import Cluster
+from streams.clients.producing.encoded_transaction import EncodedTransaction
 from streams.clients.producing.settings import ProducerSettings
 from streams.clients.producing.transactions import WireSlot
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.clients.status_board import StatusBoard
 from streams.clients.takeover import SourceLog
-from streams.clients.transactional import TransactionalProducer
 from streams.config import EventSourceConfig
 from streams.core.strategies import PlanSettings, assignor
 from streams.group import Membership, TakeOver
@@ -59,23 +59,23 @@ class KafkaConnections:
         """Return the size of the largest record that a producer takes, in bytes."""
         return int(self._config.client_settings.get("message.max.bytes", DEFAULT_MESSAGE_LIMIT))
 
-    def producer(self, transactional_id: str, *, one_by_one: bool = False) -> TransactionalProducer:
-        timeout_ms = int(self._config.timeouts.transaction_timeout_seconds * 1000)
-        return TransactionalProducer(
-            self._settings, transactional_id, transaction_timeout_ms=timeout_ms, one_by_one=one_by_one
-        )
-
-    def slot(self, transactional_id: str) -> WireSlot | None:
-        config = self._config
-        if config.producer != "wire":
-            return None
+    def cluster(self) -> Cluster:
+        """Return the cluster as the slots share it."""
         if self._cluster is None:
             settings = self._settings
-            wire = ProducerSettings.of(settings.bootstrap_servers, settings.client_id, config.client_settings)
-            self._cluster = Cluster(wire)
+            self._cluster = Cluster(
+                ProducerSettings.of(settings.bootstrap_servers, settings.client_id, self._config.client_settings)
+            )
+        return self._cluster
+
+    def records(self) -> EncodedTransaction:
+        return EncodedTransaction(self.cluster(), self._config.timeouts.call_timeout_seconds)
+
+    def slot(self, transactional_id: str) -> WireSlot:
+        config = self._config
         return WireSlot(
             transactional_id,
-            self._cluster,
+            self.cluster(),
             config.group_id,
             call_timeout_seconds=config.timeouts.call_timeout_seconds,
             transaction_timeout_seconds=config.timeouts.transaction_timeout_seconds,

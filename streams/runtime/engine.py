@@ -44,7 +44,6 @@ from streams.runtime.status import Status
 from streams.runtime.system import MACHINE, Environment
 from streams.runtime.transactions.hung_calls import HungCalls
 from streams.runtime.transactions.pool import TransactionPool
-from streams.runtime.transactions.producer_slot import Slot
 from streams.runtime.transactions.producer_slots import Slots
 from streams.runtime.transactions.recovery import Recovery
 
@@ -103,13 +102,9 @@ class Engine:
         self._tasks = anyio.create_task_group()
         self._threads: list[Blocking] = []
 
-        self.hung_calls = HungCalls(config.pool.pool_size, self.measure, self.fail)
+        self.hung_calls = HungCalls(self.measure, self.fail)
         ids = [transactional_id(config.group_id, config.instance_id, number) for number in range(config.pool.pool_size)]
-        slots = [
-            connections.slot(name) or Slot(name, connections, config.call_timeout_seconds, self.hung_calls)
-            for name in ids
-        ]
-        self.slots = Slots(slots, [config.changelog])
+        self.slots = Slots([connections.slot(name) for name in ids], [config.changelog])
         self.input = connections.input()
         self.membership, self.takeover_client = connections.group(self._watchdog.alive)
         self._elsewhere = connections.source_log() if config.source_is_elsewhere else None
@@ -120,6 +115,7 @@ class Engine:
         self.pool = TransactionPool(
             config,
             self.slots,
+            connections.records,
             writer=self.writer,
             now=now,
             snapshot=lambda: self.membership.snapshot,

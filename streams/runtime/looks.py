@@ -12,7 +12,7 @@ them of a moment *after* the look, at which the partition was still ours:
 
 from __future__ import annotations
 
-from streams.core.transaction import TransactionState, Waiter
+from streams.core.transaction import UNSENT, Waiter
 from streams.errors import StreamsError
 from streams.runtime.member import Member
 from streams.runtime.partition.failures import TakenBack
@@ -36,7 +36,7 @@ class Looks:
         last = self._member.pool.last_with(worker.partition)
         if not worker.state.admits:
             waiter(TakenBack())
-        elif last is None or last.state is TransactionState.COMMITTING:  # it may have met the fence before the look
+        elif last is None or last.state not in UNSENT:  # it may have met the fence before the look
             self._waiting.append((worker, waiter))
             self._came.notify()
         else:

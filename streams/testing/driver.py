@@ -159,7 +159,8 @@ class TestDriver(Driving, Generic[StoreT]):
     def outputs(self, topic: str, /, *event_classes: type[Any]) -> list[Any]: ...
 
     def outputs(self, topic: str, /, *event_classes: type[Any]) -> list[Any]:
-        """Return the committed records of a topic, in the order in which they were written.
+        """Return the committed records of a topic, in the order in which they were written: within a partition that of
+        the events; a transaction writes its partitions one after the other.
 
         Records; or events, if their classes are named. Raises ``DecodeError`` for a record of another type.
         """

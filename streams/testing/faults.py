@@ -14,16 +14,17 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final
 
 import msgspec
 
+from streams.clients.producing.encoded_transaction import EncodedTransaction
 from streams.config import EventSourceConfig
 from streams.errors import ConfigError
 from streams.event_source import EventSource
 from streams.group import Snapshot, TakeOver
-from streams.records import Change, IncomingRecord, Output
+from streams.records import IncomingRecord
 from streams.runtime.connections import KafkaConnections
 from streams.testing.proxy import KafkaProxy as KafkaProxy
 from streams.testing.proxy_rules import ArmedRule as ArmedRule
@@ -36,12 +37,9 @@ POINTS: Final = (
     "poll.after",
     "handler.before",
     "handler.after",
-    "produce.before",
-    "produce.after",
     "flush.before",
-    "flush.after",
     "send_offsets.before",
-    "send_offsets.after",
+    "flush.after",
     "commit.before",
     "commit.after",
     "settle.after",
@@ -106,14 +104,9 @@ class FaultyConnections(KafkaConnections):
         super().__init__(config)
         self.plan = plan
 
-    def producer(self, transactional_id: str, *, one_by_one: bool = False) -> Any:
-        """Add points around every call of a transaction."""
-        return FaultyProducer(super().producer(transactional_id, one_by_one=one_by_one), self.plan)
-
     def slot(self, transactional_id: str) -> Any:
         """Add points around every step of a transaction."""
-        slot = super().slot(transactional_id)
-        return None if slot is None else FaultySlot(slot, self.plan)
+        return FaultySlot(super().slot(transactional_id), self.plan)
 
     def consumer(self) -> Any:
         """Add points around the poll."""
@@ -152,51 +145,30 @@ class _Faulty:
         return struck
 
 
-class FaultyProducer(_Faulty):
-    """A producer, with points around every call of a transaction."""
-
-    around: ClassVar = {name: name for name in ("produce", "flush", "send_offsets", "commit")}
-
-    def produce_many(self, outputs: Sequence[Output], start: int) -> int:
-        """Leave the records to ``produce``: one at a time, each with its points."""
-        return start
-
-    def produce_changes(self, topic: str, partition: int, changes: Sequence[Change], start: int) -> int:
-        """Leave them to ``produce``, too."""
-        return start
-
-
 class FaultySlot(_Faulty):
     """A slot, with points around every step of a transaction."""
 
-    around: ClassVar = {"produce": "produce"}
+    async def flush(
+        self, records: EncodedTransaction, topic: str, offsets: Mapping[int, int], fence: Callable[[], Snapshot]
+    ) -> None:
+        """Pass the points around records and offsets."""
 
-    def produce_many(self, outputs: Sequence[Output], start: int) -> int:
-        """Leave the records to ``produce``: one at a time, each with its points."""
-        return start
+        def before_offsets() -> Snapshot:
+            self._hit("send_offsets.before")
+            return fence()
 
-    def produce_changes(self, topic: str, partition: int, changes: Sequence[Change], start: int) -> int:
-        """Leave them to ``produce``, too."""
-        return start
-
-    async def flush(self) -> None:
-        """Pass the points around it."""
         self._hit("flush.before")
-        await self._real.flush()
+        await self._real.flush(records, topic, offsets, before_offsets)
         self._hit("flush.after")
 
-    async def commit(
-        self, topic: str, offsets: Mapping[int, int], fence: Callable[[], Snapshot], requested: Callable[[], None]
-    ) -> None:
-        """Pass the points around the offsets and the commit."""
+    async def commit(self, requested: Callable[[], None]) -> None:
+        """Pass the points around the commit."""
 
         def before_commit() -> None:
-            self._hit("send_offsets.after")
             requested()
             self._hit("commit.before")
 
-        self._hit("send_offsets.before")
-        await self._real.commit(topic, offsets, fence, before_commit)
+        await self._real.commit(before_commit)
         self._hit("commit.after")
 
 

@@ -32,6 +32,7 @@ from streams.testing.simulation.faults import Conditions, Faults
 from streams.testing.simulation.group import Group
 from streams.testing.simulation.process import Process, Watched
 from streams.testing.simulation.virtual_time import Fibers, VirtualTimeLoop, elapse
+from streams.testing.simulation.wire_broker import WireBroker
 
 Source = EventSource[Any] | Callable[[], EventSource[Any]]
 """A source, whose copies are run; or a function that makes one, called for each start of a member, as a new process
@@ -63,7 +64,9 @@ class DrivenMember:
         self.task = world.loop.create_task(self._run(world), name=f"member {number}")
 
     async def _run(self, world: DrivenWorld) -> None:
-        await self.source._consume(lambda config: SimConnections(self.process, config), world.environment(self))
+        await self.source._consume(
+            lambda config: SimConnections(self.process, config, world.wire), world.environment(self)
+        )
 
     @property
     def engine(self) -> Engine | None:
@@ -120,6 +123,7 @@ class DrivenWorld:
         self.broker.slow_markers = conditions.slow_markers
         self.broker.on_stable.append(self._grown)
         self.broker.on_marker = self._marker
+        self.wire = WireBroker(self.broker)
         self.group = Group(
             self.broker, config.timeouts.session_timeout_seconds, config.timeouts.rebalance_timeout_seconds
         )

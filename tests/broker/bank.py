@@ -2,7 +2,7 @@
 
 python bank.py BOOTSTRAP GROUP INSTANCE        (environment: KES_FAULT, BANK_SLOW_MS, BANK_SLOW_KEY (one account, or *),
                                                 BANK_HANDLER, BANK_MEMBERSHIP, BANK_STRATEGY, BANK_STANDBYS,
-                                                BANK_LEAVE_SECONDS, BANK_PRODUCER, BANK_PARTITIONS,
+                                                BANK_LEAVE_SECONDS, BANK_PARTITIONS,
                                                 BANK_COPIES (of topics); those of bank_ahead.py)
 
 BANK_DUMP=FILE           SIGUSR1 writes every store of this member there
@@ -109,7 +109,6 @@ def build(
             metrics_handler=measure(plan),
             session_timeout_seconds=session,
             transaction_timeout_seconds=session * 0.8,
-            producer=os.environ.get("BANK_PRODUCER", "librdkafka"),
             **settings,
         ),
         store=gated(store) if os.environ.get("BANK_GATE") else store,

@@ -20,7 +20,6 @@ from confluent_kafka import Producer
 from streams.clients.admin import TopicAdmin
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
-from streams.config import PRODUCERS
 from streams.errors import BrokerUnavailable
 from streams.testing.oracle import ReplayOracle, Report
 from streams.topics import TopicSpec, changelog_name
@@ -220,14 +219,14 @@ class Bank:
     def strike_at_random(
         self, members: dict[str, Worker], victims: Sequence[str], kills: int, seed: int, **settings: str
     ) -> None:
-        """Kill one of the victims after another, each of which is started again soon, with either producer; work goes
+        """Kill one of the victims after another, each of which is started again soon; work goes
         on after each."""
         rng = random.Random(seed)
         for _ in range(kills):
             name = rng.choice(victims)
             members[name].kill()
             let_pass(rng.uniform(0.1, 2.0))
-            members[name] = self.start(name, **settings, BANK_PRODUCER=rng.choice(PRODUCERS))
+            members[name] = self.start(name, **settings)
             self.wait_progress()
 
     def load(self, count: int, keys: int, seed: int, per_second: float) -> Load:

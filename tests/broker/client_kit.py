@@ -8,32 +8,19 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from streams.clients.admin import TopicAdmin
 from streams.clients.consumer import LogConsumer
 from streams.clients.settings import ClientSettings
-from streams.clients.transactional import TransactionalProducer
 from streams.errors import StreamsError
-from streams.records import Headers, IncomingRecord, Output
+from streams.records import IncomingRecord
 from streams.topics import TopicSpec
 
 PATIENCE = 60.0
 Row = tuple[int, str, str | None]
 """Partition, key, value."""
-
-
-def output(
-    topic: str,
-    value: bytes | None,
-    key: bytes | None,
-    partition: int = -1,
-    headers: Headers | None = None,
-    timestamp_ms: int = 0,
-) -> Output:
-    """A record as the transaction pool hands it to a producer, from nowhere in particular."""
-    return Output(topic, value, key, headers, partition, timestamp_ms, 0, 0)
 
 
 def rows(partition: int, *values: str) -> list[Row]:
@@ -44,9 +31,9 @@ def numbers(first: int, end: int) -> list[str]:
     return [str(number) for number in range(first, end)]
 
 
-def group_metadata(group: str, generation: int = -1, member: str = "") -> bytes:
-    """librdkafka's serialised group metadata. Generation -1 with no member is what the broker does not fence."""
-    return b"CGMDv2:" + struct.pack("=i", generation) + group.encode() + b"\0" + member.encode() + b"\0\1"
+def group_metadata(group: str) -> bytes:
+    """librdkafka's serialised group metadata, of generation -1 and no member: the broker does not fence it."""
+    return b"CGMDv2:" + struct.pack("=i", -1) + group.encode() + b"\0\0\1"
 
 
 class Writer:
@@ -54,27 +41,27 @@ class Writer:
 
     def __init__(self, settings: ClientSettings, topic: str, name: str = "writer") -> None:
         self.topic = topic
-        self.producer = TransactionalProducer(settings, f"{topic}.{name}", transaction_timeout_ms=60_000)
-        self.producer.init(PATIENCE)
+        servers = {"bootstrap.servers": settings.bootstrap_servers, "transactional.id": f"{topic}.{name}"}
+        self.producer = Producer({**servers, "retry.backoff.ms": 5})
+        self.producer.init_transactions(PATIENCE)
 
     def begin(self, *records: Row) -> None:
         """Open a transaction with these records, all acknowledged."""
-        self.producer.begin()
+        self.producer.begin_transaction()
         for partition, key, value in records:
-            data = None if value is None else value.encode()
-            assert self.producer.produce(output(self.topic, data, key.encode(), partition, [("h", b"x")]))
-        self.producer.flush(PATIENCE)
+            self.producer.produce(self.topic, value, key, partition, headers=[("h", b"x")])
+        assert not self.producer.flush(PATIENCE)
 
     def commit(self, *records: Row) -> None:
         """End the open transaction, or make one of these records."""
         if records:
             self.begin(*records)
-        self.producer.commit(PATIENCE)
+        self.producer.commit_transaction(PATIENCE)
 
     def abort(self, *records: Row) -> None:
         if records:
             self.begin(*records)
-        self.producer.abort(PATIENCE)
+        self.producer.abort_transaction(PATIENCE)
 
 
 @contextlib.contextmanager
@@ -83,7 +70,7 @@ def writing(settings: ClientSettings, topic: str, name: str = "writer") -> Itera
     try:
         yield writer
     finally:
-        writer.producer.close()
+        del writer.producer  # closes it
 
 
 def create(admin: TopicAdmin, name: str, partitions: int = 3, **configs: str) -> None:

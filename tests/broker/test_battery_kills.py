@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from streams.config import PRODUCERS
 from streams.testing.faults import POINTS
 from tests.broker.battery_kit import ENDLESS, QUICK, Bank, wait_until
 from tests.broker.gate import nightly
@@ -21,7 +20,7 @@ KEYS = 50
 REVOCATIONS = ("revoke.before", "revoke.after")
 AT_WORK = tuple(point for point in POINTS if point not in REVOCATIONS)
 WARM = r"TakeOverDone\(.*warm=True\)"
-SIX = ("handler.after", "flush.after", "send_offsets.after", "commit.before", "commit.after", "restore.half")
+SIX = ("handler.after", "send_offsets.before", "flush.after", "commit.before", "commit.after", "restore.half")
 
 
 def count_for(point: str, rng: random.Random) -> int:
@@ -38,27 +37,26 @@ def count_for(point: str, rng: random.Random) -> int:
     [
         pytest.param("", SIX, id="six"),
         pytest.param("", AT_WORK, id="all", marks=pytest.mark.nightly),
-        ("broker", ("send_offsets.after",)),
-        nightly("librdkafka", ("send_offsets.after",)),
+        ("broker", ("flush.after",)),
+        nightly("librdkafka", ("flush.after",)),
     ],
 )
 @pytest.mark.timeout(600)
 @pytest.mark.slow
 def test_killed_at_named_points(bank_group: Bank, points: Sequence[str], seed: int) -> None:
-    """Number 1: one bank, under load, whose only member dies at one point after another, with either producer."""
+    """Number 1: one bank, under load, whose only member dies at one point after another."""
     rng = random.Random(seed)
     bank_group.deposit(1_000, KEYS, seed)
     first = bank_group.start("victim", **QUICK)
     bank_group.wait_handled()
     assert first.stop() == 0, first.log.read_text()
     load = bank_group.load(ENDLESS, KEYS, seed + 1, 1_000)
-    strikes = [(point, producer) for point in points for producer in PRODUCERS]
-    for point, producer in rng.sample(strikes, len(strikes)):
+    for point in rng.sample(points, len(points)):
         fault = f"{point}:{count_for(point, rng)}"
-        victim = bank_group.start("victim", **QUICK, KES_FAULT=fault, BANK_PRODUCER=producer)
+        victim = bank_group.start("victim", **QUICK, KES_FAULT=fault)
         wait_until(lambda victim=victim: not victim.running, f"the victim dies at {fault}")  # type: ignore[misc]
         assert victim.process.returncode == -signal.SIGKILL, victim.log.read_text()
-        print(f"killed at {fault} ({producer}): {bank_group.handled()} of {bank_group.produced} handled")
+        print(f"killed at {fault}: {bank_group.handled()} of {bank_group.produced} handled")
     bank_group.start("victim", **QUICK)
     load.stop()
     bank_group.wait_handled()
@@ -97,14 +95,10 @@ def test_killed_in_a_revocation(bank_group: Bank, point: str, seed: int) -> None
 )
 @pytest.mark.slow
 def test_killed_at_random_under_load(bank_group: Bank, standbys: int, kills: int, seed: int) -> None:
-    """Number 2: four members, with one producer and the other, one of them killed again and again. Spare copies are
-    used when their owner dies."""
+    """Number 2: four members, one of them killed again and again. Spare copies are used when their owner dies."""
     settings = {**QUICK, "BANK_STANDBYS": str(standbys)}
     names = [f"member-{number}" for number in range(4)]
-    members = {
-        name: bank_group.start(name, **settings, BANK_PRODUCER=PRODUCERS[number % len(PRODUCERS)])
-        for number, name in enumerate(names)
-    }
+    members = {name: bank_group.start(name, **settings) for name in names}
     bank_group.check_stores(standbys)
     load = bank_group.load(ENDLESS, 500, seed, 1_500 if standbys else 3_000)
     bank_group.wait_handled(1)

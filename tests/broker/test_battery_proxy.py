@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import pytest
 
-from streams.config import PRODUCERS
 from streams.testing.faults import KafkaProxy, Rule
 from tests.broker.battery_kit import ENDLESS, PATIENCE, QUICK, Bank, wait_until
 from tests.broker.gate import gate, nightly
@@ -29,13 +28,11 @@ FAULTS: Final[dict[str, dict[str, Any]]] = {
     "request lost": {"on": "request", "action": "drop"},
     "request doubled": {"on": "request", "action": "double", "answer": "last"},
 }
-OF_TRANSACTIONS = ("EndTxn", "AddPartitionsToTxn", "TxnOffsetCommit", "Produce")
+OF_TRANSACTIONS = ("EndTxn", "TxnOffsetCommit", "Produce")
+OF_V1 = (*OF_TRANSACTIONS, "AddPartitionsToTxn")
+"""With one broker and transactions v2 a producer enlists nothing."""
 OF_THE_GROUP = ("JoinGroup", "SyncGroup")
 OF_OTHER_GROUPS = (("librdkafka", "JoinGroup"), ("librdkafka", "SyncGroup"), ("broker", "ConsumerGroupHeartbeat"))
-# With one broker and transactions v2 the wire producer enlists nothing.
-BY_PRODUCER = [
-    ("", name, api) for name in PRODUCERS for api in OF_TRANSACTIONS if (name, api) != ("wire", OF_TRANSACTIONS[1])
-]
 
 
 @pytest.fixture
@@ -64,37 +61,35 @@ def attacked(bank: Bank, proxy: KafkaProxy, seed: int, **settings: str) -> Itera
 
 
 @pytest.mark.parametrize(
-    ("membership", "producer", "api"),
+    ("membership", "api"),
     [
-        *gate(BY_PRODUCER, ("", "wire", "EndTxn")),
-        *(nightly("", "librdkafka", api) for api in OF_THE_GROUP),
-        *(pytest.param(name, "librdkafka", api, marks=pytest.mark.soak) for name, api in OF_OTHER_GROUPS),
+        *gate([("", api) for api in OF_TRANSACTIONS], ("", "EndTxn")),
+        *(nightly("", api) for api in OF_THE_GROUP),
+        *(pytest.param(name, api, marks=pytest.mark.soak) for name, api in OF_OTHER_GROUPS),
     ],
 )
-def test_under_attack(bank_group: Bank, proxy: KafkaProxy, producer: str, api: str, seed: int) -> None:
+def test_under_attack(bank_group: Bank, proxy: KafkaProxy, api: str, seed: int) -> None:
     """Where the group is attacked a guest comes and goes, so that there are rebalances to be disturbed."""
-    attack(bank_group, proxy, producer, api, seed)
+    attack(bank_group, proxy, api, seed)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("api", OF_TRANSACTIONS)
-def test_the_wire_under_attack_where_epochs_do_not_tell_transactions_apart(
-    fragile_group: Bank, api: str, seed: int
-) -> None:
+@pytest.mark.parametrize("api", OF_V1)
+def test_under_attack_where_epochs_do_not_tell_transactions_apart(fragile_group: Bank, api: str, seed: int) -> None:
     """Transactions v1, as in a cluster that was upgraded and is not yet finalized."""
     asyncio.run(set_transaction_version(fragile_group.bootstrap, 1))
     with KafkaProxy(fragile_group.bootstrap) as proxy:
         fragile_group.of_members = proxy.bootstrap_servers
-        attack(fragile_group, proxy, "wire", api, seed)
+        attack(fragile_group, proxy, api, seed)
     assert fragile_group.workers[0].said("transactions v1")
 
 
-def attack(bank_group: Bank, proxy: KafkaProxy, producer: str, api: str, seed: int) -> None:
-    with attacked(bank_group, proxy, seed, BANK_PRODUCER=producer):
+def attack(bank_group: Bank, proxy: KafkaProxy, api: str, seed: int) -> None:
+    with attacked(bank_group, proxy, seed):
         for number, fault in enumerate(FAULTS):
-            nth = random.Random(f"{seed} {api} {fault}").randrange(1, 9 if api in OF_TRANSACTIONS else 3)
+            nth = random.Random(f"{seed} {api} {fault}").randrange(1, 9 if api in OF_V1 else 3)
             armed = proxy.add(Rule(apis={api}, nth=nth, times=1, seed=seed, **FAULTS[fault]))
-            guest = None if api in OF_TRANSACTIONS else bank_group.start(f"guest-{number}", **QUICK)
+            guest = None if api in OF_V1 else bank_group.start(f"guest-{number}", **QUICK)
             assert armed.wait_struck(seconds=PATIENCE), f"{fault}: {armed}"
             print(f"{api}: {fault}, at number {armed.seen}")
             if guest is not None:

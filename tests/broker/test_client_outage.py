@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,8 +15,7 @@ from streams.clients.admin import TopicAdmin
 from streams.clients.consumer import TAIL, LogConsumer
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
-from streams.clients.transactional import TransactionalProducer
-from streams.errors import BrokerUnavailable, TransactionFailed
+from streams.errors import BrokerUnavailable
 from streams.records import IncomingRecord
 from streams.runtime.reading.log_follower import Tail
 from tests.broker.client_kit import PATIENCE, Writer, create, rows, writing
@@ -59,28 +59,17 @@ def test_killed_and_restarted(
     writer.begin(*rows(0, "unsettled"))
     broker.kill()
 
-    late, reader = TransactionalProducer(settings, "late", transaction_timeout_ms=6_000), PartitionReader(settings)
-    for call, error in (
-        (lambda: writer.producer.commit(2), TransactionFailed),
-        (lambda: late.init(1), TransactionFailed),
-        (lambda: admin.watermarks("log", timeout_seconds=1), BrokerUnavailable),
-        (lambda: read(reader, 5, seconds=1.0), BrokerUnavailable),
-    ):
+    reader = PartitionReader(settings)
+    calls: list[Callable[[], object]] = [
+        lambda: admin.watermarks("log", timeout_seconds=1),
+        lambda: read(reader, 5, seconds=1.0),
+    ]
+    for call in calls:
         began = time.monotonic()
-        with pytest.raises(error) as caught:
+        with pytest.raises(BrokerUnavailable, match=broker.bootstrap_servers):
             call()
         assert time.monotonic() - began < SOON
-        if isinstance(caught.value, TransactionFailed):
-            assert caught.value.kind == "unknown"
-        else:
-            assert broker.bootstrap_servers in str(caught.value)
     wait_until(lambda: "can not be reached" in caplog.text, heard, 90.0)
-    took = []
-    for each in (writer.producer, late):
-        began = time.monotonic()
-        each.close()
-        took.append(time.monotonic() - began)
-    assert min(took) < 0.5, took  # a machine that stands still does so for one of them
 
     broker.restart()
     with writing(settings, "log") as successor:

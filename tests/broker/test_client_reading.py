@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from streams.clients.admin import TopicAdmin
 from streams.clients.reader import PartitionReader
@@ -179,7 +180,7 @@ def test_pending_offsets_are_waited_for(admin: TopicAdmin, writer: Writer, topic
     group = topic + ".group"
     assert admin.committed(group, topic) == {}
     writer.begin()
-    writer.producer.send_offsets(topic, {0: 7}, group_metadata(group), PATIENCE)
+    writer.producer.send_offsets_to_transaction([TopicPartition(topic, 0, 7)], group_metadata(group), PATIENCE)
     with pytest.raises(BrokerUnavailable, match="may still be open"):
         admin.committed(group, topic, timeout_seconds=2.0)
     writer.commit()

@@ -89,7 +89,8 @@ KINDS = pytest.mark.parametrize("kind", ["async", "blocking"])
 async def test_events_arrive_typed_placed_by_their_keys_and_in_order(
     settings: ClientSettings, topic: str, kind: str
 ) -> None:
-    async with started(kind, EventProducer(settings.bootstrap_servers, max_queued_records=10)) as producer:
+    small = EventProducer(settings.bootstrap_servers, max_queued_records=10, transactional_id=topic)
+    async with started(kind, small) as producer:
         for number in range(300):  # thirty times what may be on its way
             await producer.send_soon(topic, Added(f"k{number % 7}", number), key=f"k{number % 7}")
         delivery = await producer.send(
@@ -101,6 +102,9 @@ async def test_events_arrive_typed_placed_by_their_keys_and_in_order(
         await producer.flush()
     with pytest.raises(Stopped):
         await producer.send_soon(topic, Added("late"))
+    with pytest.raises(Stopped):
+        async with producer.transaction():
+            pass
     found = read(settings, topic)
     (last,) = [record for record in found[1] if record.header("trace")]
     assert (last.offset, last.partition, last.timestamp_ms) == (delivery.offset, delivery.partition, 1_700_000_000_000)
@@ -179,9 +183,11 @@ async def transact(producer: Any, topic: str, *events: Added, error: Exception |
 @KINDS
 @pytest.mark.asyncio
 async def test_a_transaction_is_committed_as_a_whole_or_not_at_all(
-    settings: ClientSettings, topic: str, kind: str
+    settings: ClientSettings, admin: TopicAdmin, topic: str, kind: str
 ) -> None:
-    producer, again = (EventProducer(settings.bootstrap_servers, transactional_id=topic) for _ in range(2))
+    """The blocking one is called on the thread of the running loop."""
+    options: dict[str, Any] = {"transactional_id": topic, "client_settings": {"linger.ms": 5}}
+    producer, again = (EventProducer(settings.bootstrap_servers, **options) for _ in range(2))
     async with started(kind, producer) as running:
         for amount in (1, 2):
             await transact(running, topic, *(Added(f"k{number}", amount) for number in range(50)))
@@ -189,6 +195,8 @@ async def test_a_transaction_is_committed_as_a_whole_or_not_at_all(
             await transact(running, topic, Added("never"), error=ZeroDivisionError())
         with pytest.raises(RecordRefused, match=r"nothing of the transaction is committed"):
             await transact(running, topic, Added("never"), Added("large" * 500))
+        with pytest.raises(RecordRefused, match=rf"{topic}\.none: .*create the topic; nothing of the transaction"):
+            await transact(running, f"{topic}.none", Added("never"))
         with pytest.raises(ConfigError, match="in use by another block"):
             await started(kind, producer).__aenter__()
         async with started(kind, again) as other:
@@ -201,6 +209,20 @@ async def test_a_transaction_is_committed_as_a_whole_or_not_at_all(
     found = [record.value or b"" for records in read(settings, topic).values() for record in records]
     assert len(found) == 103
     assert not [value for value in found if b"never" in value]
+    assert admin.describe([f"{topic}.none"]) == {f"{topic}.none": None}, "it was not made"
+
+
+@pytest.mark.parametrize("kind", gate(["async", "blocking"], "blocking"))
+@pytest.mark.asyncio
+async def test_the_broker_is_started_again_between_two_transactions(own_broker: OwnBroker, kind: str) -> None:
+    broker = own_broker(start_timeout=150.0)
+    settings = ClientSettings(broker.bootstrap_servers)
+    create(TopicAdmin(settings), "events", PARTITIONS)
+    async with started(kind, EventProducer(broker.bootstrap_servers, transactional_id="program")) as running:
+        await transact(running, "events", *(Added(f"k{number}") for number in range(50)))
+        await asyncio.to_thread(broker.restart)
+        await transact(running, "events", *(Added(f"k{number}") for number in range(50)))
+    assert sum(map(len, read(settings, "events").values())) == 100
 
 
 def test_threads_share_a_producer(settings: ClientSettings, topic: str) -> None:
@@ -215,6 +237,10 @@ def test_threads_share_a_producer(settings: ClientSettings, topic: str) -> None:
         ({"bootstrap_servers": ""}, "no broker is named: set bootstrap_servers or the variable KES_BOOTSTRAP_SERVERS"),
         ({"max_queued_records": 0}, "max_queued_records is 0; it must be a whole number, 1 or more"),
         ({"delivery_timeout_seconds": 0}, "delivery_timeout_seconds is 0; it must be a millisecond or more"),
+        (
+            {"transactional_id": "t", "client_settings": {"ssl.keystore.location": "x"}},
+            "the group member cannot honour ssl.keystore.location",
+        ),
         ({"client_settings": {"acks": 0}}, "kafka setting 'acks' can not be overridden: exactly-once rests on it"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The commands of the README, as they are written there, against a broker of their own."""
+"""The commands of the README and the tutorial, as they are written there, against a broker of their own."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+import psutil
 import pytest
 from confluent_kafka import Consumer, Message
 
@@ -50,9 +51,14 @@ def shell(own_broker: OwnBroker) -> Shell:
     return Shell(own_broker(start_timeout=150.0).bootstrap_servers)
 
 
+def commands(page: str) -> list[str]:
+    """Return the blocks of shell commands of a page."""
+    return re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
 def blocks() -> tuple[str, str, str, str]:
     """(Before the workers, the workers, the events, the lag), each as it stands in the README."""
-    first, second = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    first, second = commands("README.md")
     lines = first.splitlines()
     assert lines[0] == "source .venv/bin/activate"  # here: the interpreter of the tests
     assert lines[1].startswith("kes broker start")  # here: a broker of the test
@@ -96,6 +102,28 @@ def test_the_commands_of_the_readme_do_what_it_says(shell: Shell) -> None:
         once = json.loads(shell.run(lag.replace("--watch", "--json")))
         assert sum(entry["committed"] or 0 for entry in once["partitions"]) == 3
         assert once["lag"] == 0
+        workers.send_signal(signal.SIGINT)
+        assert workers.wait(PATIENCE) == 0
+    finally:
+        if workers.poll() is None:
+            workers.kill()
+        workers.communicate(timeout=10)
+
+
+@pytest.mark.slow
+def test_the_tutorial_runs_as_it_is_written(shell: Shell) -> None:
+    broker, work, produce, feed = commands("docs/tutorial.md")
+    assert broker.startswith("kes broker start")  # here: a broker of the test
+    *prepare, run = work.splitlines()
+    shell.run("\n".join(prepare))
+    workers = shell.start(f"exec {run}")
+    try:
+        assert shell.run(produce).count("in partition ") == 3
+        assert "to the cent" in shell.run(feed)
+        killing = re.search(r"```\nkill -9 \d+\n(.*?)```", (ROOT / "docs/tutorial.md").read_text(), re.DOTALL)
+        assert killing is not None
+        first, *_ = sorted(psutil.Process(workers.pid).children(), key=lambda child: child.pid)
+        assert "to the cent" in shell.run(f"kill -9 {first.pid}\n{killing[1]}")
         workers.send_signal(signal.SIGINT)
         assert workers.wait(PATIENCE) == 0
     finally:

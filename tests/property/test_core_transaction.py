@@ -175,12 +175,11 @@ def test_taken_back_is_ready_for_another_attempt_with_the_same_records(script: l
     assert txn.state is TransactionState.SENDABLE
     for attempt in range(times):
         txn.to(TransactionState.SENDING)
-        txn.produced = len(txn.outputs)
         txn.to(TransactionState.FLUSHED)
         txn.to(TransactionState.COMMITTING)
         txn.commit_requested = True
         txn.taken_back(5.0 + attempt)
-        assert (txn.state, txn.produced, txn.commit_requested) == (TransactionState.SENDABLE, 0, False)
+        assert (txn.state, txn.commit_requested) == (TransactionState.SENDABLE, False)
         assert txn.first_failure_at == 5.0, "patience counts from the first failure"
         assert txn.outputs == model.outputs(set())
         assert contents(txn) == model.cuts(set())
@@ -197,8 +196,7 @@ def test_taken_back_is_ready_for_another_attempt_with_the_same_records(script: l
 @given(events)
 def test_an_open_one_that_is_taken_back_stays_open(script: list[Any]) -> None:
     txn = Model(script).txn
-    txn.produced = len(txn.outputs)
     txn.taken_back(3.0)
-    assert (txn.state, txn.produced, txn.first_failure_at) == (TransactionState.OPEN, 0, 3.0)
+    assert (txn.state, txn.first_failure_at) == (TransactionState.OPEN, 3.0)
     txn.admit(0, 99, [], [])
     assert txn.cuts[0].offset == 99

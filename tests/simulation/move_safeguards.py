@@ -11,7 +11,6 @@ from streams.core.group_member import GroupMember, Holdings
 from streams.core.partition import PartitionState
 from streams.core.transaction import Cut
 from streams.group import Order
-from streams.records import Output
 from streams.runtime.changelog import RELEASE_KEY, ReleaseMarker
 from streams.runtime.engine import Engine
 from streams.runtime.ownership.handover import Handover
@@ -19,7 +18,7 @@ from streams.runtime.ownership.partitions import Partitions
 from streams.runtime.ownership.replicas import FROM_START, Replica, Replicas
 from streams.runtime.ownership.takeover import TakeOvers
 from streams.runtime.partition.worker import PartitionWorker
-from streams.testing.simulation.producer import SimProducer
+from streams.testing.simulation.broker import Broker, LogEntry
 
 from .safeguards import Patch, instead, missed, nothing
 
@@ -72,7 +71,7 @@ def plans_forget_who_expects_what(original: Any, read: Any, partition: int, owne
     return original(read, partition, owner, None)
 
 
-@instead(Holdings, "handed_over", "withdrawn", "evictions", "unclear_moves", seed=10)
+@instead(Holdings, "handed_over", "withdrawn", "unclear_moves", "evictions", seed=49)
 def withdrawn_orders_count_when_carried_out(self: Holdings, partition: int, order: Order) -> None:
     self.owned -= {partition}
     self.releasing = {number: other for number, other in self.releasing.items() if number != partition}
@@ -106,12 +105,14 @@ async def handed_over_before_it_is_committed(self: Partitions, worker: Partition
     return _released(self, worker)
 
 
-@instead(SimProducer, "produce", "donor", "unclear_moves", seed=3)
-def markers_are_not_part_of_the_transaction(original: Any, self: SimProducer, output: Output) -> bool:
-    if output.key == RELEASE_KEY:
-        self._broker.append(output.topic, output.partition, output.key, output.value, output.headers)
+@instead(Broker, "produce", "donor", "unclear_moves", seed=116)
+def markers_are_not_part_of_the_transaction(
+    original: Any, self: Broker, name: str, epoch: int, topic: str, partition: int, entry: LogEntry
+) -> bool:
+    if entry.key == RELEASE_KEY:
+        self.append(topic, partition, entry.key, entry.value, entry.headers)
         return True
-    done: bool = original(self, output)
+    done: bool = original(self, name, epoch, topic, partition, entry)
     return done
 
 
@@ -132,7 +133,7 @@ def late_answers_end_other_barriers(patch: Patch) -> None:
     patch.setattr(GroupMember, "end_barrier", nothing)
 
 
-@missed("copies", "slow_restores", "evictions", seed=2)
+@missed("copies", "slow_restores", "evictions", seed=58)
 def standbys_are_promoted_as_they_are(patch: Patch) -> None:
     def reaches(self: Replicas, partition: int, goal: int) -> bool:
         copy = self._copies.get(partition)

@@ -13,8 +13,7 @@ from streams.core.origin import batch_end, is_batch
 from streams.core.partition import PartitionState
 from streams.core.policy import Failure
 from streams.core.timers import Timer, Timers
-from streams.core.transaction import Transaction, TransactionState
-from streams.errors import TransactionFailed
+from streams.core.transaction import Transaction
 from streams.group import Lost, Revoked, Snapshot
 from streams.records import Change, IncomingRecord
 from streams.runtime.async_work.job_stage import JobStage
@@ -29,37 +28,31 @@ from streams.runtime.partition.reorder_buffer import Entry, ReorderBuffer
 from streams.runtime.partition.timers import PartitionTimers
 from streams.runtime.partition.unit import Unit
 from streams.runtime.partition.worker import PartitionWorker
-from streams.runtime.transactions import pool
 from streams.runtime.transactions.pool import TransactionPool
-from streams.runtime.transactions.producer_slot import Slot
 from streams.runtime.transactions.recovery import Recovery
 from streams.testing.simulation.clients import SimTakeOver
-from streams.testing.simulation.process import SimWorker
 
 Patch = pytest.MonkeyPatch
 
 
 class Safeguard(NamedTuple):
     """``rule``: of the protocol. ``out``: takes it out. ``profiles``: kinds of worlds in which it is missed; ``seed``:
-    of the first of them, one that was a miss once, and is tried first. ``wire``: worlds with the wire producer."""
+    of the first of them, one that was a miss once, and is tried first."""
 
     rule: str
     out: Callable[[Patch], None]
     profiles: Sequence[str]
     seed: int = 0
-    wire: bool = False
 
 
 SAFEGUARDS: dict[str, Safeguard] = {}
 
 
-def missed(
-    rule: str, *profiles: str, seed: int = 0, wire: bool = False
-) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+def missed(rule: str, *profiles: str, seed: int = 0) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
     """What is decorated takes a safeguard out."""
 
     def register(out: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        SAFEGUARDS[out.__name__] = Safeguard(rule, out, profiles, seed, wire)
+        SAFEGUARDS[out.__name__] = Safeguard(rule, out, profiles, seed)
         return out
 
     return register
@@ -72,20 +65,16 @@ def stand_in(patch: Patch, owner: object, name: str, new: Any) -> None:
     patch.setattr(owner, name, (lambda *args, **more: new(original, *args, **more)) if asks else new)
 
 
-def left_out(
-    safeguard: str, owner: object, name: str, new: Any, rule: str, *profiles: str, seed: int = 0, wire: bool = False
-) -> None:
+def left_out(safeguard: str, owner: object, name: str, new: Any, rule: str, *profiles: str, seed: int = 0) -> None:
     """A safeguard that is out with ``new`` in the place of ``owner``'s attribute."""
-    SAFEGUARDS[safeguard] = Safeguard(rule, lambda patch: stand_in(patch, owner, name, new), profiles, seed, wire)
+    SAFEGUARDS[safeguard] = Safeguard(rule, lambda patch: stand_in(patch, owner, name, new), profiles, seed)
 
 
-def instead(
-    owner: object, name: str, rule: str, *profiles: str, seed: int = 0, wire: bool = False
-) -> Callable[[Any], Any]:
+def instead(owner: object, name: str, rule: str, *profiles: str, seed: int = 0) -> Callable[[Any], Any]:
     """The same for what is decorated."""
 
     def register(new: Any) -> Any:
-        left_out(new.__name__, owner, name, new, rule, *profiles, seed=seed, wire=wire)
+        left_out(new.__name__, owner, name, new, rule, *profiles, seed=seed)
         return new
 
     return register
@@ -126,47 +115,10 @@ async def unclear_is_taken_for_aborted(self: TakeOvers, txn: Transaction) -> boo
     return False
 
 
-@instead(Slot, "commit", "R7", "late", seed=33)
-async def abandoned_call_commits_when_it_comes_back(
-    self: Slot, topic: str, offsets: Any, fence: Any, requested: Any
-) -> None:
-    producer = self._alive("commit_transaction")
-
-    def send_and_commit() -> None:
-        metadata = fence().metadata
-        if metadata is None:
-            raise TransactionFailed("send_offsets_to_transaction", "NO_MEMBER", "stale")
-        producer.send_offsets(topic, offsets, metadata, self._timeout)
-        requested()
-        producer.commit(self._timeout)
-
-    await self._call(send_and_commit, name="commit", patience=2.0)
-
-
-@instead(SimWorker, "call", "R7", "lost_replies", "outages")
-async def calls_have_no_deadline(original: Any, self: SimWorker, function: Any, *args: Any, **_: Any) -> Any:
-    return await original(self, function, *args)
-
-
-left_out(
-    "younger_is_produced_before_older_is_flushed",
-    pool, "_FLUSHED", tuple(TransactionState), "R2", "handlers", "rebalances", "lost_replies",
-)  # fmt: skip
-
-
-@instead(TransactionPool, "pump", "R2", "lost_replies", "late")
-def younger_is_produced_during_recovery(original: Any, self: TransactionPool) -> None:
-    failure, self._failure = self._failure, None
-    try:
-        original(self)
-    finally:
-        self._failure = failure
-
-
 @instead(Recovery, "_end", "R4", "late", "lost_replies")
-async def only_the_failed_one_is_sent_again(original: Any, self: Recovery, txn: Transaction, **abortable: bool) -> None:
+async def only_the_failed_one_is_sent_again(original: Any, self: Recovery, txn: Transaction) -> None:
     if txn is self._pool.unsettled[0]:
-        await original(self, txn, **abortable)
+        await original(self, txn)
 
 
 left_out(
@@ -176,8 +128,8 @@ left_out(
 
 
 @instead(Recovery, "_end", "R4", "lost_replies", seed=1)
-async def aborted_work_is_not_sent_again(original: Any, self: Recovery, txn: Transaction, **abortable: bool) -> None:
-    await original(self, txn, **abortable)
+async def aborted_work_is_not_sent_again(original: Any, self: Recovery, txn: Transaction) -> None:
+    await original(self, txn)
     txn.outputs.clear()
 
 
@@ -201,7 +153,7 @@ left_out(
 )  # fmt: skip
 
 
-@instead(Partitions, "give_up", "section 8", "slow_rebalances", seed=3)
+@instead(Partitions, "give_up", "section 8", "slow_rebalances", seed=89)
 async def released_while_another_drain_runs(original: Any, self: Partitions, worker: PartitionWorker) -> None:
     if worker.state is not PartitionState.DRAINING:
         await original(self, worker)

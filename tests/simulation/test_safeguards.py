@@ -28,7 +28,7 @@ def first_miss(safeguard: Safeguard) -> tuple[int, str, list[str]] | None:
         for profile in safeguard.profiles:
             with pytest.MonkeyPatch.context() as patch:
                 safeguard.out(patch)
-                world = simulate(seed, plan_of(seed, profile, wire=safeguard.wire))
+                world = simulate(seed, plan_of(seed, profile))
             if world.differences:
                 unlike = [found for found in world.differences if TAKEN_OUT_WRONGLY.search(found)]
                 assert not unlike, f"{safeguard}: it does not fit the engine any more: {unlike[0]}"
@@ -44,5 +44,5 @@ def test_it_is_missed(name: str) -> None:
     assert missed is not None, f"{name}: out, and all of {TRIES} seeds were right all the same"
     seed, profile, differences = missed
     print(f"{name}: seed {seed} of {profile}: {differences[0][:200]}")
-    plan = plan_of(seed, profile, wire=SAFEGUARDS[name].wire)
+    plan = plan_of(seed, profile)
     assert not simulate(seed, plan).differences, "and it is right with it"

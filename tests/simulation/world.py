@@ -67,14 +67,9 @@ class World:
         self.broker.slow_markers = plan.slow_markers
         self.broker.refuses = lambda _, entry: program.REFUSED_VALUE in (entry.value or b"")
         self.broker.on_append = lambda _: [reader.wake() for reader in self.inputs]
-        self.wire: WireBroker | None = None
-        if plan.nodes:
-            self.wire = WireBroker(
-                self.broker,
-                nodes=plan.nodes,
-                transaction_version=plan.transaction_version,
-                verifies=plan.verifies,
-            )
+        self.wire = WireBroker(
+            self.broker, nodes=plan.nodes, transaction_version=plan.transaction_version, verifies=plan.verifies
+        )
         self.group = Group(self.broker, plan.session, 15.0)
         self.inputs: list[SimInput] = []
         self.members: dict[str, Member] = {}

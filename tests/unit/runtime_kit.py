@@ -68,42 +68,48 @@ class Broker:
         return decode_offset(found[-1]).offset if found else None
 
 
-class Producer:
-    """``ports.Producer``."""
+class Records:
+    """``EncodedTransaction`` that are not encoded."""
 
-    refused = ()
+    def __init__(self) -> None:
+        self.outputs: list[Output] = []
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._pending: list[tuple[Any, ...]] = []
-        self._offsets: dict[int, int] = {}
+    def fill(self, outputs: Sequence[Output]) -> None: ...
 
-    init = warm_up = poll = flush = close = nothing
+    async def complete(self, outputs: Sequence[Output]) -> None:
+        self.outputs += outputs
 
-    def begin(self) -> None:
-        self._pending, self._offsets = [], {}
+    async def add_changes(self, topic: str, partition: int, changes: Sequence[Change]) -> None:
+        self.outputs += [changelog_record(topic, partition, change) for change in changes]
 
-    abort: Any = lambda self, timeout_seconds: self.begin()
+    async def add(self, output: Output) -> None:
+        self.outputs.append(output)
 
-    def produce_many(self, outputs: Sequence[Output], start: int) -> int:
-        for output in outputs[start:]:
-            self.produce(output)
-        return len(outputs)
 
-    def produce_changes(self, topic: str, partition: int, changes: Sequence[Change], start: int) -> int:
-        return self.produce_many([changelog_record(topic, partition, change) for change in changes], start)
+class Slot:
+    """``ports.TransactionSlot``."""
 
-    def produce(self, output: Output) -> bool:
-        self._pending.append((output.topic, max(output.partition, 0), output.key, output.value, output.headers))
-        return True
+    is_open = True
 
-    def send_offsets(self, topic: str, offsets: Mapping[int, int], metadata: bytes, timeout_seconds: float) -> None:
-        self._offsets = dict(offsets)
+    def __init__(self, transactional_id: str, broker: Broker) -> None:
+        self.transactional_id, self._broker = transactional_id, broker
 
-    def commit(self, timeout_seconds: float) -> None:
-        for record in self._pending:
-            self._broker.append(*record)
+    async def reopen(self, topics: Collection[str], *, may_open: Any) -> None:
+        await may_open()
+
+    abandon = nothing
+
+    async def flush(self, records: Records, topic: str, offsets: Mapping[int, int], fence: Any) -> None:
+        fence()
+        self._pending, self._offsets = records.outputs, dict(offsets)
+
+    async def commit(self, requested: Any) -> None:
+        requested()
+        for output in self._pending:
+            self._broker.append(output.topic, max(output.partition, 0), output.key, output.value, output.headers)
         self._broker.offsets |= self._offsets
+
+    async def abort(self) -> None: ...
 
 
 class FakeConsumer:
@@ -259,11 +265,11 @@ class Connections:
     async def in_process(self, function: Callable[..., Any], *args: Any) -> Any:
         return await in_process(function, *args)
 
-    def slot(self, transactional_id: str) -> None:
-        return None
+    def records(self) -> Records:
+        return Records()
 
-    def producer(self, transactional_id: str, *, one_by_one: bool = False) -> Any:
-        return Producer(self._broker)
+    def slot(self, transactional_id: str) -> Slot:
+        return Slot(transactional_id, self._broker)
 
     def input(self) -> Poller:
         return Poller(lambda: self.consumer, max_poll_records=50, room=400, room_bytes=1 << 24)

@@ -11,6 +11,7 @@ from typing import Any
 
 from streams.clients.group_wire import group_metadata
 from streams.clients.producing.cluster import Cluster
+from streams.clients.producing.encoded_transaction import EncodedTransaction
 from streams.clients.producing.settings import ProducerSettings
 from streams.clients.producing.transactions import WireSlot
 from streams.group import Snapshot
@@ -18,6 +19,7 @@ from streams.records import Output
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of kafka-python's own
+    from kafka.protocol.admin.configs import DescribeConfigsRequest, DescribeConfigsResponse
     from kafka.protocol.metadata import (
         ApiVersionsRequest,
         ApiVersionsResponse,
@@ -43,6 +45,7 @@ with warnings.catch_warnings():
 
 _REQUESTS: list[Any] = [
     ApiVersionsRequest,
+    DescribeConfigsRequest,
     FindCoordinatorRequest,
     MetadataRequest,
     AddOffsetsToTxnRequest,
@@ -71,6 +74,7 @@ class ScriptedBroker:
         self.script: dict[str, deque[Any]] = {}
         self.most: dict[str, int] = {"Metadata": 12, "InitProducerId": 5}
         self.group_coordinator = 0
+        self.batch_limit = 1_048_588
         self._count, self._transaction_version = brokers, transaction_version
         self._servers: list[asyncio.Server] = []
         self._ports: list[int] = []
@@ -110,8 +114,9 @@ class ScriptedBroker:
                 self.requests.append((number, name, request))
                 scripted = self.script.get(name)
                 said = scripted.popleft() if scripted else 0
-                if said == MUTE:
-                    continue
+                if said == MUTE:  # and all behind it: a broker handles one request of a connection at a time
+                    await reader.read(-1)
+                    break
                 if said == GONE:
                     break
                 answer = _ANSWERS[type(request)](self, request, version, said if isinstance(said, int) else 0)
@@ -172,6 +177,15 @@ class ScriptedBroker:
             for n, port in enumerate(self._ports)
         ]
         return MetadataResponse(brokers=brokers, cluster_id="c", controller_id=0, topics=topics)
+
+    def _configs(self, request: Any, version: int, code: int) -> Any:
+        of = DescribeConfigsResponse.DescribeConfigsResult
+        config = of.DescribeConfigsResourceResult(name="max.message.bytes", value=str(self.batch_limit))
+        topic = request.resources[0].resource_name
+        configs = [] if code else [config]
+        return DescribeConfigsResponse(
+            results=[of(error_code=code, resource_name=topic, resource_type=2, configs=configs)]
+        )
 
     def _coordinator(self, request: Any, version: int, code: int) -> Any:
         node = self.group_coordinator if request.key_type == 0 else 0
@@ -250,6 +264,7 @@ class ScriptedBroker:
 _ANSWERS: dict[Any, Any] = {
     ApiVersionsRequest: ScriptedBroker._versions,
     MetadataRequest: ScriptedBroker._metadata,
+    DescribeConfigsRequest: ScriptedBroker._configs,
     FindCoordinatorRequest: ScriptedBroker._coordinator,
     InitProducerIdRequest: ScriptedBroker._identity,
     ProduceRequest: ScriptedBroker._produced,
@@ -292,12 +307,19 @@ async def opened(broker: ScriptedBroker, timeout: float = 5.0) -> AsyncIterator[
         slot.abandon()
 
 
+async def encoded(slot: WireSlot, *outputs: Output) -> EncodedTransaction:
+    records = EncodedTransaction(slot._cluster, slot._timeout)
+    await records.complete(outputs)
+    return records
+
+
+async def flush(slot: WireSlot, *outputs: Output, fence: Callable[[], Snapshot] = lambda: SNAPSHOT) -> None:
+    await slot.flush(await encoded(slot, *outputs), "in", {0: 7}, fence)
+
+
 async def transact(slot: WireSlot, outputs: list[Output] | None = None) -> list[str]:
     """Run one transaction; returns what happened on the way."""
-    happened = []
-    slot.begin()
-    outputs = outputs or [output(n, n % PARTITIONS) for n in range(8)]
-    assert slot.produce_many(outputs, 0) == len(outputs)
-    await slot.flush()
-    await slot.commit("in", {0: 7}, lambda: SNAPSHOT, lambda: happened.append("requested"))
-    return happened
+    happened: set[str] = set()
+    await flush(slot, *(outputs or [output(n, n % PARTITIONS) for n in range(8)]))
+    await slot.commit(lambda: happened.add("requested"))
+    return [*happened]

@@ -31,8 +31,7 @@ def test_the_settings_that_are_named_are_settings() -> None:
 
 def test_overrides_win_everywhere_and_only_where_they_may() -> None:
     settings = ClientSettings(NOBODY, {"linger.ms": 77, "compression.type": "lz4", "fetch.wait.max.ms": 9})
-    wanted = {"linger.ms": 77, "compression.type": "lz4", "transactional.id": "t"}
-    assert settings.producer("t", 5000).items() >= wanted.items()
+    assert settings.plain_producer(5000).items() >= {"linger.ms": 77, "compression.type": "lz4"}.items()
     assert settings.consumer(partition_eof=True)["fetch.wait.max.ms"] == 9
     assert settings.admin()["compression.type"] == "lz4"
 
@@ -40,7 +39,7 @@ def test_overrides_win_everywhere_and_only_where_they_may() -> None:
 def test_what_exactly_once_rests_on() -> None:
     settings = ClientSettings(NOBODY, group_id="g")
     producer = {"enable.idempotence": True, "partitioner": "murmur2_random"}
-    assert settings.producer("t", 5000).items() >= producer.items()
+    assert settings.plain_producer(5000).items() >= producer.items()
     consumer = {
         "isolation.level": "read_committed",
         "enable.auto.commit": False,
@@ -50,19 +49,10 @@ def test_what_exactly_once_rests_on() -> None:
     assert settings.consumer(partition_eof=False).items() >= consumer.items()
 
 
-@pytest.mark.parametrize("transaction_timeout_ms", [1_000, 5_000, 60_000])
-def test_a_record_fails_before_its_transaction_does(transaction_timeout_ms: int) -> None:
-    producer = ClientSettings(NOBODY).producer("t", transaction_timeout_ms)
-    assert isinstance(producer["message.timeout.ms"], int)
-    assert producer["message.timeout.ms"] < transaction_timeout_ms
-    assert isinstance(producer["socket.timeout.ms"], int)
-    assert producer["socket.timeout.ms"] <= transaction_timeout_ms
-
-
 def test_one_by_one_puts_each_record_into_its_own_batch() -> None:
     settings = ClientSettings(NOBODY, {"batch.num.messages": 500})
-    assert settings.producer("t", 5000)["batch.num.messages"] == 500
-    assert settings.producer("t", 5000, one_by_one=True)["batch.num.messages"] == 1
+    assert settings.plain_producer(5000)["batch.num.messages"] == 500
+    assert settings.plain_producer(5000, one_by_one=True)["batch.num.messages"] == 1
 
 
 def test_secrets_are_not_shown() -> None:
@@ -76,14 +66,13 @@ def test_secrets_are_not_shown() -> None:
 
 
 def build_producer(overrides: dict[str, object]) -> None:
-    build(Producer, ClientSettings(NOBODY, overrides).producer("t", 5000), ConnectionLog(NOBODY, "test"))
+    build(Producer, ClientSettings(NOBODY, overrides).plain_producer(5000), ConnectionLog(NOBODY, "test"))
 
 
 def test_librdkafka_takes_every_configuration() -> None:
     settings = ClientSettings(NOBODY, {"compression.type": "lz4"})
     log = ConnectionLog(NOBODY, "test")
-    build(Producer, settings.producer("t", 1_000), log)
-    build(Producer, settings.producer("t", 60_000, one_by_one=True), log)
+    build(Producer, settings.plain_producer(1_000, one_by_one=True), log)
     build(AdminClient, settings.admin(), log)
     build(Consumer, settings.consumer(partition_eof=True), log).close()
 

@@ -18,42 +18,11 @@ from streams.clients.translate import (
     broker_unavailable,
     error_of,
     request_failed,
-    transaction_failed,
 )
 from streams.errors import BrokerUnavailable, ConfigError, TopicError
 
 STREAMS = Path(streams.__file__).parent
 E = KafkaError
-
-
-OF_SEQUENCES = (E.INVALID_PRODUCER_ID_MAPPING, E.OUT_OF_ORDER_SEQUENCE_NUMBER)
-KINDS = {
-    ("abort", "stale"): (E.ILLEGAL_GENERATION, E.REBALANCE_IN_PROGRESS, E.STALE_MEMBER_EPOCH),
-    ("abort", "lost"): (E.UNKNOWN_MEMBER_ID, E.FENCED_INSTANCE_ID, E.FENCED_MEMBER_EPOCH),
-    ("fatal", "fenced"): (E._FENCED, E.PRODUCER_FENCED, E.INVALID_PRODUCER_EPOCH),
-    ("abort", "fenced"): (E.PRODUCER_FENCED,),  # on Produce it is not fatal, and means the same
-    ("abort", "abortable"): (E.MSG_SIZE_TOO_LARGE, E._INCONSISTENT, E.TRANSACTION_ABORTABLE, *OF_SEQUENCES),
-    ("abort", "blocked"): (E.TOPIC_AUTHORIZATION_FAILED,),
-    ("fatal", "unknown"): (E.OUT_OF_ORDER_SEQUENCE_NUMBER, E.INVALID_TXN_STATE, E.UNKNOWN_MEMBER_ID),
-    ("retriable", "unknown"): (E._TIMED_OUT, E.COORDINATOR_LOAD_IN_PROGRESS, E._TRANSPORT),
-    ("", "unknown"): (E._STATE, E._BAD_MSG, E.TOPIC_AUTHORIZATION_FAILED),
-}
-
-
-@pytest.mark.parametrize(("code", "flags", "kind"), [(code, *to) for to, codes in KINDS.items() for code in codes])
-def test_kinds(code: int, flags: str, kind: str) -> None:
-    said = {"fatal": "fatal" in flags, "retriable": "retriable" in flags, "txn_requires_abort": "abort" in flags}
-    error = KafkaError(code, "why", **said)
-    failure = transaction_failed("commit_transaction", KafkaException(error))
-    assert (failure.kind, failure.call, failure.code) == (kind, "commit_transaction", error.name())
-    assert str(failure) == f"commit_transaction: {error.name()} (why)"
-
-
-def test_anything_else_that_is_raised_is_unknown() -> None:
-    failure = transaction_failed("commit_transaction", RuntimeError("handle is closed"))
-    assert failure.kind == "unknown"
-    assert "handle is closed" in str(failure)
-    assert error_of(KafkaException()).code() == KafkaError._FAIL
 
 
 def test_the_tables_do_not_contradict_each_other() -> None:
@@ -93,6 +62,10 @@ def test_a_request_fails_for_want_of_an_answer_of_permission_or_of_sense(
     failed = request_failed("describing topic x", "a:1", error, "refused by a:1")
     assert isinstance(failed, kind)
     assert [text for text in named if text not in str(failed)] == []
+
+
+def test_an_exception_without_an_error_has_one() -> None:
+    assert error_of(KafkaException()).code() == KafkaError._FAIL
 
 
 def test_a_cause_is_told_once() -> None:

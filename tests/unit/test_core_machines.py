@@ -7,10 +7,10 @@ import itertools
 import pytest
 
 from streams.config import PoolConfig
-from streams.core import partition, transaction
+from streams.core import batching, partition, transaction
 from streams.core.batching import Seal, decide, is_full
 from streams.core.partition import PartitionState
-from streams.core.recovery import Patience, Remedy, rebuild_all, remedy
+from streams.core.recovery import Patience, Remedy, remedy
 from streams.core.transaction import Transaction, TransactionState
 
 P, T = PartitionState, TransactionState
@@ -96,6 +96,20 @@ def test_batching_rule(
     assert decide(config, size=size, size_bytes=size_bytes, age_seconds=age, in_flight=in_flight) is verdict
 
 
+def test_the_delay_follows_the_commits_unless_it_is_set() -> None:
+    rule = batching.first(PoolConfig())
+    assert rule.batch_delay_seconds == batching.LONGEST_DELAY_SECONDS
+    delays = []
+    for commit_seconds in (0.002, 0.002, 0.002, 0.002, 0.5, 0.5):
+        rule = batching.paced(rule, PoolConfig(), commit_seconds)
+        delays.append(rule.batch_delay_seconds or 0)
+    assert delays[:4] == sorted(delays[:4], reverse=True)
+    assert 0.002 < delays[3] < 0.006
+    assert delays[4:] == [batching.LONGEST_DELAY_SECONDS] * 2
+    assert batching.first(NAGLE) is NAGLE
+    assert batching.paced(POOL, POOL, 9.0) is POOL
+
+
 def test_intake_stops_at_the_maximum_only() -> None:
     assert not is_full(POOL, size=19, size_bytes=0)
     assert is_full(POOL, size=20, size_bytes=0)
@@ -123,7 +137,3 @@ def test_recovery_table(kind: str, ours: bool, requested: bool, attempts: int, s
         Remedy.RESEND: ours and kind in ("abortable", "fenced", "unknown") and not unclear and not tired,
     }
     assert [name for name, holds in expected.items() if holds] == [step]
-
-
-def test_only_what_smells_of_an_outage_rebuilds_all_producers() -> None:
-    assert [kind for kind in KINDS if rebuild_all(kind)] == ["unknown"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,19 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def test_diagrams_and_tables_are_those_of_the_code() -> None:
-    """And a machine that has changed is noticed: its texts name every state and move."""
-    spec = importlib.util.spec_from_file_location("diagrams", DOCS / "diagrams.py")
+def script(name: str) -> Any:
+    """Load a script of the folder of pages."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    diagrams = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(diagrams)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_diagrams_and_tables_are_those_of_the_code() -> None:
+    """And a machine that has changed is noticed: its texts name every state and move."""
+    diagrams = script("diagrams")
     stale = [name_of(path) for path, text in diagrams.outputs().items() if path.read_text() != text]
     assert stale == [], "run: python docs/diagrams.py"
     machine = diagrams.PARTITION
@@ -40,6 +47,64 @@ def test_diagrams_and_tables_are_those_of_the_code() -> None:
     for table in (machine.table | more, machine.table | less, fewer):
         with pytest.raises(ValueError, match="partition"):
             diagrams.check(machine._replace(table=table))
+
+
+def test_the_page_of_settings_is_that_of_the_classes() -> None:
+    """And a setting without its meaning, or a meaning without its setting, is an error."""
+    settings = script("settings")
+    stale = [name_of(path) for path, text in settings.outputs().items() if path.read_text() != text]
+    assert stale == [], "run: python docs/settings.py"
+    first, *_ = settings.SECTIONS
+    fewer = {name: text for name, text in first.meanings.items() if name != "topic"}
+    for meanings in (fewer, first.meanings | {"topics": "more"}):
+        with pytest.raises(ValueError, match="topic"):
+            settings.table(first._replace(meanings=meanings))
+    classes = {section.settings.__name__ for section in settings.SECTIONS}
+    public = {name for name in streams.__all__ if name.endswith(("Config", "Policy", "Retry"))}
+    assert public - classes == set()
+
+
+@cache
+def texts_of_the_code() -> list[str]:
+    """Every text in the code, with a mark where a value is put in."""
+    found = []
+    for path in (ROOT / "streams").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                found.append(
+                    "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values)
+                )
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(re.sub(r"%(\.\d+)?[a-z]", "\0", node.value))
+    return found
+
+
+def pattern(message: str) -> str:
+    """Return the pattern of a quoted message: ``...`` stands for values, and text between them, in one sentence."""
+    return ".*".join(re.escape(part) for part in message.split("..."))
+
+
+@pytest.mark.parametrize("page", ["troubleshooting", "guides/embedded-kafka"])
+def test_every_message_that_a_page_explains_is_in_the_code(page: str) -> None:
+    text = (DOCS / f"{page}.md").read_text()
+    tables = re.findall(r"^\| message \|.*?\n((?:\|.*\n)+)", text, re.MULTILINE)
+    messages = [message for table in tables for message in re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)]
+    assert len(messages) > 5
+
+    def is_there(message: str) -> bool:
+        first = max(message.split("..."), key=len)
+        wanted = re.compile(pattern(message), re.DOTALL)
+        return any(first in text and wanted.search(text) for text in texts_of_the_code())
+
+    assert [message for message in messages if not is_there(message)] == []
+    assert not is_there("topic ... was never " + "mentioned")
+
+
+def test_a_word_of_the_glossary_has_one_meaning() -> None:
+    words = re.findall(r"^\| ([^|]+) \| ", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+    single = [word for entry in words if entry != "word" for word in entry.split(", ")]
+    assert len(single) > 50
+    assert sorted({word for word in single if single.count(word) > 1}) == []
 
 
 def nightly(path: Path) -> set[str]:

@@ -265,7 +265,7 @@ def test_bad_use_is_told() -> None:
         (ConfigError, "member 0 is running", lambda: made.restart(0)),
         (ConfigError, "no point 'comit'; the points are init", lambda: made.at("comit", made.crash)),  # type: ignore[arg-type]
         (ConfigError, "no call 'poll' to be struck", lambda: made.lose_reply("poll")),  # type: ignore[arg-type]
-        (ConfigError, "init cannot be struck by LATE", lambda: made.delay("init")),
+        (ConfigError, "init cannot be struck by ABORTABLE", lambda: made.refuse("init")),
         (ConfigError, other_topic, lambda: made.send_record(Record("other", b""))),
         (ConfigError, "time cannot go back", lambda: made.advance(-1.0)),
         (RegistrationError, "str", lambda: made.send("text")),

@@ -107,7 +107,7 @@ def refused(call: Any) -> Callable[[Driver], Any]:
     return act
 
 
-SENT_AGAIN, ONCE_OR_TWICE = {2}, {1, 2}
+ONCE, SENT_AGAIN, ONCE_OR_TWICE = {1}, {2}, {1, 2}
 
 
 @pytest.mark.parametrize(
@@ -115,15 +115,14 @@ SENT_AGAIN, ONCE_OR_TWICE = {2}, {1, 2}
     [
         pytest.param(lambda driver: driver.abort(), SENT_AGAIN, 0.0, id="aborted"),
         pytest.param(lambda driver: driver.at("flush.after", driver.abort), SENT_AGAIN, 0.0, id="aborted while open"),
-        pytest.param(lambda driver: driver.at("send_offsets.before", driver.fence), SENT_AGAIN, 0.0, id="fenced"),
-        pytest.param(refused("flush"), SENT_AGAIN, 0.0, id="flush refused"),
+        pytest.param(lambda driver: driver.at("flush.after", driver.fence), SENT_AGAIN, 0.0, id="fenced"),
+        pytest.param(refused("flush"), ONCE, 0.0, id="flush refused"),
         pytest.param(refused("send_offsets"), SENT_AGAIN, 0.0, id="send_offsets refused"),
-        pytest.param(refused("commit"), SENT_AGAIN, 0.0, id="commit refused"),
-        # call_timeout_seconds
-        pytest.param(lambda driver: driver.lose_reply("flush"), ONCE_OR_TWICE, 4.0, id="reply to flush lost"),
-        pytest.param(lambda driver: driver.lose_reply("send_offsets"), ONCE_OR_TWICE, 4.0, id="reply to offsets lost"),
-        pytest.param(lambda driver: driver.lose_reply("commit"), ONCE_OR_TWICE, 4.0, id="reply to commit lost"),
-        pytest.param(lambda driver: driver.lose_request("commit"), SENT_AGAIN, 0.0, id="commit lost"),
+        pytest.param(lambda driver: driver.refuse("commit"), SENT_AGAIN, 0.0, id="commit refused"),
+        pytest.param(lambda driver: driver.lose_reply("flush"), ONCE_OR_TWICE, 0.0, id="reply to flush lost"),
+        pytest.param(lambda driver: driver.lose_reply("send_offsets"), ONCE_OR_TWICE, 0.0, id="reply to offsets lost"),
+        pytest.param(lambda driver: driver.lose_reply("commit"), ONCE, 0.0, id="reply to commit lost"),
+        pytest.param(lambda driver: driver.lose_request("commit"), ONCE, 0.0, id="commit lost"),
         pytest.param(lambda driver: driver.delay("commit"), ONCE_OR_TWICE, 0.0, id="commit late"),
         pytest.param(lambda driver: driver.outage(20.0), ONCE_OR_TWICE, 20.0, id="outage"),
     ],

@@ -101,7 +101,7 @@ def test_an_engine_that_takes_unclear_for_committed_is_found(monkeypatch: pytest
 
     monkeypatch.setattr(TakeOvers, "look_up", look_up)
     with pytest.raises(SearchFailed):
-        search(build, scenario, seeds=200, faults=["lose_request", "lose_reply"], patience=60.0)
+        search(build, scenario, seeds=200, faults=["refuse", "lose_reply"], patience=60.0)
 
 
 def test_orders_that_may_differ_are_told_apart() -> None:

@@ -12,7 +12,7 @@ from streams.core.transaction import Transaction
 from streams.errors import TransactionFailed
 from streams.records import Change, Headers, IncomingRecord, Output
 from streams.runtime.reading.poller import size_of
-from tests.unit.runtime_kit import OUT, Bench, Named, Producer
+from tests.unit.runtime_kit import OUT, Bench, Named, Records, Slot
 from tests.unit.test_refused_records import driver_of
 from tests.vocabulary import Added, touch
 
@@ -29,12 +29,16 @@ def line(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes that can be sent in the time of a transaction: one number, to be set. Notes what was asked of it behind."""
     asked = [1 << 30]
 
-    def flush(self: Producer, timeout_seconds: float) -> None:
-        asked.append(sum(len(value or b"") + sum(len(v or b"") for _, v in h or ()) for *_, value, h in self._pending))
+    taken = Slot.flush
+
+    async def flush(self: Slot, records: Records, *of: Any) -> None:
+        sizes = (len(sent.value or b"") + sum(len(v or b"") for _, v in sent.headers or ()) for sent in records.outputs)
+        asked.append(sum(sizes))
         if asked[-1] > asked[0]:
             raise TransactionFailed("flush", "_MSG_TIMED_OUT", "unknown")
+        await taken(self, records, *of)
 
-    monkeypatch.setattr(Producer, "flush", flush)
+    monkeypatch.setattr(Slot, "flush", flush)
     return asked
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -61,11 +62,11 @@ def test_a_twin_of_a_refused_record_is_not_blamed() -> None:
 @pytest.mark.parametrize("topic", [OUT, CHANGELOG])
 def test_what_is_not_the_records_fault_is_waited_for(topic: str, caplog: pytest.LogCaptureFixture) -> None:
     with driver_of() as driver:
-        driver._world.broker.blocked[topic] = "Broker: Topic authorization failed"
+        driver._world.broker.blocked[topic] = 29
         driver.send(Added("x", 1), wait=False)
         driver.advance(100)
         assert driver.members == [0]
-        assert f"{topic}[0]: Broker: Topic authorization failed" in caplog.text
+        assert re.search(rf"{topic}(\[0\])?: Broker: Topic authorization failed", caplog.text)
         assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) < 20
         del driver._world.broker.blocked[topic]
         driver.settle()
@@ -81,11 +82,11 @@ def test_the_wait_is_bounded_and_the_error_names_the_topic(topic: str, limit: in
     """A changelog that takes no offset record, either: no event, and no interjection, gets a policy for it."""
     with driver_of(recovery_timeout_seconds=30.0, error_policy=SKIP) as driver:
         if limit is None:
-            driver._world.broker.blocked[topic] = "Broker: Unknown topic or partition"
+            driver._world.broker.blocked[topic] = 3
         else:
             driver._world.broker.limits[topic] = limit
         driver.send(Added("x", 1), wait=False)
-        with pytest.raises(TransactionFailed, match=topic + rf"\[0\]: Broker: {said}"):
+        with pytest.raises(TransactionFailed, match=topic + rf"(\[0\])?: Broker: {said}"):
             driver.advance(60)
         assert (driver.dead_letters(), driver.committed_offsets().get(0, 0)) == ([], 0)
 
@@ -134,7 +135,7 @@ def test_a_letter_that_cannot_be_written_at_all_is_waited_for(trouble: str, capl
     """For as long as it takes: whoever stops makes the next member meet the same letter."""
     with driver_of(recovery_timeout_seconds=30.0) as driver:
         if trouble == "blocked":
-            driver._world.broker.blocked[LETTERS] = "Broker: Topic authorization failed"
+            driver._world.broker.blocked[LETTERS] = 29
         else:
             driver._world.broker.limits[LETTERS] = 100
         driver.send(Added("x", 7))
@@ -142,7 +143,7 @@ def test_a_letter_that_cannot_be_written_at_all_is_waited_for(trouble: str, capl
         driver.send(Added("x", 2), wait=False)
         driver.advance(600)
         assert (driver.members, written(driver)) == ([0], [7])
-        assert f"{LETTERS}[0]: " in caplog.text
+        assert LETTERS in caplog.text
         driver._world.broker.blocked.clear()
         driver._world.broker.limits.clear()
         driver.settle()

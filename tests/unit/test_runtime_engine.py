@@ -13,7 +13,7 @@ import pytest
 from streams import EventContext, EventSource
 from streams.errors import StreamsError
 from streams.group import Lost, Snapshot
-from tests.unit.runtime_kit import OUT, Bench, Group, Named, Producer
+from tests.unit.runtime_kit import OUT, Bench, Group, Named, Slot
 from tests.unit.waiting import PATIENCE
 
 
@@ -145,10 +145,15 @@ async def test_no_producer_is_opened_while_the_name_may_be_anothers(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the group has let this process in, at the start and after a loss: it would fence another's of its name."""
-    built: list[Producer] = []
-    opened: list[Producer] = []
-    monkeypatch.setattr(Producer, "warm_up", lambda producer, *_: built.append(producer))
-    monkeypatch.setattr(Producer, "init", lambda producer, *_: opened.append(producer))
+    built: list[Slot] = []
+    opened: list[Slot] = []
+
+    async def reopen(slot: Slot, topics: Any, *, may_open: Any) -> None:
+        built.append(slot)
+        await may_open()
+        opened.append(slot)
+
+    monkeypatch.setattr(Slot, "reopen", reopen)
     monkeypatch.setattr(Group, "start", lambda group, deliver: setattr(group, "_deliver", deliver))
     bench.make(forward)
     bench.run()

@@ -98,11 +98,9 @@ class Slice:
     def admit(
         self, partition: int, offset: int, outputs: list[Output], changes: list[Change], _: Any = None, events: int = 1
     ) -> None:
-        self.admitted.append((offset, outputs, changes, events))
-
-    def pump(self) -> None:
         """Called once per slice."""
-        self.slices.append(self.admitted[-1][3])
+        self.admitted.append((offset, outputs, changes, events))
+        self.slices.append(events)
 
     def _handle(self, ctx: EventContext[Any], event: Step) -> Any:
         self.contexts.append(ctx)

@@ -6,22 +6,18 @@ import asyncio
 import re
 import threading
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from streams.errors import StreamsError, TransactionFailed
-from streams.group import Snapshot
+from streams.errors import StreamsError
 from streams.metrics import CallAbandoned, Measurement
-from streams.runtime.bridge import DeadlinePassed, Inlet, Worker
+from streams.runtime.bridge import Inlet, Worker
 from streams.runtime.signal import Broadcast, Signal
 from streams.runtime.transactions import hung_calls
-from streams.runtime.transactions import producer_slot as slot_module
 from streams.runtime.transactions.hung_calls import HungCalls
-from streams.runtime.transactions.producer_slot import Slot
 from tests.unit.waiting import PATIENCE
 
 
@@ -53,15 +49,15 @@ async def test_what_a_call_raises_is_raised(worker: Worker) -> None:
     assert await worker.call(lambda: 1) == 1
 
 
-async def test_a_deadline_ends_the_waiting_and_not_the_call(worker: Worker) -> None:
+async def test_cancelling_ends_the_waiting_and_not_the_call(worker: Worker) -> None:
     go, done = threading.Event(), threading.Event()
 
     def hangs() -> None:
         go.wait(PATIENCE)
         done.set()
 
-    with pytest.raises(DeadlinePassed):
-        await worker.call(hangs, timeout=0.01)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(worker.call(hangs), 0.01)
     assert not done.is_set()
     go.set()
     assert await worker.call(done.is_set), "the next call waits for it"
@@ -89,82 +85,23 @@ def test_an_inlet_of_a_closed_loop_drops_what_comes() -> None:
     asyncio.run(make()).put(1)
 
 
-class HangingProducer:
-    """``send_offsets`` comes back when it is told to."""
-
-    def __init__(self) -> None:
-        self.go, self.closed = threading.Event(), threading.Event()
-        self.called: list[str] = []
-        self.refused: tuple[Any, ...] = ()
-
-    def init(self, timeout: float) -> None: ...
-
-    def warm_up(self, topics: Any, timeout: float) -> None: ...
-
-    def send_offsets(self, *_: Any) -> None:
-        self.called.append("send_offsets")
-        self.go.wait(PATIENCE)
-
-    def commit(self, timeout: float) -> None:
-        self.called.append("commit")
-
-    def close(self) -> None:
-        self.closed.set()
-
-
-def slot_over(producer: HangingProducer, hung: HungCalls) -> Slot:
-    connections: Any = SimpleNamespace(worker=Worker, producer=lambda *_, **__: producer)
-    return Slot("id", connections, 0.01, hung)
-
-
-async def test_a_call_that_was_given_up_on_does_not_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would be committed by the abandoned thread, and once more by the one who sends it again."""
-    monkeypatch.setattr(slot_module, "GRACE_SECONDS", 0.01)
-    producer, told = HangingProducer(), list[Measurement]()
-    hung = HungCalls(1, told.append, print)
-    slot = slot_over(producer, hung)
-    await slot.reopen([])
-    (thread,) = (thread for thread in threading.enumerate() if thread.name == "kes-id")
-    requested = threading.Event()
-    with pytest.raises(TransactionFailed, match="HANGS"):
-        await slot.commit("t", {0: 1}, lambda: Snapshot(0, 1, "m", b"metadata"), requested.set)
-    assert len(hung) == 1
-    assert told == [CallAbandoned("send_offsets_to_transaction or commit_transaction", 1)]
-    assert not requested.is_set(), "so the recovery takes it for aborted, and sends it again"
-    producer.go.set()
-    await asyncio.to_thread(thread.join, PATIENCE)
-    assert requested.is_set(), "the thread came back"
-    assert len(hung) == 0
-    assert producer.called == ["send_offsets"]
-
-
 async def test_too_many_calls_that_hang_stop_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hung_calls, "MOST", 2)
+    monkeypatch.setattr(hung_calls, "MOST", 3)
     failures: list[StreamsError] = []
-    hung, go = HungCalls(1, lambda _: None, failures.append), threading.Event()
+    measured: list[Measurement] = []
+    hung, go = HungCalls(measured.append, failures.append), threading.Event()
     for number in range(4):
         worker = Worker("kes-hangs")
         worker.post(go.wait)
         assert not failures, f"{number} are not too many"
         hung.abandon(worker, "flush" if number else "commit_transaction")
+        assert measured[-1] == CallAbandoned("flush" if number else "commit_transaction", len(hung))
     assert re.match(r"4 calls to the broker hang .*\(3 of flush, 1 of commit_transaction\)", str(failures[0]))
     go.set()
     deadline = time.monotonic() + PATIENCE
     while len(hung):
         assert time.monotonic() < deadline, "they came back"
         await asyncio.sleep(0.001)
-
-
-async def test_who_is_not_in_the_group_sends_nothing() -> None:
-    producer = HangingProducer()
-    slot = slot_over(producer, HungCalls(1, print, print))
-    await slot.reopen([])
-    with pytest.raises(TransactionFailed, match="NO_MEMBER") as failed:
-        await slot.commit("t", {0: 1}, lambda: Snapshot(1, -1, "", None), lambda: None)
-    assert failed.value.kind == "stale"
-    assert producer.called == []
-    slot.abandon()
-    assert await asyncio.to_thread(producer.closed.wait, PATIENCE), "closed, on its own thread"
 
 
 async def waiting(*tasks: asyncio.Task[object]) -> None:

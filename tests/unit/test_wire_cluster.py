@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 import pytest
 
 from streams.clients.producing import cluster as cluster_module
@@ -12,11 +11,14 @@ from streams.clients.producing import transactions as transactions_module
 from streams.clients.producing.cluster import Cluster
 from streams.clients.producing.settings import ProducerSettings
 from streams.clients.producing.transactions import WireSlot
-from streams.errors import ConfigError, RecordRefused, TransactionFailed
+from streams.errors import ConfigError, RecordsRefused, TransactionFailed
 from tests.unit.scripted_broker import (
     GONE,
     MUTE,
+    SNAPSHOT,
     ScriptedBroker,
+    encoded,
+    flush,
     opened,
     output,
     transact,
@@ -27,43 +29,32 @@ pytestmark = pytest.mark.asyncio
 
 async def test_a_topic_that_does_not_exist_is_waited_for_and_then_blocks() -> None:
     async with ScriptedBroker() as broker, opened(broker) as slot:
-        slot.begin()
-
-        async def produced() -> None:
-            while not slot.produce(output(1, topic="later")):
-                await asyncio.sleep(0.01)
-
         with pytest.raises(TransactionFailed, match="create the topic") as failed:
-            await produced()
+            await encoded(slot, output(1, topic="later"))
         assert failed.value.kind == "blocked"
         broker.topics["later"] = 1
         async with asyncio.timeout(5):
             while "later" not in slot._cluster.placements:
                 slot._cluster.look_for("later")
                 await asyncio.sleep(0.01)
-        await produced()
-        await slot.flush()
+        await flush(slot, output(1, topic="later"))
 
 
 async def test_partitions_that_are_added_are_used_by_the_next_transaction() -> None:
     async with ScriptedBroker() as broker, opened(broker) as slot:
-        slot.begin()
-        slot.produce_many([output(n) for n in range(50)], 0)
+        outputs = [output(n) for n in range(50)]
+        records = await encoded(slot, *outputs)
         broker.topics["t"] = 40
         await slot._cluster.refresh(["t"])
-        slot.produce_many([output(n) for n in range(50)], 0)
-        assert max(partition for _, partition, _ in slot._records.parts()) < 4
-        slot.begin()
-        slot.produce_many([output(n) for n in range(50)], 0)
-        assert max(partition for _, partition, _ in slot._records.parts()) > 4
+        await records.complete([*outputs, *outputs])
+        assert max(partition for _, partition, _ in records.encoded.parts()) < 4
+        assert max(partition for _, partition, _ in (await encoded(slot, *outputs)).encoded.parts()) > 4
 
 
 async def cancelled_flush(broker: ScriptedBroker, slot: WireSlot) -> asyncio.Task[None]:
     """Cancel a flush whose Produce was sent; it has not noticed yet."""
     broker.answer("Produce", MUTE)
-    slot.begin()
-    slot.produce_many([output(1)], 0)
-    flushing = asyncio.create_task(slot.flush())
+    flushing = asyncio.create_task(flush(slot, output(1)))
     async with asyncio.timeout(5):
         while not broker.asked("Produce"):
             await asyncio.sleep(0)
@@ -85,12 +76,11 @@ async def test_an_abort_does_not_overtake_what_a_cancelled_call_has_sent() -> No
 
 async def test_a_topic_that_has_fewer_partitions_now_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with ScriptedBroker() as broker, opened(broker, timeout=0.3) as slot:
-        slot.begin()
-        slot.produce_many([output(1, 3)], 0)
+        records = await encoded(slot, output(1, 3))
         broker.topics["t"] = 1
         await slot._cluster.refresh(["t"])
         with pytest.raises(TransactionFailed, match=r"no success within 0\.3 seconds: t\[3\]: .*eader") as failed:
-            await slot.flush()
+            await slot.flush(records, "in", {0: 1}, lambda: SNAPSHOT)
         assert failed.value.kind == "unknown"
 
 
@@ -100,23 +90,17 @@ async def test_a_topic_that_is_deleted_is_named_also_where_partitions_are_enlist
     monkeypatch.setattr(transactions_module, "UNKNOWN_SECONDS", 0.1)
     async with ScriptedBroker(transaction_version=1) as broker, opened(broker) as slot:
         broker.answer("AddPartitions", *[3] * 1000)
-        with pytest.raises(TransactionFailed, match="create the topic") as failed:
+        with pytest.raises(RecordsRefused, match="create the topic") as failed:
             await transact(slot)
         assert failed.value.kind == "blocked"
-        assert slot.refused[0].topic == "t"
+        assert failed.value.refused[0].topic == "t"
 
 
 async def test_a_topic_that_nobody_answers_for_ends_the_wait() -> None:
     async with ScriptedBroker() as broker, opened(broker, timeout=0.2) as slot:
-        slot.begin()
         broker.answer("Metadata", *[GONE] * 1000)
-
-        async def produced() -> None:
-            while not slot.produce(output(1, topic="later")):
-                await asyncio.sleep(0.01)
-
         with pytest.raises(TransactionFailed, match="no metadata of later") as failed:
-            await produced()
+            await encoded(slot, output(1, topic="later"))
         assert failed.value.kind == "unknown"
 
 
@@ -145,7 +129,7 @@ async def test_a_broker_that_is_too_old_is_refused(request_name: str, most: int)
 async def test_an_answer_without_a_coordinator_is_none() -> None:
     async with ScriptedBroker() as broker:
         broker.answer("FindCoordinator", lambda answer: answer.coordinators.clear())
-        with pytest.raises(TransactionFailed, match="no coordinator for group: the answer names none") as failed:
+        with pytest.raises(TransactionFailed, match="no coordinator for id: the answer names none") as failed:
             async with opened(broker):
                 pass
         assert failed.value.kind == "unknown"
@@ -157,18 +141,7 @@ async def test_a_topic_without_partitions_is_none() -> None:
     async with ScriptedBroker() as broker, opened(broker) as slot:
         broker.answer("Metadata", lambda answer: setattr(answer.topics[0], "error_code", 0))
         await slot._cluster.refresh(["empty"])
-        slot.begin()
-        assert not slot.produce(output(1, topic="empty"))
-
-
-@pytest.mark.parametrize("wrong", [{"timestamp_ms": 1 << 63}, {"partition": 1.0}, {"partition": 1.5}], ids=str)
-async def test_numbers_that_no_batch_can_hold_are_refused(wrong: dict[str, int]) -> None:
-    async with ScriptedBroker() as broker, opened(broker) as slot:
-        slot.begin()
-        record = msgspec.structs.replace(output(1), **wrong)
-        assert slot.produce_many([record], 0) == 0
-        with pytest.raises(RecordRefused, match="must be a whole number"):
-            slot.produce(record)
+        assert "empty" not in slot._cluster.placements
 
 
 async def test_a_call_that_is_cancelled_leaves_no_connection() -> None:

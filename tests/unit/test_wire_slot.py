@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from streams.clients.group_wire import group_metadata
-from streams.errors import RecordRefused, TransactionFailed
+from streams.clients.producing.transactions import WireSlot
+from streams.errors import RecordsRefused, TransactionFailed
 from streams.group import Snapshot
-from streams.records import Output
+from streams.records import Output, RefusedRecord
 from tests.unit.scripted_broker import (
     GARBAGE,
     GONE,
@@ -19,6 +23,8 @@ from tests.unit.scripted_broker import (
     TWICE,
     WEB,
     ScriptedBroker,
+    encoded,
+    flush,
     named,
     opened,
     output,
@@ -73,7 +79,6 @@ async def test_each_answer(request_name: str, codes: tuple[int, ...], kind: str,
             asked = len(broker.asked(request_name))
             assert asked == requests + (request_name == "Produce") * (brokers - 1), code
             if kind in ("", "stale", "abortable"):
-                slot.begin()
                 await slot.abort() if kind else await transact(slot)
 
 
@@ -125,7 +130,9 @@ async def test_with_several_brokers_each_gets_one_request_and_the_coordinator_he
     async with ScriptedBroker(brokers=3) as broker, opened(broker) as slot:
         await transact(slot)
         steps = broker.asked(*STEPS)
-        assert steps == ["InitProducerId", "AddPartitions", "AddOffsets", *["Produce"] * 3, "TxnOffsetCommit", "EndTxn"]
+        assert steps[:3] == ["InitProducerId", "AddPartitions", "AddOffsets"]
+        assert sorted(steps[3:]) == ["EndTxn", *["Produce"] * 3, "TxnOffsetCommit"]
+        assert steps[-1] == "EndTxn", "the offsets travel beside the records"
         enlisted = next(request for _, name, request in broker.requests if name == "AddPartitions")
         assert sorted(enlisted.v3_and_below_topics[0].partitions) == [0, 1, 2, 3]
 
@@ -159,14 +166,28 @@ async def test_the_end_is_asked_for_until_the_broker_is_back() -> None:
         assert len(broker.asked("EndTxn")) == 2
 
 
-@pytest.mark.parametrize("fault", [TORN, TWICE])
-async def test_an_answer_may_come_in_pieces_or_twice(fault: str) -> None:
+async def test_an_answer_may_come_in_pieces() -> None:
     async with ScriptedBroker() as broker:
         for step in (*STEPS, "ApiVersions", "Metadata", "FindCoordinator"):
-            broker.answer(step, fault)
+            broker.answer(step, TORN)
         async with opened(broker) as slot:
             await transact(slot)
             await transact(slot)
+
+
+@pytest.mark.parametrize("request_name", ["TxnOffsetCommit", "EndTxn", "InitProducerId", "Metadata"])
+async def test_an_answer_that_comes_twice_meets_no_other_request(request_name: str) -> None:
+    async with ScriptedBroker() as broker:
+        broker.answer(request_name, TWICE)
+        async with opened(broker) as slot:
+            await transact(slot)
+            await transact(slot)
+    async with ScriptedBroker() as broker, opened(broker) as slot:
+        broker.answer("Produce", TWICE)  # the offsets are under way behind it
+        with pytest.raises(TransactionFailed, match="a request that was not made"):
+            await transact(slot)
+        await slot.reopen(["t"])
+        await transact(slot)
 
 
 @pytest.mark.parametrize("fault", [GONE, GARBAGE, SHORT, WEB])
@@ -209,104 +230,147 @@ async def test_a_failure_names_what_it_is_about(request_name: str, code: int, sa
 
 async def test_a_member_id_of_one_kilobyte() -> None:
     async with ScriptedBroker() as broker, opened(broker) as slot:
-        slot.begin()
-        slot.produce_many([output(1)], 0)
-        await slot.flush()
         member = "m" * 1024
         snapshot = Snapshot(1, 5, member, group_metadata("group", 5, member, "i" * 249))
-        await slot.commit("in", {0: 7}, lambda: snapshot, lambda: None)
+        await flush(slot, output(1), fence=lambda: snapshot)
         (offsets,) = [request for _, name, request in broker.requests if name == "TxnOffsetCommit"]
         assert (offsets.member_id, offsets.group_instance_id) == (member, "i" * 249)
 
 
+def is_lost() -> Snapshot:
+    raise TransactionFailed("send_offsets_to_transaction", "LOST", "lost")
+
+
 async def test_the_membership_is_looked_at_before_the_offsets_and_before_the_end() -> None:
-    for looks in (0, 1):
-        async with ScriptedBroker() as broker, opened(broker) as slot:
-            slot.begin()
-            slot.produce_many([output(1)], 0)
-            await slot.flush()
-            seen = 0
+    """What is not requested can be aborted."""
+    async with ScriptedBroker() as broker, opened(broker) as slot:
+        with pytest.raises(TransactionFailed) as failed:
+            await flush(slot, output(1), fence=is_lost)
+        assert failed.value.kind == "lost"
+        await slot.abort()
+        assert broker.asked("Produce", "TxnOffsetCommit", "EndTxn") == ["EndTxn"]
+        await flush(slot, output(1))
+        with pytest.raises(TransactionFailed) as failed:
+            await slot.commit(is_lost)
+        assert failed.value.kind == "lost"
+        await slot.abort()
+        ends = [request.committed for _, name, request in broker.requests if name == "EndTxn"]
+        assert ends == [False, False]
 
-            def fence(looks: int = looks) -> Snapshot:
-                nonlocal seen
-                seen += 1
-                if seen > looks:
-                    raise TransactionFailed("send_offsets_to_transaction", "LOST", "lost")
-                return SNAPSHOT
 
-            requested: list[None] = []
-            with pytest.raises(TransactionFailed) as failed:
-                await slot.commit("in", {0: 1}, fence, lambda requested=requested: requested.append(None))  # type: ignore[misc]
-            assert failed.value.kind == "lost"
-            assert requested == []
-            assert broker.asked("TxnOffsetCommit", "EndTxn") == ["TxnOffsetCommit"] * looks
+async def test_a_process_that_is_not_in_the_group_sends_nothing() -> None:
+    async with ScriptedBroker() as broker, opened(broker) as slot:
+        with pytest.raises(TransactionFailed, match="NO_MEMBER") as failed:
+            await flush(slot, output(1), fence=lambda: Snapshot(1, -1, "", None))
+        assert failed.value.kind == "stale"
+        assert broker.asked("Produce", "TxnOffsetCommit") == []
+
+
+async def test_all_requests_are_answered_before_an_error_is_raised() -> None:
+    """Under v1 offsets that come after the abort would belong to the next transaction."""
+    async with ScriptedBroker(brokers=2, transaction_version=1) as broker, opened(broker) as slot:
+        broker.group_coordinator = 1
+        await slot.reopen(["t"])
+        broker.answer("Produce", 87)
+        broker.answer("TxnOffsetCommit", 51)
+        with pytest.raises(RecordsRefused):
+            await flush(slot, output(1, 0))
+        await slot.abort()
+        assert broker.asked("TxnOffsetCommit", "EndTxn") == ["TxnOffsetCommit", "EndTxn"]
+        assert not slot.is_open, "its sequences are in doubt"
+
+
+async def test_under_v2_a_slot_goes_on_after_an_abort() -> None:
+    async with ScriptedBroker() as broker, opened(broker) as slot:
+        await flush(slot, output(1))
+        await slot.abort()
+        assert slot.is_open
+        await slot.abort()  # nothing has begun
+        await transact(slot)
+        assert broker.asked("InitProducerId", "EndTxn") == ["InitProducerId", "EndTxn", "EndTxn"]
 
 
 async def test_a_transaction_without_offsets_is_refused() -> None:
     async with ScriptedBroker() as broker, opened(broker) as slot:
-        slot.begin()
         with pytest.raises(ValueError, match="not fenced"):
-            await slot.commit("in", {}, lambda: SNAPSHOT, lambda: None)
+            await slot.flush(await encoded(slot, output(1)), "in", {}, lambda: SNAPSHOT)
+
+
+async def refused_by(slot: WireSlot, *outputs: Output) -> list[RefusedRecord]:
+    with pytest.raises(RecordsRefused) as failed:
+        await flush(slot, *outputs)
+    assert failed.value.kind == "abortable"
+    await slot.abort()
+    return list(failed.value.refused)
 
 
 async def test_the_refused_record_is_named() -> None:
     async with ScriptedBroker() as broker, opened(broker) as slot:
         broker.answer("Produce", named(2, "no key"))
         outputs = [output(n, 0) for n in range(5)]
-        with pytest.raises(TransactionFailed) as failed:
-            await transact(slot, outputs)
-        assert failed.value.kind == "abortable"
-        (refused,) = slot.refused
+        (refused,) = await refused_by(slot, *outputs)
         assert refused.output is outputs[2]
         assert refused.is_own
         assert "no key" in refused.reason
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["limit known", "limit not known"])
+async def test_a_record_that_is_too_large_for_its_topic_is_named(known: bool) -> None:
+    """By the topic's limit; without the right to read that, when its batch has shrunk to it alone."""
+    async with ScriptedBroker() as broker, opened(broker) as slot:
+        broker.batch_limit = 5_000
+        outputs = [output(n, 0, size=6_000 if n == 3 else 10) for n in range(9)]
+        found: list[RefusedRecord] = []
+        while not found:
+            broker.answer("Produce", 10)
+            if not known:
+                broker.answer("DescribeConfigs", 29)
+            found = [refused for refused in await refused_by(slot, *outputs) if refused.output is not None]
+        assert [refused.output for refused in found] == [outputs[3] if known else outputs[0]]
+        assert (len(broker.asked("Produce")) == 1) == known
+
+
 async def test_a_batch_that_is_too_large_names_no_record_and_makes_the_next_ones_smaller() -> None:
     async with ScriptedBroker() as broker, opened(broker) as slot:
         outputs = [output(n, 0, size=1000) for n in range(100)]
-        batches = []
-        for _ in range(3):
-            broker.answer("Produce", 10)
-            with pytest.raises(TransactionFailed):
-                await transact(slot, outputs)
-            assert [refused.output for refused in slot.refused] == [None]
-            slot.begin()
-            slot.produce_many(outputs, 0)
-            batches.append(sum(len(own) for _, _, own in slot._records.parts()))
-        assert batches[0] >= 2
-        assert batches == sorted(batches)
-        assert batches[-1] > batches[0]
+        broker.batch_limit = 30_000
+        broker.answer("Produce", 10)
+        assert [refused.output for refused in await refused_by(slot, *outputs)] == [None]
+        batches = [batch for _, _, own in (await encoded(slot, *outputs)).encoded.parts() for batch in own]
+        assert len(batches) == 4
+        assert max(batch.size for batch in batches) < 30_000
+        await transact(slot, outputs)
 
 
 async def test_the_largest_record_stands_alone_and_is_named() -> None:
     async with ScriptedBroker() as broker, opened(broker) as slot:
         broker.answer("Produce", 10)
         large = output(1, 0, size=900_000)
-        with pytest.raises(TransactionFailed):
-            await transact(slot, [large])
-        assert [refused.output for refused in slot.refused] == [large]
+        assert [refused.output for refused in await refused_by(slot, large)] == [large]
 
 
-async def test_what_the_client_refuses() -> None:
+async def test_records_that_the_client_refuses() -> None:
     async with ScriptedBroker() as broker, opened(broker) as slot:
-        slot.begin()
         good, bad = output(1), output(2, size=1_000_000)
-        assert slot.produce_many([good, bad, good], 0) == 1
-        with pytest.raises(RecordRefused, match="MSG_SIZE_TOO_LARGE"):
-            slot.produce(bad)
-        for partition in (4, -2):
-            with pytest.raises(RecordRefused, match="4 partitions"):
-                slot.produce(output(1, partition))
-        assert slot.produce_many([good, bad, good], 2) == 3
-        await slot.flush()
+        for wrong, reason in [
+            (bad, "MSG_SIZE_TOO_LARGE"),
+            (output(1, 4), "4 partitions"),
+            (output(1, -2), "4 partitions"),
+            (msgspec.structs.replace(good, timestamp_ms=1 << 63), "must be a whole number"),
+            (msgspec.structs.replace(good, partition=1.0), "must be a whole number"),
+            (msgspec.structs.replace(good, value=5), "value must be bytes"),
+        ]:
+            with pytest.raises(RecordsRefused, match=reason) as failed:
+                await encoded(slot, wrong, good)
+            (refused,) = failed.value.refused
+            assert refused.output is wrong
 
 
 async def test_text_and_buffers_are_taken_as_librdkafka_takes_them() -> None:
     async with ScriptedBroker() as broker, opened(broker) as slot:
-        slot.begin()
-        for key, value in (("text", "größe"), (bytearray(b"k"), memoryview(b"v")), (None, bytearray(b"x" * 9000))):
-            assert slot.produce(Output("t", value, key, [("h", "text")], -1, 0, 0, 0))  # type: ignore[arg-type, list-item]
-        with pytest.raises(RecordRefused, match="value must be bytes"):
-            slot.produce(Output("t", 5, None, None, -1, 0, 0, 0))  # type: ignore[arg-type]
-        await slot.flush()
+        parts: list[tuple[Any, Any]] = [
+            ("text", "größe"),
+            (bytearray(b"k"), memoryview(b"v")),
+            (None, bytearray(b"x" * 9000)),
+        ]
+        await flush(slot, *(Output("t", value, key, [("h", "text")], -1, 0, 0, 0) for key, value in parts))  # type: ignore[list-item]

@@ -13,10 +13,14 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
-from streams.clients.transactional import WHY_FENCED, RefusedDelivery
 from streams.clients.translate import BLOCKED, GROUP_KINDS, REFUSED
 from streams.errors import TransactionFailed
-from streams.records import Output
+from streams.records import Output, RefusedRecord
+
+WHY_FENCED: Final = (
+    "; a producer with the same transactional id was started since (a process with the same instance_id? each needs "
+    "one of its own), or the broker timed the transaction out"
+)
 
 
 class Meaning(enum.Enum):
@@ -88,13 +92,13 @@ def failure(transactional_id: str, call: str, code: int, meaning: Meaning, where
     return TransactionFailed(call, KafkaError(code).name(), kind, reason)
 
 
-def refused_delivery(topic: str, partition: int, code: int, said: str, output: Output | None) -> RefusedDelivery:
-    """Make the report of a refused record; ``output`` is ``None`` where the broker's answer names none."""
+def refused_record(topic: str, partition: int, code: int, reason: str, output: Output | None) -> RefusedRecord:
+    """Make the report of a refused record; ``output`` is ``None`` where a batch is refused and no record is named."""
     error = KafkaError(code)
     # A time that the handler chose is the record's own, any other the clock's.
     is_own = PRODUCE.get(code) is Meaning.REFUSED or (
         code == KafkaError.INVALID_TIMESTAMP and (output is None or bool(output.timestamp_ms))
     )
     where = topic if partition < 0 else f"{topic}[{partition}]"
-    reason = f"{where}: {said or error.str()}" + ("" if is_own else f": {BLOCKED[code]}")
-    return RefusedDelivery(topic, partition, error.name(), reason, is_own, output)
+    text = f"{where}: {reason or error.str()}" + ("" if is_own else f": {BLOCKED[code]}")
+    return RefusedRecord(topic, error.name(), text, is_own, output)

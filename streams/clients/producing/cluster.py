@@ -29,9 +29,9 @@ ANSWER_SECONDS: Final = 2.0
 """The time of a broker for one request, with the connection; then the next broker gets it."""
 FIRST_BATCH_LIMIT: Final = 1_000_000 - BATCH_HEAD
 """Bytes of a batch: below the broker's default of 1,048,588 for a topic's ``max.message.bytes``."""
-_LEAST_BATCH_LIMIT: Final = 1_024
 _TOPIC_LOOKS_SECONDS: Final = 0.05
 _METADATA, _FIND_COORDINATOR = 12, 4  # the versions of Kafka 4.1 that name topics by name, and keys in a list
+_DESCRIBE_CONFIGS, _TOPIC, _BATCH_LIMIT = 4, 2, "max.message.bytes"
 
 
 class Cluster:
@@ -86,12 +86,12 @@ class Cluster:
         self._wanted.setdefault(topic, asyncio.get_running_loop().time())
         self._look(topic, [topic])
 
-    def check_patience(self, topic: str, seconds: float, who: str) -> None:
+    def check_patience(self, topic: str, seconds: float) -> None:
         """Raise ``TransactionFailed`` if no broker has said anything of a topic that is looked for, for so long."""
         if asyncio.get_running_loop().time() - self._wanted[topic] > seconds:
             self._wanted.pop(topic)
             failure = self._look_failure or LostConnection("no answer", "_TIMED_OUT")
-            reason = f"{who}: no metadata of {topic} for {seconds:g} seconds: {failure}"
+            reason = f"no metadata of {topic} for {seconds:g} seconds: {failure}"
             raise TransactionFailed("produce", failure.code, "unknown", reason)
 
     def unknown_since(self, topic: str) -> tuple[int, float] | None:
@@ -99,10 +99,26 @@ class Cluster:
         found = self._unknown.get(topic)
         return None if found is None else (found[0], asyncio.get_running_loop().time() - found[1])
 
-    def too_large(self, topic: str, size: int) -> None:
-        """Note that a topic refused a batch of this many bytes: the next ones are at most half as large."""
+    async def batch_limit(self, topic: str) -> int:
+        """Return the bytes of the largest batch that a topic takes (its ``max.message.bytes``); 0: not known, the
+        principal may not read the settings of topics. Raises ``LostConnection``."""
+        request = kafka_python.DescribeConfigsRequest
+        resource = request.DescribeConfigsResource(
+            resource_type=_TOPIC, resource_name=topic, configuration_keys=[_BATCH_LIMIT]
+        )
+        answer = await self._ask(request(resources=[resource], include_synonyms=False), _DESCRIBE_CONFIGS)
+        for result in answer.results:
+            for config in result.configs or ():
+                if config.name == _BATCH_LIMIT:
+                    return int(config.value or 0)
+        return 0
+
+    def too_large(self, topic: str, size: int, limit: int) -> None:
+        """Note that a topic refused a batch of ``size`` bytes, of which no record is too large for ``limit``: the next
+        ones are smaller, in the end of one record each."""
         placement = self.placements[topic]
-        placement.limit = max(min(placement.limit, size // 2), _LEAST_BATCH_LIMIT)
+        fits = limit - BATCH_HEAD
+        placement.limit = max(1, min(placement.limit, fits if 0 < fits < size else size // 2))
 
     async def coordinator(self, kind: int, key: str) -> int:
         """Return the broker that coordinates a group or a transactional id, as soon as there is one.

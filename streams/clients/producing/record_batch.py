@@ -16,6 +16,7 @@ import msgspec
 from streams.clients.producing import row_encoder
 from streams.clients.producing.placement import Placement
 from streams.clients.producing.rows import NULL, SMALL, Batch, Rows, TopicRows, varint
+from streams.clients.producing.settings import Compression
 from streams.errors import RecordRefused
 from streams.records import (
     RECORD_OVERHEAD,
@@ -62,15 +63,13 @@ class EncodedRecords:
     """The records of one transaction by topic and partition. ``placements`` may get more topics at any time.
 
     ``message_limit``: bytes of the largest record that is taken, counted as librdkafka does (``records.record_size``).
-    ``alone``: each record gets a batch of its own.
     """
 
-    def __init__(self, placements: dict[str, Placement], message_limit: int, *, alone: bool = False) -> None:
+    def __init__(self, placements: dict[str, Placement], message_limit: int) -> None:
         self._placements = placements
         self._message_limit = message_limit
-        self._alone = alone
         self._largest = message_limit - RECORD_OVERHEAD
-        self._is_usual = not alone and self._largest > len(SMALL)  # whether most records may be like most
+        self._is_usual = self._largest > len(SMALL)  # whether most records may be like most
         self._topics: dict[str, TopicRows] = {}  # one transaction sends a key to one partition, whatever is added
         self._without_key: dict[str, int] = {}
         self._headers: dict[tuple[tuple[str, bytes | None], ...], bytes] = {}
@@ -119,8 +118,8 @@ class EncodedRecords:
         rows = topic.rows.get(partition)
         if rows is None:
             rows = topic.rows[partition] = Rows()
-        limit = 0 if self._alone else topic.placement.limit
-        rows.add(output.timestamp_ms or now_ms, output.key, output.value, self._encoded(output.headers), limit)
+        headers = self._encoded(output.headers)
+        rows.add(output.timestamp_ms or now_ms, output.key, output.value, headers, topic.placement.limit)
         return True
 
     def _topic(self, name: str) -> TopicRows | None:
@@ -216,6 +215,22 @@ class EncodedRecords:
                         return output
                     index -= 1
         return None
+
+    def larger_than(self, limit: int, part: Part, compression: Compression | None) -> list[int]:
+        """Return the records of a batch, by their places in it, that have more than ``limit`` bytes in a batch of their
+        own. For refusals: it encodes the large ones again."""
+        found = []
+        for index, record in enumerate(part.batch.rows[1::2]):
+            output = (
+                self.output_at(part.topic, part.partition, part.first + index) if len(record) > limit // 2 else None
+            )
+            if output is not None:
+                rows = Rows()
+                rows.add(0, output.key, output.value, self._encoded(output.headers), 0)
+                pieces = rows.batches()[0].encode(0, 0, 0, compression)
+                if sum(map(len, pieces)) > limit:
+                    found.append(index)
+        return found
 
     def _partition(self, placement: Placement, key: bytes | None) -> int:
         if key is not None:

@@ -17,7 +17,7 @@ from streams.clients.kafka_python_client import check_addresses
 from streams.errors import ConfigError
 from streams.records import DEFAULT_MESSAGE_LIMIT
 
-_OF_LIBRDKAFKA_S_PRODUCER: Final = {
+OF_LIBRDKAFKA_S_PRODUCER: Final = {
     "linger.ms": "use PoolConfig.batch_delay_seconds",
     "queue.buffering.max.ms": "use PoolConfig.batch_delay_seconds",
     "queue.buffering.max.messages": "use PoolConfig.max_batch_size",
@@ -47,9 +47,9 @@ class ProducerSettings(NamedTuple):
     def of(cls, bootstrap_servers: str, client_id: str, client_settings: Mapping[str, object]) -> ProducerSettings:
         """Read the settings of an event source. Raises ``ConfigError``."""
         check_addresses(bootstrap_servers)
-        for name, advice in _OF_LIBRDKAFKA_S_PRODUCER.items():
+        for name, advice in OF_LIBRDKAFKA_S_PRODUCER.items():
             if name in client_settings:
-                raise ConfigError(f"the kafka setting {name!r} does nothing with producer='wire': {advice}")
+                raise ConfigError(f"the kafka setting {name!r} has no effect on transactions: {advice}")
         return cls(
             bootstrap_servers,
             client_id,

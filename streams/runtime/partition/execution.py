@@ -222,9 +222,7 @@ class Execution:
         pool, partition = self._host.pool, self._partition
         while pool.is_full and partition.state.admits:
             await pool.wait_room()
-        if unit.admit(pool, waiter):
-            pool.pump()
-        elif waiter is not None:
+        if not unit.admit(pool, waiter) and waiter is not None:
             waiter(self.given_up())
 
     async def _carry_out(

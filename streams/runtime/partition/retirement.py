@@ -107,7 +107,6 @@ class Retirement:
     async def _finalize(self) -> None:
         """Run finalizers that stages have left for the events' turns: many in one unit, as ``HotPath`` does."""
         begun, error = self._finalizers()
-        self._host.pool.pump()
         if begun is not None or error is not None:
             await self._retrying(self._buffer.first, error, begun)
 
@@ -170,7 +169,6 @@ class Retirement:
             error = await passing
         finally:
             self._passing = self._task = None
-        self._host.pool.pump()
         if error is not None:
             await self._retrying(buffer.first, error)
 

@@ -163,7 +163,6 @@ class PartitionWorker(Partition):
     async def run_slice(self, records: list[IncomingRecord], start: int) -> int:
         """Handle some of these records, one at least. Returns the position of the next."""
         position, failure = self.hot_path.run(records, start)
-        self.engine.pool.pump()
         if failure is not None or position == start:
             await self._execution.one(records[position], failure)
             return position + 1

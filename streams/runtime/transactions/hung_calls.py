@@ -1,8 +1,8 @@
 """Count the blocking calls that never came back, and bound them.
 
-librdkafka has calls that never return around an outage (rule R7). A hung call keeps its thread, its producer, and the
-producer's threads and sockets. Nothing can end it from outside, so it is counted until it comes back, and at some
-number the process is better started anew.
+librdkafka has calls that never return around an outage. A hung call keeps its thread, its client, and the client's
+threads and sockets. Nothing can end it from outside, so it is counted until it comes back, and at some number the
+process is better started again.
 """
 
 from __future__ import annotations
@@ -16,16 +16,13 @@ from streams.metrics import CallAbandoned, Measurement
 from streams.runtime.ports import Blocking
 
 MOST: Final = 32
-"""So many may hang at a time, beside one for each slot: each keeps a thread of ours, and librdkafka's of its client."""
+"""So many may hang at a time: each keeps a thread of ours, and librdkafka's of its client."""
 
 
 class HungCalls:
     """The hung calls of one run; ``len`` is their number now. On the loop."""
 
-    def __init__(
-        self, slots: int, measure: Callable[[Measurement], None], fail: Callable[[StreamsError], None]
-    ) -> None:
-        self._most = MOST + slots  # the slots' calls may all be given up at once, and come back in a moment
+    def __init__(self, measure: Callable[[Measurement], None], fail: Callable[[StreamsError], None]) -> None:
         self._measure = measure
         self._fail = fail
         self._left: dict[int, str] = {}
@@ -42,12 +39,12 @@ class HungCalls:
         worker.abandon()
         calls = Counter(list(self._left.values()))
         self._measure(CallAbandoned(call, calls.total()))
-        if calls.total() > self._most:
+        if calls.total() > MOST:
             named = ", ".join(f"{count} of {name}" for name, count in calls.most_common())
             self._fail(
                 StreamsError(
                     f"{calls.total()} calls to the broker hang and keep their threads and connections ({named}): at "
-                    f"most {self._most} may, so the source stops. Start it anew; the log says since when the broker "
+                    f"most {MOST} may, so the source stops. Start it anew; the log says since when the broker "
                     "has not answered"
                 )
             )

@@ -1,9 +1,9 @@
 """The transaction pool: admits completed events, and brings transactions to their end, in order.
 
 Three kinds of transactions are unsettled at a time, oldest first: those that commit, those that are being flushed,
-and the open one, which is filled. Two tasks move them on: ``_flush_stage`` seals by the batching rule, produces and
-flushes; ``_commit_stage`` sends offsets and commits. The open transaction's records are handed to its producer while
-it is filled, once everything older is flushed (rule R2), so at sealing time most of them are acknowledged already.
+and the open one, which is filled: its records are encoded meanwhile. Two tasks move them on: ``_flush_stage`` seals
+by the batching rule, and sends records and offsets, of one transaction after the other (rule R2); ``_commit_stage``
+commits.
 
 When any call fails both stages stop, and ``recovery`` ends the transactions under way, finds out which are committed
 and puts the rest back to be sent again, with the same records (rule R4). Then the stages start afresh. So there is one
@@ -16,21 +16,26 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Final
 
 import anyio
 import msgspec
 
+from streams.clients.producing.encoded_transaction import EncodedTransaction
 from streams.config import EventSourceConfig
 from streams.core import batching
 from streams.core.transaction import Transaction, TransactionState, Waiter
-from streams.errors import RecordRefused, TransactionFailed
+from streams.errors import TransactionFailed
 from streams.group import Snapshot
 from streams.metrics import TransactionSettled
-from streams.records import Change, Output, changelog_record
+from streams.records import Change, Output
 from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY, OffsetRecord, ReleaseMarker, TopicIds
 from streams.runtime.ports import TransactionSlot
 from streams.runtime.signal import Broadcast, Signal
 from streams.runtime.transactions.producer_slots import Slots
+
+ENCODED_TOGETHER: Final = 64
+"""Outputs that are encoded while a transaction is filled, at a time: 30 us. The rest is encoded when it is sealed."""
 
 
 class TransactionPool:
@@ -40,6 +45,7 @@ class TransactionPool:
         self,
         config: EventSourceConfig,
         slots: Slots,
+        encoder: Callable[[], EncodedTransaction],
         *,
         writer: str,
         now: Callable[[], float],
@@ -56,11 +62,14 @@ class TransactionPool:
         self._settled = settled
         self.unsettled: deque[Transaction] = deque()
         self._slot_of: dict[int, TransactionSlot] = {}
+        self._encoder = encoder
+        self._encoded: dict[int, EncodedTransaction] = {}  # of the next attempt to send each
         self._open: Transaction | None = None
         self._serial = 0
+        self._encode_at = 0  # the number of the open one's outputs at which they are encoded, as far as they are there
         self._due = False  # whether the flush stage knows that the open one is large enough to be sealed
-        self.rule = config.pool
-        """The settings, with the bound in bytes that has proved to fit the time."""
+        self.rule = batching.first(config.pool)
+        """The settings, with the bound in bytes that has proved to fit the time, and a delay that fits the commits."""
         self._urgent = False
         self._work = Signal()  # something to seal or send
         self._flushed = Signal()  # something to commit
@@ -87,6 +96,9 @@ class TransactionPool:
         if txn is None:
             txn = self._begin_filling()
         txn.admit(partition, offset, outputs, changes, events)
+        if len(txn.outputs) >= self._encode_at:  # many at a time: a call for each event costs more than its record
+            self._encoded_of(txn).fill(txn.outputs)
+            self._encode_at = len(txn.outputs) + ENCODED_TOGETHER
         if waiter is not None:
             txn.wait(partition, waiter)
         if txn.events == events:
@@ -112,21 +124,6 @@ class TransactionPool:
         while self.is_full:
             await self._progress.wait()
 
-    def pump(self) -> None:
-        """Hand the open transaction's records to its producer, as far as order and queues allow. Called per slice."""
-        txn = self._open
-        if txn is None or txn.one_by_one or txn.produced >= len(txn.outputs) or self._failure is not None:
-            return  # while an older one is being recovered, nothing may get ahead of it
-        if txn.serial not in self._slot_of:
-            older_flushed = len(self.unsettled) == 1 or self.unsettled[-2].state in _FLUSHED
-            if not older_flushed:
-                return
-        try:
-            if txn.serial in self._slot_of or self._start(txn):
-                self._produce(txn)
-        except TransactionFailed:
-            return  # the flush stage meets it again, in its turn: an older commit must not be disturbed by it
-
     def last_with(self, partition: int) -> Transaction | None:
         """Return the newest unsettled transaction that has a part of this partition."""
         return next((txn for txn in reversed(self.unsettled) if partition in txn.cuts), None)
@@ -144,16 +141,18 @@ class TransactionPool:
         """Drop all that is admitted: the membership is lost, and nothing of it may be sent any more (rule R5)."""
         self._break(TransactionFailed("membership", "LOST", "lost", str(reason)))
         for txn in self.unsettled:
-            self.release_slot(txn)
+            self.replace_slot(txn)
             txn.settle(reason)
             self._settled(txn, False)
         self.unsettled.clear()
+        self._encoded.clear()
         self._open = None
         self._progress.notify()
 
     def drop_partition(self, partition: int, reason: BaseException) -> None:
         """Take a partition's events out of everything unsettled. Only while none of it may still be committed."""
         for txn in list(self.unsettled):
+            self._encoded.pop(txn.serial, None)
             for waiter in txn.without(partition):
                 waiter(reason)
             if not txn.cuts:  # nothing is left of it, and a transaction without offsets has no fence (rule R1)
@@ -195,31 +194,19 @@ class TransactionPool:
             txn.to(TransactionState.SENDING)
             txn.attempts += 1
             try:
-                if txn.one_by_one:
-                    self._slot_of[txn.serial] = await self.slots.take_one_by_one(
-                        self._config.timeouts.recovery_timeout_seconds
-                    )
-                    self._slot_of[txn.serial].begin()
-                while txn.serial not in self._slot_of and not self._start(txn):
+                while txn.serial not in self._slot_of and not self._take_slot(txn):
                     await self.slots.wait_free(self._config.timeouts.recovery_timeout_seconds)
-                while not self._produce(txn):
-                    await anyio.sleep(0.001)  # the producer's queue is full: its own threads are emptying it
-                await self._produce_changelog(txn)
-                slot = self._slot(txn)
-                await slot.flush()
+                await self._send(txn)
                 if txn.state is not TransactionState.SENDING:
                     continue  # dropped meanwhile
-                if slot.refused:
-                    raise TransactionFailed("flush", "REFUSED", "abortable", slot.refused[0].reason)
             except TransactionFailed:
                 if txn.state is TransactionState.DROPPED:
-                    self.release_slot(txn)  # it may have been given one after it was dropped
+                    self.replace_slot(txn)  # it may have been given one after it was dropped
                 await self._settled_before(txn)  # older ones are not disturbed by the failure of this one
                 raise
             txn.to(TransactionState.FLUSHED)
             txn.flushed_at = self._now()
             self._flushed.notify()
-            self.pump()
 
     async def _commit_stage(self) -> None:
         while True:
@@ -227,12 +214,7 @@ class TransactionPool:
                 await self._flushed.wait()
             txn = self.unsettled[0]
             txn.to(TransactionState.COMMITTING)
-            await self._slot_of[txn.serial].commit(
-                self._config.offsets_topic,
-                {partition: cut.offset for partition, cut in txn.cuts.items()},
-                partial(self._fence, txn),
-                partial(_requested, txn),
-            )
+            await self._slot_of[txn.serial].commit(partial(self._request_commit, txn))
             if txn.state is TransactionState.COMMITTING:  # else dropped meanwhile
                 self.committed(txn)
 
@@ -255,7 +237,7 @@ class TransactionPool:
                         self._seal(txn)
                         return txn
                     if verdict is batching.Seal.LATER:
-                        wait = self._config.pool.batch_delay_seconds - age
+                        wait = (self.rule.batch_delay_seconds or 0) - age
             await self._work.wait(wait)
 
     def _seal(self, txn: Transaction) -> None:
@@ -272,45 +254,36 @@ class TransactionPool:
 
     def _begin_filling(self) -> Transaction:
         self._serial += 1
-        self._due = False
+        self._due, self._encode_at = False, ENCODED_TOGETHER
         txn = self._open = Transaction(self._serial, self.incarnation, self._now())
         self.unsettled.append(txn)
         return txn
 
-    def _start(self, txn: Transaction) -> bool:
-        """Give a transaction a producer and begin; ``False`` if none is free."""
+    def _take_slot(self, txn: Transaction) -> bool:
+        """Give a transaction a producer; ``False`` if none is free."""
         slot = self.slots.take()
-        if slot is None:
-            return False
-        self._slot_of[txn.serial] = slot
-        slot.begin()
-        return True
+        if slot is not None:
+            self._slot_of[txn.serial] = slot
+        return slot is not None
 
-    def _produce(self, txn: Transaction) -> bool:
-        """Hand over the records that are not produced yet; ``False`` if the producer's queue is full."""
-        slot, outputs = self._slot(txn), txn.outputs
-        while txn.produced < len(outputs):
-            txn.produced = slot.produce_many(outputs, txn.produced)
-            if txn.produced < len(outputs):
-                if not _produce_one(slot, outputs[txn.produced]):
-                    return False
-                txn.produced += 1
-        return True
+    def _encoded_of(self, txn: Transaction) -> EncodedTransaction:
+        records = self._encoded.get(txn.serial)
+        if records is None:
+            records = self._encoded[txn.serial] = self._encoder()
+        return records
 
-    def _slot(self, txn: Transaction) -> TransactionSlot:
+    async def _send(self, txn: Transaction) -> None:
+        """Encode the rest, and send all records and the offsets."""
+        records, topic = self._encoded_of(txn), self._config.changelog
+        await records.complete(txn.outputs)
+        for partition, changes, own in self._changelog_of(txn):
+            await records.add_changes(topic, partition, changes)
+            for output in own:
+                await records.add(output)
         if txn.state is TransactionState.DROPPED:  # its awaited condition was true already: not cancelled in time
             raise TransactionFailed("membership", "LOST", "lost", "dropped while it was being sent")
-        return self._slot_of[txn.serial]
-
-    async def _produce_changelog(self, txn: Transaction) -> None:
-        slot, topic = self._slot(txn), self._config.changelog
-        for partition, changes, own in self._changelog_of(txn):
-            produced = 0
-            while (produced := slot.produce_changes(topic, partition, changes, produced)) < len(changes):
-                await _produce_patiently(slot, changelog_record(topic, partition, changes[produced]))
-                produced += 1
-            for output in own:
-                await _produce_patiently(slot, output)
+        offsets = {partition: cut.offset for partition, cut in txn.cuts.items()}
+        await self._slot_of[txn.serial].flush(records, self._config.offsets_topic, offsets, partial(self._fence, txn))
 
     def _changelog_of(self, txn: Transaction) -> list[tuple[int, list[Change], list[Output]]]:
         """Return the changes of each partition, and the toolkit's own records behind them."""
@@ -325,20 +298,26 @@ class TransactionPool:
         return found
 
     def _fence(self, txn: Transaction) -> Snapshot:
-        """Return the newest snapshot, if the transaction is still ours under it. Runs on the slot's thread."""
+        """Return the newest snapshot, if the transaction is still ours under it."""
         snapshot = self.snapshot_used = self.snapshot()
         if snapshot.incarnation != txn.incarnation:
             raise TransactionFailed("send_offsets_to_transaction", "LOST", "lost", "the membership changed meanwhile")
         return snapshot
 
+    def _request_commit(self, txn: Transaction) -> None:
+        """Look again, right before the commit: the membership may have been lost since the offsets were sent."""
+        self._fence(txn)
+        txn.commit_requested = True
+
     def committed(self, txn: Transaction) -> None:
         """Settle a transaction that is known to be committed, and is the oldest."""
         assert self.unsettled[0] is txn
         self.unsettled.popleft()
-        slot = self._slot_of.pop(txn.serial, None)
-        if slot is not None:
-            self.slots.give_back(slot)
-        self.rule = batching.larger(self.rule, txn.bytes, self._config.pool.max_batch_bytes)
+        self._encoded.pop(txn.serial, None)
+        self.give_back_slot(txn)
+        config = self._config.pool
+        self.rule = batching.larger(self.rule, txn.bytes, config.max_batch_bytes)
+        self.rule = batching.paced(self.rule, config, self._now() - txn.sealed_at)
         for younger in self.unsettled:
             younger.first_failure_at = None  # it goes on: the limits are for a transaction that does not
         txn.settle(None)
@@ -348,7 +327,8 @@ class TransactionPool:
         self._flushed.notify()
 
     def taken_back(self, txn: Transaction) -> None:
-        """Take back a transaction that is known not to be committed: its records wait to be sent again."""
+        """Take back a transaction that is known not to be committed: its records are encoded and sent again."""
+        self._encoded.pop(txn.serial, None)
         if txn.state is not TransactionState.DROPPED:  # else the membership was lost meanwhile
             txn.taken_back(self._now())
 
@@ -364,6 +344,7 @@ class TransactionPool:
                 self.unsettled += txn.cut(min(head.bytes // 2, most) if txn is head else most)
             else:
                 self.unsettled.append(txn)
+        self._encoded.clear()
         for txn in self.unsettled:  # serials are the order, also in a look-up
             self._serial += 1
             txn.serial = self._serial
@@ -372,8 +353,15 @@ class TransactionPool:
         """Return the slot of a transaction, if any."""
         return self._slot_of.get(txn.serial)
 
-    def release_slot(self, txn: Transaction) -> TransactionSlot | None:
-        """Take a transaction's slot away, if it has one, and have the producer replaced (rule R8)."""
+    def give_back_slot(self, txn: Transaction) -> None:
+        """Give back the slot of a transaction that has ended, if it has one."""
+        slot = self._slot_of.pop(txn.serial, None)
+        if slot is not None:
+            self.slots.give_back(slot)
+
+    def replace_slot(self, txn: Transaction) -> TransactionSlot | None:
+        """Take the slot of a transaction away, if it has one, and have it opened again: that settles the
+        transaction."""
         slot = self._slot_of.pop(txn.serial, None)
         if slot is not None:
             self.slots.replace(slot)
@@ -393,36 +381,3 @@ class TransactionPool:
             commit_seconds=now - txn.sealed_at,
             flush_seconds=0.0 if txn.flushed_at is None else txn.flushed_at - txn.sealed_at,
         )
-
-
-class Refused(TransactionFailed):
-    """A record that the client itself refused."""
-
-    def __init__(self, output: Output, reason: RecordRefused) -> None:
-        super().__init__("produce", "REFUSED", "abortable", str(reason))
-        self.output = output
-        self.refusal = reason
-
-
-_FLUSHED = (TransactionState.FLUSHED, TransactionState.COMMITTING)
-
-
-def _produce_one(slot: TransactionSlot, output: Output) -> bool:
-    """Hand over one record that was not taken with others; ``False``: the producer's queue is full. Raises
-    ``Refused``."""
-    try:
-        taken = slot.produce(output)
-    except RecordRefused as refusal:
-        raise Refused(output, refusal) from refusal
-    if not taken:
-        slot.poll()
-    return taken
-
-
-async def _produce_patiently(slot: TransactionSlot, output: Output) -> None:
-    while not _produce_one(slot, output):
-        await anyio.sleep(0.001)
-
-
-def _requested(txn: Transaction) -> None:
-    txn.commit_requested = True

@@ -75,36 +75,20 @@ class Slots:
             ours = self._ours
             await ours.wait()
 
-    async def take_one_by_one(self, timeout_seconds: float) -> TransactionSlot:
-        """Take a slot whose producer sends each record in a batch of its own. Raises ``TransactionFailed``."""
-        await self.wait_free(timeout_seconds)
-        slot = self._free.popleft()
-        try:
-            await slot.reopen(self._topics, one_by_one=True)
-        except BaseException:
-            self.replace(slot)
-            raise
-        return slot
-
     def give_back(self, slot: TransactionSlot) -> None:
-        """Free a slot whose transaction is committed, for the next one, after the others."""
-        if slot.one_by_one:  # it was for that one transaction
+        """Free a slot whose transaction has ended, for the next one, after the others; or open it again before."""
+        if not slot.is_open:
             self.replace(slot)
             return
         self._free.append(slot)
         self._changed.notify()
 
     def replace(self, slot: TransactionSlot) -> None:
-        """Build a slot's producer anew, in the background; the slot becomes free again when that is done."""
+        """Open a slot again, in the background; it becomes free when that is done."""
         if self._tasks is None or slot in self._replacing:
             return
         self._replacing.add(slot)
         self._tasks.start_soon(self._reopen, slot)
-
-    def replace_idle(self) -> None:
-        """Replace all that are free: producers made before an outage may never return (rule R7)."""
-        while self._free:
-            self.replace(self._free.popleft())
 
     async def wait_free(self, timeout_seconds: float) -> None:
         """Wait until ``take`` has something. Raises ``TransactionFailed`` after the timeout."""

@@ -1,4 +1,4 @@
-"""Recover from a failed transaction: rules R3, R4, R5, R7 and R8 of the protocol, as one function.
+"""Recover from a failed transaction: rules R3, R4 and R5 of the protocol, as one function.
 
 The failed transaction is always the oldest unsettled one: the flush stage lets older ones settle first. Younger ones
 are ended before it (their open records would hold up the look-up), and nothing is begun again before its outcome is
@@ -17,15 +17,14 @@ import anyio
 
 from streams.config import DELIVERY_SHARE, EventSourceConfig
 from streams.core.origin import describe, is_interjection
-from streams.core.recovery import Patience, Remedy, rebuild_all, remedy
+from streams.core.recovery import Patience, Remedy, remedy
 from streams.core.transaction import Transaction, TransactionState
-from streams.errors import MembershipLost, RecordRefused, TransactionFailed
-from streams.records import Output, TopicPartition
+from streams.errors import MembershipLost, RecordRefused, RecordsRefused, TransactionFailed
+from streams.records import Output, RefusedRecord, TopicPartition
 from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY
 from streams.runtime.partition.dead_letters import DeadLetter
 from streams.runtime.partition.failures import TakenBack
-from streams.runtime.ports import Refusal
-from streams.runtime.transactions.pool import Refused, TransactionPool
+from streams.runtime.transactions.pool import TransactionPool
 
 _log = logging.getLogger(__name__)
 
@@ -64,8 +63,9 @@ class Recovery:
         if not pool.unsettled:
             return
         head = pool.unsettled[0]
-        refused = self._refused_ones(head, failure)
-        for_a_letter = self._is_of_letters(head, refused)
+        reported = failure.refused if isinstance(failure, RecordsRefused) else ()
+        for_a_letter = self._is_of_letters(head, reported)
+        refused = [(record.output, _error(failure, record)) for record in reported if record.is_own and record.output]
         waits = for_a_letter or failure.kind == "blocked"
         if for_a_letter:  # it takes as long as it takes
             head.first_failure_at = None
@@ -94,12 +94,10 @@ class Recovery:
             self._dropped()
             return
         for younger in reversed(list(pool.unsettled)[1:]):
-            await self._end(younger, abortable=not rebuild_all(failure.kind))
+            await self._end(younger)
         committed = await self._settle(head, step, failure)
         if head.state is TransactionState.DROPPED:
             return  # the membership was lost meanwhile
-        if rebuild_all(failure.kind):
-            pool.slots.replace_idle()
         if committed:
             pool.committed(head)
             return
@@ -113,9 +111,9 @@ class Recovery:
 
     async def _settle(self, head: Transaction, step: Remedy, failure: TransactionFailed) -> bool:
         if step is not Remedy.LOOK_UP:
-            await self._end(head, abortable=failure.kind in ("abortable", "blocked", "stale"))
+            await self._end(head)
             return False
-        slot = self._pool.release_slot(head)
+        slot = self._pool.replace_slot(head)
         if slot is not None:
             await self._pool.slots.wait_replaced(slot, self._patience.seconds)
         committed = await self._look_up(head)
@@ -124,52 +122,31 @@ class Recovery:
             self._pool.taken_back(head)
         return committed
 
-    async def _end(self, txn: Transaction, *, abortable: bool) -> None:
-        """End a begun transaction whose commit was not requested; it is known to be aborted afterwards."""
+    async def _end(self, txn: Transaction) -> None:
+        """End a transaction whose commit was not requested; it is known to be aborted afterwards."""
         slot = self._pool.slot_of(txn)
         if slot is not None:
-            aborted = False
-            if abortable:
-                try:
-                    # An abort that overtakes the broker's first record of the transaction is refused
-                    # (INVALID_TXN_STATE), and a new producer takes half a second.
-                    await slot.deliver()
-                    await slot.abort()
-                    aborted = True
-                except TransactionFailed as failure:
-                    _log.info("transaction %d: %s; a new producer settles it", txn.serial, failure)
-            self._pool.release_slot(txn)
-            if not aborted:
+            try:
+                await slot.abort()
+                self._pool.give_back_slot(txn)
+            except TransactionFailed as failure:
+                _log.info("transaction %d: %s; a new producer settles it", txn.serial, failure)
+                self._pool.replace_slot(txn)
                 await self._pool.slots.wait_replaced(slot, self._patience.seconds)
         self._pool.taken_back(txn)
 
-    def _refused_ones(self, head: Transaction, failure: TransactionFailed) -> list[tuple[Output, RecordRefused]]:
-        """Return the records that are refused for themselves: these very ones, and none that look like them."""
-        if isinstance(failure, Refused):
-            return [(failure.output, failure.refusal)]
-        own = [refusal for refusal in self._refusals(head) if refusal.is_own]
-        if own and not head.one_by_one and not any(refusal.output is not None for refusal in own):
-            head.one_by_one = True  # a batch is refused as a whole: find the record at fault before any event is blamed
-            return []
-        return [
-            (refusal.output, RecordRefused(f"the broker refuses a record for {refusal.reason}"))
-            for refusal in own
-            if refusal.output is not None
-        ]
-
-    def _refusals(self, head: Transaction) -> Sequence[Refusal]:
-        slot = self._pool.slot_of(head)
-        return slot.refused if slot is not None else ()
-
-    def _is_of_letters(self, head: Transaction, refused: list[tuple[Output, RecordRefused]]) -> bool:
+    def _is_of_letters(self, head: Transaction, refused: Sequence[RefusedRecord]) -> bool:
         """Check for a failure by a dead letter that no member could write now: if one stops for it, the next member
         meets it, and stops, too."""
         topics = {output.topic for output in head.outputs if isinstance(output, DeadLetter)}
-        if any(isinstance(output, DeadLetter) and output.by_reference is None for output, _ in refused):
-            return True
-        return any(refusal.topic in topics for refusal in self._refusals(head) if not refusal.is_own)
+        return any(
+            record.topic in topics
+            if not record.is_own
+            else isinstance(record.output, DeadLetter) and record.output.by_reference is None
+            for record in refused
+        )
 
-    def _part_with(self, head: Transaction, refused: list[tuple[Output, RecordRefused]]) -> None:
+    def _part_with(self, head: Transaction, refused: Sequence[tuple[Output, RecordRefused]]) -> None:
         """Send refused records no more: a dead letter goes by reference, an event gets its policy."""
         events: dict[tuple[int, int], RecordRefused] = {}
         for output, error in refused:
@@ -221,6 +198,11 @@ def _refer(head: Transaction, refused: DeadLetter) -> None:
         if (reference := letter.by_reference) is not None:
             head.replace(letter, reference)
     head.attempts, head.first_failure_at = 0, None  # it is another transaction now; each time it is smaller
+
+
+def _error(failure: TransactionFailed, record: RefusedRecord) -> RecordRefused:
+    by_broker = "" if failure.call == "produce" else "the broker refuses a record for "
+    return RecordRefused(f"{by_broker}{record.reason}")
 
 
 def _taken_back(error: RecordRefused) -> TakenBack:

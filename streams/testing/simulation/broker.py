@@ -9,17 +9,25 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
-from streams.records import Headers, IncomingRecord, record_size
+from streams.records import Headers, IncomingRecord
 from streams.runtime.changelog import RELEASE_KEY
 from streams.sak.murmur2 import partition_of
-from streams.testing.simulation.refusals import TOPIC_LIMIT, broker_refusal
 from streams.testing.simulation.virtual_time import VirtualTimeLoop
 from streams.topics import TopicIdentity
+
+TOPIC_LIMIT: Final = 1_048_588
+"""``max.message.bytes`` of topics, by default."""
+_AHEAD_MS: Final = 3_600_000
+"""``message.timestamp.after.max.ms``, by default."""
+_NAME: Final = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
+_INVALID_TOPIC, _INVALID_TIMESTAMP, _INVALID_RECORD = 17, 32, 87
 
 
 class Refuses(Exception):
@@ -134,11 +142,11 @@ class Broker:
         self.on_marker: Callable[[str, int, LogEntry], None] = lambda what, partition, entry: None
         """Called with release markers: produced, and committed."""
         self.refuses: Callable[[str, LogEntry], bool] = lambda topic, entry: False
-        """Whether a record is too large for its topic, whatever its size."""
+        """Whether a record is refused for its content."""
         self.limits: dict[str, int] = {}
         """``max.message.bytes`` of topics that have their own."""
-        self.blocked: dict[str, str] = {}
-        """Topics that no client can write to now (missing, say, or forbidden), and the broker's error name."""
+        self.blocked: dict[str, int] = {}
+        """Topics that no client can write to now (missing, say, or forbidden), and the broker's error code."""
         self.met: set[str] = set()
         """Names of the errors that were answered, and of what happened by itself."""
         self._numbers = itertools.count(1)
@@ -162,13 +170,16 @@ class Broker:
                 log.entries.clear()
                 log.open.clear()
 
-    def refusal(self, topic: str, partition: int, entry: LogEntry) -> str | None:
-        """Return the error name for a record that is not written; ``None``: it is."""
+    def unusable(self, topic: str) -> int | None:
+        """Return the error code of a topic that is missing, forbidden, or whose name is none; ``None``: it is there."""
+        return self.blocked.get(topic) if _NAME.fullmatch(topic) else _INVALID_TOPIC
+
+    def refusal(self, topic: str, entry: LogEntry) -> int | None:
+        """Return the error code for a record that is refused for itself; ``None``: it is written."""
         if self.refuses(topic, entry):
-            return "MSG_SIZE_TOO_LARGE"
-        limit = self.limits.get(topic, TOPIC_LIMIT)
-        size = record_size(entry.key, entry.value, entry.headers)
-        return broker_refusal(topic, partition, size, entry.timestamp_ms, self.wall_ms(), limit)
+            return _INVALID_RECORD
+        now_ms = self.wall_ms()
+        return _INVALID_TIMESTAMP if entry.timestamp_ms > now_ms + _AHEAD_MS and now_ms > 0 else None
 
     def partition_of(self, topic: str, key: bytes | None) -> int:
         """Choose the partition of a record that names none: as Java's clients do, and librdkafka as it is set here."""

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from streams.clients.producing.cluster import Cluster
+from streams.clients.producing.encoded_transaction import EncodedTransaction
 from streams.clients.producing.settings import ProducerSettings
 from streams.clients.producing.transactions import WireSlot
 from streams.config import EventSourceConfig
@@ -16,7 +17,7 @@ from streams.core.incremental import PlanSettings
 from streams.core.strategies import assignor
 from streams.errors import BrokerUnavailable, Stopped
 from streams.group import OpenTransaction, instance_of
-from streams.records import DEFAULT_MESSAGE_LIMIT, IncomingRecord
+from streams.records import IncomingRecord
 from streams.runtime.ports import Polled
 from streams.runtime.reading.poller import size_of
 from streams.testing.simulation.group import Illegal, Unknown
@@ -24,7 +25,6 @@ from streams.testing.simulation.membership import SimMembership
 from streams.testing.simulation.network import SimNetwork
 from streams.testing.simulation.plain_producer import SimPlainProducer
 from streams.testing.simulation.process import Process, SimWorker, wait_for
-from streams.testing.simulation.producer import SimProducer
 from streams.testing.simulation.tail import SimTail
 from streams.testing.simulation.virtual_time import ORDERED
 from streams.testing.simulation.wire_broker import WireBroker
@@ -36,11 +36,12 @@ T = TypeVar("T")
 class SimConnections:
     """``ports.Connections``."""
 
-    def __init__(self, process: Process, config: EventSourceConfig, wire: WireBroker | None = None) -> None:
-        """``wire``: transactions are sent by the real wire producer, to these nodes."""
+    def __init__(self, process: Process, config: EventSourceConfig, wire: WireBroker) -> None:
+        """``wire``: the nodes to which the real producer's own code sends transactions."""
         self.process, self.config = process, config
-        self._cluster = None if wire is None else _cluster(process, wire)
-        self.message_limit = int(config.client_settings.get("message.max.bytes", DEFAULT_MESSAGE_LIMIT))
+        settings = ProducerSettings.of(SimNetwork(process, wire).addresses, process.name, config.client_settings)
+        self._cluster = Cluster(settings, lambda: process.broker.wall_ms() / 1000)
+        self.message_limit = settings.message_limit
 
     def worker(self, name: str) -> SimWorker:
         return SimWorker(self.process)
@@ -53,13 +54,10 @@ class SimConnections:
         finally:
             worker.abandon()
 
-    def producer(self, transactional_id: str, *, one_by_one: bool = False) -> SimProducer:
-        timeout = self.config.timeouts.transaction_timeout_seconds
-        return SimProducer(self.process, transactional_id, timeout, one_by_one, self.message_limit)
+    def records(self) -> EncodedTransaction:
+        return EncodedTransaction(self._cluster, self.config.timeouts.call_timeout_seconds)
 
-    def slot(self, transactional_id: str) -> WireSlot | None:
-        if self._cluster is None:
-            return None
+    def slot(self, transactional_id: str) -> WireSlot:
         timeouts = self.config.timeouts
         return WireSlot(
             transactional_id,
@@ -117,11 +115,6 @@ class SimConnections:
         membership = SimMembership(process, config.instance_id, strategies, config.timeouts.heartbeat_interval_seconds)
         process.memberships.append(membership)
         return membership, SimTakeOver(process, config.group_id)
-
-
-def _cluster(process: Process, wire: WireBroker) -> Cluster:
-    addresses = SimNetwork(process, wire).addresses
-    return Cluster(ProducerSettings.of(addresses, process.name, {}), lambda: process.broker.wall_ms() / 1000)
 
 
 class SimInput:

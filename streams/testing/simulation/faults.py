@@ -10,7 +10,7 @@ import msgspec
 
 
 class Strike(enum.Enum):
-    """A fault of one blocking call."""
+    """A fault of one request."""
 
     REPLY_LOST = "the effect happens, its answer does not come"
     REQUEST_LOST = "neither"
@@ -25,27 +25,19 @@ class Strike(enum.Enum):
     UNSURE = "it is in the log of the leader, and perhaps in no other"
 
 
-ALL = (Strike.REPLY_LOST, Strike.REQUEST_LOST, Strike.HANGS, Strike.LATE, Strike.ABORTABLE)
-POSSIBLE: Mapping[str, tuple[Strike, ...]] = {
-    "init": (Strike.REPLY_LOST, Strike.REQUEST_LOST, Strike.HANGS),
-    "flush": (Strike.REPLY_LOST, Strike.HANGS, Strike.ABORTABLE),
-    "send": (*ALL, Strike.FORGOTTEN),
-    "commit": ALL,
-    "abort": (Strike.REPLY_LOST, Strike.REQUEST_LOST, Strike.HANGS, Strike.LATE),
-    "ask": (Strike.REPLY_LOST,),
-    "tail": (Strike.REQUEST_LOST,),
-}
 _LOST = (Strike.REPLY_LOST, Strike.REQUEST_LOST, Strike.HANGS, Strike.CUT)
 _MOVED = (*_LOST, Strike.LATE, Strike.MOVED)
-POSSIBLE_ON_THE_WIRE: Mapping[str, tuple[Strike, ...]] = {
+POSSIBLE: Mapping[str, tuple[Strike, ...]] = {
     "init": _MOVED,
     "flush": (*_MOVED, Strike.ABORTABLE, Strike.NOT_YET, Strike.MOVED_AFTER, Strike.UNSURE),
     "send": (*_MOVED, Strike.ABORTABLE, Strike.NOT_YET, Strike.FORGOTTEN),
     "commit": (*_MOVED, Strike.ABORTABLE),
     "abort": _MOVED,
     "ask": _LOST,
+    "tail": (Strike.REQUEST_LOST,),
 }
-"""Faults of one request, where the producer speaks Kafka's protocol itself."""
+"""Faults of one request, by its kind. ``flush``: what brings records to their leaders; ``send``: offsets to the group's
+coordinator; ``ask``: everything that changes nothing."""
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,18 +92,12 @@ class Faults:
         """Draw the delay of a call to the membership."""
         return self._on_grid(self.rng.choice(self.plan.post))
 
-    def strike(
-        self,
-        call: str,
-        now: float,
-        at_least: float = 0.0,
-        possible: Mapping[str, tuple[Strike, ...]] = POSSIBLE,
-    ) -> Strike | None:
+    def strike(self, call: str, now: float, at_least: float = 0.0) -> Strike | None:
         """Draw the fault of this call; ``None``: it is not struck."""
         share = max(self.plan.strikes.get(call, 0.0), at_least)
         if now > self.plan.calm_at or self.rng.random() >= share:
             return None
-        strike = self.rng.choice(possible[call])
+        strike = self.rng.choice(POSSIBLE[call])
         self.struck.append((now, call, strike.name))
         return strike
 

@@ -8,16 +8,17 @@ done long after their connection is gone.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from streams.runtime.changelog import RELEASE_KEY
-from streams.testing.simulation.faults import POSSIBLE_ON_THE_WIRE, Strike
+from streams.testing.simulation.faults import Strike
 from streams.testing.simulation.process import Process
 from streams.testing.simulation.virtual_time import ORDERED, elapse
-from streams.testing.simulation.wire_broker import API_NAMES, FIRST_PORT, Request, WireBroker
+from streams.testing.simulation.wire_broker import FIRST_PORT, POINTS, Request, WireBroker
 
-WIRE_POINTS: Final = tuple(f"{name}.{when}" for name in API_NAMES for when in ("before", "after"))
+WIRE_POINTS: Final = tuple(f"{name}.{when}" for name in POINTS for when in ("before", "after"))
 """Points of a process around each request: before it is written, and when the broker has done it."""
 
 
@@ -51,6 +52,7 @@ class SimTransport(asyncio.Transport):
         self._network, self._process, self._node, self._protocol = network, network.process, node, protocol
         self._loop, self._faults = network.process.loop, network.process.faults
         self._arrives = self._returns = 0.0
+        self._departing: deque[tuple[Request, Strike | None]] = deque()
         self.is_closed = self.is_cut = self.is_stuck = False
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -67,20 +69,31 @@ class SimTransport(asyncio.Transport):
         if self._is_gone():
             return
         request = Request(b"".join(list_of_data)[4:])
-        process.passes(f"{request.name}.before")
+        process.passes(f"{request.point}.before")
         if self._is_gone():
             return
         kind = request.kind
         share = self._faults.plan.marker_strikes.get(kind, 0.0) if self._releases(request) else 0.0
-        strike = process.strike(kind, share, POSSIBLE_ON_THE_WIRE)
-        delay = self._faults.one_way() + max(process.frozen(), 0.0)
-        if strike is Strike.LATE:
-            late = delay + process.rng.choice((0.02, 0.2, 1.0, 10.0)) * process.rng.random()
-            self._loop.call_later(late, self._done, request, None)
-            self._fail()
-            return
-        self._arrives = max(self._arrives + ORDERED, self._loop.time() + delay)
-        self._loop.call_at(self._arrives, self._arrive, request, strike)
+        self._departing.append((request, process.strike(kind, share)))
+        if len(self._departing) == 1:
+            self._depart()
+
+    def _depart(self) -> None:
+        """Send what was written; a frozen process does when it goes on."""
+        process = self._process
+        while self._departing and not self._is_gone():
+            if (frozen := process.frozen()) > 0:
+                self._loop.call_later(frozen, self._depart)
+                return
+            request, strike = self._departing.popleft()
+            delay = self._faults.one_way()
+            if strike is Strike.LATE:
+                late = delay + process.rng.choice((0.02, 0.2, 1.0, 10.0)) * process.rng.random()
+                self._loop.call_later(late, self._done, request, None)
+                self._fail()
+                continue
+            self._arrives = max(self._arrives + ORDERED, self._loop.time() + delay)
+            self._loop.call_at(self._arrives, self._arrive, request, strike)
 
     def _releases(self, request: Request) -> bool:
         """Check whether the request belongs to a transaction with a release marker."""
@@ -110,7 +123,7 @@ class SimTransport(asyncio.Transport):
             self._loop.give_up(f"the simulated broker is wrong: {error!r}")
             raise
         if not self._process.dead:
-            self._process.passes(f"{request.name}.after")
+            self._process.passes(f"{request.point}.after")
         return answer
 
     def _reply(self, answer: bytes, then_cut: bool) -> None:

@@ -10,14 +10,14 @@ import asyncio
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from streams.errors import Stopped
 from streams.metrics import Measurement
-from streams.runtime.bridge import DeadlinePassed, for_future
+from streams.runtime.bridge import for_future
 from streams.testing.simulation.broker import Broker
-from streams.testing.simulation.faults import POSSIBLE, Faults, Strike
+from streams.testing.simulation.faults import Faults, Strike
 from streams.testing.simulation.group import Group
 from streams.testing.simulation.membership import SimMembership
 from streams.testing.simulation.virtual_time import Fibers, Killed, VirtualTimeLoop
@@ -147,14 +147,12 @@ class Process:
         """Pass a point on the loop: traps take effect later."""
         self.world.passed(self.name, point, partition)
 
-    def strike(
-        self, call: str, at_least: float = 0.0, possible: Mapping[str, tuple[Strike, ...]] = POSSIBLE
-    ) -> Strike | None:
+    def strike(self, call: str, at_least: float = 0.0) -> Strike | None:
         """Return the fault of this call: one that the test demands, or one by chance."""
         forced = self.forced.get(call)
         if forced:
             return forced.popleft()
-        return self.faults.strike(call, self.loop.time(), at_least, possible)
+        return self.faults.strike(call, self.loop.time(), at_least)
 
     def note(self, what: str, partition: int) -> None:
         """Note a step of a move, for the traps that wait for it."""
@@ -179,18 +177,11 @@ class SimWorker:
         self._jobs: deque[tuple[Callable[..., Any], tuple[Any, ...], asyncio.Future[Any] | None] | None] = deque()
         self._running = False
 
-    async def call(self, function: Callable[..., T], *args: Any, timeout: float | None = None) -> T:
+    async def call(self, function: Callable[..., T], *args: Any) -> T:
         """See ``bridge.Worker``."""
-        loop = self._process.loop
-        future: asyncio.Future[T] = loop.create_future()
+        future: asyncio.Future[T] = self._process.loop.create_future()
         self._put((function, args, future))
-        if timeout is None:
-            return await future
-        timer = loop.call_later(timeout, _expire, future)
-        try:
-            return await future
-        finally:
-            timer.cancel()
+        return await future
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
         """See ``bridge.Worker``."""
@@ -245,8 +236,3 @@ def wait_for(process: Process, start: Callable[[], Coroutine[Any, Any, T]], time
     if task.cancelled():
         raise Stopped("the event source stops")
     return task.result()
-
-
-def _expire(future: asyncio.Future[Any]) -> None:
-    if not future.done():
-        future.set_exception(DeadlinePassed())

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from streams.clients import kafka_python
-from streams.testing.simulation.broker import Broker, LogEntry, Refuses
+from streams.testing.simulation.broker import TOPIC_LIMIT, Broker, LogEntry, Refuses
 from streams.testing.simulation.faults import Strike
 
 FIRST_PORT: Final = 9000
@@ -37,9 +37,10 @@ _STRUCK: Final = {
 }
 _AT_A_LEADER: Final = {Strike.ABORTABLE: 120, Strike.MOVED: 6, Strike.NOT_YET: 19}
 _CONCURRENT, _NOT_LEADER, _NOT_COORDINATOR, _FENCED_AT_A_LEADER = 51, 6, 16, 47
-_OUT_OF_ORDER, _DUPLICATE, _NOT_ENLISTED, _TOO_LARGE, _INVALID_RECORD = 45, 46, 48, 10, 87
+_OUT_OF_ORDER, _DUPLICATE, _NOT_ENLISTED, _TOO_LARGE = 45, 46, 48, 10
 _REQUESTS: Final[list[Any]] = [
     kafka_python.ApiVersionsRequest,
+    kafka_python.DescribeConfigsRequest,
     kafka_python.FindCoordinatorRequest,
     kafka_python.MetadataRequest,
     kafka_python.AddOffsetsToTxnRequest,
@@ -56,11 +57,16 @@ def _name(request: Any) -> str:
     return str(request.__name__).removesuffix("Request").removesuffix("ToTxn")
 
 
-API_NAMES: Final = tuple(map(_name, _REQUESTS))
+_OF_A_TRANSACTION: Final = {"InitProducerId": "init", "Produce": "flush", "TxnOffsetCommit": "send_offsets"}
+POINTS: Final = (
+    *("init", "flush", "send_offsets", "commit", "abort"),
+    *("ApiVersions", "FindCoordinator", "Metadata", "AddOffsets", "AddPartitions"),
+)
+"""Names of requests as points of a process; rare ones are left out."""
 
 
 class Request:
-    """A request as it came. ``kind``: of its faults (``faults.POSSIBLE_ON_THE_WIRE``)."""
+    """A request as it came. ``kind``: of its faults (``faults.POSSIBLE``). ``point``: its name as a point."""
 
     def __init__(self, frame: bytes) -> None:
         self.version = int.from_bytes(frame[2:4], "big")
@@ -79,6 +85,10 @@ class Request:
         if self.name == "EndTxn":
             return "commit" if self.body.committed else "abort"
         return _KINDS.get(self.name, "ask")
+
+    @property
+    def point(self) -> str:
+        return self.kind if self.name == "EndTxn" else _OF_A_TRANSACTION.get(self.name, self.name)
 
     def encoded(self, **fields: Any) -> bytes:
         """Encode an answer to it."""
@@ -135,6 +145,8 @@ class WireBroker:
                 return self._metadata(request, host)
             case "FindCoordinator":
                 return self._coordinator(request, host)
+            case "DescribeConfigs":
+                return self._configs(request)
             case "Produce":
                 return self._produced(request, node, strike)
         code, result = self._coordinated(request, node, strike)
@@ -192,12 +204,16 @@ class WireBroker:
         return request.encoded(error_code=0, api_keys=keys, finalized_features=[feature], finalized_features_epoch=1)
 
     def _metadata(self, request: Request, host: str) -> bytes:
-        of = request.answer_class
+        answer = request.answer_class
+        of = answer.MetadataResponseTopic
         topics = []
         for topic in request.body.topics:
+            if (code := self.broker.unusable(topic.name)) is not None:
+                topics.append(of(name=topic.name, error_code=code, partitions=[]))
+                continue
             count = self.broker.identity(topic.name).partitions
             partitions = [
-                of.MetadataResponseTopic.MetadataResponsePartition(
+                of.MetadataResponsePartition(
                     partition_index=number,
                     leader_id=self.node_of(topic.name, number),
                     leader_epoch=0,
@@ -207,9 +223,9 @@ class WireBroker:
                 )
                 for number in range(count)
             ]
-            topics.append(of.MetadataResponseTopic(name=topic.name, error_code=0, partitions=partitions))
+            topics.append(of(name=topic.name, error_code=0, partitions=partitions))
         brokers = [
-            of.MetadataResponseBroker(node_id=node, host=host, port=FIRST_PORT + node) for node in range(self.nodes)
+            answer.MetadataResponseBroker(node_id=node, host=host, port=FIRST_PORT + node) for node in range(self.nodes)
         ]
         return request.encoded(brokers=brokers, cluster_id="simulated", controller_id=0, topics=topics)
 
@@ -218,6 +234,15 @@ class WireBroker:
         node = self.node_of(key)
         found = {"node_id": node, "host": host, "port": FIRST_PORT + node, "error_code": 0, "error_message": ""}
         return request.encoded(coordinators=[request.answer_class.Coordinator(key=key, **found)])
+
+    def _configs(self, request: Request) -> bytes:
+        of = request.answer_class.DescribeConfigsResult
+        results = []
+        for resource in request.body.resources:
+            limit = self.broker.limits.get(resource.resource_name, TOPIC_LIMIT)
+            config = of.DescribeConfigsResourceResult(name="max.message.bytes", value=str(limit), config_source=1)
+            results.append(of(error_code=0, resource_name=resource.resource_name, resource_type=2, configs=[config]))
+        return request.encoded(results=results)
 
     # -- a leader ------------------------------------------------------------------------------------------------------
 
@@ -252,6 +277,10 @@ class WireBroker:
             if strike is Strike.MOVED:
                 self._moves[topic, partition] += 1
             return _AT_A_LEADER[strike], None
+        if (missing := broker.blocked.get(topic)) is not None:
+            return missing, None
+        if len(bytes(records)) > broker.limits.get(topic, TOPIC_LIMIT):
+            return _TOO_LARGE, None
         batch = kafka_python.MemoryRecords(bytes(records)).next_batch()
         epoch = self._in_the_broker(batch.producer_id, batch.producer_epoch)
         try:
@@ -292,8 +321,8 @@ class WireBroker:
             return _CONCURRENT, None
         entries = [LogEntry(row.key, row.value, row.headers or None, None, False, row.timestamp) for row in rows]
         for index, entry in enumerate(entries):
-            if broker.refusal(topic, partition, entry) is not None:
-                return (_INVALID_RECORD, index) if broker.rng.random() < 0.5 else (_TOO_LARGE, None)
+            if (refusal := broker.refusal(topic, entry)) is not None:
+                return refusal, index
         for entry in entries:
             broker.produce(name, epoch, topic, partition, entry)
         if seen is None or seen.epoch != epoch:

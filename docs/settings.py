@@ -1,0 +1,346 @@
+"""Writes the page of all settings from their classes: ``python docs/settings.py`` does it again.
+
+Names, types and defaults come from the classes; the meanings are listed here. A setting without a meaning, or a meaning
+without its setting, is an error. A test compares the page with the classes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from streams import (
+    BatcherConfig,
+    BatchProducer,
+    ErrorPolicy,
+    EventProducer,
+    EventSourceConfig,
+    GlobalChangeLog,
+    GroupConfig,
+    JobRetry,
+    PoolConfig,
+    QueueConfig,
+    SchedulerConfig,
+    TimeoutConfig,
+)
+from streams.outcomes import DEAD_LETTER, SKIP, STOP
+
+PAGE: Final = Path(__file__).resolve().parent / "reference" / "settings.md"
+
+POLICIES: Final = {STOP: "`STOP`", SKIP: "`SKIP`", DEAD_LETTER: "`DEAD_LETTER`"}
+IN_PARTS: Final = {
+    16 * 1024 * 1024: "16 MiB",
+    32 * 1024 * 1024: "32 MiB",
+    256 * 1024 * 1024: "256 MiB",
+    1024 * 1024 * 1024: "1 GiB",
+}
+DOCUMENTED_ELSEWHERE: Final = {"self", "source", "finalizer", "on_failure"}
+"""Arguments that are no settings: the parts that a constructor joins."""
+
+
+class Section(NamedTuple):
+    """One class: its text, and the meaning of each of its settings."""
+
+    settings: type
+    text: str
+    meanings: dict[str, str]
+
+
+SECTIONS: Final = (
+    Section(
+        EventSourceConfig,
+        "The settings of an event source. Three have no default. `kes topics plan` shows what follows from them.",
+        {
+            "group_id": "consumer group; begins the names of the changelog, the dead letters and the transactional ids",
+            "topic": "the topic that is read",
+            "num_partitions": (
+                "its partitions. Fixed for the life of the state: see [more "
+                "partitions](../guides/running.md#more-partitions)"
+            ),
+            "bootstrap_servers": "the brokers; else `KES_BOOTSTRAP_SERVERS`",
+            "client_settings": (
+                "settings of librdkafka, such as TLS and SASL. Shown by name only: values may be secrets"
+            ),
+            "source_bootstrap_servers": (
+                "[the cluster of the source topic](../guides/moves.md#a-source-on-another-cluster), when it is "
+                "another one"
+            ),
+            "source_client_settings": "as `client_settings`, for that cluster",
+            "instance_id": (
+                "name of this process, unique in the group; else `KES_INSTANCE_ID`, else made up. Keep it over restarts"
+            ),
+            "changelog_topic": "name of the changelog; else `<group>.<topic>.changelog`",
+            "dead_letter_topic": "name of the dead-letter topic; else `<group>.<topic>.dead-letters`",
+            "replication_factor": "of topics that are created. Use 3 where it matters",
+            "min_insync_replicas": "of topics that are created, 1 to `replication_factor`. Use 2 where it matters",
+            "auto_offset_reset": "where a partition begins that never had an offset: `earliest`, `latest` or `error`",
+            "decode_policy": (
+                "for records that cannot be read or have an unknown type ([errors](../guides/errors.md)); never retried"
+            ),
+            "error_policy": "for handlers; `on_error=` at the registration replaces it for one event type",
+            "group": "see `GroupConfig`",
+            "timeouts": "see `TimeoutConfig`",
+            "queues": "see `QueueConfig`",
+            "pool": "see `PoolConfig`",
+            "on_partition_activated": "called with the partition's number, on the event loop",
+            "on_partition_revoked": "called with the partition's number, on the event loop",
+            "metrics_handler": "called with each measurement, on the event loop (`streams.metrics`)",
+        },
+    ),
+    Section(
+        GroupConfig,
+        "How the members of the group share the partitions: [membership](../guides/membership.md), "
+        "[moves](../guides/moves.md). "
+        "From `num_standbys` to `leave_timeout_seconds` they are for the strategy `incremental`.",
+        {
+            "strategy": (
+                "`incremental`, `cooperative-sticky`, `range` or `roundrobin`; two of them, the wanted one first,"
+                " while a group migrates"
+            ),
+            "membership": "implementation of the group protocol: `streams`, `librdkafka` or `broker` (KIP-848)",
+            "static_membership": "make `instance_id` the member's `group.instance.id` too",
+            "num_standbys": "warm copies of each partition on other members",
+            "max_moves": "partitions that are prepared for a move at a time, in the whole group",
+            "max_move_bytes": "the same in bytes of changelog on disk; one is always allowed",
+            "preparation_timeout_seconds": "a copy that is not ready by then is passed over",
+            "leave_timeout_seconds": (
+                "for how long a member that stops hands over, before it gives up the rest; 0: at once"
+            ),
+            "publish_status": "publish progress for `kes group`, as offsets of the group `<group>.<instance>.status`",
+        },
+    ),
+    Section(
+        TimeoutConfig,
+        "How long an event source waits: each more than 0 and less than a day. A transaction's time must be "
+        "less than the session's, three heartbeats must fit into a session, and a drain must be shorter than "
+        "a rebalance.",
+        {
+            "session_timeout_seconds": "the group gives up a member after so long without a heartbeat",
+            "transaction_timeout_seconds": "the broker aborts a transaction that takes longer",
+            "heartbeat_interval_seconds": "between two heartbeats",
+            "rebalance_timeout_seconds": (
+                "for members to take part in a rebalance; also how long the event loop may stand still before the"
+                " member leaves the group"
+            ),
+            "drain_timeout_seconds": "for running events, when a partition is given up or the source stops",
+            "call_timeout_seconds": "for one transactional call",
+            "recovery_timeout_seconds": (
+                "for bringing a failed transaction to an end, before the source stops with an error"
+            ),
+        },
+    ),
+    Section(
+        QueueConfig,
+        "Records that were read and wait to be handled: [memory](../guides/running.md#memory-and-slow-lines).",
+        {
+            "max_queued_records": "of one partition; it is paused beyond",
+            "max_queued_bytes": "of one partition; it is paused beyond",
+            "max_queued_bytes_total": (
+                "of all partitions of the process. Beyond half of it, partitions that hold their share of the "
+                "other half are paused"
+            ),
+            "max_poll_records": "records that the poll thread hands over at once",
+        },
+    ),
+    Section(
+        PoolConfig,
+        "The pool of transactional producers, and the rule by which events are batched into transactions.",
+        {
+            "pool_size": "producers, used in turn; at least `pending_transactions` + 2",
+            "pending_transactions": "sealed transactions that may be under way at a time",
+            "target_batch_size": (
+                "events or records, whichever is more, at which a transaction is sealed when the pipeline is free"
+            ),
+            "max_batch_size": "the same, at which intake stops",
+            "max_batch_bytes": "bytes of outputs and changes at which intake stops (keys, values, headers)",
+            "batch_delay_seconds": (
+                "how long a transaction waits for further events when nothing is in flight; 0: it does not; "
+                "`None`: as long as commits take, at most 10 ms"
+            ),
+        },
+    ),
+    Section(
+        ErrorPolicy,
+        "What happens to an event that failed: [errors](../guides/errors.md). Ready ones: `STOP`, `SKIP`, "
+        "`DEAD_LETTER`.",
+        {
+            "retries": "further attempts after the first",
+            "backoff_seconds": (
+                "wait before the first retry; doubled for each further one, with up to a quarter added or taken "
+                "off at random"
+            ),
+            "max_backoff_seconds": "the longest such wait",
+            "then": "the last word: `FAIL_CONSUMER`, `DEAD_LETTER`, `CONTINUE` or `FATALLY_EXIT`",
+        },
+    ),
+    Section(
+        SchedulerConfig,
+        "The limits of an [`AsyncJobScheduler`](../guides/async-jobs.md), and of a handler with `concurrency=`.",
+        {
+            "concurrency": "jobs that run at a time in this process, all partitions together",
+            "worker_queue_depth": "jobs of one key that may wait behind the one that runs",
+            "max_concurrent_keys": "keys of one partition that may have jobs",
+            "timeout_seconds": "for one attempt of a job",
+            "retry": "a `JobRetry`; `None`: one attempt",
+        },
+    ),
+    Section(
+        BatcherConfig,
+        "The limits of an [`AsyncBatcher`](../guides/batching.md).",
+        {
+            "max_batch_size": "items of one call, at most",
+            "max_delay_seconds": "how long an item waits for company when a call may begin",
+            "max_concurrent_batches": "calls that run at a time in this process",
+            "max_queued_items": "items of one partition that wait or run; its reading waits beyond",
+            "timeout_seconds": "for one attempt of a call",
+            "retry": "a `JobRetry` for a call that raises, with all of its items; `None`: one attempt",
+        },
+    ),
+    Section(
+        JobRetry,
+        "Retries of a job or of a call.",
+        {
+            "attempts": "in all, the first one included",
+            "wait_initial_seconds": "wait before the second; doubled for each further one",
+            "wait_max_seconds": "the longest such wait",
+            "wait_jitter_seconds": "added at random, up to so much",
+            "timeout_seconds": "no further attempt so long after the first one began; `None`: no such bound",
+            "on": "classes of exceptions that are worth a retry; others fail at once",
+        },
+    ),
+    Section(
+        EventProducer,
+        "A producer of typed events, in any program: [producing events](events.md#producing-events).",
+        {
+            "bootstrap_servers": "the brokers; else `KES_BOOTSTRAP_SERVERS`",
+            "client_settings": "as those of `EventSourceConfig`",
+            "transactional_id": "name of the producer of `transaction()`: one per process, the same after a restart",
+            "max_queued_records": "records sent and not acknowledged; calls wait beyond",
+            "delivery_timeout_seconds": "how long a record is tried",
+            "transaction_timeout_seconds": "the broker aborts a transaction that takes longer",
+        },
+    ),
+    Section(
+        BatchProducer,
+        "Records for another cluster, at least once: [batches](../guides/batching.md#records-for-another-cluster).",
+        {
+            "bootstrap_servers": "the brokers; else those of the event source",
+            "client_settings": "on top of those of the event source; with `bootstrap_servers` in place of them",
+            "max_queued_records": "records on their way; events beyond wait, and their partitions' reading with them",
+            "delivery_timeout_seconds": "how long a record is tried",
+            "name": "name in logs and statistics",
+        },
+    ),
+    Section(
+        GlobalChangeLog,
+        "A read-only view of a whole topic: [global change logs](../guides/global-change-log.md).",
+        {
+            "topic": "the topic that is followed",
+            "bootstrap_servers": "the brokers; else `KES_BOOTSTRAP_SERVERS`",
+            "client_settings": "as those of `EventSourceConfig`",
+            "on_error": (
+                "for a record that cannot be decoded, or a receiver that raises: an `ErrorPolicy`, or a function"
+            ),
+            "client_id": "name of the client at the broker",
+            "topic_timeout_seconds": "how long the start waits for a topic that is missing",
+        },
+    ),
+)
+
+
+def settings_of(kind: type) -> dict[str, tuple[str, Any]]:
+    """Return name, type and default of each setting of a class (``inspect.Parameter.empty`` without a default)."""
+    if issubclass(kind, msgspec.Struct):
+        fields = msgspec.structs.fields(kind)
+        types = inspect.get_annotations(kind)
+        return {
+            each.name: (
+                types[each.name],
+                each.default
+                if each.default is not msgspec.NODEFAULT
+                else each.default_factory()
+                if each.default_factory is not msgspec.NODEFAULT
+                else inspect.Parameter.empty,
+            )
+            for each in fields
+        }
+    parameters = inspect.signature(kind.__init__).parameters.values()
+    return {
+        each.name: (str(each.annotation), each.default) for each in parameters if each.name not in DOCUMENTED_ELSEWHERE
+    }
+
+
+def shown(name: str, default: Any) -> str:
+    """Return a default as a reader writes it."""
+    if default is inspect.Parameter.empty:
+        return "**required**"
+    if isinstance(default, ErrorPolicy):
+        return POLICIES[default]
+    if isinstance(default, msgspec.Struct):
+        return f"`{type(default).__name__}()`"
+    if isinstance(default, int) and default in IN_PARTS and "bytes" in name:
+        return IN_PARTS[default]
+    if isinstance(default, int | float) and not isinstance(default, bool):
+        return f"{default:,g}" if default < 1_000_000 else f"{default:,}"
+    if isinstance(default, tuple):
+        return f"`({', '.join(each.__name__ for each in default)},)`"
+    if isinstance(default, str | dict | None):
+        return f"`{default!r}`" if default else "" if default is not None else "none"
+    return f"`{getattr(default, 'name', default)}`"
+
+
+def table(section: Section) -> str:
+    """Return the section of one class. Raises ``ValueError`` if a setting has no meaning, or a meaning no setting."""
+    settings = settings_of(section.settings)
+    if missing := settings.keys() ^ section.meanings.keys():
+        raise ValueError(
+            f"{section.settings.__name__}: {', '.join(sorted(missing))}: a setting, or its meaning, is missing"
+        )
+    rows = [
+        f"| `{name}` | {kind_of(kind)} | {shown(name, default)} | {section.meanings[name]} |"
+        for name, (kind, default) in settings.items()
+    ]
+    head = [f"## {section.settings.__name__}", "", section.text, "", "| setting | type | default | meaning |"]
+    return "\n".join([*head, "|---|---|---|---|", *rows, ""])
+
+
+def kind_of(annotation: object) -> str:
+    """Return a type as it is shown: the classes without their modules."""
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    text = re.sub(r"\[StoreT(, \w+)*\]", "", text)
+    return "`" + text.replace("|", "\\|") + "`"
+
+
+def outputs() -> dict[Path, str]:
+    """Return the page, by its path."""
+    head = [
+        "# Settings",
+        "",
+        "<!-- Written by `python docs/settings.py`: a change here is lost. -->",
+        "",
+        "All settings of all classes, with their defaults. Units are in the names. Classes of settings are "
+        "frozen and keyword-only; a wrong value is a "
+        "`ConfigError` that names the setting, raised where the settings are made.",
+        "",
+        "Environment variables are on [the page of the command line](command-line.md#environment).",
+        "",
+        "The settings of `group`, `timeouts` and `queues` can still be given to `EventSourceConfig` by their "
+        "own names; the next release drops that.",
+        "",
+    ]
+    return {PAGE: "\n".join([*head, *(table(section) for section in SECTIONS)])}
+
+
+def main() -> None:
+    """Write what differs."""
+    for path, text in outputs().items():
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Transactions of a program that has no event source: blocking calls, over an event loop on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final
+
+from anyio.from_thread import start_blocking_portal
+
+from streams.clients.producing.cluster import Cluster
+from streams.clients.producing.encoded_transaction import EncodedTransaction
+from streams.clients.producing.settings import OF_LIBRDKAFKA_S_PRODUCER, ProducerSettings
+from streams.clients.producing.transactions import WireSlot
+from streams.clients.settings import ClientSettings
+from streams.config import DELIVERY_SHARE
+from streams.errors import RecordRefused, RecordsRefused, StreamsError, TransactionFailed
+from streams.group import Snapshot
+from streams.records import Output
+
+_RETRY_SECONDS: Final = 0.1
+_TOO_LARGE: Final = ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE")
+
+
+class Transactions:
+    """The transactional producer: records without offsets, which no group fences. One thread at a time; an event loop
+    may be running on it, which waits meanwhile."""
+
+    def __init__(self, settings: ClientSettings, transactional_id: str, timeout_seconds: float, seconds: float) -> None:
+        """``timeout_seconds``: the time of a transaction at the broker. ``seconds``: the time of ``commit``. Without an
+        id nothing can be committed. Raises ``ConfigError``."""
+        self.transactional_id = transactional_id
+        # Settings of librdkafka's producer alone are for the program's other records.
+        own = {name: value for name, value in settings.overrides.items() if name not in OF_LIBRDKAFKA_S_PRODUCER}
+        servers, name = settings.bootstrap_servers, settings.client_id
+        self._settings = ProducerSettings.of(servers, name, own) if transactional_id else None
+        self._transaction_seconds = timeout_seconds
+        self._seconds = seconds
+        self._call_seconds = seconds * DELIVERY_SHARE  # a call without success says why before the time is over
+        self._resources = contextlib.ExitStack()
+        self._start: Callable[[list[Output]], Future[None]] | None = None
+
+    def commit(self, outputs: list[Output]) -> None:
+        """Send records in a transaction. The same records are sent again, in another transaction, until the time is
+        over, as long as it is certain that the last one was not committed. Blocks.
+
+        Raises ``RecordRefused``, and ``TransactionFailed`` (in doubt: the kind ``unknown`` of ``commit_transaction``).
+        """
+        if not outputs:
+            return
+        try:
+            (self._start or self._connect())(outputs).result()
+        except BaseException:  # also Ctrl-C in the middle: then it is still under way
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End what is under way, and close connections, loop and thread; the next ``commit`` makes others. A
+        transaction that is open is aborted by the broker, or by the next producer with the id."""
+        self._start = None
+        self._resources.close()
+
+    def _connect(self) -> Callable[[list[Output]], Future[None]]:
+        assert self._settings is not None, "a transaction needs a transactional id"
+        cluster = Cluster(self._settings)
+        slot = WireSlot(
+            self.transactional_id,
+            cluster,
+            "",
+            call_timeout_seconds=self._call_seconds,
+            transaction_timeout_seconds=self._transaction_seconds,
+        )
+        portal = self._resources.enter_context(start_blocking_portal())
+        self._resources.callback(portal.call, portal.stop, True)  # True: tasks are cancelled
+        self._resources.callback(portal.call, slot.abandon)
+        self._start = lambda outputs: portal.start_task_soon(self._commit, slot, cluster, outputs)
+        return self._start
+
+    async def _commit(self, slot: WireSlot, cluster: Cluster, outputs: list[Output]) -> None:
+        requests = 0  # to commit; once there is one, nothing is sent again
+
+        def requested() -> None:
+            nonlocal requests
+            requests += 1
+
+        failure = self._timed_out("flush")
+        try:
+            async with asyncio.timeout(self._seconds):
+                is_final = False
+                while not is_final:
+                    try:
+                        if not slot.is_open:
+                            await slot.reopen({output.topic for output in outputs})
+                        records = EncodedTransaction(cluster, self._call_seconds)
+                        await records.complete(outputs)
+                        await slot.flush(records, "", {}, _no_fence)
+                        return await slot.commit(requested)
+                    except TransactionFailed as error:
+                        failure, is_final = _judged(error, requests)
+                    # Readers of committed records wait for its end. A closed slot ends it when it is opened again.
+                    with contextlib.suppress(TransactionFailed):
+                        await slot.abort()
+                    if not is_final:
+                        await asyncio.sleep(_RETRY_SECONDS)
+        except TimeoutError:
+            if requests:
+                failure = self._timed_out("commit_transaction")
+        raise failure
+
+    def _timed_out(self, call: str) -> StreamsError:
+        reason = f"{self.transactional_id}: no success within {self._seconds:g} seconds"
+        return TransactionFailed(call, "_TIMED_OUT", "unknown", reason)
+
+
+def _judged(failure: TransactionFailed, requests: int) -> tuple[StreamsError, bool]:
+    """Return the error of a failed attempt, and whether it is final; else it is certain that nothing is committed, and
+    the same may succeed. ``requests``: how many were made to commit."""
+    if isinstance(failure, RecordsRefused):
+        # A batch that is too large, and none of its records: the next ones are smaller.
+        at_fault = [record for record in failure.refused if record.output is not None or record.code not in _TOO_LARGE]
+        if at_fault:
+            first = next((record for record in at_fault if record.is_own), at_fault[0])
+            return RecordRefused(f"{first.reason}; nothing of the transaction is committed"), True
+    if failure.kind == "fenced" and requests > 1:
+        failure.kind = "unknown"  # an earlier request, which was not answered, may have committed it before that
+    return failure, bool(requests) or failure.kind == "fenced"
+
+
+def _no_fence() -> Snapshot:
+    raise AssertionError("no offsets are sent")

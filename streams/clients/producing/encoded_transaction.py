@@ -1,0 +1,81 @@
+"""The records of one transaction, encoded while it is filled, for the topics of a cluster.
+
+Encoding needs no producer and no order: it is done as events are admitted, whichever transaction is being sent. A
+topic that is not known yet, or a record that is refused, ends it; ``complete`` waits for the one, and raises the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from streams.clients.producing import answers
+from streams.clients.producing.answers import Meaning
+from streams.clients.producing.cluster import UNKNOWN_SECONDS, Cluster
+from streams.clients.producing.record_batch import EncodedRecords, in_bytes
+from streams.errors import RecordsRefused, TransactionFailed
+from streams.records import Change, Output, RefusedRecord, changelog_record
+
+_LOOK_SECONDS: Final = 0.001
+
+
+class EncodedTransaction:
+    """The records of one attempt to send a transaction. On the loop. ``encoded`` is what a slot sends."""
+
+    def __init__(self, cluster: Cluster, timeout_seconds: float) -> None:
+        self.encoded = EncodedRecords(cluster.placements, cluster.settings.message_limit)
+        self._cluster = cluster
+        self._timeout = timeout_seconds
+        self._filled = 0
+
+    def fill(self, outputs: Sequence[Output]) -> None:
+        """Encode those behind the ones that are encoded, as far as that can be done now. ``outputs`` are all of the
+        transaction's; they only grow from call to call."""
+        self._filled = self.encoded.add(outputs, self._filled, self._cluster.now_ms())
+
+    async def complete(self, outputs: Sequence[Output]) -> None:
+        """Encode all of the transaction's outputs. Waits for topics that are not known yet.
+
+        Raises ``RecordsRefused``, and ``TransactionFailed`` if no broker tells anything of a topic in time.
+        """
+        while self._filled < len(outputs):
+            self.fill(outputs)
+            if self._filled < len(outputs):
+                await self.add(outputs[self._filled])
+                self._filled += 1
+
+    async def add_changes(self, topic: str, partition: int, changes: Sequence[Change]) -> None:
+        """Encode the changelog records of a partition's changes. Waits and raises as ``complete`` does."""
+        done = 0
+        while done < len(changes):
+            done = self.encoded.add_changes(topic, partition, changes, done, self._cluster.now_ms())
+            if done < len(changes):
+                await self.add(changelog_record(topic, partition, changes[done]))
+                done += 1
+
+    async def add(self, output: Output) -> None:
+        """Encode one record. Waits and raises as ``complete`` does."""
+        record = in_bytes(output)
+        while not self.encoded.add([record], 0, self._cluster.now_ms()):
+            self._check(record, output)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _check(self, record: Output, output: Output) -> None:
+        """Return if a record is not taken because its topic is not known yet, and look for the topic; else raise."""
+        topic, cluster = output.topic, self._cluster
+        refusal = self.encoded.refusal(record)
+        if refusal is not None:
+            refused = RefusedRecord(topic, "REFUSED", str(refusal), True, output)
+            raise RecordsRefused("produce", [refused]) from refusal
+        known = cluster.placements.get(topic)
+        if known is not None and output.partition < known.count:
+            # Partitions were added since the transaction began; or no part is at fault alone.
+            raise TransactionFailed("produce", "_UNKNOWN_PARTITION", "abortable", f"{topic}: sent again")
+        unknown = cluster.unknown_since(topic)
+        cluster.look_for(topic)
+        if unknown is not None:
+            code, seconds = unknown
+            if answers.PRODUCE.get(code) in (Meaning.BLOCKED, Meaning.REFUSED) or seconds > UNKNOWN_SECONDS:
+                raise RecordsRefused("produce", [answers.refused_record(topic, -1, code, "", output)])
+        cluster.check_patience(topic, self._timeout)
