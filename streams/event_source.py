@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import Any, TypeVar, overload
@@ -21,6 +21,7 @@ from streams.config import EventSourceConfig
 from streams.core.router import check_callable
 from streams.errors import RegistrationError, Stopped, StreamsError
 from streams.handlers import Handlers
+from streams.metrics import Measurement, MetricsHandler
 from streams.records import DEFAULT_MESSAGE_LIMIT, TopicPartition
 from streams.runtime import source_topics
 from streams.runtime.connections import KafkaConnections
@@ -35,6 +36,9 @@ from streams.stores.stateless import Stateless
 from streams.topics import TopicSpec
 
 _log = logging.getLogger(__name__)
+
+ENDS_SECONDS = 1.0
+"""The wait for the thread that reads, for the ends of partitions; it may be busy or gone."""
 
 StoreT = TypeVar("StoreT")
 Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
@@ -75,6 +79,7 @@ class EventSource(Handlers[StoreT]):
         self._store_factory: Callable[[TopicPartition], Any] = store or Stateless
         self._state = SourceState.CREATED
         self._engine: Engine | None = None
+        self._metrics_handlers: list[MetricsHandler] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = threading.Event()
         self._stop_asked: bool | None = None  # drain or not
@@ -165,8 +170,36 @@ class EventSource(Handlers[StoreT]):
         """Return the state of the event source in its life cycle."""
         return self._state
 
+    def add_metrics_handler(self, handler: MetricsHandler) -> None:
+        """Call this handler with each measurement of the coming runs, besides that of the settings. The same rules hold
+        for it."""
+        self._metrics_handlers.append(handler)
+
+    def statistics_threadsafe(self) -> concurrent.futures.Future[SourceStatistics]:
+        """``statistics`` from any thread, with the ``end`` of each partition. The future ends when the loop and the
+        thread that reads have answered, within a tenth of a second, unless the loop stands still. Raises ``Stopped``
+        when the source is not running."""
+        engine, loop = self._running(), self._loop
+        assert loop is not None
+
+        async def look() -> SourceStatistics:
+            ends: Mapping[int, int] = {}
+            with anyio.move_on_after(ENDS_SECONDS):
+                ends = await asyncio.wrap_future(engine.input.ends())
+            return self._statistics(ends)
+
+        looking = look()
+        try:
+            return asyncio.run_coroutine_threadsafe(looking, loop)
+        except RuntimeError as error:  # it has stopped since
+            looking.close()
+            raise Stopped("the event source is not running") from error
+
     def statistics(self) -> SourceStatistics:
         """Return the present state in figures. Call it on the loop of the event source."""
+        return self._statistics({})
+
+    def _statistics(self, ends: Mapping[int, int]) -> SourceStatistics:
         engine = self._engine
         if engine is None:
             return SourceStatistics(self._state, self.config.instance_id, -1, (), 0, 0, 0)
@@ -185,6 +218,7 @@ class EventSource(Handlers[StoreT]):
                     worker.events_ahead,
                     len(worker.timers),
                     worker.timers.next_due_ms,
+                    ends.get(number, -1),
                 )
                 for number, worker in sorted(engine.workers.items())
             ),
@@ -261,7 +295,7 @@ class EventSource(Handlers[StoreT]):
     async def _consume_until_stopped(
         self, connect: Callable[[EventSourceConfig], Connections], environment: Environment
     ) -> None:
-        config = self.config.resolved()
+        config = self._measured(self.config.resolved())
         connections = connect(config)
         with anyio.CancelScope() as self._preparing:
             await source_topics.prepare(config, connections)
@@ -271,6 +305,19 @@ class EventSource(Handlers[StoreT]):
             await self._enter_lifespan(resources)
             if self._stop_asked is None:
                 await self._run_engine(config, connections, environment)
+
+    def _measured(self, config: EventSourceConfig) -> EventSourceConfig:
+        """Have the added handlers called as well."""
+        if not self._metrics_handlers:
+            return config
+        own = () if config.metrics_handler is None else (config.metrics_handler,)
+        handlers = (*self._metrics_handlers, *own)  # the last one, since what it raises ends the call
+
+        def measure(measurement: Measurement) -> None:
+            for handler in handlers:
+                handler(measurement)
+
+        return msgspec.structs.replace(config, metrics_handler=measure)
 
     async def _enter_lifespan(self, resources: AsyncExitStack) -> None:
         if self._lifespan is None:

@@ -33,6 +33,14 @@ class PartitionStatistics(msgspec.Struct, frozen=True):
     """Durable timers that are set."""
     next_timer_ms: int | None = None
     """Time at which the first of them is due, in milliseconds since the epoch; ``None``: none is set."""
+    end: int = -1
+    """End of the partition in the source topic, as far as the consumer has seen it; -1: not known. Only in the answer
+    of ``statistics_threadsafe``."""
+
+    @property
+    def lag(self) -> int | None:
+        """Return the records between the next offset and the end; ``None`` while the end is not known."""
+        return max(self.end - self.next_offset, 0) if self.end >= 0 and self.next_offset >= 0 else None
 
 
 class CopyStatistics(msgspec.Struct, frozen=True):

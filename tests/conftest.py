@@ -10,6 +10,8 @@ from traceback import walk_tb
 import pytest
 from hypothesis import settings
 
+from streams.logs import FloodHandler
+
 # A run in the background of a shell ignores Ctrl-C, and so would the commands that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -68,12 +70,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
-    """The command line configures the package's logger; the test after it must not hear by it."""
-    logger = logging.getLogger("streams")
-    before = logger.handlers[:], logger.level, logger.propagate
+    """The command line configures the root logger; the test after it must not hear by it."""
+    root = logging.getLogger()
+    before, level, factory = root.handlers[:], root.level, logging.getLogRecordFactory()
     yield
-    logger.handlers[:], logger.propagate = before[0], before[2]
-    logger.setLevel(before[1])
+    for handler in [
+        handler for handler in root.handlers if handler not in before and isinstance(handler, FloodHandler)
+    ]:
+        root.removeHandler(handler)
+    root.setLevel(level)
+    logging.setLogRecordFactory(factory)
 
 
 @pytest.fixture

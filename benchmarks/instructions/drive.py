@@ -136,11 +136,23 @@ def by_hand(meter: Meter, warm: int, events: int, per_transaction: int = 5_000) 
 JOB = Job(bootstrap_servers="127.0.0.1:1", group="g", source="in", output="out", changelog="g.in.changelog")
 
 
+def with_metrics(made: Callable[[Job], EventSource[Any]], job: Job) -> EventSource[Any]:
+    """Build an event source whose metrics are exported."""
+    from streams.observability import PrometheusMetrics
+
+    source = made(job)
+    PrometheusMetrics(source)
+    return source
+
+
 SYSTEMS: dict[str, Callable[[Meter, int, int], None]] = {
     "engine": partial(by_engine, source_of),
     "batch": partial(by_engine, by_batch),
     "scheduler": partial(by_engine, by_scheduler),
     "concurrency": partial(by_engine, by_concurrency),
+    "metrics": partial(by_engine, partial(with_metrics, source_of)),
+    "scheduler-metrics": partial(by_engine, partial(with_metrics, by_scheduler)),
     "hand-written": by_hand,
 }
-"""Plain handler, batch handler, ``AsyncJobScheduler``, ``concurrency=``, and the loop written by hand."""
+"""Plain handler, batch handler, ``AsyncJobScheduler``, ``concurrency=``, the first and the scheduler with their metrics
+exported, and the loop written by hand."""

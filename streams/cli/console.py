@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
@@ -69,17 +68,6 @@ def complain(message: str, hint: str = "") -> None:
     console.print(Text("kes: ", style="bold red") + Text(message), soft_wrap=True)
     if hint:
         console.print(Text(hint), soft_wrap=True)
-
-
-def configure_logging(verbosity: int, name: str = "") -> None:
-    """Log lines of the package to stderr: 0 warnings, 1 information, 2 everything. ``name`` is put into every line."""
-    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
-    logger = logging.getLogger("streams")
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)-7s {name and name + ' '}%(name)s: %(message)s"))
-    logger.handlers[:] = [handler]
-    logger.setLevel(level)
-    logger.propagate = False
 
 
 @contextmanager

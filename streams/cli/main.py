@@ -168,6 +168,6 @@ def _root(
 
     Environment: KES_BOOTSTRAP_SERVERS (the broker), KES_CACHE_DIR, KES_DEBUG=1 (stack traces).
     """
-    from streams.cli.console import configure_logging
+    from streams.cli.logging_setup import configure_logging, verbose_options
 
-    configure_logging(verbose)
+    configure_logging(verbose_options(verbose))

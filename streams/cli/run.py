@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, TextIO
 
+import msgspec
 import typer
 from rich.text import Text
 
 from streams.cli.console import as_json, notices
+from streams.cli.logging_setup import LogFormat, LogLevel, LogOptions, checked_file, configure_logging, verbose_options
 from streams.cli.source_name import checked_name
-from streams.cli.supervisor import RestartPolicy, Status, Supervisor, worker_command
-from streams.cli.worker import GC_THRESHOLD
+from streams.cli.supervisor import RestartPolicy, Status, Supervisor, worker_command, worker_names
+from streams.cli.worker import GC_THRESHOLD, WorkerOptions
 from streams.config import host_name
+from streams.errors import ConfigError
+
+_log = logging.getLogger("streams.cli.run")
 
 app = typer.Typer()
 
 _STYLES = {"started": "green", "exited": "yellow", "removed": "yellow", "gave up": "bold red", "killed": "bold red"}
+_LEVELS = {"restarting": logging.WARNING, "killed": logging.WARNING, "gave up": logging.ERROR}
 
 
 @app.command()
@@ -40,6 +50,17 @@ def run(
         ),
     ] = GC_THRESHOLD,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Warnings only.")] = False,
+    log_level: Annotated[
+        LogLevel | None, typer.Option(case_sensitive=False, help="Of all loggers, yours too. Default: info.")
+    ] = None,
+    log_format: Annotated[LogFormat, typer.Option(help="Of the lines on standard error.")] = LogFormat.TEXT,
+    log_config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Python's logging configuration (.json, .toml, .ini) of the workers."),
+    ] = None,
+    metrics: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="HOST:PORT or PORT for Prometheus (/metrics), /live and /ready.")
+    ] = "",
     json: Annotated[bool, typer.Option("--json", help="Starts, exits, restarts as JSON lines on stdout.")] = False,
 ) -> None:
     """Run an event source in worker processes that are kept alive.
@@ -50,20 +71,59 @@ def run(
     70 a worker failed too often; 128 + signal (130, 143): killed before the drain was complete.
     """
     checked_name(source)
-    verbosity = max(0 if quiet else 1, context.parent.params["verbose"] if context.parent else 0)
-    supervisor = Supervisor(
-        worker_command(source, verbosity, gc_threshold),
-        workers=workers,
-        instance_prefix=instance_prefix or host_name(),
-        policy=RestartPolicy(max_crashes=max_crashes, window_seconds=window_seconds),
-        drain_seconds=drain_seconds,
-        status=_status_json if json else _StatusLines(quiet),
-    )
-    raise typer.Exit(supervisor.run())
+    if log_config is not None and (log_level is not None or log_format is not LogFormat.TEXT):
+        raise typer.BadParameter("the file decides level and format: leave out --log-level and --log-format")
+    verbosity = context.parent.params["verbose"] if context.parent else 0
+    level = log_level or verbose_options(max(0 if quiet else 1, verbosity)).level
+    logs = LogOptions(level, log_format, "" if log_config is None else checked_file(log_config))
+    configure_logging(msgspec.structs.replace(logs, config=""))
+    report = _status_json if json else _log_status if log_format is LogFormat.JSON else _StatusLines(quiet)
+    prefix = instance_prefix or host_name()
+    with _served(metrics, worker_names(prefix, workers)) as noted:
+
+        def status(status: Status) -> None:
+            noted(status)
+            if status["event"] != "serving":
+                report(status)
+
+        supervisor = Supervisor(
+            worker_command(WorkerOptions(source, logs, gc_threshold, bool(metrics))),
+            workers=workers,
+            instance_prefix=prefix,
+            policy=RestartPolicy(max_crashes=max_crashes, window_seconds=window_seconds),
+            drain_seconds=drain_seconds,
+            status=status,
+        )
+        code = supervisor.run()
+    raise typer.Exit(code)
+
+
+@contextmanager
+def _served(address: str, names: list[str]) -> Iterator[Callable[[Status], None]]:
+    """Serve the metrics of all workers, if there is an address; yield what is to be called with each status."""
+    if not address:
+        yield lambda status: None
+        return
+    try:
+        from streams.cli.worker_metrics import WorkerMetrics
+    except ModuleNotFoundError as error:
+        if error.name != "prometheus_client":
+            raise
+        raise ConfigError("--metrics needs prometheus_client: pip install 'kafka-event-source[prometheus]'") from error
+    board = WorkerMetrics(names)
+    with board.serve(address):
+        yield board.noted
 
 
 def _status_json(status: Status) -> None:
     _write(sys.stdout, as_json(status))
+
+
+def _log_status(status: Status) -> None:
+    name, level = status.get("worker", ""), _LEVELS.get(status["event"], logging.INFO)
+    if status["event"] == "exited" and status["code"] != 0:
+        level = logging.WARNING
+    _log.log(level, sentence(status), extra={"worker": name, "status": status})
 
 
 class _StatusLines:

@@ -25,8 +25,10 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from streams.cli.supervisor_channel import Channel, GroupIdentity, Message, Remove, Removed
-from streams.cli.worker import EXIT_BAD_RECORD
+import msgspec
+
+from streams.cli.supervisor_channel import Channel, GroupIdentity, Message, Remove, Removed, Serving
+from streams.cli.worker import EXIT_BAD_RECORD, WorkerOptions
 from streams.cli.worker import EXIT_PROBLEM as WORKER_PROBLEM
 
 EXIT_DONE = 0
@@ -118,7 +120,7 @@ class Supervisor:
         status: Callable[[Status], None],
     ) -> None:
         self._command = list(command)
-        self._workers = [_Worker(f"{instance_prefix}-{n}", Restarts(policy)) for n in range(workers)]
+        self._workers = [_Worker(name, Restarts(policy)) for name in worker_names(instance_prefix, workers)]
         self._policy = policy
         self._drain_seconds = drain_seconds
         self._status = status
@@ -211,6 +213,8 @@ class Supervisor:
                         worker.member = message
                         if message.member_id:
                             self._report("joining", worker, member_id=message.member_id)
+                    case Serving():
+                        self._report("serving", worker, port=message.port)
                     case Removed():
                         dead = self._dead.pop(message.member_id, None)
                         if dead is not None and message.found:
@@ -299,9 +303,14 @@ class Supervisor:
         self._status({"event": event, "worker": worker.instance_id, **more})
 
 
-def worker_command(source: str, verbosity: int, gc_threshold: int) -> list[str]:
+def worker_names(prefix: str, workers: int) -> list[str]:
+    """Return the names of so many workers: ``KES_INSTANCE_ID`` of each."""
+    return [f"{prefix}-{number}" for number in range(workers)]
+
+
+def worker_command(options: WorkerOptions) -> list[str]:
     """The command line of one worker process, but for its last argument (its end of the channel)."""
-    return [sys.executable, "-m", "streams.cli.worker", source, str(verbosity), str(gc_threshold)]
+    return [sys.executable, "-m", "streams.cli.worker", msgspec.json.encode(options).decode()]
 
 
 def _reason(code: int) -> str:

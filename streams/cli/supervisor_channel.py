@@ -43,7 +43,13 @@ class Removed(msgspec.Struct, frozen=True, tag="removed"):
     found: bool
 
 
-Message = GroupIdentity | Remove | Removed
+class Serving(msgspec.Struct, frozen=True, tag="serving"):
+    """Worker to supervisor: its metrics are at this port of the loopback address."""
+
+    port: int
+
+
+Message = GroupIdentity | Remove | Removed | Serving
 _decoder: Final[msgspec.json.Decoder[Message]] = msgspec.json.Decoder(Message)
 
 

@@ -19,9 +19,12 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from streams.cli.console import complain, configure_logging
+import msgspec
+
+from streams.cli.console import complain
 from streams.cli.failures import innermost
-from streams.cli.supervisor_channel import Channel, GroupIdentity, Remove, Removed
+from streams.cli.logging_setup import LogFormat, LogOptions, configure_logging
+from streams.cli.supervisor_channel import Channel, GroupIdentity, Remove, Removed, Serving
 from streams.core.policy import FINAL
 from streams.errors import (
     ConfigError,
@@ -34,9 +37,10 @@ from streams.errors import (
     TopicError,
 )
 from streams.loading import described, load
+from streams.logs import exception_info
 from streams.statistics import SourceState
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("streams.cli.worker")  # the module runs as __main__
 
 EXIT_PROBLEM = 78
 EXIT_FAILED = 70
@@ -58,21 +62,32 @@ _REMOVERS = (SourceState.RUNNING, SourceState.STOPPING)
 NOT_FOR_RESTART = (ConfigError, RegistrationError, TopicError, OffsetError, EmbeddedBrokerError, MembershipFatal)
 
 
+class WorkerOptions(msgspec.Struct, frozen=True):
+    """The options of a worker, one argument of its command line: every user of the machine may read them."""
+
+    source: str
+    logs: LogOptions
+    gc_threshold: int = GC_THRESHOLD
+    metrics: bool = False
+
+
 def main(argv: Sequence[str]) -> int:
-    """``argv`` is source, verbosity, the collector's threshold, and the descriptor of the channel to the supervisor."""
-    source, verbosity, gc_threshold, descriptor = argv
+    """``argv`` is the ``WorkerOptions`` as JSON, and the descriptor of the channel to the supervisor."""
+    options, descriptor = msgspec.json.decode(argv[0], type=WorkerOptions), int(argv[1])
     name = os.environ.get("KES_INSTANCE_ID", "")
-    configure_logging(int(verbosity), name=name)
-    supervised = _Supervised(Channel(socket.socket(fileno=int(descriptor))))
+    supervised = _Supervised(Channel(socket.socket(fileno=descriptor)))
     threading.Thread(target=supervised.attend, name="kes-supervisor-watch", daemon=True).start()
     try:
-        supervised.source = load(source)
-        collect_rarely(int(gc_threshold))
+        configure_logging(options.logs, worker=name)
+        supervised.source = load(options.source)
+        if options.metrics:
+            supervised.serve_metrics()
+        collect_rarely(options.gc_threshold)
         supervised.source.run()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except Exception as error:
-        return _failed(name, innermost(error))
+        return _failed(name, innermost(error), options.logs)
     supervised.left()
     return 0
 
@@ -109,6 +124,15 @@ class _Supervised:
         os.kill(os.getpid(), signal.SIGTERM)
         threading.Event().wait(ORPHAN_DRAIN_SECONDS)
         os._exit(EXIT_FAILED)
+
+    def serve_metrics(self) -> None:
+        """Serve the source's metrics to the supervisor, on a free port of the loopback address."""
+        from streams.event_source import EventSource
+        from streams.observability import PrometheusMetrics
+
+        if not isinstance(self.source, EventSource):
+            raise ConfigError(f"--metrics needs an EventSource; the source is {type(self.source).__name__}")
+        self._channel.send(Serving(PrometheusMetrics(self.source).serve("127.0.0.1:0").port))
 
     def left(self) -> None:
         """Report after a good end of ``run`` that there is nothing to remove (a static member keeps its place)."""
@@ -158,21 +182,32 @@ def _group_instance(source: Any) -> str:
     return str(config.instance_id or os.environ.get("KES_INSTANCE_ID", ""))
 
 
-def _failed(name: str, error: Exception) -> int:
+def _failed(name: str, error: Exception, logs: LogOptions) -> int:
     if isinstance(error, StreamsError):
-        _report(name, error)
+        _report(name, error, logs)
+    elif _are_for_programs(logs):
+        log.critical("the worker fails: %s", described(error), exc_info=exception_info(error))
     else:  # the user's code: its stack trace is what they need
-        traceback.print_exception(error)
+        traceback.print_exception(*exception_info(error))
     if isinstance(error, EventFailure) and isinstance(error.__cause__, FINAL):
         return EXIT_BAD_RECORD
     return EXIT_PROBLEM if isinstance(error, NOT_FOR_RESTART) else EXIT_FAILED
 
 
-def _report(name: str, error: StreamsError) -> None:
+def _are_for_programs(logs: LogOptions) -> bool:
+    """Check whether what is said at the end is a log line as well: JSON, or where a configuration file sends it."""
+    return logs.format is LogFormat.JSON or bool(logs.config)
+
+
+def _report(name: str, error: StreamsError, logs: LogOptions) -> None:
     if os.environ.get("KES_DEBUG") == "1":
         traceback.print_exception(error)
     cause = error.__cause__
     hint = f"caused by {described(cause)}" if cause is not None and not isinstance(error, ConfigError) else ""
+    if _are_for_programs(logs) and not isinstance(error, EventFailure):
+        log.critical("%s: %s%s", type(error).__name__, error, hint and f" ({hint})")
+    if logs.format is LogFormat.JSON:
+        return
     if not isinstance(error, EventFailure):
         complain(f"{name}: {type(error).__name__}: {error}", hint=hint)
     elif hint and not isinstance(cause, FINAL):  # the engine has logged the failure when it began to stop

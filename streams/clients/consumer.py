@@ -297,6 +297,11 @@ class LogConsumer:
                 news[number] = PolledPartition(records, position, end, number in at_end or position == end)
         return news
 
+    def ends(self) -> dict[int, int]:
+        """Return the high watermarks of the partitions that are read, as far as they are known. No request is sent:
+        they came with the last fetch of each."""
+        return {partition: end for partition in self._positions if (end := self._end(partition)) >= 0}
+
     def _end(self, partition: int) -> int:
         try:
             _, end = self._consumer.get_watermark_offsets(TopicPartition(self.topic, partition), cached=True)

@@ -31,6 +31,9 @@ from streams.clients.kafka_python import errors as kafka_errors
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError
 
 log = logging.getLogger(__name__)
+
+_CARRY_CREDENTIALS = ("SaslAuthenticateRequest", "SaslBytesRequest")
+
 T = TypeVar("T")
 
 Place = tuple[str, int]
@@ -385,8 +388,20 @@ def check_addresses(bootstrap_servers: str) -> None:
 def _quiet_kafka_python() -> None:
     """kafka-python logs some 15 lines a second while a broker is away, and what matters is logged here.
 
-    A level that the application gave the ``kafka`` logger, or one below it, is left as it is.
+    A level that the application gave the ``kafka`` logger, or one below it, is left as it is. But at DEBUG kafka-python
+    logs each request with what is in it: credentials are taken out of these lines.
     """
+    for name in ("kafka.net.connection", "kafka.protocol.parser"):
+        logging.getLogger(name).addFilter(hide_credentials)
     logger = logging.getLogger("kafka")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.CRITICAL)
+
+
+def hide_credentials(record: logging.LogRecord) -> bool:
+    """Replace requests that carry a password or a token by their names. A filter of loggers: lets all records pass."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(
+            type(value).__name__ if type(value).__name__ in _CARRY_CREDENTIALS else value for value in record.args
+        )
+    return True

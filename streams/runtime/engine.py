@@ -17,11 +17,12 @@ from typing import Any, NoReturn
 import anyio
 from anyio.abc import TaskGroup
 
+from streams.clients.group_wire import ranges
 from streams.config import EventSourceConfig
 from streams.core.router import Route, Router
 from streams.core.schedule import Schedule
 from streams.core.transaction import Transaction, Waiter
-from streams.errors import StreamsError, TopicReplaced
+from streams.errors import EventFailure, StreamsError, TopicReplaced
 from streams.group import Assigned, Fatal, GroupEvent, Lost, Revoked, TakeOver, transactional_id
 from streams.metrics import Measurement, MembershipChanged
 from streams.runtime.ad_hoc_interjections import AdHocInterjections
@@ -33,6 +34,7 @@ from streams.runtime.ownership.partitions import Partitions
 from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.ownership.takeover import TakeOvers
 from streams.runtime.ownership.topic_watch import TopicWatch
+from streams.runtime.partition.failures import trace_of
 from streams.runtime.partition.handler_threads import HandlerThreads
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.worker import PartitionWorker
@@ -96,6 +98,7 @@ class Engine:
         self._news = Signal()
         self._stop = anyio.Event()
         self._drain = True
+        self._has_joined = False
         self._tasks = anyio.create_task_group()
         self._threads: list[Blocking] = []
 
@@ -170,7 +173,9 @@ class Engine:
         drained."""
         if self.failure is None:
             self.failure = error
-            _log.error("the event source of group %s stops: %s", self.config.group_id, error)
+            cause = error.__cause__ if isinstance(error, EventFailure) else None
+            traced = None if cause is None else trace_of(cause)
+            _log.error("the event source of group %s stops: %s", self.config.group_id, error, exc_info=traced)
         self.stop(drain=drain and not isinstance(error, TopicReplaced))
 
     def exit_now(self, text: str) -> NoReturn:
@@ -295,9 +300,22 @@ class Engine:
         cause = self.status.rebalanced(event, came, went)
         owned, added = len(event.owned), len(event.added)
         self.measure(MembershipChanged(event.generation, owned, added, lost=False, cause=cause))
+        if not self._has_joined:
+            self._has_joined = True
+            _log.info("joined: %s", self._place(event))
         _log.info("generation %d: %d partitions, %d of them new (%s)", event.generation, owned, added, cause)
         if self.accepting:
             self.handover.assigned(event)
+
+    def _place(self, event: Assigned) -> str:
+        config = self.config
+        brokers = config.bootstrap_servers
+        if config.source_is_elsewhere:
+            brokers += f" (topic {config.topic} on {config.source_bootstrap_servers})"
+        return (
+            f"group {config.group_id} as {config.instance_id}, topic {config.topic}, brokers {brokers}, "
+            f"partitions {ranges(event.owned)} of {config.num_partitions}"
+        )
 
     def _on_lost(self, event: Lost) -> None:
         _log.warning("the membership is lost (%s): everything owned is void, joining again", event.reason)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from asyncio import AbstractEventLoop
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from streams.clients.producing.encoded_transaction import EncodedTransaction
@@ -65,6 +66,7 @@ class LogConsumer(Protocol):
     def resume(self, partitions: Collection[int]) -> None: ...
     def poll_batch(self, timeout_seconds: float, limit: int) -> Mapping[int, PolledPartition]: ...
     def take_failures(self) -> Mapping[int, Exception]: ...
+    def ends(self) -> Mapping[int, int]: ...
     def close(self) -> None: ...
 
 
@@ -112,6 +114,11 @@ class Input(Reading, Protocol):
 
     def handled(self, records: int, size: int) -> None:
         """Report that so many of the delivered records, of so many bytes, left the queues: room for more."""
+        ...
+
+    def ends(self) -> Future[Mapping[int, int]]:
+        """Return the ends of the partitions that are read, as far as they are known, once the poll under way is over.
+        Never fails; after ``close`` there is no answer."""
         ...
 
 

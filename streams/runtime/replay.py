@@ -292,6 +292,9 @@ class _NoInput:
 
     expect = add = remove = pause = resume = handled = close = start
 
+    def ends(self) -> NoReturn:
+        raise AssertionError("no statistics are taken of a replay")
+
 
 def _described(route: Route) -> tuple[str, ...]:
     handler = route.handler

@@ -13,7 +13,7 @@ import pytest
 
 from streams import EventSource
 from streams.broker import KafkaBroker
-from streams.cli import console, main
+from streams.cli import logging_setup, main
 from streams.clients.admin import TopicAdmin
 from streams.clients.settings import ClientSettings
 from streams.testing.fixtures import BrokerAddress, OwnBroker
@@ -72,7 +72,7 @@ def bank_group(membership: str, kafka_broker: BrokerAddress, topic_prefix: str, 
 def kes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, Any, str]]:
     """The command in this process, as ``kes(source, *words)`` with ``shop:source`` (behind the first two words) and
     ``--json`` for this source: exit code, answer, messages."""
-    monkeypatch.setattr(console, "configure_logging", lambda verbosity: None)
+    monkeypatch.setattr(logging_setup, "configure_logging", lambda options: None)
 
     def run(source: EventSource[Any], *words: str, behind: int = 2) -> tuple[int, Any, str]:
         module = ModuleType("shop")

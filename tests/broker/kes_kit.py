@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,21 @@ class Kes:
 class KesRun:
     """``kes run --json`` of a source, and what it says of its workers: ``w-0``, ``w-1``, ..."""
 
-    def __init__(self, source: str, workers: int, log: Path, cwd: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        source: str,
+        workers: int,
+        log: Path,
+        cwd: Path,
+        environment: Mapping[str, str],
+        options: Sequence[str] = (),
+    ) -> None:
         self.log = log
         self.lines: list[dict[str, Any]] = []
         with log.open("ab") as messages:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "streams", "-v", "run", source, "--json",
-                 "--workers", str(workers), "--instance-prefix", "w", "--max-crashes", "100"],
+                 "--workers", str(workers), "--instance-prefix", "w", "--max-crashes", "100", *options],
                 cwd=cwd,
                 env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
                 stdout=subprocess.PIPE,

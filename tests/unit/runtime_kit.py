@@ -151,6 +151,9 @@ class FakeConsumer:
         failures, self.failures = self.failures, {}
         return failures
 
+    def ends(self) -> dict[int, int]:
+        return {}
+
     def close(self) -> None:
         self.closed.set()
 
@@ -168,6 +171,9 @@ class Consumer(FakeConsumer):
         if not batch:
             self.closed.wait(0.001)
         return self.moved(batch)
+
+    def ends(self) -> dict[int, int]:
+        return {number: len(self._broker.logs[TOPIC, number]) for number in self.positions}
 
 
 class Tail:

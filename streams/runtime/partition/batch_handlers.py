@@ -21,7 +21,7 @@ from streams.errors import RegistrationError
 from streams.metrics import BatchFailed
 from streams.records import IncomingRecord
 from streams.runtime.partition.event_context import OWN_NAME, EventContext
-from streams.runtime.partition.failures import RestartNeeded, describe
+from streams.runtime.partition.failures import RestartNeeded, describe, trace_of
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.unit import Unit
@@ -157,7 +157,7 @@ def split_batch(partition: Partition, host: Host, last: int, error: Exception) -
         partition.topic_partition,
         last,
         describe(error),
-        exc_info=error,
+        exc_info=trace_of(error),
     )
 
 

@@ -21,7 +21,7 @@ from streams.outcomes import ExecutionState
 from streams.records import TYPE_HEADER, VERSION_HEADER, IncomingRecord
 from streams.runtime.partition.dead_letters import dead_letter
 from streams.runtime.partition.event_context import EventContext
-from streams.runtime.partition.failures import RestartNeeded, backoff, describe, describe_type
+from streams.runtime.partition.failures import RestartNeeded, backoff, describe, describe_type, trace_of
 from streams.runtime.partition.handler_kind import HandlerKind
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.interjections import Interjection
@@ -253,12 +253,14 @@ class Execution:
             text = f"{describe(error)}; the record cannot be read"
         else:
             text = f"{name} ({route.name}) failed after {attempts} attempt(s): {describe(error)}"
+        traced = None if route is None else trace_of(error)
         if decision is Decision.EXIT:
+            _log.error("%s", text, exc_info=traced)
             host.exit_now(f"{text}; {decision.value}")
         if decision is Decision.STOP:
             ways_on = f"{WAYS_ON}{record.partition}@{record.offset}" if route is None else ""
             raise EventFailure(f"{text}; the source stops, and the next start meets it again{ways_on}") from error
-        _log.log(logging.WARNING, "%s; %s", text, decision.value, exc_info=error if route is not None else None)
+        _log.log(logging.WARNING, "%s; %s", text, decision.value, exc_info=traced)
         ctx = self.context(None if timer is not None else record, timer=timer)
         if decision is Decision.DEAD_LETTER:
             handler, instance = "" if route is None else route.handler_name, host.config.instance_id

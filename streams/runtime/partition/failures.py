@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 from streams.core.origin import Origin
-from streams.core.policy import Answered, Failure, text_of
+from streams.core.policy import FINAL, Answered, Failure, text_of
 from streams.errors import RecordError, RecordRefused
+from streams.logs import Trace, exception_info
 from streams.outcomes import ErrorPolicy
 from streams.records import TYPE_HEADER, Change, IncomingRecord
 from streams.sak.backoff import backoff_seconds
@@ -51,6 +52,12 @@ def describe(error: BaseException) -> str:
     """Describe the error in one line."""
     error = reason_of(error)
     return str(error) if isinstance(error, RecordError) else f"{type(error).__name__}: {text_of(error)}"
+
+
+def trace_of(error: BaseException) -> Trace | None:
+    """Return the ``exc_info`` of a log line about a failed event: from the user's code on; none where it had no part (a
+    record that cannot be read, or is refused)."""
+    return None if isinstance(error, FINAL) else exception_info(reason_of(error))
 
 
 def describe_type(record: IncomingRecord) -> str:

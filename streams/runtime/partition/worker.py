@@ -27,6 +27,7 @@ from streams.runtime.partition.failures import (
     RestartNeeded,
     describe,
     reason_of,
+    trace_of,
 )
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.hot_path import LONGEST_SLICE_SECONDS, HotPath
@@ -246,6 +247,6 @@ class PartitionWorker(Partition):
                 engine.exit_now(f"{text}; {decision.value}")
             if decision is Decision.STOP:
                 raise EventFailure(f"{text}; the source stops") from error
-            _log.warning("%s; it runs again when it is due", text, exc_info=error)
+            _log.warning("%s; it runs again when it is due", text, exc_info=trace_of(error))
         if not self.is_journalled:
             raise RestartNeeded(INTERJECTION, 0, error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from functools import partial
 
 from streams.records import IncomingRecord, PolledPartition, ReceivedHeaders, headers_bytes
@@ -82,6 +83,11 @@ class Poller(ReadingThread):
             if self._outstanding < self._room and self._outstanding_bytes < self._room_bytes:
                 self._has_room.set()
 
+    def ends(self) -> Future[Mapping[int, int]]:
+        answer: Future[Mapping[int, int]] = Future()
+        self._commands.put(partial(self._answer_ends, answer))
+        return answer
+
     def close(self) -> None:
         super().close()
         self._has_room.set()
@@ -133,6 +139,13 @@ class Poller(ReadingThread):
     def _remove(self, partitions: Collection[int]) -> None:
         super()._remove(partitions)
         self._paused -= frozenset(partitions)
+
+    def _answer_ends(self, answer: Future[Mapping[int, int]]) -> None:
+        if answer.set_running_or_notify_cancel():
+            try:
+                answer.set_result(self._connected().ends())
+            except Exception:  # nothing depends on it: not a reason to start the consumer anew
+                answer.set_result({})
 
     def _pause(self, partition: int) -> None:
         if partition in self._epochs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -159,6 +160,11 @@ class SimInput:
         self._outstanding -= records
         assert self._outstanding >= 0, "more records were handled than delivered"
         self.wake()
+
+    def ends(self) -> Future[Mapping[int, int]]:
+        answer: Future[Mapping[int, int]] = Future()
+        answer.set_result({number: self._process.broker.log(self._topic, number).end for number in self._positions})
+        return answer
 
     def close(self) -> None:
         self._closed = True

@@ -1,0 +1,242 @@
+"""The exported metrics: names, kinds, labels, and where each value comes from. One source of truth for every exporter.
+
+Two sources fill them: measurements (``streams.metrics``; counters and histograms), and the statistics of a source at
+the moment of a look (``streams.statistics``; gauges). A label has as many values as there are partitions, registered
+jobs, or members of an enumeration: never keys, texts of errors, or names of other members.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from streams.metrics import (
+    BatchFailed,
+    CallAbandoned,
+    EventFailed,
+    JobEnded,
+    Measurement,
+    MembershipChanged,
+    OffsetMismatch,
+    PartitionMoved,
+    PartitionsAdded,
+    TakeOverDone,
+    TransactionSettled,
+)
+from streams.outcomes import ErrorResponse
+from streams.statistics import SourceState, SourceStatistics
+
+Labels = tuple[str, ...]
+"""Values of labels, in the order of the instrument's names."""
+
+
+class Kind(enum.Enum):
+    """The kinds of instruments."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Instrument:
+    """One exported metric; each is equal to itself only. ``name`` is without ``_total``; ``at_start``: label values
+    that are exported as 0 before anything happened, so that the first time is an increase. ``buckets``: upper bounds,
+    in seconds."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: Labels = ()
+    at_start: tuple[Labels, ...] = ((),)
+    buckets: tuple[float, ...] = ()
+
+
+Sample = tuple[Instrument, float, Labels]
+"""A value for an instrument: to be added (counter), set (gauge), or observed (histogram); and its labels."""
+
+FAST: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+SLOW: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+
+_ALL: list[Instrument] = []
+
+
+def _counter(name: str, text: str, labels: Labels = (), at_start: tuple[Labels, ...] | None = None) -> Instrument:
+    _ALL.append(Instrument(name, Kind.COUNTER, text, labels, at_start or (() if labels else ((),))))
+    return _ALL[-1]
+
+
+def _histogram(name: str, text: str, buckets: tuple[float, ...], labels: Labels = ()) -> Instrument:
+    _ALL.append(Instrument(name, Kind.HISTOGRAM, text, labels, () if labels else ((),), buckets))
+    return _ALL[-1]
+
+
+def _gauge(name: str, text: str, labels: Labels = (), at_start: tuple[Labels, ...] = ()) -> Instrument:
+    _ALL.append(Instrument(name, Kind.GAUGE, text, labels, at_start))
+    return _ALL[-1]
+
+
+# -- from measurements -------------------------------------------------------------------------------------------------
+
+_RESPONSES: Final = tuple((response.value,) for response in ErrorResponse)
+_DIRECTIONS: Final = (("in",), ("out",))
+
+TRANSACTIONS = _counter(
+    "kes_transactions", "Transactions that ended.", ("outcome",), (("committed",), ("not_committed",))
+)
+TRANSACTIONS_RESENT = _counter("kes_transactions_resent", "Further attempts of transactions that failed.")
+EVENTS = _counter("kes_events", "Events that were committed.")
+OUTPUTS = _counter("kes_outputs", "Output records that were committed.")
+CHANGES = _counter("kes_changes", "State changes that were committed to the changelog.")
+TRANSACTION_OPEN = _histogram("kes_transaction_open_seconds", "Time in which a transaction was filled.", FAST)
+TRANSACTION_FLUSH = _histogram(
+    "kes_transaction_flush_seconds", "Time from the end of filling until the broker had all records.", FAST
+)
+TRANSACTION_COMMIT = _histogram(
+    "kes_transaction_commit_seconds", "Time from the end of filling until the transaction ended.", FAST
+)
+EVENTS_FAILED = _counter(
+    "kes_failed_events", "Events that failed for good, by what was done about them.", ("response",), _RESPONSES
+)
+BATCHES_FAILED = _counter("kes_failed_batches", "Batches that failed as a whole; their events run one by one.")
+JOBS = _counter("kes_jobs", "Jobs that ended.", ("name", "outcome"))
+JOBS_RETRIED = _counter("kes_job_retries", "Further attempts of jobs.", ("name",))
+JOB_SECONDS = _histogram(
+    "kes_job_seconds", "Time of a job with its retries, without its wait for a slot.", FAST, ("name",)
+)
+REBALANCES = _counter("kes_rebalances", "Rebalances that reached the member.")
+MEMBERSHIPS_LOST = _counter("kes_memberships_lost", "Times that the member lost everything it owned.")
+TAKEOVERS = _counter("kes_takeovers", "Partitions taken over; warm: with a copy of the state.", ("warm",),
+                     (("false",), ("true",)))  # fmt: skip
+TAKEOVER_SECONDS = _histogram("kes_takeover_seconds", "Time of a take-over: fence, barrier, restore.", SLOW)
+RESTORE_SECONDS = _histogram("kes_restore_seconds", "Time of the restore in a take-over.", SLOW)
+MOVES = _counter("kes_moves", "Partitions that were handed over by a marker.", ("direction",), _DIRECTIONS)
+MOVE_SECONDS = _histogram("kes_move_seconds", "Time of a hand-over: out, without intake; in, since the plan.", SLOW,
+                          ("direction",))  # fmt: skip
+OFFSETS_MISMATCHED = _counter("kes_offset_mismatches", "Group offsets that were behind the changelog, or missing.")
+CALLS_ABANDONED = _counter("kes_abandoned_calls", "Calls to the broker that were given up.")
+PARTITIONS_UNREAD = _gauge(
+    "kes_unread_partitions", "Partitions of the source topic beyond the settings' number: no member reads them.",
+    at_start=((),),
+)  # fmt: skip
+
+# -- from statistics ---------------------------------------------------------------------------------------------------
+
+INFO = _gauge("kes_source_info", "Always 1: topic and instance of the source.", ("topic", "instance_id"))
+LOOP_ANSWERED = _gauge("kes_loop_answered", "1: the event loop answered this scrape; 0: it stands still.")
+STATE = _gauge("kes_source_state", "1 for the present state of the source, 0 for the others.", ("state",))
+GENERATION = _gauge("kes_group_generation", "Generation of the group; -1: not a member.")
+UNSETTLED = _gauge("kes_unsettled_transactions", "Transactions that are open or on their way.")
+HUNG_CALLS = _gauge("kes_hung_calls", "Calls to the broker that were given up and have not come back.")
+PARTITIONS = _gauge("kes_partitions", "Partitions that are here, by state.", ("state",))
+MOVES_UNDER_WAY = _gauge("kes_moves_under_way", "Hand-overs that are under way.", ("direction",))
+NEXT_OFFSET = _gauge("kes_partition_next_offset", "Next offset to be handled.", ("partition",))
+LAG = _gauge("kes_partition_lag", "Records between the next offset and the end of the partition.", ("partition",))
+QUEUED_RECORDS = _gauge("kes_partition_queued_records", "Records that wait to be handled.", ("partition",))
+QUEUED_BYTES = _gauge("kes_partition_queued_bytes", "Their bytes.", ("partition",))
+PAUSED = _gauge("kes_partition_paused", "1: not read on, because its queue is full.", ("partition",))
+EVENTS_AHEAD = _gauge("kes_partition_events_ahead", "Events whose work runs ahead of their turn.", ("partition",))
+TIMERS = _gauge("kes_partition_timers", "Durable timers that are set.", ("partition",))
+NEXT_TIMER = _gauge(
+    "kes_partition_next_timer_timestamp_seconds", "Time at which the first timer is due.", ("partition",)
+)
+COPIES = _gauge("kes_copies", "Copies of state that are read from the changelog, by state.", ("state",))
+COPY_LEFT = _gauge("kes_copy_records_left", "Records of the changelog that a copy has still to read.", ("partition",))
+COPY_LAG = _gauge(
+    "kes_copy_lag_seconds", "Age of the last record that a copy read, while there are more.", ("partition",)
+)
+STAGE_RUNNING = _gauge("kes_stage_running", "Work of a stage that runs.", ("name",))
+STAGE_WAITING = _gauge("kes_stage_waiting", "Work of a stage that waits for a slot or its key.", ("name",))
+STAGE_KEYS = _gauge("kes_stage_keys", "Keys that have work in a stage.", ("name",))
+STAGE_BATCHES = _gauge("kes_stage_batches", "Calls that a batcher has made in this run.", ("name",))
+
+_PARTITION_STATES: Final = ("restoring", "active", "restarting", "releasing", "draining")
+_COPY_STATES: Final = ("restoring", "preparing", "ready", "failed")
+
+# -- from the supervisor of kes run ------------------------------------------------------------------------------------
+
+WORKER_UP = _gauge("kes_worker_up", "1: the worker process runs and answered this scrape.")
+WORKER_STARTS = _counter("kes_worker_starts", "Starts of the worker process by this supervisor.")
+
+INSTRUMENTS: Final = tuple(_ALL)
+OF_SOURCES: Final = tuple(each for each in _ALL if each not in (WORKER_UP, WORKER_STARTS))
+
+
+def readings(measurement: Measurement) -> list[Sample]:
+    """Return the values of one measurement. On the loop, so it makes plain tuples, and the most frequent come first."""
+    match measurement:
+        case JobEnded(name, _, seconds, attempts, outcome):
+            ended: list[Sample] = [(JOBS, 1, (name, outcome)), (JOB_SECONDS, seconds, (name,))]
+            return ended if attempts == 1 else [*ended, (JOBS_RETRIED, attempts - 1, (name,))]
+        case TransactionSettled(committed, attempts, events, outputs, changes, _, opened, commit, flush):
+            resent: Sample = (TRANSACTIONS_RESENT, attempts - 1, ())
+            if not committed:
+                return [(TRANSACTIONS, 1, ("not_committed",)), resent]
+            return [
+                (TRANSACTIONS, 1, ("committed",)),
+                resent,
+                (EVENTS, events, ()),
+                (OUTPUTS, outputs, ()),
+                (CHANGES, changes, ()),
+                (TRANSACTION_OPEN, opened, ()),
+                (TRANSACTION_FLUSH, flush, ()),
+                (TRANSACTION_COMMIT, commit, ()),
+            ]
+        case EventFailed(_, _, _, response):
+            return [(EVENTS_FAILED, 1, (response,))]
+        case BatchFailed():
+            return [(BATCHES_FAILED, 1, ())]
+        case MembershipChanged():
+            return [(MEMBERSHIPS_LOST if measurement.lost else REBALANCES, 1, ())]
+        case TakeOverDone(_, _, _, fence, barrier, restore, warm):
+            return [
+                (TAKEOVERS, 1, ("true" if warm else "false",)),
+                (TAKEOVER_SECONDS, fence + barrier + restore, ()),
+                (RESTORE_SECONDS, restore, ()),
+            ]
+        case PartitionMoved(_, direction, _, seconds):
+            return [(MOVES, 1, (direction,)), (MOVE_SECONDS, seconds, (direction,))]
+        case OffsetMismatch():
+            return [(OFFSETS_MISMATCHED, 1, ())]
+        case CallAbandoned():
+            return [(CALLS_ABANDONED, 1, ())]
+        case PartitionsAdded(_, known, partitions):
+            return [(PARTITIONS_UNREAD, partitions - known, ())]
+
+
+def figures(statistics: SourceStatistics) -> Iterator[Sample]:
+    """Yield the values of the statistics of one moment."""
+    for state in SourceState:
+        yield STATE, state is statistics.state, (state.value,)
+    yield GENERATION, statistics.generation, ()
+    yield UNSETTLED, statistics.unsettled_transactions, ()
+    yield HUNG_CALLS, statistics.hung_calls, ()
+    for name in _PARTITION_STATES:
+        yield PARTITIONS, sum(each.state == name for each in statistics.partitions), (name,)
+    for name in _COPY_STATES:
+        yield COPIES, sum(copy.state == name for copy in statistics.copies), (name,)
+    for (direction,) in _DIRECTIONS:
+        moves = sum(move.direction == direction for move in statistics.moves)
+        yield MOVES_UNDER_WAY, moves, (direction,)
+    for each in statistics.partitions:
+        label = (str(each.partition),)
+        yield NEXT_OFFSET, each.next_offset, label
+        yield QUEUED_RECORDS, each.queued_records, label
+        yield QUEUED_BYTES, each.queued_bytes, label
+        yield PAUSED, each.paused, label
+        yield EVENTS_AHEAD, each.events_ahead, label
+        yield TIMERS, each.timers, label
+        if each.lag is not None:
+            yield LAG, each.lag, label
+        if each.next_timer_ms is not None:
+            yield NEXT_TIMER, each.next_timer_ms / 1000, label
+    for copy in statistics.copies:
+        yield COPY_LEFT, copy.records_left, (str(copy.partition),)
+        yield COPY_LAG, copy.lag_seconds, (str(copy.partition),)
+    for stage in statistics.stages:
+        yield STAGE_RUNNING, stage.running, (stage.name,)
+        yield STAGE_WAITING, stage.waiting, (stage.name,)
+        yield STAGE_KEYS, stage.keys, (stage.name,)
+        yield STAGE_BATCHES, stage.batches, (stage.name,)

@@ -1,0 +1,130 @@
+"""A small HTTP server beside an event source: metrics, and probes. Threads of its own, never the event loop's.
+
+A client that hangs holds one thread, for ``CLIENT_SECONDS`` at most; beyond ``MOST_CLIENTS`` at a time,
+further ones are turned away.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from errno import EADDRINUSE
+from socketserver import TCPServer
+from typing import Any, Final
+from urllib.parse import parse_qsl
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+from prometheus_client import make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
+from prometheus_client.registry import Collector
+
+from streams.errors import ConfigError
+from streams.observability.health import Verdict
+
+CLIENT_SECONDS: Final = 10.0
+MOST_CLIENTS: Final = 32
+
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+"""A WSGI application."""
+
+
+Probe = Callable[[dict[str, str]], Verdict]
+"""Gets the query of the request. A ``ValueError`` is a bad request."""
+
+
+def metrics_application(registry: Collector) -> Application:
+    """Make the application that serves a registry, in the format that the client accepts."""
+    return make_wsgi_app(registry)
+
+
+class HttpServer:
+    """Serves ``/metrics`` and probes at an address until ``close``, or the end of its ``with``."""
+
+    def __init__(self, address: str, metrics: Application, probes: Mapping[str, Probe]) -> None:
+        host, port = parse_address(address)
+        self._metrics = metrics
+        self._probes = probes
+        try:
+            family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+            kind = type("_Server", (_BoundedServer,), {"address_family": family})
+            self._server: Any = make_server(host, port, self._answer, kind, _Handler)
+        except OSError as error:
+            way_out = "; stop the process that has it, or name another port" if error.errno == EADDRINUSE else ""
+            raise ConfigError(f"metrics cannot be served at {address}: {error.strerror or error}{way_out}") from error
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="kes-metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop, and free the port. Clients that are being served are not waited for."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def __enter__(self) -> HttpServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == "/metrics":
+            return self._metrics(environ, start)
+        probe = self._probes.get(path)
+        if probe is None:
+            status, text = "404 Not Found", f"there are /metrics, {', '.join(self._probes)}"
+        elif environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            status, text = "405 Method Not Allowed", "use GET or HEAD"
+        else:
+            try:
+                is_good, text = probe(dict(parse_qsl(environ.get("QUERY_STRING", ""))))
+                status = "200 OK" if is_good else "503 Service Unavailable"
+            except ValueError as error:
+                status, text = "400 Bad Request", str(error)
+        body = f"{text}\n".encode()
+        start(status, [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))])
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """``"9100"``, ``":9100"``, ``"localhost:9100"``, ``"[::1]:9100"`` -> (host, port); without a host it is empty: all
+    addresses. Raises ``ConfigError``."""
+    host, _, port = address.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and int(port) <= 65_535) or (":" in host and not host.startswith("[")):
+        raise ConfigError(f"the address {address!r} is none: use HOST:PORT or PORT, as in 0.0.0.0:9100")
+    return host.strip("[]"), int(port)
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = CLIENT_SECONDS
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: a scrape is no news."""
+
+
+class _BoundedServer(ThreadingWSGIServer):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._room = threading.BoundedSemaphore(MOST_CLIENTS)
+        super().__init__(*args, **kwargs)
+
+    def server_bind(self) -> None:
+        """Bind, without looking up the name of the address, which may take seconds."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = "localhost", self.server_address[1]
+        self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: the client is gone, or too slow."""

@@ -1,0 +1,73 @@
+"""``OpenTelemetryMetrics``: what an event source measures, as metrics of OpenTelemetry."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final
+
+from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation, get_meter
+
+from streams.event_source import EventSource
+from streams.observability.catalogue import OF_SOURCES, Instrument, Kind, Labels
+from streams.observability.observed_source import ObservedSource
+
+FRESH_SECONDS: Final = 1.0
+"""A look at the sources serves all instruments of one collection, which come one after the other."""
+
+
+class OpenTelemetryMetrics:
+    """The metrics of one or more event sources of this process, by the names that Prometheus has for them (exporters
+    add ``_total`` themselves), with the attribute ``group``.
+
+    They go to ``meter_provider`` (default: the global one, which the application sets; without one they go nowhere).
+    Make it before the sources start. Counters and gauges are read when the provider collects, on its thread; the values
+    of histograms are recorded on the loop, per transaction and per job.
+    """
+
+    def __init__(
+        self,
+        *sources: EventSource[Any],
+        meter_provider: MeterProvider | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        meter = get_meter("streams", meter_provider=meter_provider)
+        self._now = now
+        self._lock = threading.Lock()
+        self._found: list[tuple[str, dict[Instrument, dict[Labels, Any]]]] = []
+        self._looked_at = float("-inf")
+        self._histograms: dict[Instrument, Histogram] = {}
+        for instrument in OF_SOURCES:
+            callbacks, text = [partial(self._observations, instrument)], instrument.help
+            if instrument.kind is Kind.HISTOGRAM:
+                self._histograms[instrument] = meter.create_histogram(
+                    instrument.name, "s", text, explicit_bucket_boundaries_advisory=instrument.buckets
+                )
+            elif instrument.kind is Kind.COUNTER:
+                meter.create_observable_counter(instrument.name, callbacks, description=text)
+            else:
+                meter.create_observable_gauge(instrument.name, callbacks, description=text)
+        self._sources = [ObservedSource(source, partial(self._record, source.config.group_id)) for source in sources]
+
+    def _record(self, group: str, instrument: Instrument, value: float, labels: Labels) -> None:
+        self._histograms[instrument].record(value, _attributes(instrument, group, labels))
+
+    def _observations(self, instrument: Instrument, _: CallbackOptions) -> Iterable[Observation]:
+        return [
+            Observation(value, _attributes(instrument, group, labels))
+            for group, samples in self._look()
+            for labels, value in samples[instrument].items()
+        ]
+
+    def _look(self) -> list[tuple[str, dict[Instrument, dict[Labels, Any]]]]:
+        with self._lock:
+            if self._now() - self._looked_at > FRESH_SECONDS:
+                self._found = [(observed.group, observed.samples()) for observed in self._sources]
+                self._looked_at = self._now()
+            return self._found
+
+
+def _attributes(instrument: Instrument, group: str, labels: Labels) -> dict[str, str]:
+    return {"group": group, **dict(zip(instrument.labels, labels, strict=True))}

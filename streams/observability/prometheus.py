@@ -1,0 +1,74 @@
+"""``PrometheusMetrics``: what an event source measures, as metrics of Prometheus, with probes beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from streams.event_source import EventSource
+from streams.observability.catalogue import OF_SOURCES, Instrument, Kind, Labels
+from streams.observability.health import Verdict
+from streams.observability.http_server import HttpServer, metrics_application
+from streams.observability.observed_source import ObservedSource
+
+
+class PrometheusMetrics:
+    """The metrics of one or more event sources of this process, and their probes.
+
+    ``registry`` is a registry of their own, for ``serve`` and for servers of the application
+    (``prometheus_client.make_asgi_app(metrics.registry)``). Make it before the sources start. Each metric has the label
+    ``group``. Measurements are added up on the loop as they come; a scrape, on a thread of the server's, has each
+    source look once at its own state.
+    """
+
+    def __init__(self, *sources: EventSource[Any]) -> None:
+        self.registry = CollectorRegistry()
+        self._sources = [ObservedSource(source) for source in sources]
+        self.registry.register(self)
+        ProcessCollector(registry=self.registry)
+
+    def serve(self, address: str) -> HttpServer:
+        """Serve ``/metrics``, ``/live`` and ``/ready`` at ``host:port`` (or ``port``: all addresses of the machine; 0:
+        a free one) on threads of its own, until the server that is returned is closed.
+
+        Raises ``ConfigError`` when the address is none, or taken.
+        """
+        return HttpServer(address, metrics_application(self.registry), {"/live": self.live, "/ready": self.ready})
+
+    def live(self, query: dict[str, str]) -> Verdict:
+        """Check that the event loops go on, as far as it matters: see ``SourceHealth``."""
+        return Verdict.of([observed.health.live() for observed in self._sources])
+
+    def ready(self, query: dict[str, str]) -> Verdict:
+        """Check that the sources are joined and restored, and no further behind than ``max_lag`` records (of the query;
+        no bound unless given)."""
+        max_lag = int(query["max_lag"]) if "max_lag" in query else None
+        return Verdict.of([observed.health.ready(max_lag) for observed in self._sources])
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics, for the registry. Any thread; on the loop of a source itself, without the ends of its
+        partitions (and so without their lag)."""
+        found = [(observed.group, observed.samples()) for observed in self._sources]
+        for instrument in OF_SOURCES:
+            family = _family(instrument)
+            for group, samples in found:
+                for labels, value in samples[instrument].items():
+                    _add(family, instrument, (group, *labels), value)
+            yield family
+
+
+def _family(instrument: Instrument) -> Any:
+    kinds = {Kind.COUNTER: CounterMetricFamily, Kind.GAUGE: GaugeMetricFamily, Kind.HISTOGRAM: HistogramMetricFamily}
+    return kinds[instrument.kind](instrument.name, instrument.help, labels=["group", *instrument.labels])
+
+
+def _add(family: Any, instrument: Instrument, labels: Labels, value: Any) -> None:
+    if instrument.kind is Kind.HISTOGRAM:
+        bounds = [*map(str, instrument.buckets), "+Inf"]
+        family.add_metric(labels, list(zip(bounds, accumulate(value[:-1]), strict=True)), value[-1])
+    else:
+        family.add_metric(labels, value)
