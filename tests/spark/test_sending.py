@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
+from streams.spark.sending import Sender
 
 from streams.errors import ConfigError, RecordRefused, StagingError
 from streams.spark import record_batches, replay_task, staging
-from streams.spark.sending import Sender
 from streams.spark.staging import remove, remove_files, stage, staged_batches, staging_folder
 from tests.spark.log_kit import seed
 
