@@ -24,6 +24,7 @@ MOST_BATCH_BYTES: Final = 1_000_000
 """Of a batch before it is compressed, unless ``kafka.batch.size`` says otherwise; a topic may take less."""
 _LONG_KEY: Final = 512
 _AGAIN_SECONDS: Final = 0.2
+_UNKNOWN_SECONDS: Final = 5.0
 _SEED, _M = np.uint32(0x9747B28C), np.uint32(0x5BD1E995)
 
 
@@ -57,7 +58,7 @@ class TopicShapes:
 
     def _asked(self, topic: str) -> TopicShape:
         kept = tuple(sorted(self._kafka.items()))
-        deadline = time.monotonic() + TIMEOUT_SECONDS
+        begun = time.monotonic()
         while True:
             admin = self._admins.get(kept)
             if admin is None:  # not `or`: a client with nothing to do counts as false
@@ -66,12 +67,15 @@ class TopicShapes:
                 return self._shape(admin, topic)
             except KafkaException as error:
                 code = error.args[0].code()
+                waited = time.monotonic() - begun
                 if code in NO_SUCH_TOPIC:
-                    raise no_such_topic(topic, self._kafka) from error
-                self._admins.pop(kept, None)  # one that lived through a restart of the broker may never answer again
-                if code not in NO_ANSWER:
+                    if waited > _UNKNOWN_SECONDS:  # a topic just made is not known everywhere
+                        raise no_such_topic(topic, self._kafka) from error
+                elif code in NO_ANSWER:
+                    self._admins.pop(kept, None)  # one that lived through a restart of the broker may never answer
+                else:
                     raise translated(error, f"{self._doing}: topic {topic!r}", self._kafka) from error
-                if time.monotonic() > deadline:
+                if waited > TIMEOUT_SECONDS:
                     raise BrokerUnavailable(
                         f"{self._doing}: no answer from {self._kafka['bootstrap.servers']} to a task that asks for the "
                         f"partitions of {topic!r} ({error.args[0].name()}): do the executors reach the brokers?"

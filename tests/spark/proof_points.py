@@ -34,8 +34,8 @@ from streams.spark import transaction
 from streams.spark.source import GrtDataSource, LocalGrtDataSource
 
 POINTS: Final = (
-    "stage.half", "stage.after", "init.before", "init.after", "marker.after", "patch.after", "begin.after", "produce.half",
-    "offsets.after", "commit.before", "commit.after", "returned",
+    "stage.half", "stage.after", "init.before", "init.after", "marker.after", "patch.after", "begin.after",
+    "produce.half", "offsets.after", "commit.before", "commit.after", "returned",
 )  # fmt: skip
 COMMIT_POINTS: Final = POINTS[2:]
 """Those that the process passes that commits, in the driver."""
